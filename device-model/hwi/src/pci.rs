@@ -1,0 +1,65 @@
+//! PCI identities and the vendor-specific capabilities of nicforge functions.
+
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// Vendor id of every nicforge function. It is not assigned by the PCI-SIG to any member at the time of writing; a device
+/// that imitates an existing card uses that card's ids instead.
+pub const VENDOR_ID: u16 = 0x1efc;
+
+/// Device id of the Blue Gene tree NIC.
+pub const DEVICE_TREE: u16 = 0xb601;
+/// Device id of the proof device "slot FIFO".
+pub const DEVICE_SLOT_FIFO: u16 = 0x0001;
+/// Device id of the proof device "DMA engine".
+pub const DEVICE_DMA_ENGINE: u16 = 0x0002;
+/// Device id of the proof device "addressed send".
+pub const DEVICE_ADDRESSED_SEND: u16 = 0x0003;
+
+/// PCI capability id "vendor specific".
+pub const CAP_ID_VENDOR: u8 = 0x09;
+
+/// [`AttachmentCapability::kind`].
+pub const CAP_KIND_ATTACHMENT: u8 = 0x01;
+/// [`AttachmentCapability::version`] described here.
+pub const CAP_VERSION: u8 = 1;
+
+/// The vendor-specific PCI capability by which a driver finds what the core adds to each function: the control page, the
+/// attachment mirror and the posted-write rings. A function without it is a plain PCI device (trapped accesses only).
+///
+/// 28 bytes, dword aligned in configuration space like every capability.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct AttachmentCapability {
+    /// [`CAP_ID_VENDOR`].
+    pub cap_id: u8,
+    /// Offset of the next capability, 0 at the end.
+    pub next: u8,
+    /// Length of this capability in bytes.
+    pub len: u8,
+    /// [`CAP_KIND_ATTACHMENT`].
+    pub kind: u8,
+    /// [`CAP_VERSION`].
+    pub version: u8,
+    /// BAR of the control page ([`crate::attachment::control`]), trapped.
+    pub control_bar: u8,
+    /// BAR of the attachment mirror ([`crate::attachment::mirror`]), mapped read-only.
+    pub mirror_bar: u8,
+    /// BAR of the posted-write rings, mapped read-write. Meaningless when `ring_count` is 0.
+    pub ring_bar: u8,
+    /// Offset of the control page in its BAR, in bytes, a multiple of 4096.
+    pub control_offset: u32,
+    /// Offset of the mirror in its BAR, in bytes, a multiple of 4096.
+    pub mirror_offset: u32,
+    /// Offset of ring 0 in its BAR, in bytes, a multiple of 4096. Ring `i` starts `i * ring_cells * 64` bytes further.
+    pub ring_offset: u32,
+    /// Cells of 64 bytes in each ring: a power of two, at least 64.
+    pub ring_cells: u32,
+    /// Number of rings, at most [`crate::attachment::MAX_RINGS`].
+    pub ring_count: u8,
+    /// Log2 of the largest record's data in bytes (see [`crate::posted::MAX_DATA`]).
+    pub max_data_log2: u8,
+    /// Zero.
+    pub reserved: [u8; 2],
+}
+
+const _: () = assert!(size_of::<AttachmentCapability>() == 28);
