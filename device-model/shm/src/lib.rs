@@ -1,0 +1,38 @@
+//! Memory shared with another process, and the posted-write ring that lives in it.
+//!
+//! Both sides of a BAR use this crate: the server that owns the memory and the driver library that maps it. What comes
+//! in is a file descriptor, what goes out are [`SharedMemory`], [`Window`]s of it, atomic words ([`SharedU32`],
+//! [`SharedU64`]) and the two ends of a ring ([`Producer`], [`Consumer`]).
+//!
+//! The rules, which hold for everybody who touches memory that a peer can write:
+//! - there is no reference or slice to it, anywhere: it is read and written by volatile copies and atomics;
+//! - what a peer can write is read *once* into owned values, then checked, then used;
+//! - bounds and alignment are checked by comparing, and a failure is a [`MemoryError`], never a panic;
+//! - a mapping lives as long as the last handle to it: words, windows and rings each keep it alive.
+//!
+//! | module | what it holds |
+//! | --- | --- |
+//! | `memory` | creating and mapping files |
+//! | `window` | sub-ranges, with the accessors of the hot path |
+//! | `word` | atomic words |
+//! | `copy` | the volatile copies |
+//! | [`posted`] | the ring of posted writes |
+//! | [`wake`] | sleeping without a fence in the writer |
+//! | `sigbus` | surviving files that their owner truncates |
+
+mod copy;
+mod error;
+mod memory;
+pub mod posted;
+mod sigbus;
+pub mod wake;
+mod window;
+mod word;
+
+pub use error::{GuardError, MemoryError};
+pub use memory::{Access, SharedMemory};
+pub use posted::{Cells, Consumer, Peek, Producer, PushError, RecordRef, RingError, SharedCells};
+pub use sigbus::{MAX_GUARDED_RANGES, guard_faults, install_sigbus_guard};
+pub use wake::{SAFETY_TIMEOUT, register_membarrier};
+pub use window::Window;
+pub use word::{SharedU32, SharedU64};

@@ -1,0 +1,258 @@
+//! Surviving files that their owner truncates.
+//!
+//! An access to a mapped page behind the end of its file raises SIGBUS, which kills a process that does not catch it. A
+//! mapping that is guarded has its range in a table; the handler installed here finds the address in it, replaces the
+//! whole range by zero pages of our own, and marks it. The access is then repeated and finds zeros.
+//!
+//! UNSAFETY: installs a signal handler and maps memory from it. What runs in the handler is async-signal-safe: atomic
+//! loads and stores, system calls, no lock and no allocation. The table only grows, and its slots are never freed.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::mem::MaybeUninit;
+use std::ptr::{self, NonNull};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering, fence};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+use nix::errno::Errno;
+
+use crate::error::GuardError;
+use crate::memory::Access;
+
+/// The most guarded mappings a process can have.
+pub const MAX_GUARDED_RANGES: usize = CHUNKS * CHUNK;
+
+const CHUNKS: usize = 64;
+const CHUNK: usize = 1024;
+
+/// One guarded range. A sequence lock: `version` is odd while the range is written.
+struct Slot {
+    version: AtomicU64,
+    start: AtomicUsize,
+    /// 0: the slot is free.
+    len: AtomicUsize,
+    writable: AtomicBool,
+    faulted: AtomicBool,
+}
+
+impl Slot {
+    const fn new() -> Self {
+        Slot {
+            version: AtomicU64::new(0),
+            start: AtomicUsize::new(0),
+            len: AtomicUsize::new(0),
+            writable: AtomicBool::new(false),
+            faulted: AtomicBool::new(false),
+        }
+    }
+
+    /// Called by the one owner of the slot.
+    fn set(&self, start: usize, len: usize, writable: bool) {
+        let version = self.version.load(Ordering::Relaxed);
+        self.version.store(version.wrapping_add(1), Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.start.store(start, Ordering::Relaxed);
+        self.len.store(len, Ordering::Relaxed);
+        self.writable.store(writable, Ordering::Relaxed);
+        self.faulted.store(false, Ordering::Relaxed);
+        self.version.store(version.wrapping_add(2), Ordering::Release);
+    }
+
+    /// The range, if it holds `address`. A slot that is being written does not: the range of an address that is being
+    /// accessed was written before, and stays.
+    fn find(&self, address: usize) -> Option<(usize, usize, bool)> {
+        let version = self.version.load(Ordering::Acquire);
+        let start = self.start.load(Ordering::Relaxed);
+        let len = self.len.load(Ordering::Relaxed);
+        let writable = self.writable.load(Ordering::Relaxed);
+        fence(Ordering::Acquire);
+        if version & 1 != 0 || self.version.load(Ordering::Relaxed) != version {
+            return None;
+        }
+        (address.wrapping_sub(start) < len).then_some((start, len, writable))
+    }
+}
+
+type Chunk = [Slot; CHUNK];
+
+/// Chunks of slots, allocated when they are first needed and kept for good.
+static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
+/// Slots to hand out. Only registration takes it, never the handler.
+static FREE: Mutex<Free> = Mutex::new(Free { chunks: 0, slots: Vec::new() });
+/// Ranges that were replaced since the process started.
+static FAULTS: AtomicU64 = AtomicU64::new(0);
+/// What handled SIGBUS before.
+static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
+static INSTALLED: Mutex<bool> = Mutex::new(false);
+
+struct Free {
+    chunks: usize,
+    slots: Vec<&'static Slot>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A mapping's place in the table. Dropped before the mapping is unmapped.
+pub(crate) struct Guard {
+    slot: &'static Slot,
+}
+
+impl Guard {
+    /// Guards the `len` bytes mapped at `address`, of which the caller is the one owner.
+    pub(crate) fn new(address: NonNull<u8>, len: usize, access: Access) -> Result<Self, GuardError> {
+        let slot = take_slot()?;
+        slot.set(address.as_ptr() as usize, len, access == Access::ReadWrite);
+        Ok(Guard { slot })
+    }
+
+    #[inline]
+    pub(crate) fn faulted(&self) -> bool {
+        self.slot.faulted.load(Ordering::Acquire)
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.slot.set(0, 0, false);
+        lock(&FREE).slots.push(self.slot);
+    }
+}
+
+fn take_slot() -> Result<&'static Slot, GuardError> {
+    let mut free = lock(&FREE);
+    if let Some(slot) = free.slots.pop() {
+        return Ok(slot);
+    }
+    let Some(place) = TABLE.get(free.chunks) else {
+        return Err(GuardError::TableFull { limit: MAX_GUARDED_RANGES });
+    };
+    let chunk: &'static mut Chunk = Box::leak(Box::new([const { Slot::new() }; CHUNK]));
+    let chunk: &'static Chunk = chunk;
+    place.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
+    free.chunks += 1;
+    free.slots.extend(chunk.iter().rev());
+    free.slots.pop().ok_or(GuardError::TableFull { limit: MAX_GUARDED_RANGES })
+}
+
+/// Ranges of guarded mappings that were replaced because their file ended, since the process started.
+///
+/// A loop that serves many mappings compares this one number, and looks at each mapping's own mark only when it moved.
+#[inline]
+pub fn guard_faults() -> u64 {
+    FAULTS.load(Ordering::Acquire)
+}
+
+/// Installs the process-wide SIGBUS handler that guards mappings ([`crate::SharedMemory::map_guarded`] does it too).
+///
+/// A fault elsewhere goes to the handler there was before. Calling it again does nothing. A thread that accesses
+/// guarded mappings must not block SIGBUS.
+///
+/// # Errors
+/// [`GuardError::Install`].
+pub fn install_sigbus_guard() -> Result<(), GuardError> {
+    let mut installed = lock(&INSTALLED);
+    if *installed {
+        return Ok(());
+    }
+    let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
+    // SAFETY: asks for the current action only; the out pointer is ours.
+    let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), previous.as_mut_ptr()) };
+    Errno::result(asked).map_err(|errno| GuardError::Install { errno })?;
+    // SAFETY: filled in by the call, and zeroed before.
+    let previous = unsafe { previous.assume_init() };
+    // Set before the handler can run.
+    let _ = PREVIOUS.set(previous);
+    // SAFETY: all zeros is a valid `sigaction`.
+    let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
+    action.sa_sigaction =
+        on_sigbus as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as libc::sighandler_t;
+    action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for and is async-signal-safe.
+    let set = unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) };
+    Errno::result(set).map_err(|errno| GuardError::Install { errno })?;
+    *installed = true;
+    Ok(())
+}
+
+extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let errno = Errno::last_raw();
+    // SAFETY: the kernel gives a valid siginfo, for as long as the handler runs.
+    let details = unsafe { &*info };
+    let code = details.si_code;
+    // A positive code is the kernel's: a fault with an address. Others are signals somebody sent.
+    if code > 0 {
+        // SAFETY: a fault carries an address.
+        let address = unsafe { details.si_addr() } as usize;
+        if replace_range(address) {
+            Errno::set_raw(errno);
+            return;
+        }
+    }
+    pass_on(signal, code, info, context);
+    Errno::set_raw(errno);
+}
+
+/// Replaces the guarded range that holds `address` by zero pages. The whole of it: its owner could otherwise cut off
+/// a page at a time, and have a signal or a map area of its own for each.
+fn replace_range(address: usize) -> bool {
+    for chunk in &TABLE {
+        let chunk = chunk.load(Ordering::Acquire);
+        if chunk.is_null() {
+            return false;
+        }
+        // SAFETY: a chunk is stored once it is initialised, and never freed.
+        let chunk = unsafe { &*chunk };
+        for slot in chunk {
+            let Some((start, len, writable)) = slot.find(address) else { continue };
+            let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
+            let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
+            // SAFETY: the range belongs to a guarded mapping, which the thread that faulted is accessing and so keeps
+            // alive; it is replaced by memory of the same size and protection.
+            let mapped = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, -1, 0) };
+            if mapped == libc::MAP_FAILED {
+                return false;
+            }
+            // Two threads may fault at once; each replaces the range, and one counts it.
+            if !slot.faulted.swap(true, Ordering::AcqRel) {
+                FAULTS.fetch_add(1, Ordering::AcqRel);
+            }
+            return true;
+        }
+    }
+    false
+}
+
+/// Lets the handler there was before have the signal.
+fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+    let previous = PREVIOUS.get();
+    let handler = previous.map_or(libc::SIG_DFL, |action| action.sa_sigaction);
+    if handler == libc::SIG_IGN && code <= 0 {
+        return;
+    }
+    if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+        // SAFETY: both are async-signal-safe. The fault is repeated when this handler returns and meets the default
+        // action; a signal that was sent is sent again, and delivered then.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        if code <= 0 {
+            // SAFETY: as above.
+            unsafe { libc::raise(signal) };
+        }
+        return;
+    }
+    let with_info = previous.is_some_and(|action| action.sa_flags & libc::SA_SIGINFO != 0);
+    if with_info {
+        // SAFETY: an action with SA_SIGINFO holds a function of this signature.
+        let handler = unsafe {
+            std::mem::transmute::<libc::sighandler_t, extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void)>(
+                handler,
+            )
+        };
+        handler(signal, info, context);
+    } else {
+        // SAFETY: an action without SA_SIGINFO, neither default nor ignore, holds a function of this signature.
+        let handler = unsafe { std::mem::transmute::<libc::sighandler_t, extern "C" fn(c_int)>(handler) };
+        handler(signal);
+    }
+}

@@ -1,0 +1,323 @@
+//! Sub-ranges of shared memory, and the accessors of the hot path.
+//!
+//! UNSAFETY: dereferences addresses in a mapping. Each is computed from the window's base after a comparison with its
+//! length, and the window keeps the mapping alive.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, AtomicU32, AtomicU64, Ordering};
+
+use crate::copy;
+use crate::error::MemoryError;
+use crate::memory::{Access, Mapping};
+use crate::word::{SharedU32, SharedU64};
+
+/// A range of shared memory. Offsets are relative to its start.
+///
+/// Two kinds of access are offered: copies ([`Window::read`], [`Window::write`] and their kin), which take any alignment
+/// and may be seen half done by the peer, and words (`load_*`, `store_*`), which must be aligned in memory and are
+/// atomic. The bytes of one copy become visible in no particular order unless said otherwise; publish them with a
+/// release store of a word after it.
+#[derive(Clone)]
+pub struct Window {
+    base: *mut u8,
+    len: usize,
+    /// `len` when stores are allowed and 0 when not, so that one comparison checks both.
+    writable: usize,
+    mapping: Arc<Mapping>,
+}
+
+// SAFETY: `base` points into the mapping, which is `Send` and `Sync`, and is only used for volatile and atomic accesses.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+macro_rules! word_accessors {
+    ($($(#[$doc:meta])* $atomic:ty, $value:ty, $size:literal:
+        $($load:ident $load_order:ident),+; $($store:ident $store_order:ident),+;)*) => {
+        impl Window {
+            $(
+                $(
+                    #[doc = concat!("Loads the ", $size, "-byte word at `offset` with `", stringify!($load_order), "` order.")]
+                    ///
+                    /// # Errors
+                    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Misaligned`] when it is not aligned to its size.
+                    #[inline]
+                    pub fn $load(&self, offset: u64) -> Result<$value, MemoryError> {
+                        let word = self.aligned(offset, $size)?.cast::<$value>();
+                        // SAFETY: in bounds and aligned by the check; the mapping is alive as long as `self`.
+                        Ok(unsafe { <$atomic>::from_ptr(word) }.load(Ordering::$load_order))
+                    }
+                )+
+                $(
+                    #[doc = concat!("Stores the ", $size, "-byte word at `offset` with `", stringify!($store_order), "` order.")]
+                    ///
+                    /// # Errors
+                    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`]; [`MemoryError::Misaligned`] when it is
+                    /// not aligned to its size.
+                    #[inline]
+                    pub fn $store(&self, offset: u64, value: $value) -> Result<(), MemoryError> {
+                        let word = self.aligned_mut(offset, $size)?.cast::<$value>();
+                        // SAFETY: in bounds, aligned and writable by the check; the mapping is alive as long as `self`.
+                        unsafe { <$atomic>::from_ptr(word) }.store(value, Ordering::$store_order);
+                        Ok(())
+                    }
+                )+
+            )*
+        }
+    };
+}
+
+word_accessors! {
+    AtomicU8, u8, 1: load_u8_relaxed Relaxed; store_u8_relaxed Relaxed;
+    AtomicU16, u16, 2: load_u16_relaxed Relaxed; store_u16_relaxed Relaxed;
+    AtomicU32, u32, 4: load_u32_relaxed Relaxed, load_u32_acquire Acquire;
+        store_u32_relaxed Relaxed, store_u32_release Release;
+    AtomicU64, u64, 8: load_u64_relaxed Relaxed, load_u64_acquire Acquire;
+        store_u64_relaxed Relaxed, store_u64_release Release;
+}
+
+impl Window {
+    /// # Safety
+    /// `[base, base + len)` must lie in `mapping`.
+    pub(crate) unsafe fn from_raw(base: *mut u8, len: usize, mapping: Arc<Mapping>) -> Self {
+        let writable = if mapping.access() == Access::ReadWrite { len } else { 0 };
+        Window { base, len, writable, mapping }
+    }
+
+    pub(crate) fn mapping(&self) -> &Mapping {
+        &self.mapping
+    }
+
+    pub(crate) fn keep(&self) -> Arc<Mapping> {
+        self.mapping.clone()
+    }
+
+    /// The first byte, for accesses of this crate that were checked against the whole window.
+    pub(crate) fn base_pointer(&self) -> *mut u8 {
+        self.base
+    }
+
+    /// Size in bytes.
+    #[inline]
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Whether it has no bytes.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Whether stores are allowed.
+    #[inline]
+    pub fn is_writable(&self) -> bool {
+        self.mapping.access() == Access::ReadWrite
+    }
+
+    /// Where it is mapped, for identification and registration only; dereferencing it breaks this crate's rules.
+    pub fn base_address(&self) -> usize {
+        self.base as usize
+    }
+
+    /// As [`crate::SharedMemory::faulted`].
+    #[inline]
+    pub fn faulted(&self) -> bool {
+        self.mapping.faulted()
+    }
+
+    /// The sub-range `[offset, offset + len)`, checked here once.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`].
+    pub fn window(&self, offset: u64, len: u64) -> Result<Window, MemoryError> {
+        let base = self.at(offset, len)?;
+        // SAFETY: in bounds of this window by the check, hence of the mapping.
+        Ok(unsafe { Window::from_raw(base, len as usize, self.mapping.clone()) })
+    }
+
+    /// The 32-bit word at `offset`, aligned to 4 bytes in memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`].
+    pub fn u32(&self, offset: u64) -> Result<SharedU32, MemoryError> {
+        let word = self.aligned(offset, 4)?;
+        // SAFETY: in bounds and aligned by the check.
+        Ok(unsafe { SharedU32::from_raw(word.cast(), self.keep()) })
+    }
+
+    /// The 64-bit word at `offset`, aligned to 8 bytes in memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`].
+    pub fn u64(&self, offset: u64) -> Result<SharedU64, MemoryError> {
+        let word = self.aligned(offset, 8)?;
+        // SAFETY: in bounds and aligned by the check.
+        Ok(unsafe { SharedU64::from_raw(word.cast(), self.keep()) })
+    }
+
+    /// Copies from the window. Any alignment; not atomic.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`].
+    #[inline]
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), MemoryError> {
+        let source = self.at(offset, out.len() as u64)?;
+        // SAFETY: the source is in bounds by the check, the target is a slice of ours.
+        unsafe { copy::copy_from_shared(out.as_mut_ptr(), source, out.len()) };
+        Ok(())
+    }
+
+    /// Copies into the window. Any alignment; not atomic.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
+    #[inline]
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
+        let target = self.at_mut(offset, data.len() as u64)?;
+        // SAFETY: the target is in bounds and writable by the check, the source is a slice of ours.
+        unsafe { copy::copy_to_shared(target, data.as_ptr(), data.len()) };
+        Ok(())
+    }
+
+    /// As [`Window::read`], for a length known at compile time: unrolled when the source is aligned to 16 bytes.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`].
+    #[inline]
+    pub fn read_array<const N: usize>(&self, offset: u64, out: &mut [u8; N]) -> Result<(), MemoryError> {
+        let source = self.at(offset, N as u64)?;
+        // SAFETY: as in `read`.
+        unsafe { copy::array_from_shared::<N>(out.as_mut_ptr(), source) };
+        Ok(())
+    }
+
+    /// As [`Window::write`], for a length known at compile time: unrolled when the target is aligned to 16 bytes.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
+    #[inline]
+    pub fn write_array<const N: usize>(&self, offset: u64, data: &[u8; N]) -> Result<(), MemoryError> {
+        let target = self.at_mut(offset, N as u64)?;
+        // SAFETY: as in `write`.
+        unsafe { copy::array_to_shared::<N>(target, data.as_ptr()) };
+        Ok(())
+    }
+
+    /// Stores 16 bytes with one 16-byte instruction (where the target has one), aligned to 16 bytes in memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`], [`MemoryError::Misaligned`].
+    #[inline]
+    pub fn store_16(&self, offset: u64, data: [u8; 16]) -> Result<(), MemoryError> {
+        let target = self.aligned_mut(offset, 16)?;
+        // SAFETY: in bounds, aligned and writable by the check.
+        unsafe { copy::store_16(target, data.as_ptr()) };
+        Ok(())
+    }
+
+    /// Stores 64 bytes with the widest stores the target has, lowest address first, aligned to 64 bytes in memory.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`], [`MemoryError::Misaligned`].
+    #[inline]
+    pub fn store_64(&self, offset: u64, data: [u8; 64]) -> Result<(), MemoryError> {
+        let target = self.aligned_mut(offset, 64)?;
+        // SAFETY: in bounds, aligned and writable by the check.
+        unsafe { copy::array_to_shared::<64>(target, data.as_ptr()) };
+        Ok(())
+    }
+
+    /// Copies `len` bytes from this window at `offset` into `target` at `target_offset`, once and without a buffer.
+    ///
+    /// The two ranges may belong to different mappings of the same file. What an overlap contains afterwards is not
+    /// specified.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
+    #[inline]
+    pub fn copy_to(
+        &self,
+        offset: u64,
+        target: &Window,
+        target_offset: u64,
+        len: u64,
+    ) -> Result<(), MemoryError> {
+        let source = self.at(offset, len)?;
+        let target = target.at_mut(target_offset, len)?;
+        // SAFETY: both ranges are in bounds and the target is writable by the checks; both mappings are borrowed.
+        unsafe { copy::copy_shared_to_shared(target, source, len as usize) };
+        Ok(())
+    }
+
+    /// Writes zeros.
+    ///
+    /// # Errors
+    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
+    pub fn zero(&self, offset: u64, len: u64) -> Result<(), MemoryError> {
+        let target = self.at_mut(offset, len)?;
+        // SAFETY: in bounds and writable by the check.
+        unsafe { copy::zero_shared(target, len as usize) };
+        Ok(())
+    }
+
+    #[inline]
+    fn at(&self, offset: u64, len: u64) -> Result<*mut u8, MemoryError> {
+        let size = self.len as u64;
+        if offset > size || len > size - offset {
+            return Err(self.refused(offset, len));
+        }
+        // SAFETY: at most one past the end of the window, by the comparison.
+        Ok(unsafe { self.base.add(offset as usize) })
+    }
+
+    #[inline]
+    fn at_mut(&self, offset: u64, len: u64) -> Result<*mut u8, MemoryError> {
+        let size = self.writable as u64;
+        if offset > size || len > size - offset {
+            return Err(self.refused(offset, len));
+        }
+        // SAFETY: at most one past the end of the window, by the comparison.
+        Ok(unsafe { self.base.add(offset as usize) })
+    }
+
+    #[inline]
+    fn aligned(&self, offset: u64, align: u64) -> Result<*mut u8, MemoryError> {
+        let address = self.at(offset, align)?;
+        if address as usize & (align as usize - 1) != 0 {
+            return Err(MemoryError::Misaligned { offset, align });
+        }
+        Ok(address)
+    }
+
+    #[inline]
+    fn aligned_mut(&self, offset: u64, align: u64) -> Result<*mut u8, MemoryError> {
+        let address = self.at_mut(offset, align)?;
+        if address as usize & (align as usize - 1) != 0 {
+            return Err(MemoryError::Misaligned { offset, align });
+        }
+        Ok(address)
+    }
+
+    #[cold]
+    fn refused(&self, offset: u64, len: u64) -> MemoryError {
+        let size = self.len as u64;
+        if offset > size || len > size - offset {
+            MemoryError::OutOfBounds { offset, len, size }
+        } else {
+            MemoryError::ReadOnly { offset }
+        }
+    }
+}
+
+impl fmt::Debug for Window {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Window")
+            .field("base_address", &format_args!("0x{:x}", self.base_address()))
+            .field("len", &format_args!("0x{:x}", self.len))
+            .field("access", &self.mapping.access())
+            .finish()
+    }
+}

@@ -1,0 +1,259 @@
+//! The ring and the wake protocol under every interleaving that the memory model allows.
+//!
+//! Run with `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p nicforge-shm --test loom --release`.
+//!
+//! The data of a cell are plain memory here, so that an access which the headers do not order is an error. The checker has
+//! no asymmetric barrier: it is modelled by a sequentially consistent fence on both sides, which orders no more than
+//! `membarrier` does with the writer's program order.
+#![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
+#![cfg(loom)]
+
+use std::time::Duration;
+
+use loom::cell::UnsafeCell;
+use loom::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
+use loom::sync::{Arc, Notify};
+use loom::thread;
+
+use nicforge_shm::posted::CELL_WORDS;
+use nicforge_shm::wake::{SleepFlag, Sleeper, SleeperBarrier, WriterBarrier, must_kick};
+use nicforge_shm::{Cells, Consumer, Peek, Producer, RecordRef};
+
+struct ModelCell {
+    header: AtomicU64,
+    data: UnsafeCell<[u64; CELL_WORDS]>,
+}
+
+#[derive(Clone)]
+struct ModelCells(Arc<Vec<ModelCell>>);
+
+// Like shared memory: the cells' data are accessed by both threads, and the checker sees to the order.
+#[allow(unsafe_code)]
+// SAFETY: `loom::cell::UnsafeCell` fails the test when two threads' accesses are not ordered.
+unsafe impl Send for ModelCells {}
+
+impl ModelCells {
+    fn new(count: usize) -> Self {
+        let cell = || ModelCell { header: AtomicU64::new(0), data: UnsafeCell::new([0; CELL_WORDS]) };
+        ModelCells(Arc::new((0..count).map(|_| cell()).collect()))
+    }
+}
+
+#[allow(unsafe_code)]
+impl Cells for ModelCells {
+    fn count(&self) -> usize {
+        self.0.len()
+    }
+    fn header_acquire(&self, cell: usize) -> u64 {
+        self.0[cell].header.load(Ordering::Acquire)
+    }
+    fn set_header_release(&self, cell: usize, header: u64) {
+        self.0[cell].header.store(header, Ordering::Release);
+    }
+    fn set_header_relaxed(&self, cell: usize, header: u64) {
+        self.0[cell].header.store(header, Ordering::Relaxed);
+    }
+    fn data_read(&self, cell: usize, data: &mut [u64; CELL_WORDS]) {
+        // SAFETY: checked by the model.
+        self.0[cell].data.with(|from| *data = unsafe { *from });
+    }
+    fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]) {
+        // SAFETY: checked by the model.
+        self.0[cell].data.with_mut(|to| unsafe { *to = *data });
+    }
+}
+
+struct Fence;
+
+impl SleeperBarrier for Fence {
+    fn barrier(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+impl WriterBarrier for Fence {
+    fn barrier(&self) {
+        fence(Ordering::SeqCst);
+    }
+}
+
+struct Nothing;
+
+impl WriterBarrier for Nothing {
+    fn barrier(&self) {}
+}
+
+struct Flag(AtomicU32);
+
+impl SleepFlag for Flag {
+    fn set(&self, sleeping: bool) {
+        self.0.store(sleeping.into(), Ordering::Relaxed);
+    }
+    fn is_set(&self) -> bool {
+        self.0.load(Ordering::Relaxed) != 0
+    }
+}
+
+/// Record `index`: `cells` cells of data that tell the record apart.
+fn data(index: u32, cells: usize) -> Vec<u8> {
+    vec![index as u8 + 1; cells * 56 - 3]
+}
+
+fn push(producer: &mut Producer<ModelCells>, head: &AtomicU32, index: u32, cells: usize) {
+    let data = data(index, cells);
+    while producer.try_push(|| head.load(Ordering::Acquire), 1, index, &data).is_err() {
+        thread::yield_now();
+    }
+}
+
+fn pop(consumer: &mut Consumer<ModelCells>, head: &AtomicU32, index: u32, cells: usize) {
+    while consumer.peek() == Peek::Empty {
+        thread::yield_now();
+    }
+    let expected = data(index, cells);
+    assert_eq!(consumer.peek(), Peek::Record(RecordRef { bar: 1, offset: index, data: &expected }));
+    consumer.pop();
+    head.store(consumer.consumed(), Ordering::Release);
+}
+
+/// Transfers records of the given numbers of cells through a ring of `count` cells.
+fn transfer(count: usize, records: &'static [usize]) {
+    loom::model(move || {
+        let cells = ModelCells::new(count);
+        let head = Arc::new(AtomicU32::new(0));
+        let (mut producer, mut consumer) = (Producer::new(cells.clone()), Consumer::new(cells));
+        let consumed = head.clone();
+        let writer = thread::spawn(move || {
+            for (index, cells) in records.iter().enumerate() {
+                push(&mut producer, &consumed, index as u32, *cells);
+            }
+        });
+        for (index, cells) in records.iter().enumerate() {
+            pop(&mut consumer, &head, index as u32, *cells);
+        }
+        writer.join().unwrap();
+        assert_eq!(consumer.peek(), Peek::Empty);
+    });
+}
+
+#[test]
+fn records_of_one_cell_arrive_whole_and_in_order() {
+    transfer(2, &[1, 1]);
+}
+
+#[test]
+fn cells_are_used_again_only_after_they_were_read() {
+    transfer(1, &[1, 1, 1]);
+}
+
+#[test]
+fn record_of_two_cells_arrives_whole_around_the_end_of_the_ring() {
+    transfer(2, &[1, 2]);
+}
+
+#[test]
+fn record_is_not_seen_where_a_longer_one_was_continued() {
+    transfer(2, &[2, 1]);
+}
+
+/// One writer that kicks, one consumer that sleeps without a time-out: a kick that is lost is a deadlock.
+fn sleep_and_kick<B: WriterBarrier + Send + Sync + 'static>(barrier: fn() -> B, records: u32) {
+    loom::model(move || {
+        let cells = ModelCells::new(2);
+        let head = Arc::new(AtomicU32::new(0));
+        let sleeping = Arc::new(Flag(AtomicU32::new(0)));
+        let kick = Arc::new(Notify::new());
+        let (mut producer, mut consumer) = (Producer::new(cells.clone()), Consumer::new(cells));
+        let writer = {
+            let (head, sleeping, kick) = (head.clone(), sleeping.clone(), kick.clone());
+            thread::spawn(move || {
+                for index in 0..records {
+                    push(&mut producer, &head, index, 1);
+                    if must_kick(&*sleeping, &barrier()) {
+                        kick.notify();
+                    }
+                }
+            })
+        };
+        let sleeper = Sleeper::new(Fence);
+        let mut next = 0;
+        while next < records {
+            if let Peek::Record(record) = consumer.peek() {
+                assert_eq!(record.offset, next);
+                next += 1;
+                consumer.pop();
+                head.store(consumer.consumed(), Ordering::Release);
+            } else {
+                let work = || consumer.peek() != Peek::Empty;
+                sleeper.sleep([&*sleeping].into_iter(), work, |_: Duration| kick.wait());
+            }
+        }
+        writer.join().unwrap();
+    });
+}
+
+#[test]
+fn kick_for_one_record_is_never_lost() {
+    sleep_and_kick(|| Fence, 1);
+}
+
+#[test]
+fn kicks_for_two_records_are_never_lost() {
+    sleep_and_kick(|| Fence, 2);
+}
+
+#[test]
+#[should_panic(expected = "deadlock")]
+fn writer_without_any_barrier_loses_a_kick() {
+    sleep_and_kick(|| Nothing, 1);
+}
+
+#[test]
+fn ring_that_is_reset_takes_records_of_the_next_producer() {
+    loom::model(|| {
+        let cells = ModelCells::new(2);
+        let head = Arc::new(AtomicU32::new(0));
+        let mut consumer = Consumer::new(cells.clone());
+        let consumed = head.clone();
+        // The first client leaves a record, perhaps seen and perhaps not, and is gone.
+        let first = {
+            let cells = cells.clone();
+            thread::spawn(move || push(&mut Producer::new(cells), &consumed, 7, 1))
+        };
+        let _ = consumer.peek();
+        first.join().unwrap();
+        consumer.reset();
+        head.store(consumer.consumed(), Ordering::Release);
+        let consumed = head.clone();
+        let second = thread::spawn(move || {
+            let mut producer = Producer::new(cells);
+            push(&mut producer, &consumed, 0, 1);
+            push(&mut producer, &consumed, 1, 2);
+        });
+        pop(&mut consumer, &head, 0, 1);
+        pop(&mut consumer, &head, 1, 2);
+        second.join().unwrap();
+    });
+}
+
+#[test]
+fn producer_that_attaches_to_an_emptied_ring_goes_on_where_it_was() {
+    loom::model(|| {
+        let cells = ModelCells::new(2);
+        let head = Arc::new(AtomicU32::new(0));
+        let mut consumer = Consumer::new(cells.clone());
+        let consumed = head.clone();
+        let first = {
+            let cells = cells.clone();
+            thread::spawn(move || push(&mut Producer::new(cells), &consumed, 0, 1))
+        };
+        pop(&mut consumer, &head, 0, 1);
+        first.join().unwrap();
+        let (cell, phase) = consumer.state();
+        let consumed = head.clone();
+        let second = thread::spawn(move || push(&mut Producer::resume(cells, cell, phase), &consumed, 1, 2));
+        pop(&mut consumer, &head, 1, 2);
+        second.join().unwrap();
+        assert_eq!(consumer.state(), (1, false));
+    });
+}
