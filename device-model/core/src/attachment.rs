@@ -1,0 +1,230 @@
+//! An attachment: one client's view of a function.
+//!
+//! It has configuration space, windows, posted-write rings, a DMA map and interrupts of its own, and ends alone. While no
+//! client has it, it has no memory at all; each tenant gets new files, so that whoever kept the old ones reaches nothing.
+
+use nicforge_hwi::{attachment::mirror, posted};
+use nicforge_shm::{Consumer, MemoryError, SharedCells, SharedMemory, SharedU32, SharedU64};
+
+use crate::{
+    device::DmaToken,
+    dma::{DmaError, DmaMap},
+    interrupt::Interrupts,
+    machine::MachineError,
+    pci::{ConfigSpace, MsixTable},
+    spec::{AreaKind, BarSpec, FunctionSpec, Scope},
+};
+
+/// What the core counts for each attachment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AttachmentCounters {
+    /// Trapped reads.
+    pub trapped_reads: u64,
+    /// Trapped writes.
+    pub trapped_writes: u64,
+    /// Records out of posted-write rings.
+    pub posted_writes: u64,
+    /// Writes that stalled at least once.
+    pub stalls: u64,
+    /// Ring cells that made no sense and were skipped.
+    pub malformed_records: u64,
+    /// Interrupts raised.
+    pub interrupts: u64,
+    /// Bytes read by DMA.
+    pub dma_read_bytes: u64,
+    /// Bytes written by DMA.
+    pub dma_written_bytes: u64,
+    /// DMA that failed.
+    pub dma_errors: u64,
+    /// Wake-ups that the client asked for.
+    pub wakes: u64,
+}
+
+/// A posted-write ring as the engine sees it.
+pub(crate) struct Ring {
+    pub(crate) consumer: Consumer<SharedCells>,
+    head: SharedU32,
+    published: u32,
+    /// The record in front was refused once already.
+    pub(crate) stalled: bool,
+}
+
+impl Ring {
+    /// Tell the client how far the ring has been read.
+    pub(crate) fn publish(&mut self) {
+        let consumed = self.consumer.consumed();
+        if consumed != self.published {
+            self.published = consumed;
+            self.head.store(consumed, std::sync::atomic::Ordering::Release);
+        }
+    }
+}
+
+/// The words of the mirror page that the machine keeps up to date.
+pub(crate) struct MirrorWords {
+    pub(crate) generation: SharedU32,
+    pub(crate) heartbeat: SharedU64,
+    pub(crate) sleeping: SharedU32,
+    pub(crate) flags: SharedU32,
+}
+
+/// A DMA read that waits for the client's answer.
+pub(crate) struct RemoteRead {
+    pub(crate) id: u64,
+    pub(crate) token: DmaToken,
+    pub(crate) length: usize,
+}
+
+/// What a tenant has.
+pub(crate) struct Tenant {
+    pub(crate) rings: Vec<Ring>,
+    pub(crate) mirror: Option<MirrorWords>,
+    pub(crate) remote_reads: Vec<RemoteRead>,
+    pub(crate) remote_writes: Vec<u64>,
+}
+
+/// One attachment of a function.
+pub(crate) struct Attachment {
+    pub(crate) generation: u32,
+    pub(crate) config: ConfigSpace,
+    pub(crate) msix: Option<MsixTable>,
+    pub(crate) interrupts: Interrupts,
+    pub(crate) dma: DmaMap,
+    pub(crate) tenant: Option<Tenant>,
+    pub(crate) memories: [Option<SharedMemory>; 6],
+    pub(crate) ring_selected: u32,
+    pub(crate) counters: AttachmentCounters,
+    /// DMA met a file that the client had truncated.
+    pub(crate) faulted: bool,
+}
+
+impl Attachment {
+    pub(crate) fn new(spec: &FunctionSpec, dma_quota: usize) -> Self {
+        Self {
+            generation: 0,
+            config: ConfigSpace::new(spec),
+            msix: spec.msix.map(|msix| MsixTable::new(msix.vectors)),
+            interrupts: Interrupts::new(spec),
+            dma: DmaMap::new(dma_quota),
+            tenant: None,
+            memories: Default::default(),
+            ring_selected: 0,
+            counters: AttachmentCounters::default(),
+            faulted: false,
+        }
+    }
+
+    /// Set up for a new tenant whose windows are in `memories` already.
+    pub(crate) fn occupy(&mut self, spec: &FunctionSpec) -> Result<(), MachineError> {
+        let mut rings = Vec::new();
+        let mut words = None;
+        if let Some(ring_spec) = spec.rings {
+            let page = self.memories[usize::from(ring_spec.mirror_bar)].as_ref();
+            if let Some(page) = page {
+                page.u32(mirror::MAGIC)?.store(mirror::MAGIC_VALUE, std::sync::atomic::Ordering::Release);
+                words = Some(MirrorWords {
+                    generation: page.u32(mirror::GENERATION)?,
+                    heartbeat: page.u64(mirror::HEARTBEAT)?,
+                    sleeping: page.u32(mirror::SLEEPING)?,
+                    flags: page.u32(mirror::FLAGS)?,
+                });
+            }
+            if let (Some(cells), Some(page)) = (self.memories[usize::from(ring_spec.bar)].as_ref(), page) {
+                let bytes = u64::from(ring_spec.cells) * posted::CELL as u64;
+                for index in 0..u64::from(ring_spec.count) {
+                    let window = cells.window(u64::from(ring_spec.offset) + index * bytes, bytes)?;
+                    rings.push(Ring {
+                        consumer: Consumer::new(SharedCells::new(window)?),
+                        head: page.u32(mirror::RING_HEAD + index * mirror::RING_HEAD_STRIDE)?,
+                        published: 0,
+                        stalled: false,
+                    });
+                }
+            }
+        }
+        self.tenant =
+            Some(Tenant { rings, mirror: words, remote_reads: Vec::new(), remote_writes: Vec::new() });
+        self.next_generation();
+        Ok(())
+    }
+
+    /// Forget the tenant and everything of its.
+    pub(crate) fn vacate(&mut self, spec: &FunctionSpec) {
+        self.tenant = None;
+        self.dma.unmap_all();
+        self.interrupts.reset();
+        self.config = ConfigSpace::new(spec);
+        self.msix = spec.msix.map(|msix| MsixTable::new(msix.vectors));
+        self.memories = Default::default();
+        self.ring_selected = 0;
+        self.faulted = false;
+        self.generation = self.generation.wrapping_add(1);
+    }
+
+    /// A reset that the tenant survives: rings emptied, own windows zeroed, answers to DMA on the way ignored. The DMA map
+    /// and the bound interrupts stay, as with a reset through Linux' VFIO.
+    pub(crate) fn reset(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
+        self.config.reset();
+        if let Some(msix) = &mut self.msix {
+            msix.reset();
+        }
+        self.interrupts.clear();
+        self.ring_selected = 0;
+        for (bar, memory) in spec.bars.iter().zip(&self.memories) {
+            if let (Some(bar), Some(memory)) = (bar, memory)
+                && bar.scope == Scope::Attachment
+            {
+                for area in &bar.areas {
+                    // The core's own words in the mirror page are written again below or stay valid.
+                    let keep =
+                        if area.kind == AreaKind::Mirrored && area.offset == 0 { mirror::SIZE } else { 0 };
+                    if area.length > keep {
+                        memory.zero(area.offset + keep, area.length - keep)?;
+                    }
+                }
+            }
+        }
+        if let Some(tenant) = &mut self.tenant {
+            tenant.remote_reads.clear();
+            tenant.remote_writes.clear();
+            for ring in &mut tenant.rings {
+                ring.consumer.reset();
+                ring.stalled = false;
+                ring.publish();
+            }
+        }
+        self.next_generation();
+        Ok(())
+    }
+
+    /// Count a DMA error.
+    pub(crate) fn note(&mut self, error: &DmaError) {
+        self.counters.dma_errors += 1;
+        self.faulted |= matches!(error, DmaError::Faulted { .. });
+    }
+
+    fn next_generation(&mut self) {
+        self.generation = self.generation.wrapping_add(1);
+        if let Some(words) = self.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
+            words.flags.store(0, std::sync::atomic::Ordering::Release);
+            words.generation.store(self.generation, std::sync::atomic::Ordering::Release);
+        }
+    }
+
+    pub(crate) fn set_sleeping(&self, sleeping: bool) {
+        if let Some(words) = self.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
+            words.sleeping.store(sleeping.into(), std::sync::atomic::Ordering::SeqCst);
+        }
+    }
+}
+
+/// New memory for a BAR that has areas; `None` for one that is all trapped.
+pub(crate) fn memory_for(name: &str, bar: &BarSpec) -> Result<Option<SharedMemory>, MemoryError> {
+    let Some(area) = bar.areas.first() else { return Ok(None) };
+    // Sealed at creation; the size is bounded by the device's description, which no client supplies.
+    let size = usize::try_from(bar.size).unwrap_or(usize::MAX);
+    match area.kind {
+        AreaKind::Mapped => SharedMemory::create(name, size).map(Some),
+        AreaKind::Mirrored => SharedMemory::create_write_protected(name, size).map(Some),
+    }
+}

@@ -1,0 +1,315 @@
+//! What a device can do while it is called.
+
+use std::collections::VecDeque;
+
+use nicforge_shm::SharedMemory;
+
+use crate::{
+    attachment::{Attachment, RemoteRead},
+    device::{AttachmentId, DmaToken, FunctionId},
+    dma::{DmaError, MAX_DMA},
+    fabric::{Fabric, Ports},
+    interrupt::Raised,
+    spec::FunctionSpec,
+    time::Nanos,
+    trace::{Event, TraceSink},
+};
+
+/// The most DMA messages to a client that wait for an answer.
+pub const MAX_REMOTE: usize = 32;
+/// The most DMA reads of a machine that have data waiting to be handed to a device.
+const MAX_BUFFERS: usize = 64;
+
+/// A DMA operation on memory that is reached by messages only: who holds the machine sends it to the client and brings the
+/// answer back with [`crate::machine::Machine::dma_read_done`] or `dma_write_done`.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Outgoing {
+    /// Read client memory.
+    DmaRead {
+        /// Names the answer.
+        id: u64,
+        /// Whose memory.
+        function: FunctionId,
+        /// Whose memory.
+        attachment: AttachmentId,
+        /// Where.
+        iova: u64,
+        /// Bytes, at most [`MAX_DMA`].
+        length: usize,
+    },
+    /// Write client memory.
+    DmaWrite {
+        /// Names the answer.
+        id: u64,
+        /// Whose memory.
+        function: FunctionId,
+        /// Whose memory.
+        attachment: AttachmentId,
+        /// Where.
+        iova: u64,
+        /// What, at most [`MAX_DMA`] bytes.
+        data: Vec<u8>,
+    },
+}
+
+/// A DMA read that is over and waits to be handed to its device.
+pub(crate) struct Completion {
+    pub(crate) who: AttachmentId,
+    pub(crate) token: DmaToken,
+    pub(crate) result: Result<Filled, DmaError>,
+}
+
+/// Data in a pool buffer.
+pub(crate) struct Filled {
+    pub(crate) buffer: Box<[u8]>,
+    pub(crate) length: usize,
+}
+
+/// What the functions of a machine share, apart from the fabric.
+pub(crate) struct Shared {
+    pub(crate) now: Nanos,
+    pub(crate) outgoing: VecDeque<Outgoing>,
+    pub(crate) next_id: u64,
+    pub(crate) trace: Option<Box<dyn TraceSink>>,
+    buffers: Vec<Box<[u8]>>,
+    buffers_made: usize,
+}
+
+impl Shared {
+    pub(crate) fn new() -> Self {
+        Self {
+            now: Nanos::ZERO,
+            outgoing: VecDeque::new(),
+            next_id: 1,
+            trace: None,
+            buffers: Vec::new(),
+            buffers_made: 0,
+        }
+    }
+
+    pub(crate) fn trace(&mut self, function: FunctionId, attachment: AttachmentId, event: Event) {
+        if let Some(sink) = &mut self.trace {
+            sink.event(self.now, function, attachment, event);
+        }
+    }
+
+    pub(crate) fn buffer(&mut self) -> Option<Box<[u8]>> {
+        self.buffers.pop().or_else(|| {
+            (self.buffers_made < MAX_BUFFERS).then(|| {
+                self.buffers_made += 1;
+                vec![0; MAX_DMA].into_boxed_slice()
+            })
+        })
+    }
+
+    /// A buffer with a copy of `data`, from the pool while it lasts: an answer that has come must not be refused.
+    pub(crate) fn buffer_with(&mut self, data: &[u8]) -> Box<[u8]> {
+        match self.buffer() {
+            Some(mut buffer) if data.len() <= buffer.len() => {
+                buffer[..data.len()].copy_from_slice(data);
+                buffer
+            }
+            _ => data.into(),
+        }
+    }
+
+    pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
+        if buffer.len() == MAX_DMA && self.buffers.len() < MAX_BUFFERS {
+            self.buffers.push(buffer);
+        }
+    }
+}
+
+/// A function's part of the machine, apart from its device.
+pub(crate) struct FunctionState {
+    pub(crate) id: FunctionId,
+    pub(crate) name: String,
+    pub(crate) spec: FunctionSpec,
+    pub(crate) attachments: Vec<Attachment>,
+    pub(crate) completions: VecDeque<Completion>,
+    pub(crate) wake_at: Nanos,
+}
+
+/// Why a DMA operation could not be started now: the bound on operations under way is reached. Try again in a later step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Busy;
+
+/// A device's access to its surroundings, for the length of one call.
+pub struct Context<'a> {
+    pub(crate) function: &'a mut FunctionState,
+    pub(crate) shared: &'a mut Shared,
+    pub(crate) fabric: &'a mut Fabric,
+}
+
+impl Context<'_> {
+    /// The time. It does not advance during a call.
+    pub fn now(&self) -> Nanos {
+        self.shared.now
+    }
+
+    /// The function's number in the machine.
+    pub fn function(&self) -> FunctionId {
+        self.function.id
+    }
+
+    /// The function's name in the machine.
+    pub fn name(&self) -> &str {
+        &self.function.name
+    }
+
+    /// Whether a client has the attachment.
+    pub fn is_attached(&self, who: AttachmentId) -> bool {
+        self.attachment(who).is_some_and(|attachment| attachment.tenant.is_some())
+    }
+
+    /// The memory behind a BAR as `who` sees it; `None` while nobody is attached or when the BAR is all trapped. A device
+    /// fetches it when a client comes ([`crate::device::Device::attached`]) and makes its windows from it.
+    pub fn memory(&self, who: AttachmentId, bar: u8) -> Option<SharedMemory> {
+        self.attachment(who)?.memories.get(usize::from(bar))?.clone()
+    }
+
+    /// The function's ports to the fabric.
+    pub fn ports(&mut self) -> Ports<'_> {
+        self.fabric.ports(self.function.id, self.shared.now)
+    }
+
+    /// Call [`crate::device::Device::step`] at this time at the latest. The earliest wish counts; each is good for one call.
+    pub fn wake_at(&mut self, time: Nanos) {
+        self.function.wake_at = self.function.wake_at.min(time);
+    }
+
+    /// Raise an MSI-X vector of an attachment. It does not overtake the attachment's DMA writes.
+    pub fn interrupt(&mut self, who: AttachmentId, vector: u16) {
+        self.shared.trace(self.function.id, who, Event::Interrupt { vector });
+        let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
+        if attachment.tenant.is_none() {
+            return;
+        }
+        attachment.counters.interrupts += 1;
+        if attachment.interrupts.raise_msix(vector) == Raised::Pending
+            && let Some(msix) = &mut attachment.msix
+        {
+            msix.set_pending(vector);
+        }
+    }
+
+    /// Drive an attachment's INTx line.
+    pub fn set_intx(&mut self, who: AttachmentId, asserted: bool) {
+        let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
+        attachment.config.set_interrupt_status(asserted);
+        let enabled = asserted && !attachment.config.intx_disabled() && attachment.tenant.is_some();
+        attachment.interrupts.set_intx(enabled);
+    }
+
+    /// Start reading client memory: at most [`MAX_DMA`] bytes at `iova`. The data, or the error, comes to
+    /// [`crate::device::Device::dma_done`] with `token`, after this call of the device has returned.
+    pub fn dma_read(
+        &mut self,
+        who: AttachmentId,
+        iova: u64,
+        length: usize,
+        token: DmaToken,
+    ) -> Result<(), Busy> {
+        self.shared.trace(self.function.id, who, Event::DmaRead { iova, length });
+        let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else {
+            self.function.completions.push_back(Completion { who, token, result: Err(DmaError::Gone) });
+            return Ok(());
+        };
+        let result = match check(attachment, iova, length, false) {
+            Ok(Reach::Local) => {
+                let mut buffer = self.shared.buffer().ok_or(Busy)?;
+                match attachment.dma.read_local(iova, &mut buffer[..length]) {
+                    Ok(()) => {
+                        attachment.counters.dma_read_bytes += length as u64;
+                        Ok(Filled { buffer, length })
+                    }
+                    Err(error) => {
+                        self.shared.give_back(buffer);
+                        Err(error)
+                    }
+                }
+            }
+            Ok(Reach::Remote) => {
+                let Some(tenant) = attachment.tenant.as_mut() else { return Err(Busy) };
+                if tenant.remote_reads.len() >= MAX_REMOTE {
+                    return Err(Busy);
+                }
+                let id = self.shared.next_id;
+                self.shared.next_id += 1;
+                tenant.remote_reads.push(RemoteRead { id, token, length });
+                let function = self.function.id;
+                self.shared.outgoing.push_back(Outgoing::DmaRead {
+                    id,
+                    function,
+                    attachment: who,
+                    iova,
+                    length,
+                });
+                return Ok(());
+            }
+            Err(error) => Err(error),
+        };
+        if let Err(error) = &result {
+            attachment.note(error);
+        }
+        self.function.completions.push_back(Completion { who, token, result });
+        Ok(())
+    }
+
+    /// Write client memory: at most [`MAX_DMA`] bytes at `iova`. Posted: an interrupt raised afterwards comes behind it.
+    /// [`DmaError::Busy`] means "try again in a later step", every other error is final; the device sets its error bit.
+    pub fn dma_write(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.shared.trace(self.function.id, who, Event::DmaWrite { iova, length: data.len() });
+        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        let result = match check(attachment, iova, data.len(), true) {
+            Ok(Reach::Local) => attachment.dma.write_local(iova, data),
+            Ok(Reach::Remote) => {
+                let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
+                if tenant.remote_writes.len() >= MAX_REMOTE {
+                    return Err(DmaError::Busy);
+                }
+                let id = self.shared.next_id;
+                self.shared.next_id += 1;
+                tenant.remote_writes.push(id);
+                attachment.interrupts.hold();
+                self.shared.outgoing.push_back(Outgoing::DmaWrite {
+                    id,
+                    function: self.function.id,
+                    attachment: who,
+                    iova,
+                    data: data.to_vec(),
+                });
+                Ok(())
+            }
+            Err(error) => Err(error),
+        };
+        match &result {
+            Ok(()) => attachment.counters.dma_written_bytes += data.len() as u64,
+            Err(error) => attachment.note(error),
+        }
+        result
+    }
+
+    fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {
+        self.function.attachments.get(usize::from(who.0))
+    }
+}
+
+/// How memory is reached.
+enum Reach {
+    Local,
+    Remote,
+}
+
+fn check(attachment: &Attachment, iova: u64, length: usize, write: bool) -> Result<Reach, DmaError> {
+    if attachment.tenant.is_none() {
+        return Err(DmaError::Gone);
+    }
+    if !attachment.config.bus_master() {
+        return Err(DmaError::NotBusMaster);
+    }
+    if length > MAX_DMA {
+        return Err(DmaError::TooLong { length });
+    }
+    Ok(if attachment.dma.is_local(iova, length, write)? { Reach::Local } else { Reach::Remote })
+}

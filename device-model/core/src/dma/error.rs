@@ -1,0 +1,142 @@
+//! What can go wrong with DMA and with the map.
+
+use thiserror::Error;
+
+use super::MAX_DMA;
+
+/// Why a DMA operation failed. A device turns it into the error bit and the interrupt that its hardware has for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmaError {
+    /// Part of the access is not mapped.
+    #[error(
+        "no memory is mapped at IOVA {iova:#x} ({length} bytes of the access from there on): map it before the device uses it"
+    )]
+    Unmapped {
+        /// The first address that is not mapped.
+        iova: u64,
+        /// Bytes of the access from there on.
+        length: usize,
+    },
+    /// Part of the access lies in a mapping that does not allow it.
+    #[error("the mapping at IOVA {iova:#x} does not allow to {} {length} bytes: map it with that permission", if *write { "write" } else { "read" })]
+    Permission {
+        /// The first address that the permission is missing for.
+        iova: u64,
+        /// Bytes of the access from there on.
+        length: usize,
+        /// Whether it was a write to client memory.
+        write: bool,
+    },
+    /// More than [`MAX_DMA`] bytes in one operation.
+    #[error("{length} bytes are too many for one DMA operation: split it into pieces of at most {MAX_DMA}")]
+    TooLong {
+        /// Bytes asked for.
+        length: usize,
+    },
+    /// The function's *bus master* bit is off, or it is not in D0.
+    #[error(
+        "the function may not start DMA: set bus master enable in its command register, and power state D0"
+    )]
+    NotBusMaster,
+    /// Too many operations are under way. Nothing was done; try again in a later step.
+    #[error("too many DMA operations are under way: try again later")]
+    Busy,
+    /// Part of the access lies in memory that is reached by messages only.
+    #[error("the memory at IOVA {iova:#x} is not mapped into this process: read or write it by messages")]
+    Remote {
+        /// The first such address.
+        iova: u64,
+    },
+    /// The client cut its file short. Reads gave zeros, writes are lost.
+    #[error(
+        "the file behind IOVA {iova:#x} is shorter than its mapping: the client truncated it; reset the attachment"
+    )]
+    Faulted {
+        /// Start of the piece of the access that lies in that file.
+        iova: u64,
+    },
+    /// The client answered a DMA message with an error.
+    #[error("the client refused the access with errno {errno}")]
+    Refused {
+        /// The error number in the answer.
+        errno: i32,
+    },
+    /// The client answered a DMA read with another number of bytes than it was asked for.
+    #[error("the client answered a read of {wanted} bytes with {length}")]
+    ShortAnswer {
+        /// Bytes in the answer.
+        length: usize,
+        /// Bytes asked for.
+        wanted: usize,
+    },
+    /// The client went away, or the attachment was reset.
+    #[error("the client of the attachment is gone")]
+    Gone,
+}
+
+/// Why a mapping was not made or removed. The map is unchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum DmaMapError {
+    /// The range overlaps a mapping (VFIO: `EEXIST`).
+    #[error("the range overlaps the mapping of {length:#x} bytes at IOVA {iova:#x}: unmap that first")]
+    Overlap {
+        /// Start of the mapping that is in the way.
+        iova: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+    /// The range is empty (VFIO: `EINVAL`).
+    #[error("the range at IOVA {iova:#x} is empty")]
+    Zero {
+        /// Start of the range.
+        iova: u64,
+    },
+    /// The range goes past the end of the address space (VFIO: `EINVAL`).
+    #[error("{length:#x} bytes at IOVA {iova:#x} go past the end of the address space")]
+    Wraps {
+        /// Start of the range.
+        iova: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+    /// There are as many mappings as the quota allows (VFIO: `ENOSPC`).
+    #[error("the quota of {quota} mappings is used up: unmap some, map larger ranges, or raise the quota")]
+    Quota {
+        /// The most mappings there may be.
+        quota: usize,
+    },
+    /// The memory that was given is not as long as the range (VFIO: `EINVAL`).
+    #[error("{window:#x} bytes of memory can't back a range of {length:#x} bytes at IOVA {iova:#x}")]
+    BadBacking {
+        /// Start of the range.
+        iova: u64,
+        /// Its length in bytes.
+        length: u64,
+        /// Length of the memory in bytes.
+        window: u64,
+    },
+    /// Writes were to be allowed to memory that this process may only read (VFIO: `EINVAL`).
+    #[error(
+        "the memory for IOVA {iova:#x} can't be written: map its file read-write, or map the range without write permission"
+    )]
+    NotWritable {
+        /// Start of the range.
+        iova: u64,
+    },
+    /// Nothing is mapped in the range (VFIO type 1 counts 0 bytes; a vfio-user server answers `ENOENT`).
+    #[error("nothing is mapped in {length:#x} bytes at IOVA {iova:#x}")]
+    NotFound {
+        /// Start of the range.
+        iova: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+    /// The range cuts a mapping in two (VFIO type 1 version 2: `EINVAL`).
+    #[error("the range cuts the mapping of {length:#x} bytes at IOVA {iova:#x}: unmap all of it")]
+    Partial {
+        /// Start of the mapping that would be cut.
+        iova: u64,
+        /// Its length in bytes.
+        length: u64,
+    },
+}

@@ -1,0 +1,121 @@
+//! Packets and the pool that their buffers come from.
+
+/// A packet on its way through the fabric. It is moved from hop to hop, never copied.
+///
+/// Its buffer belongs to the fabric's pool: a NIC that is done with one gives it back by
+/// [`super::Ports::recycle`]. One that is dropped is lost to the pool's bound.
+#[derive(Debug)]
+pub struct Packet {
+    buffer: Box<[u8]>,
+    length: u32,
+    /// Bytes that the link carries beside [`Packet::bytes`] (header, checksum); they count for its bandwidth only.
+    pub framing: u32,
+    /// For the NIC: a header, a route, a tag. The fabric does not look at it.
+    pub header: u64,
+}
+
+impl Packet {
+    /// The content.
+    #[inline]
+    pub fn bytes(&self) -> &[u8] {
+        &self.buffer[..self.length as usize]
+    }
+
+    /// The content, to be written.
+    #[inline]
+    pub fn bytes_mut(&mut self) -> &mut [u8] {
+        &mut self.buffer[..self.length as usize]
+    }
+
+    /// Length of the content in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.length as usize
+    }
+
+    /// Whether the content is empty.
+    #[inline]
+    pub fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
+    /// Bytes on the wire.
+    #[inline]
+    pub(super) fn wire_bytes(&self) -> u64 {
+        u64::from(self.length) + u64::from(self.framing)
+    }
+}
+
+/// Buffers, all of one size, up to a bound.
+#[derive(Debug)]
+pub(super) struct Pool {
+    size: usize,
+    free: Vec<Packet>,
+    /// Buffers that exist, free or not.
+    made: usize,
+    bound: usize,
+}
+
+impl Pool {
+    pub(super) fn new(size: usize, bound: usize) -> Self {
+        Self { size, free: Vec::new(), made: 0, bound }
+    }
+
+    /// Changes the size of new buffers. Those of another size are dropped when they come back.
+    pub(super) fn set_size(&mut self, size: usize) {
+        if size != self.size {
+            self.made -= self.free.len();
+            self.free.clear();
+            self.size = size;
+        }
+    }
+
+    pub(super) fn set_bound(&mut self, bound: usize) {
+        self.bound = bound;
+    }
+
+    pub(super) fn size(&self) -> usize {
+        self.size
+    }
+
+    pub(super) fn in_use(&self) -> usize {
+        self.made - self.free.len()
+    }
+
+    #[inline]
+    pub(super) fn take(&mut self, length: usize) -> Option<Packet> {
+        if length > self.size {
+            return None;
+        }
+        let mut packet = match self.free.pop() {
+            Some(packet) => packet,
+            None => self.make()?,
+        };
+        packet.length = length as u32;
+        packet.framing = 0;
+        packet.header = 0;
+        Some(packet)
+    }
+
+    #[cold]
+    fn make(&mut self) -> Option<Packet> {
+        if self.made >= self.bound {
+            return None;
+        }
+        self.made += 1;
+        // The free list can hold every buffer there is, so that giving one back never allocates.
+        if self.free.capacity() < self.made {
+            self.free.reserve(self.made.next_power_of_two().max(64));
+        }
+        Some(Packet { buffer: vec![0; self.size].into_boxed_slice(), length: 0, framing: 0, header: 0 })
+    }
+
+    #[inline]
+    pub(super) fn give(&mut self, packet: Packet) {
+        if packet.buffer.len() == self.size {
+            self.free.push(packet);
+        } else {
+            self.made = self.made.saturating_sub(1);
+        }
+    }
+}

@@ -1,0 +1,132 @@
+//! What can be asked of a machine.
+
+use nicforge_shm::SharedMemory;
+
+use super::{Heat, Machine, MachineError};
+use crate::{
+    attachment::AttachmentCounters,
+    device::{AttachmentId, Counter, FunctionId},
+    interrupt::IrqInfo,
+    spec::{Area, AreaKind, FunctionSpec},
+};
+
+/// VFIO region indices of a PCI function.
+pub mod region {
+    use crate::spec::FunctionSpec;
+
+    /// BAR 0; the others follow.
+    pub const BAR0: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_BAR0_REGION_INDEX;
+    /// Configuration space.
+    pub const CONFIG: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
+    /// Number of regions.
+    pub const COUNT: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_NUM_REGIONS;
+    /// Bytes of configuration space.
+    pub const CONFIG_SIZE: u64 = 4096;
+
+    /// Size of a region in bytes; 0 when there is none.
+    pub fn size(spec: &FunctionSpec, index: u32) -> u64 {
+        match index {
+            CONFIG => CONFIG_SIZE,
+            _ => spec.bars.get(index as usize).and_then(Option::as_ref).map_or(0, |bar| bar.size),
+        }
+    }
+}
+
+/// A region as a client sees it.
+#[derive(Clone)]
+pub struct RegionView {
+    /// Size in bytes; 0 when there is none.
+    pub size: u64,
+    /// Whether it can be read.
+    pub readable: bool,
+    /// Whether it can be written.
+    pub writable: bool,
+    /// The parts that can be mapped.
+    pub areas: Vec<Area>,
+    /// The file behind the areas, as long as the region.
+    pub memory: Option<SharedMemory>,
+}
+
+impl Machine {
+    /// How many functions there are.
+    pub fn functions(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// A function's description.
+    pub fn spec(&self, function: FunctionId) -> Option<&FunctionSpec> {
+        self.slots.get(function.0 as usize).map(|slot| &slot.state.spec)
+    }
+
+    /// A function's name.
+    pub fn name(&self, function: FunctionId) -> Option<&str> {
+        self.slots.get(function.0 as usize).map(|slot| slot.state.name.as_str())
+    }
+
+    /// A region as the attachment's client sees it. An index with nothing behind it has size 0.
+    pub fn region(
+        &self,
+        function: FunctionId,
+        who: AttachmentId,
+        index: u32,
+    ) -> Result<RegionView, MachineError> {
+        let missing = MachineError::NoSuchAttachment { function: function.0, attachment: who.0 };
+        let Some(slot) = self.slots.get(function.0 as usize) else { return Err(missing) };
+        let Some(attachment) = slot.state.attachments.get(usize::from(who.0)) else { return Err(missing) };
+        let spec = &slot.state.spec;
+        let bar = spec.bars.get(index as usize).and_then(Option::as_ref);
+        let size = region::size(spec, index);
+        let mirrored = bar.is_some_and(|bar| {
+            bar.areas.first().is_some_and(|area| {
+                area.kind == AreaKind::Mirrored
+                    && bar.areas.iter().map(|area| area.length).sum::<u64>() == bar.size
+            })
+        });
+        Ok(RegionView {
+            size,
+            readable: size > 0,
+            writable: size > 0 && !mirrored,
+            areas: bar.map(|bar| bar.areas.clone()).unwrap_or_default(),
+            memory: attachment.memories.get(index as usize).cloned().flatten(),
+        })
+    }
+
+    /// What VFIO tells of an interrupt index; `None` when there is no such index.
+    pub fn irq_info(&self, function: FunctionId, who: AttachmentId, index: u32) -> Option<IrqInfo> {
+        let slot = self.slots.get(function.0 as usize)?;
+        slot.state.attachments.get(usize::from(who.0))?.interrupts.info(index)
+    }
+
+    /// Whether a client has the attachment.
+    pub fn is_attached(&self, function: FunctionId, who: AttachmentId) -> bool {
+        self.slots
+            .get(function.0 as usize)
+            .and_then(|slot| slot.state.attachments.get(usize::from(who.0)))
+            .is_some_and(|attachment| attachment.tenant.is_some())
+    }
+
+    /// Whether DMA met a file that the client had truncated. Give the attachment up then ([`Machine::mark_dead`], and
+    /// [`Machine::detach`]).
+    pub fn is_faulted(&self, function: FunctionId, who: AttachmentId) -> bool {
+        self.slots
+            .get(function.0 as usize)
+            .and_then(|slot| slot.state.attachments.get(usize::from(who.0)))
+            .is_some_and(|attachment| attachment.faulted)
+    }
+
+    /// What the device counts.
+    pub fn counters(&self, function: FunctionId) -> Vec<Counter> {
+        self.slots.get(function.0 as usize).map(|slot| slot.device.counters()).unwrap_or_default()
+    }
+
+    /// What the core counts for an attachment.
+    pub fn attachment_counters(&self, function: FunctionId, who: AttachmentId) -> Option<AttachmentCounters> {
+        let slot = self.slots.get(function.0 as usize)?;
+        slot.state.attachments.get(usize::from(who.0)).map(|attachment| attachment.counters)
+    }
+
+    /// Functions whose mapped memory is looked at every turn.
+    pub fn hot_functions(&self) -> usize {
+        self.slots.iter().filter(|slot| matches!(slot.heat, Heat::Hot { .. })).count()
+    }
+}

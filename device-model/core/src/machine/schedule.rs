@@ -1,0 +1,207 @@
+//! Stepping the machine, and when it may rest.
+//!
+//! A function is *hot* while its mapped memory is looked at every turn, *cold* otherwise. It goes cold when nothing was
+//! found for a while: the machine sets the sleeping word of all its clients, makes that visible to every running thread with one
+//! barrier for all the functions that go cold together, and looks once more. From then on a client that stores something
+//! finds the word set and wakes the function by a trapped write. So the writer needs no fence.
+
+use std::cmp::Reverse;
+
+use super::{Heat, Machine, access::Drained};
+use crate::{
+    device::{AttachmentId, FunctionId, Progress},
+    time::Nanos,
+};
+
+/// Records taken out of a ring in a row before anything else has its turn.
+pub(super) const DRAIN_RECORDS: u32 = 4096;
+/// How long a function stays hot without work, in nanoseconds, unless [`Machine::set_cool_after`] says otherwise.
+pub(super) const COOL_AFTER: u64 = 50_000;
+/// How often the heartbeat of every client's mirror moves, in nanoseconds.
+const HEARTBEAT: u64 = 50_000_000;
+/// Completions handed to a device in a row.
+const COMPLETIONS: usize = 64;
+
+/// When to step again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Next {
+    /// At once: there is more to do.
+    Now,
+    /// Soon: nothing was found, but clients may write to memory that is looked at.
+    Poll,
+    /// At the time given, or when a client wakes the machine by an access; [`Nanos::NEVER`] for "not by itself".
+    At(Nanos),
+}
+
+impl Machine {
+    /// Do work for about `budget` packets a function, for each function once.
+    pub fn step(&mut self, now: Nanos, budget: u32) -> Next {
+        self.shared.now = self.shared.now.max(now);
+        let now = self.shared.now;
+        self.beat(now);
+        while let Some(&Reverse((time, function))) = self.timers.peek()
+            && time <= now
+        {
+            self.timers.pop();
+            self.wake(function);
+        }
+        self.collect_woken();
+        let mut busy = false;
+        for _ in 0..self.hot.len() {
+            let Some(function) = self.hot.pop_front() else { break };
+            busy |= self.turn(function, budget);
+            // Whom this turn gave packets to runs in this step too, if its turn is still to come, else in the next.
+            self.collect_woken();
+        }
+        if !self.cooling.is_empty() {
+            busy |= self.cool_down(budget);
+        }
+        if busy || !self.shared.outgoing.is_empty() {
+            Next::Now
+        } else if !self.hot.is_empty() {
+            Next::Poll
+        } else {
+            let timer = self.timers.peek().map_or(Nanos::NEVER, |Reverse((time, _))| *time);
+            Next::At(timer.min(self.fabric.next_event()))
+        }
+    }
+
+    /// How long a function without work stays hot, in nanoseconds.
+    pub fn set_cool_after(&mut self, nanoseconds: u64) {
+        self.cool_after = nanoseconds;
+    }
+
+    /// Look at the mapped memory of every function that has a client, whatever it promised. Who lets the machine sleep calls
+    /// this every 10 ms or so: it covers clients that the barrier does not reach (a guest's processors).
+    pub fn rescan(&mut self) {
+        for index in 0..self.slots.len() {
+            if self.slots[index].state.attachments.iter().any(|attachment| attachment.tenant.is_some()) {
+                self.wake(FunctionId(index as u32));
+            }
+        }
+    }
+
+    /// Look at a function in the next step, and for a while afterwards.
+    pub fn wake(&mut self, function: FunctionId) {
+        let now = self.shared.now;
+        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return };
+        if slot.heat == Heat::Cold {
+            for attachment in &slot.state.attachments {
+                attachment.set_sleeping(false);
+            }
+        }
+        slot.heat = Heat::Hot { idle_since: now };
+        if !slot.queued {
+            slot.queued = true;
+            self.hot.push_back(function);
+        }
+    }
+
+    fn collect_woken(&mut self) {
+        self.fabric.advance(self.shared.now);
+        while let Some(function) = self.fabric.pop_woken() {
+            self.wake(function);
+        }
+    }
+
+    /// Give a function its turn and queue it again unless it may go cold. True when it did something.
+    fn turn(&mut self, function: FunctionId, budget: u32) -> bool {
+        let busy = self.run(function, budget);
+        let now = self.shared.now;
+        let cool_after = self.cool_after;
+        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return false };
+        let Heat::Hot { idle_since } = &mut slot.heat else {
+            slot.queued = false;
+            return busy;
+        };
+        if busy {
+            *idle_since = now;
+        } else if now >= idle_since.after(cool_after) {
+            slot.queued = false;
+            self.cooling.push(function);
+            return false;
+        }
+        self.hot.push_back(function);
+        busy
+    }
+
+    /// Rings, completions and the device itself. True when anything moved.
+    fn run(&mut self, function: FunctionId, budget: u32) -> bool {
+        let mut busy = self.complete(function);
+        let attachments = self.slots.get(function.0 as usize).map_or(0, |slot| slot.state.attachments.len());
+        for attachment in 0..attachments {
+            let rings = self.slots[function.0 as usize].state.attachments[attachment]
+                .tenant
+                .as_ref()
+                .map_or(0, |tenant| tenant.rings.len());
+            for ring in 0..rings {
+                let who = AttachmentId(attachment as u16);
+                busy |= self.drain_ring(function, who, ring, budget) == Drained::Some;
+            }
+        }
+        busy |= self.call(function, |device, context| device.step(context, budget)) == Some(Progress::Busy);
+        busy | self.complete(function)
+    }
+
+    /// Hand finished DMA reads to the device.
+    fn complete(&mut self, function: FunctionId) -> bool {
+        let mut any = false;
+        for _ in 0..COMPLETIONS {
+            let Some(completion) =
+                self.slots.get_mut(function.0 as usize).and_then(|slot| slot.state.completions.pop_front())
+            else {
+                break;
+            };
+            any = true;
+            match completion.result {
+                Ok(filled) => {
+                    let data = &filled.buffer[..filled.length];
+                    self.call(function, |device, context| {
+                        device.dma_done(context, completion.who, completion.token, Ok(data));
+                    });
+                    self.shared.give_back(filled.buffer);
+                }
+                Err(error) => {
+                    self.call(function, |device, context| {
+                        device.dma_done(context, completion.who, completion.token, Err(error));
+                    });
+                }
+            }
+        }
+        any
+    }
+
+    /// Let the functions in `cooling` go cold, unless a client wrote something in the meantime.
+    fn cool_down(&mut self, budget: u32) -> bool {
+        for &function in &self.cooling {
+            for attachment in &self.slots[function.0 as usize].state.attachments {
+                attachment.set_sleeping(true);
+            }
+        }
+        self.sleeper.barrier();
+        let mut busy = false;
+        while let Some(function) = self.cooling.pop() {
+            self.slots[function.0 as usize].heat = Heat::Cold;
+            if self.run(function, budget) {
+                self.wake(function);
+                busy = true;
+            }
+        }
+        busy
+    }
+
+    fn beat(&mut self, now: Nanos) {
+        if now < self.heartbeat_due {
+            return;
+        }
+        self.heartbeat_due = now.after(HEARTBEAT);
+        self.heartbeat += 1;
+        for slot in &self.slots {
+            for attachment in &slot.state.attachments {
+                if let Some(words) = attachment.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
+                    words.heartbeat.store(self.heartbeat, std::sync::atomic::Ordering::Relaxed);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,198 @@
+//! The capability lists.
+
+use nicforge_hwi::{
+    pci::{AttachmentCapability, CAP_ID_VENDOR, CAP_KIND_ATTACHMENT, CAP_VERSION},
+    posted,
+};
+use zerocopy::IntoBytes;
+
+use crate::spec::{BarKind, FunctionSpec, Identity, MsixSpec, RingSpec};
+
+use super::config::{Image, header};
+
+const ID_POWER: u8 = 0x01;
+const ID_EXPRESS: u8 = 0x10;
+const ID_MSIX: u8 = 0x11;
+const ID_SERIAL_NUMBER: u16 = 0x0003;
+
+/// Where the first capability lies, behind the header.
+const FIRST: usize = 0x40;
+/// Where extended configuration space starts.
+const EXTENDED: usize = 0x100;
+
+/// Low byte of the power management control and status register: the power state.
+pub(super) const POWER_STATE: u8 = 0x3;
+/// High byte of the device control register: initiate function-level reset. Reads as zero.
+pub(super) const INITIATE_RESET: u8 = 0x80;
+/// Low byte of the device status register: unsupported request detected.
+pub(super) const UNSUPPORTED_REQUEST: u8 = 0x08;
+/// MSI-X message control: enable.
+pub(super) const MSIX_ENABLE: u16 = 1 << 15;
+/// MSI-X message control: mask all vectors.
+pub(super) const MSIX_FUNCTION_MASK: u16 = 1 << 14;
+
+/// Where the registers lie that mean something to the rest of the function.
+pub(super) struct Places {
+    pub(super) power_control: usize,
+    pub(super) device_control: usize,
+    pub(super) msix_control: Option<usize>,
+    pub(super) bars: [Option<BarKind>; 6],
+}
+
+/// Writes a linked list of capabilities.
+struct List<'a> {
+    image: &'a mut Image,
+    /// Where the pointer to the next capability goes.
+    link: usize,
+    free: usize,
+}
+
+impl List<'_> {
+    /// Room for a capability of `length` bytes; gives its offset.
+    fn add(&mut self, id: u8, length: usize) -> usize {
+        let at = self.free;
+        self.image.put(self.link, [at as u8]);
+        self.image.put(at, [id, 0]);
+        self.link = at + 1;
+        self.free = (at + length).next_multiple_of(4);
+        at
+    }
+}
+
+/// Write all capabilities. Together they take 0x40 to 0xac at most, and 0x100 to 0x10c.
+pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
+    let mut list = List { image, link: header::CAPABILITIES, free: FIRST };
+    let power_control = put_power(&mut list);
+    let device_control = put_express(&mut list);
+    let msix_control = spec.msix.map(|msix| put_msix(&mut list, msix));
+    if let Some(rings) = spec.rings {
+        put_attachment(&mut list, rings);
+    }
+    put_serial_number(image, &spec.identity);
+    Places {
+        power_control,
+        device_control,
+        msix_control,
+        bars: std::array::from_fn(|index| spec.bars[index].as_ref().map(|bar| bar.kind)),
+    }
+}
+
+/// Power management, version 3: D0 and D3hot, no PME, no soft reset between them.
+fn put_power(list: &mut List<'_>) -> usize {
+    const CONTROL: usize = 4;
+    const NO_SOFT_RESET: u8 = 0x08;
+    let at = list.add(ID_POWER, 8);
+    list.image.put(at + 2, 0x0003u16.to_le_bytes());
+    list.image.field(at + CONTROL, [NO_SOFT_RESET], [POWER_STATE]);
+    at + CONTROL
+}
+
+/// PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up, without ASPM.
+fn put_express(list: &mut List<'_>) -> usize {
+    const DEVICE_CAPABILITIES: usize = 0x04;
+    const DEVICE_CONTROL: usize = 0x08;
+    const DEVICE_STATUS: usize = 0x0a;
+    const LINK_CAPABILITIES: usize = 0x0c;
+    const LINK_CONTROL: usize = 0x10;
+    const LINK_STATUS: usize = 0x12;
+    const DEVICE_CAPABILITIES_2: usize = 0x24;
+    const DEVICE_CONTROL_2: usize = 0x28;
+    const LINK_CAPABILITIES_2: usize = 0x2c;
+    const LINK_CONTROL_2: usize = 0x30;
+    const LINK_STATUS_2: usize = 0x32;
+    const LENGTH: usize = 0x3c;
+
+    /// Maximum payload of 256 bytes, 8-bit tags, role-based error reporting, function-level reset.
+    const DEVICE: u32 = 1 | 1 << 5 | 1 << 15 | 1 << 28;
+    /// Relaxed ordering and no snoop allowed, read requests of at most 512 bytes.
+    const CONTROL: u16 = 1 << 4 | 1 << 11 | 2 << 12;
+    /// All but phantom functions and auxiliary power, which there are not, and the reset, which reads as zero.
+    const CONTROL_WRITABLE: u16 = 0x79ff;
+    const CONTROL_PAYLOAD: u8 = 0xe0;
+    const STATUS_ERRORS: u8 = 0x0f;
+    const SPEED_5GT: u16 = 2;
+    const WIDTH_8: u16 = 8 << 4;
+    /// ASPM optionality compliance.
+    const LINK: u32 = (SPEED_5GT | WIDTH_8) as u32 | 1 << 22;
+    /// Slot clock.
+    const LINK_STATE: u16 = SPEED_5GT | WIDTH_8 | 1 << 12;
+    /// ASPM control, read completion boundary, common clock, extended synch.
+    const LINK_WRITABLE: u16 = 0x00cb;
+    const TIMEOUT_DISABLE: u32 = 1 << 4;
+    /// 2.5 and 5 GT/s.
+    const SPEEDS: u32 = 0x06;
+    /// Target speed and autonomous speed disable.
+    const LINK_2_WRITABLE: u16 = 0x002f;
+    /// De-emphasis of -3.5 dB.
+    const LINK_2_STATE: u16 = 1;
+
+    let at = list.add(ID_EXPRESS, LENGTH);
+    let image = &mut *list.image;
+    image.put(at + 2, 0x0002u16.to_le_bytes());
+    image.put(at + DEVICE_CAPABILITIES, DEVICE.to_le_bytes());
+    image.field(at + DEVICE_CONTROL, CONTROL.to_le_bytes(), CONTROL_WRITABLE.to_le_bytes());
+    image.sticky[at + DEVICE_CONTROL] = CONTROL_PAYLOAD;
+    image.clears[at + DEVICE_STATUS] = STATUS_ERRORS;
+    image.put(at + LINK_CAPABILITIES, LINK.to_le_bytes());
+    image.field(at + LINK_CONTROL, [0; 2], LINK_WRITABLE.to_le_bytes());
+    image.sticky[at + LINK_CONTROL] = LINK_WRITABLE as u8;
+    image.put(at + LINK_STATUS, LINK_STATE.to_le_bytes());
+    image.put(at + DEVICE_CAPABILITIES_2, TIMEOUT_DISABLE.to_le_bytes());
+    image.field(at + DEVICE_CONTROL_2, [0; 2], (TIMEOUT_DISABLE as u16).to_le_bytes());
+    image.put(at + LINK_CAPABILITIES_2, SPEEDS.to_le_bytes());
+    image.field(at + LINK_CONTROL_2, SPEED_5GT.to_le_bytes(), LINK_2_WRITABLE.to_le_bytes());
+    image.sticky[at + LINK_CONTROL_2] = LINK_2_WRITABLE as u8;
+    image.put(at + LINK_STATUS_2, LINK_2_STATE.to_le_bytes());
+    at + DEVICE_CONTROL
+}
+
+fn put_msix(list: &mut List<'_>, msix: MsixSpec) -> usize {
+    let at = list.add(ID_MSIX, 12);
+    let size = msix.vectors.saturating_sub(1) & 0x7ff;
+    list.image.field(at + 2, size.to_le_bytes(), (MSIX_ENABLE | MSIX_FUNCTION_MASK).to_le_bytes());
+    list.image.put(at + 4, (msix.table | u32::from(msix.bar)).to_le_bytes());
+    list.image.put(at + 8, (msix.pba | u32::from(msix.bar)).to_le_bytes());
+    at + 2
+}
+
+fn put_attachment(list: &mut List<'_>, rings: RingSpec) {
+    const LENGTH: usize = size_of::<AttachmentCapability>();
+    let at = list.add(CAP_ID_VENDOR, LENGTH);
+    let capability = AttachmentCapability {
+        cap_id: CAP_ID_VENDOR,
+        next: 0,
+        len: LENGTH as u8,
+        kind: CAP_KIND_ATTACHMENT,
+        version: CAP_VERSION,
+        control_bar: rings.control_bar,
+        mirror_bar: rings.mirror_bar,
+        ring_bar: rings.bar,
+        control_offset: rings.control_offset,
+        mirror_offset: 0,
+        ring_offset: rings.offset,
+        ring_cells: rings.cells,
+        ring_count: rings.count,
+        max_data_log2: posted::MAX_DATA.ilog2() as u8,
+        reserved: [0; 2],
+    };
+    list.image.value[at..at + LENGTH].copy_from_slice(capability.as_bytes());
+}
+
+/// The only extended capability, so that the list there ends as it must. The number is an EUI-64 of the locally
+/// administered kind made of the identity: every function of a kind has the same.
+fn put_serial_number(image: &mut Image, identity: &Identity) {
+    let [device_high, device_low] = identity.device.to_be_bytes();
+    let [vendor_high, vendor_low] = identity.vendor.to_be_bytes();
+    let number = u64::from_be_bytes([
+        0x02,
+        vendor_high,
+        vendor_low,
+        0xff,
+        0xfe,
+        device_high,
+        device_low,
+        identity.revision,
+    ]);
+    image.put(EXTENDED, (u32::from(ID_SERIAL_NUMBER) | 1 << 16).to_le_bytes());
+    image.put(EXTENDED + 4, number.to_le_bytes());
+}

@@ -1,0 +1,159 @@
+//! The MSI-X table and its pending bits.
+
+use std::ops::Range;
+
+/// Bytes of a table entry: message address (8), message data (4), vector control (4).
+const ENTRY: usize = 16;
+/// Offset of the vector control word in an entry. Bit 0 masks the vector.
+const CONTROL: usize = 12;
+const MASK: u8 = 1;
+
+/// The most bytes that one write changes; what is behind them is ignored.
+pub const MAX_TABLE_WRITE: usize = 512;
+
+/// The table of a function's (1 to 2048) vectors, and their pending bits.
+pub struct MsixTable {
+    entries: Vec<[u8; ENTRY]>,
+    pending: Vec<u64>,
+}
+
+/// Vectors that a write unmasked and that are pending: they can be delivered, unless the whole function is masked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unmasked {
+    first: usize,
+    /// Bit `i`: vector `first + i`. A write of [`MAX_TABLE_WRITE`] bytes touches fewer than 64 entries.
+    bits: u64,
+}
+
+impl Iterator for Unmasked {
+    type Item = u16;
+
+    fn next(&mut self) -> Option<u16> {
+        if self.bits == 0 {
+            return None;
+        }
+        let bit = self.bits.trailing_zeros() as usize;
+        self.bits &= self.bits - 1;
+        u16::try_from(self.first + bit).ok()
+    }
+}
+
+impl MsixTable {
+    /// A table in which every vector is masked.
+    pub fn new(vectors: u16) -> Self {
+        let vectors = usize::from(vectors);
+        let mut table = Self { entries: vec![[0; ENTRY]; vectors], pending: vec![0; vectors.div_ceil(64)] };
+        table.reset();
+        table
+    }
+
+    /// Number of vectors.
+    pub fn vectors(&self) -> u16 {
+        self.entries.len() as u16
+    }
+
+    /// Read the table at a byte offset; zeros behind its end.
+    pub fn read(&self, offset: u64, data: &mut [u8]) {
+        for (position, byte) in data.iter_mut().enumerate() {
+            *byte = place(offset, position)
+                .and_then(|at| Some(self.entries.get(at / ENTRY)?[at % ENTRY]))
+                .unwrap_or(0);
+        }
+    }
+
+    /// Write the table at a byte offset, at most [`MAX_TABLE_WRITE`] bytes. Reserved bits stay zero; what is behind the end
+    /// is ignored.
+    pub fn write(&mut self, offset: u64, data: &[u8]) -> Unmasked {
+        let first = usize::try_from(offset).map_or(usize::MAX, |offset| offset / ENTRY);
+        let mut unmasked = Unmasked { first, bits: 0 };
+        for (position, byte) in data.iter().take(MAX_TABLE_WRITE).enumerate() {
+            let Some(at) = place(offset, position) else { break };
+            let Some(entry) = self.entries.get_mut(at / ENTRY) else { break };
+            let writable = match at % ENTRY {
+                0 => 0xfc,
+                CONTROL => MASK,
+                13..=15 => 0,
+                _ => 0xff,
+            };
+            let old = std::mem::replace(&mut entry[at % ENTRY], byte & writable);
+            if at % ENTRY == CONTROL && old & !byte & MASK != 0 && self.is_pending((at / ENTRY) as u16) {
+                unmasked.bits |= 1 << (at / ENTRY - first);
+            }
+        }
+        unmasked
+    }
+
+    /// Read the pending bits at a byte offset; zeros behind their end. They can't be written by software.
+    pub fn read_pba(&self, offset: u64, data: &mut [u8]) {
+        for (position, byte) in data.iter_mut().enumerate() {
+            *byte = place(offset, position)
+                .and_then(|at| Some(self.pending.get(at / 8)?.to_le_bytes()[at % 8]))
+                .unwrap_or(0);
+        }
+    }
+
+    /// Whether a vector may not be delivered, given the function mask in the capability. So with a vector that does not exist.
+    pub fn is_masked(&self, vector: u16, function_masked: bool) -> bool {
+        function_masked
+            || self.entries.get(usize::from(vector)).is_none_or(|entry| entry[CONTROL] & MASK != 0)
+    }
+
+    /// Set a vector's pending bit.
+    pub fn set_pending(&mut self, vector: u16) {
+        if vector < self.vectors() {
+            self.pending[usize::from(vector) / 64] |= 1 << (vector % 64);
+        }
+    }
+
+    /// Clear a vector's pending bit; whether it was set.
+    pub fn clear_pending(&mut self, vector: u16) -> bool {
+        let was = self.is_pending(vector);
+        if was {
+            self.pending[usize::from(vector) / 64] &= !(1 << (vector % 64));
+        }
+        was
+    }
+
+    /// Whether a vector's pending bit is set.
+    pub fn is_pending(&self, vector: u16) -> bool {
+        self.pending.get(usize::from(vector) / 64).is_some_and(|word| word & (1 << (vector % 64)) != 0)
+    }
+
+    /// The vectors that are pending and not masked one by one: what can be delivered when the function mask is cleared or MSI-X
+    /// is enabled.
+    pub fn deliverable(&self) -> impl Iterator<Item = u16> {
+        self.pending
+            .iter()
+            .enumerate()
+            .flat_map(|(word, &bits)| Unmasked { first: word * 64, bits })
+            .filter(|&vector| !self.is_masked(vector, false))
+    }
+
+    /// Message address and data of a vector; zeros for one that does not exist.
+    pub fn address_data(&self, vector: u16) -> (u64, u32) {
+        self.entries.get(usize::from(vector)).map_or((0, 0), |entry| {
+            (u64::from_le_bytes(bytes(entry, 0..8)), u32::from_le_bytes(bytes(entry, 8..12)))
+        })
+    }
+
+    /// Every vector masked, its address and data zero, nothing pending.
+    pub fn reset(&mut self) {
+        self.pending.fill(0);
+        for entry in &mut self.entries {
+            *entry = [0; ENTRY];
+            entry[CONTROL] = MASK;
+        }
+    }
+}
+
+fn place(offset: u64, position: usize) -> Option<usize> {
+    usize::try_from(offset).ok()?.checked_add(position)
+}
+
+fn bytes<const N: usize>(entry: &[u8; ENTRY], range: Range<usize>) -> [u8; N] {
+    let mut out = [0; N];
+    for (out, byte) in out.iter_mut().zip(&entry[range]) {
+        *out = *byte;
+    }
+    out
+}
