@@ -1,0 +1,460 @@
+//! Requests out, replies in, for many threads over one socket.
+//!
+//! A thread that waits for a reply reads the socket for everybody when nobody else does, and hands other
+//! threads' replies to them; the others sleep on a condition variable. The lock is never held in a wait.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+use super::{ClientError, Deadline, GuestMemory, incoming};
+use crate::Errno;
+use crate::socket::{Fill, FrameError, Framed, Message, Receiver, Sender};
+use crate::wire::{Command, HEADER_SIZE, Header, MessageType};
+
+/// Most requests that wait for a reply at a time.
+const MAX_WAITING: usize = 1024;
+
+/// Longest single wait, so that a thread looks up even if it was not woken.
+const MAX_NAP: Duration = Duration::from_millis(100);
+
+/// A reply, or what a thread makes of it, before it is handed over.
+pub(super) struct Reply<'a> {
+    pub(super) payload: &'a [u8],
+    pub(super) fds: Vec<OwnedFd>,
+}
+
+struct OwnedReply {
+    header: Header,
+    payload: Vec<u8>,
+    fds: Vec<OwnedFd>,
+}
+
+struct Waiting {
+    id: u16,
+    command: Command,
+    reply: Option<OwnedReply>,
+}
+
+struct State {
+    /// Taken out by the thread that reads.
+    rx: Option<Receiver>,
+    tx: Sender,
+    waiting: Vec<Waiting>,
+    next_id: u16,
+    dead: Option<Arc<FrameError>>,
+    /// Requests of the server that have been served.
+    served: u64,
+    /// Threads on the condition variable; waking none costs a system call too.
+    sleepers: usize,
+}
+
+pub(super) struct Exchange {
+    fd: OwnedFd,
+    state: Mutex<State>,
+    changed: Condvar,
+    dead: AtomicBool,
+    spin: Duration,
+    memory: Option<Arc<dyn GuestMemory>>,
+    max_data: u32,
+}
+
+impl std::fmt::Debug for Exchange {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Exchange").field("fd", &self.fd).field("dead", &self.is_dead()).finish()
+    }
+}
+
+/// What the thread that reads is after.
+#[derive(Clone, Copy)]
+enum Goal {
+    Reply { id: u16, command: Command },
+    /// Requests of the server, until the count differs from this.
+    Incoming { served: u64 },
+}
+
+/// Why the thread that reads has stopped.
+enum Stop<T> {
+    Reply(Result<T, ClientError>),
+    Served,
+    Deadline,
+    Dead(FrameError),
+}
+
+impl Exchange {
+    pub(super) fn new(
+        framed: Framed,
+        spin: Duration,
+        memory: Option<Arc<dyn GuestMemory>>,
+        max_data: u32,
+    ) -> Self {
+        let Framed { fd, rx, tx } = framed;
+        let state = State { rx: Some(rx), tx, waiting: Vec::new(), next_id: 0, dead: None, served: 0, sleepers: 0 };
+        Self {
+            fd,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            dead: AtomicBool::new(false),
+            spin,
+            memory,
+            max_data,
+        }
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+
+    pub(super) fn is_dead(&self) -> bool {
+        self.dead.load(Ordering::Acquire)
+    }
+
+    /// Sends a request made of `fixed` and `data`, waits for its reply, and gives that to `take`.
+    pub(super) fn call<T>(
+        &self,
+        command: Command,
+        fixed: &[u8],
+        data: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Deadline,
+        take: impl FnOnce(Reply<'_>) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let mut state = self.lock();
+        check_dead(&state)?;
+        if state.waiting.len() >= MAX_WAITING {
+            return Err(ClientError::System { call: "request", errno: Errno::EBUSY });
+        }
+        let id = fresh_id(&mut state);
+        self.send(&mut state, &Header::request(id, command, fixed.len() + data.len(), false), fixed, data, fds)?;
+        state.waiting.push(Waiting { id, command, reply: None });
+        self.wait_reply(state, id, command, deadline, take)
+    }
+
+    /// Sends a request that wants no reply, and returns when the socket has taken all of it.
+    pub(super) fn post(
+        &self,
+        command: Command,
+        fixed: &[u8],
+        data: &[u8],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        let mut state = self.lock();
+        check_dead(&state)?;
+        let id = fresh_id(&mut state);
+        self.send(&mut state, &Header::request(id, command, fixed.len() + data.len(), true), fixed, data, &[])?;
+        while state.tx.queued() > 0 {
+            check_dead(&state)?;
+            if deadline.is_over() {
+                return Err(ClientError::Timeout { command, timeout: deadline.timeout });
+            }
+            let served = state.served;
+            // The server may be waiting for us to read, so this thread reads while it waits to write.
+            state = match state.rx.take() {
+                Some(rx) => self.lead(state, rx, Goal::Incoming { served }, short(deadline), no_reply).0,
+                None => self.push(state, deadline)?,
+            };
+        }
+        Ok(())
+    }
+
+    pub(super) fn poll_incoming(&self, deadline: Deadline) -> Result<u64, ClientError> {
+        let mut state = self.lock();
+        let before = state.served;
+        loop {
+            check_dead(&state)?;
+            if let Some(rx) = state.rx.take() {
+                state = self.lead(state, rx, Goal::Incoming { served: before }, deadline, no_reply).0;
+            } else {
+                state = self.nap(state, deadline);
+            }
+            if state.served != before || deadline.is_over() {
+                return Ok(state.served - before);
+            }
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        // A panic in another thread leaves the state consistent: each change of it is one step.
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn send(
+        &self,
+        state: &mut State,
+        header: &Header,
+        fixed: &[u8],
+        data: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let header = header.to_bytes();
+        let mut small = [0; 64];
+        let length = HEADER_SIZE + fixed.len();
+        let sent = if let Some(head) = small.get_mut(..length) {
+            head[..HEADER_SIZE].copy_from_slice(&header);
+            head[HEADER_SIZE..].copy_from_slice(fixed);
+            state.tx.send(self.fd.as_fd(), head, data, fds)
+        } else if data.is_empty() {
+            state.tx.send(self.fd.as_fd(), &header, fixed, fds)
+        } else {
+            state.tx.send(self.fd.as_fd(), &header, &[fixed, data].concat(), fds)
+        };
+        sent.map_err(|error| match error {
+            // What this process lacks (descriptors, memory) says nothing about the connection.
+            FrameError::Io(error) => ClientError::System { call: "sendmsg", errno: error.into() },
+            error => self.die(state, error),
+        })
+    }
+
+    fn wait_reply<'a, T>(
+        &'a self,
+        mut state: MutexGuard<'a, State>,
+        id: u16,
+        command: Command,
+        deadline: Deadline,
+        take: impl FnOnce(Reply<'_>) -> Result<T, ClientError>,
+    ) -> Result<T, ClientError> {
+        let mut take = Some(take);
+        loop {
+            let Some(index) = state.waiting.iter().position(|waiting| waiting.id == id) else {
+                return Err(ClientError::System { call: "reply", errno: Errno::EIO });
+            };
+            if let Some(reply) = state.waiting[index].reply.take() {
+                state.waiting.swap_remove(index);
+                drop(state);
+                let OwnedReply { header, payload, fds } = reply;
+                return finish(&mut take, header, Reply { payload: &payload, fds });
+            }
+            if state.dead.is_some() || deadline.is_over() {
+                state.waiting.swap_remove(index);
+                check_dead(&state)?;
+                return Err(ClientError::Timeout { command, timeout: deadline.timeout });
+            }
+            if let Some(rx) = state.rx.take() {
+                let goal = Goal::Reply { id, command };
+                let on_reply = |header, reply: Reply<'_>| finish(&mut take, header, reply);
+                let (guard, stop) = self.lead(state, rx, goal, deadline, on_reply);
+                state = guard;
+                if let Stop::Reply(result) = stop {
+                    state.waiting.retain(|waiting| waiting.id != id);
+                    return result;
+                }
+            } else if state.tx.queued() > 0 {
+                state = self.push(state, deadline)?;
+            } else {
+                state = self.nap(state, deadline);
+            }
+        }
+    }
+
+    /// Waits until the thread that reads has something for this one.
+    fn nap<'a>(&'a self, mut state: MutexGuard<'a, State>, deadline: Deadline) -> MutexGuard<'a, State> {
+        let time = deadline.remaining().min(MAX_NAP);
+        state.sleepers += 1;
+        let mut state = self.changed.wait_timeout(state, time).unwrap_or_else(PoisonError::into_inner).0;
+        state.sleepers -= 1;
+        state
+    }
+
+    /// Waits until the socket takes more, while another thread reads, and sends what is queued.
+    fn push<'a>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        deadline: Deadline,
+    ) -> Result<MutexGuard<'a, State>, ClientError> {
+        drop(state);
+        self.poll_socket(PollFlags::POLLOUT, deadline.remaining().min(MAX_NAP));
+        let mut state = self.lock();
+        let flushed = state.tx.flush(self.fd.as_fd());
+        flushed.map_err(|error| self.die(&mut state, error))?;
+        Ok(state)
+    }
+
+    /// Reads the socket for everybody until the goal is reached.
+    fn lead<'a, T>(
+        &'a self,
+        state: MutexGuard<'a, State>,
+        mut rx: Receiver,
+        goal: Goal,
+        deadline: Deadline,
+        on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
+    ) -> (MutexGuard<'a, State>, Stop<T>) {
+        let queued = state.tx.queued() > 0;
+        drop(state);
+        let stop = self.read_until(&mut rx, goal, deadline, queued, on_reply);
+        let mut state = self.lock();
+        state.rx = Some(rx);
+        let stop = match stop {
+            Stop::Dead(error) => {
+                self.die(&mut state, error);
+                Stop::Deadline
+            }
+            stop => stop,
+        };
+        if state.sleepers > 0 {
+            // One of them has to read now.
+            self.changed.notify_all();
+        }
+        (state, stop)
+    }
+
+    fn read_until<T>(
+        &self,
+        rx: &mut Receiver,
+        goal: Goal,
+        deadline: Deadline,
+        mut queued: bool,
+        on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
+    ) -> Stop<T> {
+        let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
+        loop {
+            let message = match rx.next_message() {
+                Ok(Some(message)) => message,
+                Ok(None) => {
+                    match rx.fill(self.fd.as_fd()) {
+                        Ok(Fill::Data { .. }) => {}
+                        Ok(Fill::WouldBlock | Fill::Full) => {
+                            if deadline.is_over() {
+                                return Stop::Deadline;
+                            }
+                            if spin_end.is_some_and(|end| Instant::now() < end) && !queued {
+                                std::hint::spin_loop();
+                                continue;
+                            }
+                            let write = if queued { PollFlags::POLLOUT } else { PollFlags::empty() };
+                            self.poll_socket(PollFlags::POLLIN | write, deadline.remaining().min(MAX_NAP));
+                            match self.after_wait(goal) {
+                                Ok(None) => return Stop::Deadline,
+                                Ok(Some(more)) => queued = more,
+                                Err(error) => return Stop::Dead(error),
+                            }
+                        }
+                        Ok(Fill::End) => return Stop::Dead(FrameError::Closed),
+                        Err(error) => return Stop::Dead(error),
+                    }
+                    continue;
+                }
+                Err(error) => return Stop::Dead(error),
+            };
+            let header = message.header;
+            if header.message_type() == MessageType::Reply {
+                match goal {
+                    Goal::Reply { id, command } if header.id == id && header.command == command => {
+                        return Stop::Reply(on_reply(header, Reply { payload: message.payload, fds: message.fds }));
+                    }
+                    _ => self.deliver(message),
+                }
+            } else if let Err(error) = self.serve(message, &mut queued) {
+                return Stop::Dead(error);
+            } else if matches!(goal, Goal::Incoming { .. }) {
+                return Stop::Served;
+            }
+            if deadline.is_over() {
+                return Stop::Deadline;
+            }
+        }
+    }
+
+    /// Sends what is queued; `None` when the thread that reads should look at its own state again.
+    fn after_wait(&self, goal: Goal) -> Result<Option<bool>, FrameError> {
+        let mut state = self.lock();
+        if state.dead.is_some() {
+            return Ok(None);
+        }
+        if state.tx.queued() > 0 {
+            state.tx.flush(self.fd.as_fd())?;
+        }
+        match goal {
+            Goal::Incoming { served } if state.served != served => Ok(None),
+            _ => Ok(Some(state.tx.queued() > 0)),
+        }
+    }
+
+    /// Hands a reply to the thread that waits for it. One that nobody waits for came too late, and is dropped.
+    fn deliver(&self, message: Message<'_>) {
+        let header = message.header;
+        let mut state = self.lock();
+        let found = state.waiting.iter_mut().find(|waiting| {
+            waiting.id == header.id && waiting.command == header.command && waiting.reply.is_none()
+        });
+        if let Some(waiting) = found {
+            let payload = message.payload.to_vec();
+            waiting.reply = Some(OwnedReply { header, payload, fds: message.fds });
+            self.changed.notify_all();
+        }
+    }
+
+    /// Serves a request of the server. The memory is reached without the lock.
+    fn serve(&self, message: Message<'_>, queued: &mut bool) -> Result<(), FrameError> {
+        let answer = incoming::answer(self.memory.as_deref(), self.max_data, &message);
+        let mut state = self.lock();
+        state.served += 1;
+        if !message.header.no_reply() {
+            if state.tx.queued() > incoming::max_queued(self.max_data) {
+                // It asks for more and more, and reads none of it.
+                return Err(FrameError::Io(std::io::ErrorKind::OutOfMemory.into()));
+            }
+            state.tx.send(self.fd.as_fd(), &answer, &[], &[])?;
+            *queued = state.tx.queued() > 0;
+        }
+        Ok(())
+    }
+
+    fn poll_socket(&self, events: PollFlags, time: Duration) {
+        let mut fds = [PollFd::new(self.fd.as_fd(), events)];
+        // Rounded up, so that a deadline is not approached in many empty turns.
+        let millis = u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
+        // Whatever it says, the socket is looked at next.
+        let _ = poll(&mut fds, PollTimeout::from(millis));
+    }
+
+    fn die(&self, state: &mut State, error: FrameError) -> ClientError {
+        self.dead.store(true, Ordering::Release);
+        let reason = state.dead.get_or_insert_with(|| Arc::new(error)).clone();
+        self.changed.notify_all();
+        ClientError::Disconnected { reason }
+    }
+}
+
+fn check_dead(state: &State) -> Result<(), ClientError> {
+    match &state.dead {
+        Some(reason) => Err(ClientError::Disconnected { reason: reason.clone() }),
+        None => Ok(()),
+    }
+}
+
+fn fresh_id(state: &mut State) -> u16 {
+    // Fewer requests wait than there are ids.
+    loop {
+        state.next_id = state.next_id.wrapping_add(1);
+        let id = state.next_id;
+        if state.waiting.iter().all(|waiting| waiting.id != id) {
+            return id;
+        }
+    }
+}
+
+fn finish<T>(
+    take: &mut Option<impl FnOnce(Reply<'_>) -> Result<T, ClientError>>,
+    header: Header,
+    reply: Reply<'_>,
+) -> Result<T, ClientError> {
+    if let Some(errno) = header.reply_error() {
+        return Err(ClientError::Refused { command: header.command, errno });
+    }
+    match take.take() {
+        Some(take) => take(reply),
+        None => Err(super::malformed(header.command, "it came twice")),
+    }
+}
+
+fn no_reply(header: Header, _: Reply<'_>) -> Result<(), ClientError> {
+    Err(super::malformed(header.command, "nobody asked"))
+}
+
+/// A deadline no further away than a nap.
+fn short(deadline: Deadline) -> Deadline {
+    Deadline::after(deadline.remaining().min(MAX_NAP))
+}

@@ -1,0 +1,73 @@
+//! Requests of the server: `DMA_READ` and `DMA_WRITE` to memory that it was given no descriptor for.
+
+use zerocopy::IntoBytes;
+
+use super::GuestMemory;
+use crate::Errno;
+use crate::socket::Message;
+use crate::wire::{Command, DmaAccess, HEADER_SIZE, Header, parse_prefix};
+
+const FIXED: usize = HEADER_SIZE + size_of::<DmaAccess>();
+
+/// Bytes of answers that may wait for a server that does not read them.
+pub(super) fn max_queued(max_data: u32) -> usize {
+    (max_data as usize).saturating_mul(64).min(256 << 20)
+}
+
+/// The whole answer to a request, header included.
+pub(super) fn answer(memory: Option<&dyn GuestMemory>, max_data: u32, message: &Message<'_>) -> Vec<u8> {
+    let header = message.header;
+    let result = match header.command {
+        Command::DmaRead => read(memory, max_data, header, message.payload),
+        Command::DmaWrite => write(memory, max_data, header, message.payload),
+        Command::Unknown(_) => Err(Errno::ENOSYS),
+        _ => Err(Errno::ENOTSUP),
+    };
+    result.unwrap_or_else(|errno| Header::error_reply(header.id, header.command, errno).to_bytes().to_vec())
+}
+
+fn read(
+    memory: Option<&dyn GuestMemory>,
+    max_data: u32,
+    header: Header,
+    payload: &[u8],
+) -> Result<Vec<u8>, Errno> {
+    let (access, count, _) = check(max_data, payload)?;
+    let mut reply = vec![0; FIXED + count];
+    let (fixed, data) = reply.split_at_mut(FIXED);
+    memory.ok_or(Errno::EFAULT)?.read(access.address.get(), data)?;
+    put_fixed(fixed, header, &access, count);
+    Ok(reply)
+}
+
+fn write(
+    memory: Option<&dyn GuestMemory>,
+    max_data: u32,
+    header: Header,
+    payload: &[u8],
+) -> Result<Vec<u8>, Errno> {
+    let (access, count, data) = check(max_data, payload)?;
+    if data.len() != count {
+        return Err(Errno::EINVAL);
+    }
+    memory.ok_or(Errno::EFAULT)?.write(access.address.get(), data)?;
+    let mut reply = vec![0; FIXED];
+    put_fixed(&mut reply, header, &access, 0);
+    Ok(reply)
+}
+
+fn check(max_data: u32, payload: &[u8]) -> Result<(DmaAccess, usize, &[u8]), Errno> {
+    let (access, data) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EINVAL)?;
+    let count = access.count.get();
+    if count > max_data.into() || access.address.get().checked_add(count).is_none() {
+        return Err(Errno::EINVAL);
+    }
+    Ok((access, count as usize, data))
+}
+
+/// Writes header and address back in front of `data` bytes.
+fn put_fixed(fixed: &mut [u8], header: Header, access: &DmaAccess, data: usize) {
+    let reply = Header::reply(header.id, header.command, size_of::<DmaAccess>() + data);
+    fixed[..HEADER_SIZE].copy_from_slice(&reply.to_bytes());
+    fixed[HEADER_SIZE..FIXED].copy_from_slice(access.as_bytes());
+}

@@ -1,0 +1,119 @@
+//! `DEVICE_SET_IRQS` in all its forms.
+
+use std::os::fd::BorrowedFd;
+
+use vfio_bindings::bindings::vfio;
+use zerocopy::IntoBytes;
+
+use super::{Client, ClientError};
+use crate::types::IrqAction;
+use crate::wire::{Command, SetIrqsPayload};
+
+/// Which interrupts a [`Client::set_irqs`] is about, and with what.
+#[derive(Clone, Copy, Debug)]
+pub enum IrqPayload<'a> {
+    /// This many interrupts.
+    None(u32),
+    /// One entry an interrupt; those that are true are meant.
+    Bool(&'a [bool]),
+    /// One entry an interrupt: bind it to the eventfd, or, with `None`, take its eventfd away.
+    EventFd(&'a [Option<BorrowedFd<'a>>]),
+}
+
+impl Client {
+    /// `DEVICE_SET_IRQS` for interrupts of type `index` from `start` on. Eventfds go out in as many messages as
+    /// the server's `max_msg_fds` makes of them.
+    ///
+    /// # Errors
+    /// [`ClientError`]; of several messages some may have had effect.
+    pub fn set_irqs(
+        &self,
+        index: u32,
+        start: u32,
+        action: IrqAction,
+        payload: IrqPayload<'_>,
+    ) -> Result<(), ClientError> {
+        let action = match action {
+            IrqAction::Disable => return self.irq_disable(index),
+            IrqAction::Trigger => vfio::VFIO_IRQ_SET_ACTION_TRIGGER,
+            IrqAction::Mask => vfio::VFIO_IRQ_SET_ACTION_MASK,
+            IrqAction::Unmask => vfio::VFIO_IRQ_SET_ACTION_UNMASK,
+        };
+        let length = match payload {
+            IrqPayload::None(count) => count as usize,
+            IrqPayload::Bool(values) => values.len(),
+            IrqPayload::EventFd(fds) => fds.len(),
+        };
+        let fits = u32::try_from(length).is_ok_and(|length| start.checked_add(length).is_some());
+        if length == 0 || length > MAX_COUNT || !fits {
+            return Err(ClientError::Argument("the number of interrupts is zero or too large"));
+        }
+        match payload {
+            IrqPayload::None(count) => {
+                let flags = action | vfio::VFIO_IRQ_SET_DATA_NONE;
+                self.set_irqs_once(flags, index, start, count, &[], &[])
+            }
+            IrqPayload::Bool(values) => {
+                let flags = action | vfio::VFIO_IRQ_SET_DATA_BOOL;
+                let bytes: Vec<u8> = values.iter().map(|value| u8::from(*value)).collect();
+                self.set_irqs_once(flags, index, start, length as u32, &bytes, &[])
+            }
+            IrqPayload::EventFd(fds) => self.set_eventfds(action, index, start, fds),
+        }
+    }
+
+    /// Stops all interrupts of type `index`.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn irq_disable(&self, index: u32) -> Result<(), ClientError> {
+        let flags = vfio::VFIO_IRQ_SET_ACTION_TRIGGER | vfio::VFIO_IRQ_SET_DATA_NONE;
+        self.set_irqs_once(flags, index, 0, 0, &[], &[])
+    }
+
+    /// A message brings descriptors for all of its interrupts or for none, so runs of either are sent apart.
+    fn set_eventfds(
+        &self,
+        action: u32,
+        index: u32,
+        start: u32,
+        fds: &[Option<BorrowedFd<'_>>],
+    ) -> Result<(), ClientError> {
+        let most = (self.limits.max_msg_fds as usize).min(crate::socket::MAX_MESSAGE_FDS);
+        if most == 0 && fds.iter().any(Option::is_some) {
+            return Err(ClientError::Argument("the server takes no descriptors, so it cannot signal interrupts"));
+        }
+        let flags = action | vfio::VFIO_IRQ_SET_DATA_EVENTFD;
+        let mut at = start;
+        for run in fds.chunk_by(|a, b| a.is_some() == b.is_some()) {
+            for part in run.chunks(most.max(1)) {
+                let open: Vec<BorrowedFd<'_>> = part.iter().copied().flatten().collect();
+                self.set_irqs_once(flags, index, at, part.len() as u32, &[], &open)?;
+                at += part.len() as u32;
+            }
+        }
+        Ok(())
+    }
+
+    fn set_irqs_once(
+        &self,
+        flags: u32,
+        index: u32,
+        start: u32,
+        count: u32,
+        data: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), ClientError> {
+        let request = SetIrqsPayload {
+            argsz: ((size_of::<SetIrqsPayload>() + data.len()) as u32).into(),
+            flags: flags.into(),
+            index: index.into(),
+            start: start.into(),
+            count: count.into(),
+        };
+        self.call_empty(Command::DeviceSetIrqs, request.as_bytes(), data, fds, self.deadline())
+    }
+}
+
+/// Interrupts in one call: as many as MSI-X has vectors, and what a message surely has room for.
+const MAX_COUNT: usize = 2048;

@@ -1,0 +1,346 @@
+//! The client side: blocking calls, each with a deadline, from any number of threads.
+//!
+//! What goes in: the path of a server's socket, and calls. What comes out: the device's regions, interrupts and
+//! answers; and, while somebody waits, the server's own requests reach the [`GuestMemory`] given at connect.
+//!
+//! One thread at a time reads the socket for all that wait; an uncontended call is one `sendmsg` and, when the
+//! answer is there, one `recvmsg`. Nothing is assumed of the server: the limits that it names are kept, and
+//! what it does not name has the specification's default; its replies are checked before they are believed.
+
+mod exchange;
+mod incoming;
+mod irqs;
+mod requests;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt};
+
+pub use irqs::IrqPayload;
+
+use crate::Errno;
+use crate::socket::{FrameError, Framed};
+use crate::wire::*;
+use exchange::Exchange;
+
+/// Memory that the server may reach by messages. It is called from whichever thread reads the socket.
+pub trait GuestMemory: Send + Sync {
+    /// Fills `data` from DMA address `address` on.
+    ///
+    /// # Errors
+    /// The number that the server gets, `EFAULT` for what is not mapped.
+    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno>;
+
+    /// Stores `data` from DMA address `address` on.
+    ///
+    /// # Errors
+    /// The number that the server gets, `EFAULT` for what is not mapped.
+    fn write(&self, address: u64, data: &[u8]) -> Result<(), Errno>;
+}
+
+/// How a client behaves.
+#[derive(Clone)]
+pub struct ClientConfig {
+    /// How long a call may take.
+    pub timeout: Duration,
+    /// How long the socket is polled before the thread sleeps; zero sleeps at once.
+    pub spin: Duration,
+    /// Most descriptors that the server may send in one message.
+    pub max_msg_fds: u32,
+    /// Most bytes of data that a message to us may carry, at least 1.
+    pub max_data_xfer_size: u32,
+    /// What the server may reach by messages; without it such requests fail with `EFAULT`.
+    pub memory: Option<Arc<dyn GuestMemory>>,
+}
+
+impl Default for ClientConfig {
+    fn default() -> Self {
+        Self {
+            timeout: Duration::from_secs(5),
+            spin: Duration::ZERO,
+            max_msg_fds: 8,
+            max_data_xfer_size: DEFAULT_MAX_DATA_XFER_SIZE,
+            memory: None,
+        }
+    }
+}
+
+impl std::fmt::Debug for ClientConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("ClientConfig")
+            .field("timeout", &self.timeout)
+            .field("spin", &self.spin)
+            .field("max_msg_fds", &self.max_msg_fds)
+            .field("max_data_xfer_size", &self.max_data_xfer_size)
+            .field("memory", &self.memory.is_some())
+            .finish()
+    }
+}
+
+/// Why a call failed.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    /// There is no server behind the path.
+    #[error("cannot connect to {path}: {errno}; is the server running?")]
+    Connect {
+        /// The path.
+        path: PathBuf,
+        /// What `connect` gave.
+        errno: Errno,
+    },
+    /// The server answered with an error.
+    #[error("{command:?} failed at the server: {errno}")]
+    Refused {
+        /// What was asked.
+        command: Command,
+        /// The server's number.
+        errno: Errno,
+    },
+    /// No answer came in time.
+    #[error("{command:?} was not answered within {timeout:?}")]
+    Timeout {
+        /// What was asked.
+        command: Command,
+        /// How long the answer was waited for.
+        timeout: Duration,
+    },
+    /// The server has gone, or its stream made no sense; the client cannot be used any more.
+    #[error("the connection to the server is lost: {reason}")]
+    Disconnected {
+        /// What happened.
+        reason: Arc<FrameError>,
+    },
+    /// The answer is not what the specification says.
+    #[error("the server's reply to {command:?} makes no sense: {what}")]
+    Malformed {
+        /// What was asked.
+        command: Command,
+        /// What is wrong.
+        what: String,
+    },
+    /// The request cannot be put into a message.
+    #[error("invalid argument: {0}")]
+    Argument(&'static str),
+    /// A system call on our side failed.
+    #[error("{call} failed: {errno}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// What it gave.
+        errno: Errno,
+    },
+}
+
+impl ClientError {
+    /// The closest error number: the server's own where it named one.
+    pub fn errno(&self) -> Errno {
+        match self {
+            Self::Connect { errno, .. } | Self::Refused { errno, .. } | Self::System { errno, .. } => *errno,
+            Self::Timeout { .. } => Errno::ETIMEDOUT,
+            Self::Disconnected { .. } => Errno::ENOTCONN,
+            Self::Malformed { .. } => Errno::EPROTO,
+            Self::Argument(_) => Errno::EINVAL,
+        }
+    }
+}
+
+/// What the server can do, with the specification's defaults for what it did not name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ServerLimits {
+    /// Minor protocol version agreed on.
+    pub minor: u16,
+    /// Most descriptors in one message to it.
+    pub max_msg_fds: u32,
+    /// Most bytes of data in one message to it, 1 or more.
+    pub max_data_xfer_size: u32,
+    /// Page sizes for DMA maps, or'ed together.
+    pub pgsizes: u64,
+    /// Most DMA maps at a time.
+    pub max_dma_maps: u64,
+    /// It takes `REGION_WRITE_MULTI`.
+    pub write_multiple: bool,
+}
+
+/// A connection to a vfio-user server.
+#[derive(Debug)]
+pub struct Client {
+    exchange: Exchange,
+    config: ClientConfig,
+    limits: ServerLimits,
+}
+
+impl Client {
+    /// Connects to the socket at `path` and negotiates; `timeout` also bounds each later call.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn connect(path: impl AsRef<Path>, timeout: Duration) -> Result<Self, ClientError> {
+        Self::connect_with(path, ClientConfig { timeout, ..Default::default() })
+    }
+
+    /// Connects to the socket at `path` and negotiates.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn connect_with(path: impl AsRef<Path>, config: ClientConfig) -> Result<Self, ClientError> {
+        let path = path.as_ref();
+        let deadline = Deadline::after(config.timeout);
+        let failed = |errno: Errno| ClientError::Connect { path: path.to_owned(), errno };
+        let address = UnixAddr::new(path).map_err(|errno| failed(errno.into()))?;
+        let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+        let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)
+            .map_err(|errno| ClientError::System { call: "socket", errno: errno.into() })?;
+        loop {
+            match connect(std::os::fd::AsRawFd::as_raw_fd(&fd), &address) {
+                Ok(()) => break,
+                // The server's backlog is full; there is nothing to poll for.
+                Err(nix::errno::Errno::EAGAIN) if !deadline.is_over() => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                Err(nix::errno::Errno::EAGAIN) => return Err(failed(Errno::ETIMEDOUT)),
+                Err(nix::errno::Errno::EINTR) => {}
+                Err(errno) => return Err(failed(errno.into())),
+            }
+        }
+        Self::negotiate(fd, config, deadline)
+    }
+
+    /// Takes a connected stream socket and negotiates.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn from_socket(fd: OwnedFd, config: ClientConfig) -> Result<Self, ClientError> {
+        let deadline = Deadline::after(config.timeout);
+        Self::negotiate(fd, config, deadline)
+    }
+
+    fn negotiate(fd: OwnedFd, config: ClientConfig, deadline: Deadline) -> Result<Self, ClientError> {
+        if config.max_data_xfer_size == 0 {
+            return Err(ClientError::Argument("max_data_xfer_size is zero"));
+        }
+        // A reply carries as much as is asked for, a server's request as much as we said; both are bounded.
+        let data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
+        let framed = Framed::new(fd, data.saturating_add(requests::MAX_INFO_REPLY), config.max_msg_fds as usize);
+        let exchange = Exchange::new(framed, config.spin, config.memory.clone(), config.max_data_xfer_size);
+        let proposal = VersionMessage {
+            major: VERSION_MAJOR,
+            minor: VERSION_MINOR,
+            has_json: true,
+            capabilities: Some(Capabilities {
+                max_msg_fds: Some(config.max_msg_fds.into()),
+                max_data_xfer_size: Some(config.max_data_xfer_size.into()),
+                pgsizes: Some(DEFAULT_PGSIZES),
+                max_dma_maps: Some(DEFAULT_MAX_DMA_MAPS.into()),
+                write_multiple: Some(true),
+                twin_socket: None,
+            }),
+        };
+        let command = Command::Version;
+        let body = build_version(&proposal);
+        let answer = exchange.call(command, &body, &[], &[], deadline, |reply| Ok(parse_version(reply.payload)))?;
+        let answer = answer.map_err(|error| malformed(command, error))?;
+        if answer.major != VERSION_MAJOR || answer.minor > VERSION_MINOR {
+            let what = format!("version {}.{} was not proposed", answer.major, answer.minor);
+            return Err(ClientError::Malformed { command, what });
+        }
+        let said = answer.capabilities.unwrap_or_default();
+        let small = |value: Option<u64>, default: u32| {
+            value.map_or(default, |value| u32::try_from(value).unwrap_or(u32::MAX))
+        };
+        let limits = ServerLimits {
+            minor: answer.minor,
+            max_msg_fds: small(said.max_msg_fds, DEFAULT_MAX_MSG_FDS),
+            max_data_xfer_size: small(said.max_data_xfer_size, DEFAULT_MAX_DATA_XFER_SIZE),
+            pgsizes: said.pgsizes.unwrap_or(DEFAULT_PGSIZES),
+            max_dma_maps: said.max_dma_maps.unwrap_or(DEFAULT_MAX_DMA_MAPS.into()),
+            write_multiple: said.write_multiple.unwrap_or(false),
+        };
+        if limits.max_data_xfer_size == 0 {
+            return Err(malformed(command, "max_data_xfer_size 0 allows no access at all"));
+        }
+        Ok(Self { exchange, config, limits })
+    }
+
+    /// What the server said of itself.
+    pub fn limits(&self) -> ServerLimits {
+        self.limits
+    }
+
+    /// The socket, to be polled for the server's requests or its end; do not read from it.
+    pub fn socket_fd(&self) -> BorrowedFd<'_> {
+        self.exchange.socket()
+    }
+
+    /// Whether the server is still there, without waiting: one `poll`. It also says `false` once the stream has
+    /// made no sense.
+    pub fn is_alive(&self) -> bool {
+        if self.exchange.is_dead() {
+            return false;
+        }
+        // Hang-up and errors are reported whether asked for or not.
+        let mut fds = [PollFd::new(self.exchange.socket(), PollFlags::empty())];
+        match poll(&mut fds, PollTimeout::ZERO) {
+            Ok(_) => fds[0].revents().is_some_and(|events| events.is_empty()),
+            Err(errno) => errno == nix::errno::Errno::EINTR,
+        }
+    }
+
+    /// Process id of the server, as it was when it listened.
+    ///
+    /// # Errors
+    /// [`ClientError::System`]
+    pub fn server_pid(&self) -> Result<i32, ClientError> {
+        getsockopt(&self.exchange.socket(), sockopt::PeerCredentials)
+            .map(|credentials| credentials.pid())
+            .map_err(|errno| ClientError::System { call: "getsockopt", errno: errno.into() })
+    }
+
+    /// Serves requests of the server that arrive within `timeout`, and returns once one has been served, or the
+    /// time is over, with their number. Calls that wait do this too, so it is only for quiet times.
+    ///
+    /// # Errors
+    /// [`ClientError::Disconnected`]
+    pub fn poll_incoming(&self, timeout: Duration) -> Result<u64, ClientError> {
+        self.exchange.poll_incoming(Deadline::after(timeout))
+    }
+
+    fn deadline(&self) -> Deadline {
+        Deadline::after(self.config.timeout)
+    }
+}
+
+impl AsFd for Client {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket_fd()
+    }
+}
+
+fn malformed(command: Command, what: impl ToString) -> ClientError {
+    ClientError::Malformed { command, what: what.to_string() }
+}
+
+/// When a call gives up.
+#[derive(Clone, Copy, Debug)]
+struct Deadline {
+    timeout: Duration,
+    /// `None` when the time does not fit into the clock: never.
+    at: Option<Instant>,
+}
+
+impl Deadline {
+    fn after(timeout: Duration) -> Self {
+        Self { timeout, at: Instant::now().checked_add(timeout) }
+    }
+
+    fn remaining(&self) -> Duration {
+        self.at.map_or(Duration::MAX, |at| at.saturating_duration_since(Instant::now()))
+    }
+
+    fn is_over(&self) -> bool {
+        self.remaining().is_zero()
+    }
+}

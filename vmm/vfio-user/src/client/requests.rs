@@ -1,0 +1,246 @@
+//! The calls of a [`Client`], each one request or the few that its size is cut into.
+
+use std::os::fd::BorrowedFd;
+
+use vfio_bindings::bindings::vfio;
+use zerocopy::IntoBytes;
+
+use super::exchange::Reply;
+use super::{Client, ClientError, Deadline, malformed};
+use crate::types::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo};
+use crate::wire::*;
+
+/// Room for a region info with about 250 areas; a server that needs more is asked again, up to the next one.
+const FIRST_ARGSZ: u32 = 4096;
+
+/// Longest region info that is read, in bytes.
+pub(super) const MAX_INFO_REPLY: usize = 64 * 1024;
+
+/// Most regions that [`Client::regions`] asks for.
+const MAX_REGIONS: u32 = 1024;
+
+impl Client {
+    /// `DEVICE_GET_INFO`.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn device_info(&self) -> Result<DeviceInfo, ClientError> {
+        let command = Command::DeviceGetInfo;
+        let argsz = (size_of::<DeviceInfoPayload>() as u32).into();
+        let request = DeviceInfoPayload { argsz, ..Default::default() };
+        self.exchange.call(command, request.as_bytes(), &[], &[], self.deadline(), |reply| {
+            let (info, _) = parse_reply::<DeviceInfoPayload>(command, reply.payload)?;
+            Ok(DeviceInfo {
+                flags: info.flags.get(),
+                num_regions: info.num_regions.get(),
+                num_irqs: info.num_irqs.get(),
+            })
+        })
+    }
+
+    /// `DEVICE_GET_REGION_INFO` with its capabilities and descriptor.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn region_info(&self, index: u32) -> Result<RegionInfo, ClientError> {
+        let command = Command::DeviceGetRegionInfo;
+        let deadline = self.deadline();
+        let (info, argsz) = self.region_info_once(index, FIRST_ARGSZ, deadline)?;
+        if argsz <= FIRST_ARGSZ {
+            return Ok(info);
+        }
+        if argsz as usize > MAX_INFO_REPLY {
+            return Err(malformed(command, format!("it would need {argsz} bytes")));
+        }
+        let (info, again) = self.region_info_once(index, argsz, deadline)?;
+        if again > argsz {
+            return Err(malformed(command, format!("it needed {argsz} bytes and now needs {again}")));
+        }
+        Ok(info)
+    }
+
+    fn region_info_once(
+        &self,
+        index: u32,
+        argsz: u32,
+        deadline: Deadline,
+    ) -> Result<(RegionInfo, u32), ClientError> {
+        let command = Command::DeviceGetRegionInfo;
+        let request =
+            RegionInfoPayload { argsz: argsz.into(), index: index.into(), ..Default::default() };
+        self.exchange.call(command, request.as_bytes(), &[], &[], deadline, |reply| {
+            let (mut info, argsz) =
+                parse_region_info(reply.payload).map_err(|error| malformed(command, error))?;
+            info.fd = reply.fds.into_iter().next();
+            Ok((info, argsz))
+        })
+    }
+
+    /// All regions of the device, by index.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn regions(&self) -> Result<Vec<RegionInfo>, ClientError> {
+        let count = self.device_info()?.num_regions;
+        if count > MAX_REGIONS {
+            return Err(malformed(Command::DeviceGetInfo, format!("a device has {count} regions")));
+        }
+        (0..count).map(|index| self.region_info(index)).collect()
+    }
+
+    /// `DEVICE_GET_IRQ_INFO`.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn irq_info(&self, index: u32) -> Result<IrqInfo, ClientError> {
+        let command = Command::DeviceGetIrqInfo;
+        let argsz = (size_of::<IrqInfoPayload>() as u32).into();
+        let request = IrqInfoPayload { argsz, index: index.into(), ..Default::default() };
+        self.exchange.call(command, request.as_bytes(), &[], &[], self.deadline(), |reply| {
+            let (info, _) = parse_reply::<IrqInfoPayload>(command, reply.payload)?;
+            Ok(IrqInfo { flags: info.flags.get(), count: info.count.get() })
+        })
+    }
+
+    /// Reads `data.len()` bytes of a region, in as many accesses as the server's `max_data_xfer_size` makes of
+    /// them; up to that size it is one.
+    ///
+    /// # Errors
+    /// [`ClientError`]; `data` may be filled in part.
+    pub fn region_read(&self, index: u32, offset: u64, data: &mut [u8]) -> Result<(), ClientError> {
+        let command = Command::RegionRead;
+        let deadline = self.deadline();
+        let mut at = check_span(offset, data.len())?;
+        for part in data.chunks_mut(self.transfer()) {
+            let access = region_access(index, at, part.len());
+            at += part.len() as u64;
+            self.exchange.call(command, access.as_bytes(), &[], &[], deadline, |reply| {
+                let bytes = region_reply(command, &reply, part.len())?;
+                if bytes.len() < part.len() {
+                    let what = format!("{} bytes were asked for and {} came", part.len(), bytes.len());
+                    return Err(malformed(command, what));
+                }
+                part.copy_from_slice(&bytes[..part.len()]);
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Writes to a region, cut as [`Self::region_read`]. With `posted` no reply is asked for: the call returns
+    /// when the socket has taken the message, and a refusal is never seen.
+    ///
+    /// # Errors
+    /// [`ClientError`]; part of `data` may have been written.
+    pub fn region_write(
+        &self,
+        index: u32,
+        offset: u64,
+        data: &[u8],
+        posted: bool,
+    ) -> Result<(), ClientError> {
+        let command = Command::RegionWrite;
+        let deadline = self.deadline();
+        let mut at = check_span(offset, data.len())?;
+        for part in data.chunks(self.transfer()) {
+            let access = region_access(index, at, part.len());
+            at += part.len() as u64;
+            if posted {
+                self.exchange.post(command, access.as_bytes(), part, deadline)?;
+            } else {
+                self.exchange.call(command, access.as_bytes(), part, &[], deadline, |reply| {
+                    region_reply(command, &reply, part.len()).map(|_| ())
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `DMA_MAP`. With a descriptor the server maps its file from `map.offset` on; without one it reaches the
+    /// memory by messages, which the [`GuestMemory`](super::GuestMemory) given at connect answers.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn dma_map(&self, map: DmaMap, fd: Option<BorrowedFd<'_>>) -> Result<(), ClientError> {
+        if fd.is_some() && self.limits.max_msg_fds == 0 {
+            return Err(ClientError::Argument("the server takes no descriptors: map without one"));
+        }
+        let request = DmaMapPayload {
+            argsz: (size_of::<DmaMapPayload>() as u32).into(),
+            flags: map.flags.into(),
+            offset: map.offset.into(),
+            address: map.address.into(),
+            size: map.size.into(),
+        };
+        self.call_empty(Command::DmaMap, request.as_bytes(), &[], fd.as_slice(), self.deadline())
+    }
+
+    /// `DMA_UNMAP`; when it returns the server has let go of the range.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn dma_unmap(&self, unmap: DmaUnmap) -> Result<(), ClientError> {
+        let (flags, address, size) = match unmap {
+            DmaUnmap::Range { address, size } => (0, address, size),
+            DmaUnmap::All => (vfio::VFIO_DMA_UNMAP_FLAG_ALL, 0, 0),
+        };
+        let request = DmaUnmapPayload {
+            argsz: (size_of::<DmaUnmapPayload>() as u32).into(),
+            flags: flags.into(),
+            address: address.into(),
+            size: size.into(),
+        };
+        self.call_empty(Command::DmaUnmap, request.as_bytes(), &[], &[], self.deadline())
+    }
+
+    /// `DEVICE_RESET`. It may be called while another thread waits in another call.
+    ///
+    /// # Errors
+    /// [`ClientError`]
+    pub fn reset(&self) -> Result<(), ClientError> {
+        self.call_empty(Command::DeviceReset, &[], &[], &[], self.deadline())
+    }
+
+    /// A call whose reply says nothing but that it is done.
+    pub(super) fn call_empty(
+        &self,
+        command: Command,
+        fixed: &[u8],
+        data: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Deadline,
+    ) -> Result<(), ClientError> {
+        self.exchange.call(command, fixed, data, fds, deadline, |_| Ok(()))
+    }
+
+    /// Most bytes in one access: what the server takes, and what fits into our buffer.
+    fn transfer(&self) -> usize {
+        let ours = self.config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE);
+        self.limits.max_data_xfer_size.min(ours) as usize
+    }
+}
+
+fn region_access(index: u32, offset: u64, count: usize) -> RegionAccess {
+    RegionAccess { offset: offset.into(), region: index.into(), count: (count as u32).into() }
+}
+
+fn check_span(offset: u64, len: usize) -> Result<u64, ClientError> {
+    match offset.checked_add(len as u64) {
+        Some(_) => Ok(offset),
+        None => Err(ClientError::Argument("offset and length overflow")),
+    }
+}
+
+fn parse_reply<T: zerocopy::FromBytes>(command: Command, payload: &[u8]) -> Result<(T, &[u8]), ClientError> {
+    parse_prefix(payload).map_err(|error| malformed(command, error))
+}
+
+/// Checks the start of a reply to an access of `count` bytes, and gives what is behind it.
+fn region_reply<'a>(command: Command, reply: &Reply<'a>, count: usize) -> Result<&'a [u8], ClientError> {
+    let (access, data) = parse_reply::<RegionAccess>(command, reply.payload)?;
+    if access.count.get() as usize != count {
+        let what = format!("{count} bytes were asked for and {} are reported", access.count.get());
+        return Err(malformed(command, what));
+    }
+    Ok(data)
+}

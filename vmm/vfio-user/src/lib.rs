@@ -1,0 +1,28 @@
+//! The vfio-user protocol: wire types, framing, a server and a client.
+//!
+//! vfio-user carries VFIO's device interface over a UNIX socket: regions are read and written by messages or
+//! mapped through descriptors, interrupts are eventfds, and client memory is handed over by descriptor or
+//! reached by messages in the other direction. The specification is `docs/interop/vfio-user.rst` of QEMU.
+//!
+//! - [`wire`]: the bytes; parsing that takes anything and cannot panic.
+//! - [`socket`]: messages with descriptors on a non-blocking stream.
+//! - [`server`]: [`ServerConnection`], one client's state machine, driven by an event loop that is not in here,
+//!   and [`Handler`], the device behind it.
+//! - [`client`]: [`Client`], blocking calls with deadlines from any number of threads.
+//!
+//! Neither side trusts the other: sizes, counts, descriptors and replies are checked; buffers and queues are
+//! bounded; every wait has an end.
+
+pub mod client;
+mod errno;
+pub mod server;
+pub mod socket;
+mod types;
+pub mod wire;
+
+pub use client::{Client, ClientConfig, ClientError, GuestMemory, IrqPayload};
+pub use errno::Errno;
+pub use server::{
+    CompleteError, ConnectionError, DmaError, Handler, Outcome, Progress, ServerConfig, ServerConnection, Token,
+};
+pub use types::*;

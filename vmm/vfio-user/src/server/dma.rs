@@ -1,0 +1,245 @@
+//! Requests in the other direction: `DMA_READ` and `DMA_WRITE` to a client that shares no memory.
+//!
+//! An operation is cut to the client's `max_data_xfer_size` and has one message under way at a time, so a
+//! client that names a tiny size makes it slow and nothing else.
+
+use zerocopy::IntoBytes;
+
+use super::handler::{Handler, Token};
+use crate::Errno;
+use crate::socket::{FrameError, Outlet};
+use crate::wire::{Command, DmaAccess, HEADER_SIZE, Header, parse_prefix};
+
+/// Why an operation was not started.
+#[derive(Debug, thiserror::Error)]
+pub enum DmaError {
+    /// All slots are taken, or too much waits for the socket; try again after a completion.
+    #[error("{outstanding} operations are outstanding and {queued} bytes wait for the socket: try later")]
+    Busy {
+        /// Operations that have not ended.
+        outstanding: usize,
+        /// Bytes that wait for the socket.
+        queued: usize,
+    },
+    /// The range is empty, longer than 16 MiB, or runs over the end of the address space.
+    #[error("a DMA operation of {len} bytes at {address:#x} is empty, too long, or overflows")]
+    Range {
+        /// First address.
+        address: u64,
+        /// Size in bytes.
+        len: usize,
+    },
+    /// The connection has not been negotiated, or has ended.
+    #[error("the connection is not established")]
+    NotConnected,
+    /// The request could not be sent.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+}
+
+/// Largest operation, in bytes.
+pub(super) const MAX_LENGTH: usize = 16 << 20;
+
+#[derive(Debug)]
+enum Direction {
+    /// Collects the data, unless one message brings all of them.
+    Read(Vec<u8>),
+    /// Holds what has not been sent.
+    Write(Vec<u8>),
+}
+
+#[derive(Debug)]
+struct Operation {
+    id: u16,
+    token: Token,
+    address: u64,
+    len: usize,
+    /// Bytes answered.
+    done: usize,
+    /// Bytes of the message under way.
+    chunk: usize,
+    direction: Direction,
+}
+
+/// The operations under way.
+#[derive(Debug)]
+pub(super) struct DmaTable {
+    operations: Vec<Operation>,
+    capacity: usize,
+    next_id: u16,
+}
+
+impl DmaTable {
+    pub(super) fn new(capacity: usize) -> Self {
+        Self { operations: Vec::new(), capacity, next_id: 0 }
+    }
+
+    pub(super) fn outstanding(&self) -> usize {
+        self.operations.len()
+    }
+
+    fn check(&self, address: u64, len: usize, queued: usize, limit: usize) -> Result<(), DmaError> {
+        if len == 0 || len > MAX_LENGTH || address.checked_add(len as u64 - 1).is_none() {
+            return Err(DmaError::Range { address, len });
+        }
+        if self.operations.len() >= self.capacity || queued >= limit {
+            return Err(DmaError::Busy { outstanding: self.operations.len(), queued });
+        }
+        Ok(())
+    }
+
+    fn fresh_id(&mut self) -> u16 {
+        // Fewer operations than ids: a free one is found.
+        loop {
+            self.next_id = self.next_id.wrapping_add(1);
+            if self.operations.iter().all(|operation| operation.id != self.next_id) {
+                return self.next_id;
+            }
+        }
+    }
+
+    pub(super) fn read(
+        &mut self,
+        out: &mut Outlet<'_>,
+        limits: Limits,
+        address: u64,
+        len: usize,
+        token: Token,
+    ) -> Result<(), DmaError> {
+        self.check(address, len, out.queued(), limits.queue)?;
+        let id = self.fresh_id();
+        let chunk = len.min(limits.transfer);
+        send_read(out, id, address, chunk)?;
+        let direction = Direction::Read(Vec::new());
+        self.operations.push(Operation { id, token, address, len, done: 0, chunk, direction });
+        Ok(())
+    }
+
+    pub(super) fn write(
+        &mut self,
+        out: &mut Outlet<'_>,
+        limits: Limits,
+        address: u64,
+        data: &[u8],
+        token: Token,
+    ) -> Result<(), DmaError> {
+        let len = data.len();
+        self.check(address, len, out.queued(), limits.queue)?;
+        let id = self.fresh_id();
+        let (now, later) = data.split_at(len.min(limits.transfer));
+        send_write(out, id, address, now)?;
+        let direction = Direction::Write(later.to_vec());
+        self.operations.push(Operation { id, token, address, len, done: 0, chunk: now.len(), direction });
+        Ok(())
+    }
+
+    /// Which operation waits for this reply.
+    fn find(&self, header: &Header) -> Option<usize> {
+        self.operations.iter().position(|operation| {
+            let command = match operation.direction {
+                Direction::Read(_) => Command::DmaRead,
+                Direction::Write(_) => Command::DmaWrite,
+            };
+            operation.id == header.id && command == header.command
+        })
+    }
+
+    /// Whether an operation waits for this reply.
+    pub(super) fn expects(&self, header: &Header) -> bool {
+        self.find(header).is_some()
+    }
+
+    /// Takes a reply; `Ok(false)` when nothing is waiting for it.
+    pub(super) fn on_reply(
+        &mut self,
+        out: &mut Outlet<'_>,
+        limits: Limits,
+        header: &Header,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<bool, FrameError> {
+        let Some(index) = self.find(header) else { return Ok(false) };
+        let operation = &mut self.operations[index];
+        let result = match header.reply_error() {
+            Some(errno) => Err(errno),
+            None => operation.take(payload),
+        };
+        if result.is_ok() && operation.done < operation.len {
+            operation.chunk = (operation.len - operation.done).min(limits.transfer);
+            let (id, chunk) = (operation.id, operation.chunk);
+            let next = operation.address + operation.done as u64;
+            match &mut operation.direction {
+                Direction::Read(_) => send_read(out, id, next, chunk)?,
+                Direction::Write(rest) => {
+                    let from = rest.len() - (operation.len - operation.done);
+                    send_write(out, id, next, &rest[from..from + chunk])?;
+                }
+            }
+            return Ok(true);
+        }
+        let operation = self.operations.swap_remove(index);
+        match (operation.direction, result) {
+            (Direction::Read(_), Err(errno)) => handler.dma_read_done(operation.token, Err(errno)),
+            (Direction::Read(data), Ok(())) if data.is_empty() => {
+                handler.dma_read_done(operation.token, Ok(&payload[size_of::<DmaAccess>()..]));
+            }
+            (Direction::Read(data), Ok(())) => handler.dma_read_done(operation.token, Ok(&data)),
+            (Direction::Write(_), result) => handler.dma_write_done(operation.token, result),
+        }
+        Ok(true)
+    }
+
+    /// Ends everything with an error.
+    pub(super) fn fail_all(&mut self, errno: Errno, handler: &mut dyn Handler) {
+        for operation in std::mem::take(&mut self.operations) {
+            match operation.direction {
+                Direction::Read(_) => handler.dma_read_done(operation.token, Err(errno)),
+                Direction::Write(_) => handler.dma_write_done(operation.token, Err(errno)),
+            }
+        }
+    }
+}
+
+impl Operation {
+    /// Checks the reply to the message under way, and collects its data.
+    fn take(&mut self, payload: &[u8]) -> Result<(), Errno> {
+        if let Direction::Read(data) = &mut self.direction {
+            let (access, bytes) = parse_prefix::<DmaAccess>(payload).map_err(|_| Errno::EPROTO)?;
+            if access.count.get() != self.chunk as u64 || bytes.len() != self.chunk {
+                return Err(Errno::EPROTO);
+            }
+            if self.chunk < self.len {
+                // The device asked for `len` bytes, and each message brings its share of them.
+                data.extend_from_slice(bytes);
+            }
+        }
+        self.done += self.chunk;
+        Ok(())
+    }
+}
+
+/// What bounds the requests to this client.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Limits {
+    /// The client's `max_data_xfer_size`.
+    pub(super) transfer: usize,
+    /// Bytes that may wait for the socket.
+    pub(super) queue: usize,
+}
+
+fn send_read(out: &mut Outlet<'_>, id: u16, address: u64, count: usize) -> Result<(), FrameError> {
+    out.send(&request(Command::DmaRead, id, address, count, 0), &[], &[])
+}
+
+fn send_write(out: &mut Outlet<'_>, id: u16, address: u64, data: &[u8]) -> Result<(), FrameError> {
+    out.send(&request(Command::DmaWrite, id, address, data.len(), data.len()), data, &[])
+}
+
+fn request(command: Command, id: u16, address: u64, count: usize, data: usize) -> [u8; 32] {
+    let access = DmaAccess { address: address.into(), count: (count as u64).into() };
+    let header = Header::request(id, command, size_of::<DmaAccess>() + data, false);
+    let mut bytes = [0; HEADER_SIZE + size_of::<DmaAccess>()];
+    bytes[..HEADER_SIZE].copy_from_slice(&header.to_bytes());
+    bytes[HEADER_SIZE..].copy_from_slice(access.as_bytes());
+    bytes
+}

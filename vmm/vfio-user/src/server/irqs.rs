@@ -1,0 +1,72 @@
+//! `DEVICE_SET_IRQS`: from untrusted bytes and descriptors to a [`SetIrqs`] that a device can act on.
+
+use std::os::fd::OwnedFd;
+
+use vfio_bindings::bindings::vfio;
+
+use super::handler::Handler;
+use crate::Errno;
+use crate::socket::Message;
+use crate::types::{IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, IrqAction, IrqData, SetIrqs};
+use crate::wire::{SetIrqsPayload, parse_prefix};
+
+/// Checks a request against what the handler says of the interrupt type. Descriptors of a refused request are
+/// closed. `argsz` is not looked at: clients disagree about it, and the payload's own size says it all.
+pub(super) fn check(message: Message<'_>, handler: &mut dyn Handler) -> Result<SetIrqs, Errno> {
+    let (raw, data) = parse_prefix::<SetIrqsPayload>(message.payload).map_err(|_| Errno::EINVAL)?;
+    let (index, start, count) = (raw.index.get(), raw.start.get(), raw.count.get());
+    if message.fds_lost {
+        return Err(Errno::EMFILE);
+    }
+    let info = handler.irq_info(index)?;
+    let end = start.checked_add(count).ok_or(Errno::EINVAL)?;
+    if start >= info.count || end > info.count {
+        return Err(Errno::EINVAL);
+    }
+    let flags = raw.flags.get();
+    let action = action(flags & !vfio::VFIO_IRQ_SET_DATA_TYPE_MASK)?;
+    let data_kind = flags & vfio::VFIO_IRQ_SET_DATA_TYPE_MASK;
+    if count == 0 {
+        let disable = action == IrqAction::Trigger && data_kind == vfio::VFIO_IRQ_SET_DATA_NONE && start == 0;
+        if !disable || !message.fds.is_empty() {
+            return Err(Errno::EINVAL);
+        }
+        return Ok(SetIrqs { index, start, count, action: IrqAction::Disable, data: IrqData::None });
+    }
+    if action != IrqAction::Trigger && info.flags & IRQ_FLAG_MASKABLE == 0 {
+        return Err(Errno::EINVAL);
+    }
+    let data = match data_kind {
+        vfio::VFIO_IRQ_SET_DATA_NONE if message.fds.is_empty() => IrqData::None,
+        vfio::VFIO_IRQ_SET_DATA_BOOL if message.fds.is_empty() => {
+            let values = data.get(..count as usize).ok_or(Errno::EINVAL)?;
+            IrqData::Bool(values.iter().map(|value| *value != 0).collect())
+        }
+        vfio::VFIO_IRQ_SET_DATA_EVENTFD if info.flags & IRQ_FLAG_EVENTFD != 0 => {
+            IrqData::EventFd(eventfds(message.fds, count)?)
+        }
+        _ => return Err(Errno::EINVAL),
+    };
+    Ok(SetIrqs { index, start, count, action, data })
+}
+
+fn action(flags: u32) -> Result<IrqAction, Errno> {
+    match flags {
+        vfio::VFIO_IRQ_SET_ACTION_MASK => Ok(IrqAction::Mask),
+        vfio::VFIO_IRQ_SET_ACTION_UNMASK => Ok(IrqAction::Unmask),
+        vfio::VFIO_IRQ_SET_ACTION_TRIGGER => Ok(IrqAction::Trigger),
+        _ => Err(Errno::EINVAL),
+    }
+}
+
+/// Either one descriptor an interrupt, or none at all, which takes the range's eventfds away. `count` has been
+/// checked against the device's own number of interrupts.
+fn eventfds(fds: Vec<OwnedFd>, count: u32) -> Result<Vec<Option<OwnedFd>>, Errno> {
+    if fds.is_empty() {
+        Ok((0..count).map(|_| None).collect())
+    } else if fds.len() == count as usize {
+        Ok(fds.into_iter().map(Some).collect())
+    } else {
+        Err(Errno::EINVAL)
+    }
+}

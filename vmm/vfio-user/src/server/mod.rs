@@ -1,0 +1,428 @@
+//! The server side: one client's connection as a state machine that an event loop of any kind drives.
+//!
+//! What goes in: a connected socket, and calls when it can be read or written. What comes out: calls of a
+//! [`Handler`], and replies. It has no thread, never waits, and trusts nothing of the client.
+//!
+//! **Order.** Requests are served in the order of arrival. While one is deferred ([`Outcome::Deferred`]) those
+//! behind it wait in the receive buffer, and reading goes on until that is full: so the end of the client is
+//! noticed, and a `DEVICE_RESET` behind the deferred request is. The handler is then asked
+//! ([`Handler::reset_pending`]) whether it gives the request up; everything in front of the reset is still
+//! served first, and each request that defers again is asked about in turn. Replies to our own DMA requests do
+//! not wait either. What stands behind more than a buffer of requests is not seen before those in front of it.
+//!
+//! **Back pressure.** Replies that the socket does not take are queued. At
+//! [`ServerConfig::max_queued`] bytes no more requests are taken until the client reads.
+//!
+//! **Endings.** An error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`],
+//! end the connection: drop it. Malformed *requests* are answered with an errno and end nothing; malformed
+//! *framing* does, since where the next message starts is then unknown.
+
+mod dma;
+mod handler;
+mod irqs;
+mod session;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use nix::sys::socket::{UnixCredentials, getsockopt, sockopt};
+
+pub use dma::DmaError;
+pub use handler::{Handler, Outcome, Token};
+
+use crate::Errno;
+use crate::socket::{Fill, FrameError, Framed};
+use crate::wire::{
+    Capabilities, Command, DEFAULT_MAX_DATA_XFER_SIZE, DEFAULT_MAX_DMA_MAPS, DEFAULT_PGSIZES, HEADER_SIZE,
+    MAX_VERSION_JSON, MessageType, VersionError,
+};
+use session::{Kind, Session, State};
+
+/// Room for a message's fixed structure and the interrupts of a `DATA_BOOL`, beside its data.
+const MESSAGE_OVERHEAD: usize = HEADER_SIZE + 4096;
+
+/// Limits of a connection.
+#[derive(Clone, Debug)]
+pub struct ServerConfig {
+    /// Most descriptors in one message; QEMU refuses a server that says more than 16.
+    pub max_msg_fds: u32,
+    /// Most bytes of data in one message, at least 1; QEMU refuses more than 64 MiB.
+    pub max_data_xfer_size: u32,
+    /// Page sizes for DMA maps, or'ed together.
+    pub pgsizes: u64,
+    /// Most DMA maps at a time; said to the client, kept by the handler.
+    pub max_dma_maps: u32,
+    /// Take `REGION_WRITE_MULTI`.
+    pub write_multiple: bool,
+    /// Steps (messages or reads) in one call of [`ServerConnection::on_readable`], at least 1.
+    pub budget: u32,
+    /// Bytes of replies that may wait for the socket before requests are left alone.
+    pub max_queued: usize,
+    /// Most operations of [`ServerConnection::dma_read`] and `dma_write` at a time, below 65536.
+    pub max_dma_outstanding: usize,
+}
+
+impl Default for ServerConfig {
+    fn default() -> Self {
+        Self {
+            max_msg_fds: 16,
+            max_data_xfer_size: DEFAULT_MAX_DATA_XFER_SIZE,
+            pgsizes: DEFAULT_PGSIZES,
+            max_dma_maps: DEFAULT_MAX_DMA_MAPS,
+            write_multiple: true,
+            budget: 64,
+            max_queued: 4 << 20,
+            max_dma_outstanding: 64,
+        }
+    }
+}
+
+impl ServerConfig {
+    fn message_limit(&self, transfer: usize) -> usize {
+        transfer.saturating_add(MESSAGE_OVERHEAD)
+    }
+}
+
+/// Where a call of [`ServerConnection::on_readable`] stopped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Progress {
+    /// All that was there is served: call again when the socket is readable (level-triggered).
+    Idle,
+    /// The budget is used up: call again soon.
+    More,
+    /// A deferred request or the client's reading is waited for: see [`ServerConnection::wants_read`],
+    /// `wants_write` and `ready`.
+    Blocked,
+    /// The client has closed the connection between two messages.
+    Closed,
+}
+
+/// Why a connection ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ConnectionError {
+    /// The stream is broken, or its framing is.
+    #[error(transparent)]
+    Frame(#[from] FrameError),
+    /// The client died in the middle of a message.
+    #[error("the client closed the connection {buffered} bytes into a message")]
+    Truncated {
+        /// Bytes of it that had come.
+        buffered: usize,
+    },
+    /// The first message must be a version.
+    #[error("the client sent {command:?} before VFIO_USER_VERSION")]
+    NotNegotiated {
+        /// What it was instead.
+        command: Command,
+    },
+    /// The version could not be read.
+    #[error("the client's VFIO_USER_VERSION cannot be read: {0}")]
+    Version(#[from] VersionError),
+    /// A major version that is not spoken here.
+    #[error("the client speaks major version {major}, and only 0 is known")]
+    Major {
+        /// The version it proposed.
+        major: u16,
+    },
+    /// The client takes no data at all.
+    #[error("the client says max_data_xfer_size 0, and no transfer fits into that")]
+    NoTransfers,
+    /// The connection has ended before.
+    #[error("the connection has ended")]
+    Ended,
+}
+
+/// Why a deferred request was not completed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum CompleteError {
+    /// No request is deferred with this token.
+    #[error("no request is deferred with token {token}")]
+    NotDeferred {
+        /// The token given.
+        token: Token,
+    },
+    /// A read ends with exactly the bytes asked for, anything else with none.
+    #[error("the request takes {expected} bytes of data and {got} were given")]
+    Length {
+        /// Bytes that the request takes.
+        expected: usize,
+        /// Bytes given.
+        got: usize,
+    },
+}
+
+/// What a connection has seen.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Counters {
+    /// Messages taken off the stream.
+    pub messages: u64,
+    /// Requests answered with an error, or that would have been, had they wanted a reply.
+    pub failed: u64,
+    /// Replies to nothing, dropped.
+    pub unmatched_replies: u64,
+}
+
+/// One client's connection.
+#[derive(Debug)]
+pub struct ServerConnection {
+    framed: Framed,
+    session: Session,
+}
+
+impl ServerConnection {
+    /// Takes a socket that a client has connected to.
+    pub fn new(socket: OwnedFd, config: ServerConfig) -> Self {
+        // Before the negotiation nothing but a version is expected.
+        let limit = HEADER_SIZE + 4 + MAX_VERSION_JSON;
+        let fds = config.max_msg_fds as usize;
+        Self { framed: Framed::new(socket, limit, fds), session: Session::new(config) }
+    }
+
+    /// Reads from the socket and serves what has come, within the budget. It may be called at any time, and
+    /// must be when [`Self::ready`] says so.
+    ///
+    /// # Errors
+    /// [`ConnectionError`] when the connection has ended.
+    pub fn on_readable(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
+        if self.session.state == State::Ended {
+            return Err(ConnectionError::Ended);
+        }
+        let result = self.drive(handler);
+        if matches!(result, Err(_) | Ok(Progress::Closed)) {
+            self.session.state = State::Ended;
+        }
+        result
+    }
+
+    /// Sends what is queued, as far as the socket takes it. Look at [`Self::ready`] afterwards.
+    ///
+    /// # Errors
+    /// [`ConnectionError`] when the connection has ended.
+    pub fn on_writable(&mut self) -> Result<(), ConnectionError> {
+        if self.session.state == State::Ended {
+            return Err(ConnectionError::Ended);
+        }
+        self.framed.flush().map_err(|error| {
+            self.session.state = State::Ended;
+            error.into()
+        })
+    }
+
+    /// The event loop should call [`Self::on_readable`] when the socket is readable.
+    pub fn wants_read(&self) -> bool {
+        match (&self.session.deferred, self.session.state) {
+            (_, State::Ended) => false,
+            (Some(_), _) => self.framed.rx.has_room(),
+            (None, _) => !self.is_clogged(),
+        }
+    }
+
+    /// The event loop should call [`Self::on_writable`] when the socket is writable.
+    pub fn wants_write(&self) -> bool {
+        self.session.state != State::Ended && self.framed.queued() > 0
+    }
+
+    /// [`Self::on_readable`] has something to do even if the socket is not readable: after a completion, after
+    /// [`Progress::More`], and when the client has read what clogged the connection.
+    pub fn ready(&self) -> bool {
+        match (&self.session.deferred, self.session.state) {
+            (_, State::Ended) => false,
+            (Some(deferred), _) => deferred.result.is_some(),
+            (None, _) => !self.is_clogged() && self.framed.rx.has_message(),
+        }
+    }
+
+    /// The token of the deferred request, while there is one that has not been completed.
+    pub fn deferred(&self) -> Option<Token> {
+        let deferred = self.session.deferred.as_ref()?;
+        deferred.result.is_none().then_some(deferred.token)
+    }
+
+    /// Ends the deferred request that has this token, unless it is a successful read. The reply goes out in the
+    /// next call of [`Self::on_readable`].
+    ///
+    /// # Errors
+    /// [`CompleteError`]; nothing has changed then.
+    pub fn complete(&mut self, token: Token, result: Result<(), Errno>) -> Result<(), CompleteError> {
+        self.complete_with(token, result.map(|()| &[][..]))
+    }
+
+    /// Ends the deferred read that has this token, with all of its bytes or an error; as [`Self::complete`].
+    ///
+    /// # Errors
+    /// [`CompleteError`]; nothing has changed then.
+    pub fn complete_read(&mut self, token: Token, result: Result<&[u8], Errno>) -> Result<(), CompleteError> {
+        self.complete_with(token, result)
+    }
+
+    fn complete_with(&mut self, token: Token, result: Result<&[u8], Errno>) -> Result<(), CompleteError> {
+        let waiting = self.session.deferred.as_mut();
+        let Some(deferred) = waiting.filter(|it| it.token == token && it.result.is_none()) else {
+            return Err(CompleteError::NotDeferred { token });
+        };
+        if let Ok(data) = result {
+            let expected = match &deferred.kind {
+                Kind::Read(access) => access.count.get() as usize,
+                _ => 0,
+            };
+            if data.len() != expected {
+                return Err(CompleteError::Length { expected, got: data.len() });
+            }
+            deferred.data = data.to_vec();
+        }
+        deferred.result = Some(result.map(|_| ()));
+        Ok(())
+    }
+
+    /// Asks the client for `len` bytes of its memory, 1 to 16 MiB; [`Handler::dma_read_done`] brings them.
+    ///
+    /// # Errors
+    /// [`DmaError`]; the operation has not started then.
+    pub fn dma_read(&mut self, address: u64, len: usize, token: Token) -> Result<(), DmaError> {
+        self.check_running()?;
+        let (_, mut out) = self.framed.split();
+        self.session.dma.read(&mut out, self.session.limits, address, len, token)
+    }
+
+    /// Asks the client to write up to 16 MiB to its memory; [`Handler::dma_write_done`] follows.
+    ///
+    /// # Errors
+    /// [`DmaError`]; the operation has not started then.
+    pub fn dma_write(&mut self, address: u64, data: &[u8], token: Token) -> Result<(), DmaError> {
+        self.check_running()?;
+        let (_, mut out) = self.framed.split();
+        self.session.dma.write(&mut out, self.session.limits, address, data, token)
+    }
+
+    /// Operations of [`Self::dma_read`] and [`Self::dma_write`] that have not ended.
+    pub fn dma_outstanding(&self) -> usize {
+        self.session.dma.outstanding()
+    }
+
+    /// Ends all operations of [`Self::dma_read`] and [`Self::dma_write`] with an error, when the connection has
+    /// ended or the device is reset; replies that still come are dropped.
+    pub fn fail_dma(&mut self, errno: Errno, handler: &mut dyn Handler) {
+        self.session.dma.fail_all(errno, handler);
+    }
+
+    /// What the client has said of itself, once it has.
+    pub fn peer(&self) -> Option<&Capabilities> {
+        (self.session.state != State::AwaitVersion).then_some(&self.session.peer)
+    }
+
+    /// Process, user and group of the client, as they were when it connected.
+    ///
+    /// # Errors
+    /// What `SO_PEERCRED` gives.
+    pub fn peer_credentials(&self) -> Result<UnixCredentials, Errno> {
+        Ok(getsockopt(&self.framed, sockopt::PeerCredentials)?)
+    }
+
+    /// What has been seen so far.
+    pub fn counters(&self) -> Counters {
+        self.session.counters
+    }
+
+    fn check_running(&self) -> Result<(), DmaError> {
+        if self.session.state == State::Running { Ok(()) } else { Err(DmaError::NotConnected) }
+    }
+
+    fn is_clogged(&self) -> bool {
+        self.framed.queued() >= self.session.config.max_queued
+    }
+
+    fn drive(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
+        let mut drained = false;
+        for _ in 0..self.session.config.budget.max(1) {
+            if self.session.deferred.is_some() {
+                match self.wait_deferred(handler)? {
+                    Some(progress) => return Ok(progress),
+                    None => continue,
+                }
+            }
+            if self.is_clogged() {
+                return Ok(Progress::Blocked);
+            }
+            let (rx, mut out) = self.framed.split();
+            if let Some(message) = rx.next_message()? {
+                self.session.dispatch(&mut out, message, handler)?;
+                if let Some(limit) = self.session.new_limit.take() {
+                    self.framed.set_limit(limit);
+                }
+                continue;
+            }
+            if drained {
+                return Ok(Progress::Idle);
+            }
+            match self.framed.fill()? {
+                Fill::Data { drained: all } => drained = all,
+                Fill::WouldBlock | Fill::Full => return Ok(Progress::Idle),
+                Fill::End => return self.end(),
+            }
+        }
+        Ok(Progress::More)
+    }
+
+    /// A step while a request is deferred; `None` goes on.
+    fn wait_deferred(&mut self, handler: &mut dyn Handler) -> Result<Option<Progress>, ConnectionError> {
+        let (_, mut out) = self.framed.split();
+        if self.session.finish_deferred(&mut out, handler)? {
+            return Ok(None);
+        }
+        self.look_ahead(handler)?;
+        if let Some(deferred) = self.session.deferred.as_mut()
+            && self.session.resets_ahead > 0
+            && !deferred.asked
+        {
+            deferred.asked = true;
+            if let Some(errno) = handler.reset_pending(deferred.token) {
+                deferred.result = Some(Err(errno));
+                return Ok(None);
+            }
+        }
+        if !self.framed.rx.has_room() {
+            return Ok(Some(Progress::Blocked));
+        }
+        match self.framed.fill()? {
+            Fill::Data { .. } => Ok(None),
+            Fill::WouldBlock | Fill::Full => Ok(Some(Progress::Blocked)),
+            Fill::End => Ok(Some(Progress::Closed)),
+        }
+    }
+
+    /// Looks at what has come behind the deferred request: resets are counted, and replies that an operation of
+    /// ours waits for are taken out and served, since the deferred request may depend on them.
+    fn look_ahead(&mut self, handler: &mut dyn Handler) -> Result<(), ConnectionError> {
+        let session = &mut self.session;
+        let (rx, mut out) = self.framed.split();
+        session.scanned = session.scanned.max(rx.position());
+        while let Some(header) = rx.header_at(session.scanned) {
+            let from = session.scanned;
+            let size = header.size as usize;
+            if header.message_type() == MessageType::Reply && session.dma.expects(&header) {
+                session.counters.messages += 1;
+                let payload = rx.payload_at(from, &header).unwrap_or_default();
+                session.dma.on_reply(&mut out, session.limits, &header, payload, handler)?;
+                rx.remove(from, size);
+                continue;
+            }
+            if header.message_type() == MessageType::Command && header.command == Command::DeviceReset {
+                session.resets_ahead += 1;
+            }
+            session.scanned = from + size as u64;
+        }
+        Ok(())
+    }
+
+    fn end(&self) -> Result<Progress, ConnectionError> {
+        match self.framed.rx.buffered() {
+            0 => Ok(Progress::Closed),
+            buffered => Err(ConnectionError::Truncated { buffered }),
+        }
+    }
+}
+
+impl AsFd for ServerConnection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.framed.as_fd()
+    }
+}

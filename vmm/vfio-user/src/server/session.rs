@@ -1,0 +1,542 @@
+//! What a connection does with each message: the request is checked, the handler is asked, the reply goes out.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use vfio_bindings::bindings::vfio;
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::dma::{DmaTable, Limits};
+use super::handler::{Handler, Outcome, Token};
+use super::{ConnectionError, Counters, ServerConfig, irqs};
+use crate::Errno;
+use crate::socket::{FrameError, Message, Outlet};
+use crate::types::{DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap, REGION_FLAG_MMAP};
+use crate::wire::*;
+
+/// The parts of a request that its reply needs.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    id: u16,
+    command: Command,
+    no_reply: bool,
+}
+
+/// What a deferred request needs when it ends.
+#[derive(Debug)]
+pub(super) enum Kind {
+    /// The reply is empty: map, reset.
+    Empty,
+    /// The reply repeats the request's entry.
+    Unmap(DmaUnmapPayload),
+    /// The reply repeats the request's start, and brings data.
+    Read(RegionAccess),
+    /// The reply repeats the request's start.
+    Write(RegionAccess),
+    /// Writes from number `next` on are still to be done.
+    Multi { records: Vec<u8>, next: usize },
+}
+
+#[derive(Debug)]
+pub(super) struct Deferred {
+    pub(super) token: Token,
+    pub(super) kind: Kind,
+    /// Set when the handler's side has completed it.
+    pub(super) result: Option<Result<(), Errno>>,
+    /// Data of a completed read.
+    pub(super) data: Vec<u8>,
+    /// The handler has been told of a reset behind this.
+    pub(super) asked: bool,
+    request: Request,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum State {
+    AwaitVersion,
+    Running,
+    Ended,
+}
+
+#[derive(Debug)]
+pub(super) struct Session {
+    pub(super) config: ServerConfig,
+    pub(super) state: State,
+    pub(super) peer: Capabilities,
+    pub(super) deferred: Option<Deferred>,
+    pub(super) dma: DmaTable,
+    pub(super) limits: Limits,
+    pub(super) counters: Counters,
+    /// A new largest message, to be given to the stream once no message is borrowed from it.
+    pub(super) new_limit: Option<usize>,
+    /// Stream position up to which messages have been looked through for resets.
+    pub(super) scanned: u64,
+    /// Resets seen there that have not been served.
+    pub(super) resets_ahead: u32,
+    /// Most bytes of data in one access.
+    transfer: usize,
+    scratch: Vec<u8>,
+}
+
+impl Session {
+    pub(super) fn new(config: ServerConfig) -> Self {
+        Self {
+            state: State::AwaitVersion,
+            peer: Capabilities::default(),
+            deferred: None,
+            dma: DmaTable::new(config.max_dma_outstanding),
+            limits: Limits { transfer: DEFAULT_MAX_DATA_XFER_SIZE as usize, queue: config.max_queued },
+            counters: Counters::default(),
+            new_limit: None,
+            scanned: 0,
+            resets_ahead: 0,
+            transfer: config.max_data_xfer_size as usize,
+            scratch: Vec::new(),
+            config,
+        }
+    }
+
+    pub(super) fn dispatch(
+        &mut self,
+        out: &mut Outlet<'_>,
+        message: Message<'_>,
+        handler: &mut dyn Handler,
+    ) -> Result<(), ConnectionError> {
+        self.counters.messages += 1;
+        let header = message.header;
+        if header.message_type() == MessageType::Reply {
+            // Nothing can be answered to a reply; one that nobody waits for is dropped, as QEMU does.
+            if !self.dma.on_reply(out, self.limits, &header, message.payload, handler)? {
+                self.counters.unmatched_replies += 1;
+            }
+            return Ok(());
+        }
+        let request = Request { id: header.id, command: header.command, no_reply: header.no_reply() };
+        if header.command == Command::DeviceReset && message.end <= self.scanned {
+            self.resets_ahead = self.resets_ahead.saturating_sub(1);
+        }
+        if self.state == State::AwaitVersion {
+            return self.version(out, request, message.payload);
+        }
+        let result = match header.command {
+            Command::DmaMap => self.dma_map(out, request, message, handler),
+            Command::DmaUnmap => self.dma_unmap(out, request, message.payload, handler),
+            Command::DeviceGetInfo => device_info(out, request, message.payload, handler),
+            Command::DeviceGetRegionInfo => self.region_info(out, request, message.payload, handler),
+            Command::DeviceGetIrqInfo => irq_info(out, request, message.payload, handler),
+            Command::DeviceSetIrqs => match irqs::check(message, handler) {
+                Ok(irqs) => match handler.set_irqs(irqs) {
+                    Ok(()) => Ok(reply(out, request, &[], &[], &[])?),
+                    Err(errno) => Err(errno.into()),
+                },
+                Err(errno) => Err(errno.into()),
+            },
+            Command::RegionRead => self.region_read(out, request, message.payload, handler),
+            Command::RegionWrite => self.region_write(out, request, message.payload, handler),
+            Command::RegionWriteMulti => self.write_multi(out, request, message.payload, handler),
+            Command::DeviceReset => self.outcome(out, request, handler.reset(), Kind::Empty),
+            // Once is enough; requests of the other direction make no sense in this one.
+            Command::Version | Command::DmaRead | Command::DmaWrite => Err(Errno::EINVAL.into()),
+            Command::DeviceGetRegionIoFds
+            | Command::DirtyPages
+            | Command::DeviceFeature
+            | Command::MigDataRead
+            | Command::MigDataWrite => Err(Errno::ENOTSUP.into()),
+            Command::Unknown(_) => Err(Errno::ENOSYS.into()),
+        };
+        match result {
+            Ok(()) => Ok(()),
+            Err(Refusal::Errno(errno)) => Ok(self.fail(out, request, errno)?),
+            Err(Refusal::Frame(error)) => Err(error.into()),
+        }
+    }
+
+    /// Ends the deferred request if it has been completed; false when it has not.
+    pub(super) fn finish_deferred(
+        &mut self,
+        out: &mut Outlet<'_>,
+        handler: &mut dyn Handler,
+    ) -> Result<bool, ConnectionError> {
+        let Some(deferred) = self.deferred.take_if(|deferred| deferred.result.is_some()) else {
+            return Ok(false);
+        };
+        let request = deferred.request;
+        let result = match (deferred.result.unwrap_or(Ok(())), deferred.kind) {
+            (Err(errno), _) => Err(errno.into()),
+            (Ok(()), Kind::Read(access)) => {
+                reply(out, request, access.as_bytes(), &deferred.data, &[]).map_err(Refusal::from)
+            }
+            (Ok(()), Kind::Multi { records, next }) => self.run_multi(out, request, &records, next, handler),
+            (Ok(()), kind) => acknowledge(out, request, &kind).map_err(Refusal::from),
+        };
+        match result {
+            Ok(()) => Ok(true),
+            Err(Refusal::Errno(errno)) => {
+                self.fail(out, request, errno)?;
+                Ok(true)
+            }
+            Err(Refusal::Frame(error)) => Err(error.into()),
+        }
+    }
+
+    fn fail(&mut self, out: &mut Outlet<'_>, request: Request, errno: Errno) -> Result<(), FrameError> {
+        self.counters.failed += 1;
+        if request.no_reply {
+            return Ok(());
+        }
+        out.send(&Header::error_reply(request.id, request.command, errno).to_bytes(), &[], &[])
+    }
+
+    fn outcome(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        outcome: Outcome,
+        kind: Kind,
+    ) -> Result<(), Refusal> {
+        match outcome {
+            Outcome::Done => Ok(acknowledge(out, request, &kind)?),
+            Outcome::Failed(errno) => Err(errno.into()),
+            Outcome::Deferred(token) => {
+                let data = Vec::new();
+                self.deferred = Some(Deferred { token, request, kind, result: None, data, asked: false });
+                Ok(())
+            }
+        }
+    }
+
+    fn version(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+    ) -> Result<(), ConnectionError> {
+        if request.command != Command::Version {
+            self.fail(out, request, Errno::EINVAL)?;
+            return Err(ConnectionError::NotNegotiated { command: request.command });
+        }
+        let proposed = match parse_version(payload) {
+            Ok(proposed) => proposed,
+            Err(error) => {
+                self.fail(out, request, Errno::EINVAL)?;
+                return Err(error.into());
+            }
+        };
+        if proposed.major != VERSION_MAJOR {
+            self.fail(out, request, Errno::ENOTSUP)?;
+            return Err(ConnectionError::Major { major: proposed.major });
+        }
+        let asked = proposed.capabilities.clone().unwrap_or_default();
+        // Zero bytes a message would make every transfer endless.
+        let transfer = asked.max_data_xfer_size.unwrap_or(DEFAULT_MAX_DATA_XFER_SIZE.into());
+        if transfer == 0 {
+            self.fail(out, request, Errno::EINVAL)?;
+            return Err(ConnectionError::NoTransfers);
+        }
+        let answer = VersionMessage {
+            major: VERSION_MAJOR,
+            minor: proposed.minor.min(VERSION_MINOR),
+            has_json: proposed.has_json,
+            capabilities: proposed.capabilities.as_ref().map(|asked| self.answer(asked)),
+        };
+        // What the client did not name it takes to have its default.
+        if asked.max_data_xfer_size.is_none() {
+            self.transfer = DEFAULT_MAX_DATA_XFER_SIZE as usize;
+        }
+        self.limits.transfer = usize::try_from(transfer).unwrap_or(usize::MAX).min(self.config.max_data_xfer_size as usize);
+        self.new_limit = Some(self.config.message_limit(self.transfer.max(self.limits.transfer)));
+        self.peer = asked;
+        self.state = State::Running;
+        Ok(reply(out, request, &build_version(&answer), &[], &[])?)
+    }
+
+    /// A subset of what the client named, as the specification wants it; this also keeps the reply no longer
+    /// than the request, but for a digit or two.
+    fn answer(&self, asked: &Capabilities) -> Capabilities {
+        let config = &self.config;
+        Capabilities {
+            max_msg_fds: asked.max_msg_fds.map(|_| config.max_msg_fds.into()),
+            max_data_xfer_size: asked.max_data_xfer_size.map(|_| config.max_data_xfer_size.into()),
+            pgsizes: asked.pgsizes.map(|_| config.pgsizes),
+            max_dma_maps: asked.max_dma_maps.map(|_| config.max_dma_maps.into()),
+            write_multiple: asked.write_multiple.filter(|wanted| *wanted && config.write_multiple),
+            twin_socket: None,
+        }
+    }
+
+    fn dma_map(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        message: Message<'_>,
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (raw, _) = parse_prefix::<DmaMapPayload>(message.payload)?;
+        if message.fds_lost {
+            return Err(Errno::EMFILE.into());
+        }
+        let map = DmaMap {
+            flags: raw.flags.get(),
+            offset: raw.offset.get(),
+            address: raw.address.get(),
+            size: raw.size.get(),
+        };
+        let valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
+            && range_is_valid(map.address, map.size)
+            && map.offset.checked_add(map.size).is_some()
+            && message.fds.len() <= 1;
+        if !valid {
+            return Err(Errno::EINVAL.into());
+        }
+        let outcome = handler.dma_map(map, message.fds.into_iter().next());
+        self.outcome(out, request, outcome, Kind::Empty)
+    }
+
+    fn dma_unmap(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (raw, _) = parse_prefix::<DmaUnmapPayload>(payload)?;
+        let (address, size) = (raw.address.get(), raw.size.get());
+        let unmap = match raw.flags.get() {
+            0 if range_is_valid(address, size) => DmaUnmap::Range { address, size },
+            vfio::VFIO_DMA_UNMAP_FLAG_ALL if address == 0 && size == 0 => DmaUnmap::All,
+            _ => return Err(Errno::EINVAL.into()),
+        };
+        let outcome = handler.dma_unmap(unmap);
+        self.outcome(out, request, outcome, Kind::Unmap(raw))
+    }
+
+    fn region_info(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (raw, _) = parse_prefix::<RegionInfoPayload>(payload)?;
+        let argsz = raw.argsz.get();
+        if (argsz as usize) < size_of::<RegionInfoPayload>() {
+            return Err(Errno::EINVAL.into());
+        }
+        let mut info = handler.region_info(raw.index.get())?;
+        let takes_fds = self.peer.max_msg_fds.is_none_or(|fds| fds > 0);
+        if info.fd.is_none() || info.flags & REGION_FLAG_MMAP == 0 || !takes_fds {
+            // A region without its descriptor cannot be mapped, whatever was meant.
+            info.flags &= !REGION_FLAG_MMAP;
+            info.areas.clear();
+            info.fd = None;
+        }
+        let body = build_region_info(raw.index.get(), &info, argsz);
+        let fd = info.fd.as_ref().map(AsFd::as_fd);
+        Ok(reply(out, request, &body, &[], fd.as_slice())?)
+    }
+
+    fn region_read(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (access, _) = parse_prefix::<RegionAccess>(payload)?;
+        let count = self.check_access(&access)?;
+        self.scratch.clear();
+        self.scratch.resize(count, 0);
+        let outcome = if count == 0 {
+            Outcome::Done
+        } else {
+            handler.region_read(access.region.get(), access.offset.get(), &mut self.scratch)
+        };
+        match outcome {
+            Outcome::Done => Ok(reply(out, request, access.as_bytes(), &self.scratch, &[])?),
+            other => self.outcome(out, request, other, Kind::Read(access)),
+        }
+    }
+
+    fn region_write(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (access, data) = parse_prefix::<RegionAccess>(payload)?;
+        let count = self.check_access(&access)?;
+        if data.len() != count {
+            return Err(Errno::EINVAL.into());
+        }
+        let outcome = if count == 0 {
+            Outcome::Done
+        } else {
+            handler.region_write(access.region.get(), access.offset.get(), data)
+        };
+        self.outcome(out, request, outcome, Kind::Write(access))
+    }
+
+    fn check_access(&self, access: &RegionAccess) -> Result<usize, Errno> {
+        let count = access.count.get() as usize;
+        if count > self.transfer || access.offset.get().checked_add(count as u64).is_none() {
+            return Err(Errno::EINVAL);
+        }
+        Ok(count)
+    }
+
+    fn write_multi(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        if !self.config.write_multiple {
+            return Err(Errno::ENOTSUP.into());
+        }
+        let (head, records) = parse_prefix::<WriteMultiPayload>(payload)?;
+        let (writes, rest) = records.as_chunks::<{ size_of::<MultiWrite>() }>();
+        // All are checked before the first has an effect.
+        let valid = rest.is_empty() && writes.len() as u64 == head.wr_cnt.get();
+        if !valid || !writes.iter().all(|record| write_is_valid(record)) {
+            return Err(Errno::EINVAL.into());
+        }
+        self.run_multi(out, request, records, 0, handler)
+    }
+
+    fn run_multi(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        records: &[u8],
+        from: usize,
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let total = records.len() / size_of::<MultiWrite>();
+        for (index, record) in records.chunks_exact(size_of::<MultiWrite>()).enumerate().skip(from) {
+            let (write, _) = parse_prefix::<MultiWrite>(record)?;
+            let data = &write.data[..(write.count.get() as usize).min(write.data.len())];
+            match handler.region_write(write.region.get(), write.offset.get(), data) {
+                Outcome::Done => {}
+                Outcome::Failed(errno) => return Err(errno.into()),
+                deferred => {
+                    let kind = Kind::Multi { records: records.to_vec(), next: index + 1 };
+                    return self.outcome(out, request, deferred, kind);
+                }
+            }
+        }
+        let done = WriteMultiPayload { wr_cnt: (total as u64).into() };
+        Ok(reply(out, request, done.as_bytes(), &[], &[])?)
+    }
+}
+
+/// Why a request has no good reply: the handler or a check says so, or the stream is gone.
+enum Refusal {
+    Errno(Errno),
+    Frame(FrameError),
+}
+
+impl From<Errno> for Refusal {
+    fn from(errno: Errno) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl From<ShortPayload> for Refusal {
+    fn from(_: ShortPayload) -> Self {
+        Self::Errno(Errno::EINVAL)
+    }
+}
+
+impl From<FrameError> for Refusal {
+    fn from(error: FrameError) -> Self {
+        Self::Frame(error)
+    }
+}
+
+fn device_info(
+    out: &mut Outlet<'_>,
+    request: Request,
+    payload: &[u8],
+    handler: &mut dyn Handler,
+) -> Result<(), Refusal> {
+    let (raw, _) = parse_prefix::<DeviceInfoPayload>(payload)?;
+    if (raw.argsz.get() as usize) < size_of::<DeviceInfoPayload>() {
+        return Err(Errno::EINVAL.into());
+    }
+    let info = handler.device_info();
+    let body = DeviceInfoPayload {
+        argsz: (size_of::<DeviceInfoPayload>() as u32).into(),
+        flags: info.flags.into(),
+        num_regions: info.num_regions.into(),
+        num_irqs: info.num_irqs.into(),
+    };
+    Ok(reply(out, request, body.as_bytes(), &[], &[])?)
+}
+
+fn irq_info(
+    out: &mut Outlet<'_>,
+    request: Request,
+    payload: &[u8],
+    handler: &mut dyn Handler,
+) -> Result<(), Refusal> {
+    let (raw, _) = parse_prefix::<IrqInfoPayload>(payload)?;
+    if (raw.argsz.get() as usize) < size_of::<IrqInfoPayload>() {
+        return Err(Errno::EINVAL.into());
+    }
+    let info = handler.irq_info(raw.index.get())?;
+    let body = IrqInfoPayload {
+        argsz: (size_of::<IrqInfoPayload>() as u32).into(),
+        flags: info.flags.into(),
+        index: raw.index,
+        count: info.count.into(),
+    };
+    Ok(reply(out, request, body.as_bytes(), &[], &[])?)
+}
+
+/// The reply to a request that is done and brings no data.
+fn acknowledge(out: &mut Outlet<'_>, request: Request, kind: &Kind) -> Result<(), FrameError> {
+    match kind {
+        Kind::Empty => reply(out, request, &[], &[], &[]),
+        Kind::Unmap(entry) => reply(out, request, entry.as_bytes(), &[], &[]),
+        Kind::Read(access) | Kind::Write(access) => reply(out, request, access.as_bytes(), &[], &[]),
+        Kind::Multi { next, .. } => {
+            let done = WriteMultiPayload { wr_cnt: (*next as u64).into() };
+            reply(out, request, done.as_bytes(), &[], &[])
+        }
+    }
+}
+
+/// Sends header, `fixed` and `data` in one piece, unless the client wants no reply.
+fn reply(
+    out: &mut Outlet<'_>,
+    request: Request,
+    fixed: &[u8],
+    data: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<(), FrameError> {
+    if request.no_reply {
+        return Ok(());
+    }
+    let header = Header::reply(request.id, request.command, fixed.len() + data.len()).to_bytes();
+    if data.is_empty() {
+        return out.send(&header, fixed, fds);
+    }
+    // Data only ever stand behind a region access.
+    let mut head = [0; HEADER_SIZE + size_of::<RegionAccess>()];
+    let length = (HEADER_SIZE + fixed.len()).min(head.len());
+    head[..HEADER_SIZE].copy_from_slice(&header);
+    head[HEADER_SIZE..length].copy_from_slice(&fixed[..length - HEADER_SIZE]);
+    out.send(&head[..length], data, fds)
+}
+
+/// Not empty, and its last byte has an address.
+fn range_is_valid(address: u64, size: u64) -> bool {
+    size != 0 && address.checked_add(size - 1).is_some()
+}
+
+fn write_is_valid(record: &[u8]) -> bool {
+    MultiWrite::read_from_bytes(record).is_ok_and(|write| {
+        let count = write.count.get();
+        count >= 1 && count as usize <= write.data.len() && write.offset.get().checked_add(count.into()).is_some()
+    })
+}

@@ -1,0 +1,129 @@
+//! A framed stream over a UNIX `SOCK_STREAM` socket.
+//!
+//! What goes in: bytes and descriptors as the kernel hands them over, cut anywhere. What comes out: whole
+//! messages with the descriptors that came with them. It never blocks, holds at most one message of the
+//! negotiated size, and owns every descriptor from the moment it is in this process, so that none is leaked.
+//!
+//! Which message a descriptor belongs to: the kernel ends a `recvmsg` behind the part that carried
+//! descriptors, and says no more than that. Peers send one message a `sendmsg`, so descriptors belong to the
+//! last message that starts in, or else was in progress at, the bytes they came with.
+//!
+//! System calls are in `sys`, the one place of this crate with `unsafe`.
+
+mod receive;
+mod send;
+mod sys;
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+pub use receive::{Fill, Message};
+pub(crate) use receive::Receiver;
+pub(crate) use send::{Outlet, Sender};
+
+/// Most descriptors that are kept for messages not handed out yet. What is above is closed on arrival.
+pub const MAX_PENDING_FDS: usize = 256;
+
+/// Most descriptors that the kernel passes in one message (`SCM_MAX_FD` of Linux).
+pub const MAX_MESSAGE_FDS: usize = sys::SCM_MAX_FD;
+
+/// Why a stream cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub enum FrameError {
+    /// A header claims a message shorter than itself: where the next one starts is unknown.
+    #[error("a message claims {size} bytes, less than its 16-byte header")]
+    TooShort {
+        /// The size it claims.
+        size: u32,
+    },
+    /// A header claims more than the limit.
+    #[error("a message claims {size} bytes, more than the limit of {limit}: keep to max_data_xfer_size")]
+    TooLong {
+        /// The size it claims.
+        size: u32,
+        /// The limit.
+        limit: usize,
+    },
+    /// A message is neither request nor reply.
+    #[error("a message has type {kind}, neither request nor reply")]
+    Type {
+        /// The *Type* bits.
+        kind: u8,
+    },
+    /// The peer has closed its end.
+    #[error("the peer has closed the connection")]
+    Closed,
+    /// The operating system says no.
+    #[error("the socket failed: {0}")]
+    Io(#[from] std::io::Error),
+}
+
+/// A non-blocking stream of messages.
+#[derive(Debug)]
+pub struct Framed {
+    pub(crate) fd: OwnedFd,
+    pub(crate) rx: Receiver,
+    pub(crate) tx: Sender,
+}
+
+impl Framed {
+    /// Takes a connected stream socket, blocking or not. Messages larger than `limit` bytes end the stream; at
+    /// least 16 are allowed. A message keeps at most `max_fds` descriptors.
+    pub fn new(fd: OwnedFd, limit: usize, max_fds: usize) -> Self {
+        Self { fd, rx: Receiver::new(limit, max_fds), tx: Sender::default() }
+    }
+
+    /// Sets the largest message from now on, in bytes.
+    pub fn set_limit(&mut self, limit: usize) {
+        self.rx.set_limit(limit);
+    }
+
+    /// Reads once from the socket, without waiting.
+    ///
+    /// # Errors
+    /// [`FrameError::Io`] as the system call gives it.
+    pub fn fill(&mut self) -> Result<Fill, FrameError> {
+        self.rx.fill(self.fd.as_fd())
+    }
+
+    /// Takes the next whole message out of what has been read, if there is one.
+    ///
+    /// # Errors
+    /// A [`FrameError`] when the header makes no sense; the stream is then lost.
+    pub fn next_message(&mut self) -> Result<Option<Message<'_>>, FrameError> {
+        self.rx.next_message()
+    }
+
+    /// Sends a message, made of `head` and `body`, with descriptors. What the socket does not take now is
+    /// copied to a queue, descriptors duplicated; [`Self::flush`] continues. Look at [`Self::queued`] before
+    /// producing more.
+    ///
+    /// # Errors
+    /// [`FrameError::Closed`], or what the system call gives.
+    pub fn send(&mut self, head: &[u8], body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+        self.tx.send(self.fd.as_fd(), head, body, fds)
+    }
+
+    /// Sends what is queued, as far as the socket takes it.
+    ///
+    /// # Errors
+    /// As [`Self::send`].
+    pub fn flush(&mut self) -> Result<(), FrameError> {
+        self.tx.flush(self.fd.as_fd())
+    }
+
+    /// Both halves, to answer a message that is still borrowed.
+    pub(crate) fn split(&mut self) -> (&mut Receiver, Outlet<'_>) {
+        (&mut self.rx, Outlet { socket: self.fd.as_fd(), tx: &mut self.tx })
+    }
+
+    /// Bytes that wait for the socket to take them.
+    pub fn queued(&self) -> usize {
+        self.tx.queued()
+    }
+}
+
+impl AsFd for Framed {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}

@@ -1,0 +1,276 @@
+//! The receiving half: a buffer that grows with what arrives, and the descriptors that came along.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+
+use super::sys::{self, Control};
+use super::{FrameError, MAX_PENDING_FDS};
+use crate::wire::{HEADER_SIZE, Header, MessageType};
+
+/// First size of the buffer, in bytes. It doubles when a message has filled it, up to the limit.
+const INITIAL_BUFFER: usize = 16 * 1024;
+
+/// Most reads with descriptors that are remembered one by one.
+const MAX_BATCHES: usize = 2 * MAX_PENDING_FDS;
+
+/// A message, taken off the stream.
+#[derive(Debug)]
+pub struct Message<'a> {
+    /// Its header.
+    pub header: Header,
+    /// Everything behind the header.
+    pub payload: &'a [u8],
+    /// The descriptors that came with it; dropping them closes them.
+    pub fds: Vec<OwnedFd>,
+    /// More descriptors came than could be kept: those in `fds` are not all.
+    pub fds_lost: bool,
+    /// Stream position behind it.
+    pub(crate) end: u64,
+}
+
+/// What one read from the socket gave.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fill {
+    /// Bytes came. `drained` says that the socket had no more of them at that time.
+    Data {
+        /// Nothing is left in the socket.
+        drained: bool,
+    },
+    /// Nothing is there now.
+    WouldBlock,
+    /// The peer has closed its end; nothing will come any more.
+    End,
+    /// The buffer is full of messages that have not been taken.
+    Full,
+}
+
+#[derive(Debug)]
+struct Batch {
+    /// Stream position behind the bytes that came with the descriptors.
+    end: u64,
+    fds: Vec<OwnedFd>,
+    lost: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Receiver {
+    buffer: Vec<u8>,
+    start: usize,
+    end: usize,
+    limit: usize,
+    max_fds: usize,
+    /// Stream position of `start`.
+    position: u64,
+    batches: VecDeque<Batch>,
+    pending_fds: usize,
+    control: Box<Control>,
+}
+
+impl Receiver {
+    pub(super) fn new(limit: usize, max_fds: usize) -> Self {
+        Self {
+            buffer: Vec::new(),
+            start: 0,
+            end: 0,
+            limit: limit.max(HEADER_SIZE),
+            max_fds,
+            position: 0,
+            batches: VecDeque::new(),
+            pending_fds: 0,
+            control: Box::new(sys::EMPTY_CONTROL),
+        }
+    }
+
+    pub(crate) fn set_limit(&mut self, limit: usize) {
+        self.limit = limit.max(HEADER_SIZE);
+    }
+
+    /// Bytes that have been read and not taken.
+    pub(crate) fn buffered(&self) -> usize {
+        self.end - self.start
+    }
+
+    /// Stream position of the next message.
+    pub(crate) fn position(&self) -> u64 {
+        self.position
+    }
+
+    /// Whether another [`Self::fill`] can put something somewhere.
+    pub(crate) fn has_room(&self) -> bool {
+        self.buffered() < self.capacity() && self.pending_fds < MAX_PENDING_FDS
+    }
+
+    /// A small limit still gets a buffer worth a system call.
+    fn capacity(&self) -> usize {
+        self.limit.max(INITIAL_BUFFER)
+    }
+
+    pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<Fill, FrameError> {
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        if self.end == self.buffer.len() && !self.make_room() {
+            return Ok(Fill::Full);
+        }
+        let mut fds = Vec::new();
+        let room = &mut self.buffer[self.end..];
+        let asked = room.len();
+        let received = match sys::receive(socket, room, &mut self.control, &mut fds) {
+            Ok(received) => received,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Fill::WouldBlock),
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {
+                return Ok(Fill::Data { drained: false });
+            }
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => return Ok(Fill::End),
+            Err(error) => return Err(error.into()),
+        };
+        if received.len == 0 {
+            return Ok(Fill::End);
+        }
+        self.end += received.len;
+        // The kernel ends a read behind descriptors, so a short one says nothing then.
+        let drained = received.len < asked && fds.is_empty() && !received.fds_lost;
+        self.keep(fds, received.fds_lost);
+        Ok(Fill::Data { drained })
+    }
+
+    /// Makes room behind `end`, by moving what is there or by doubling the buffer.
+    fn make_room(&mut self) -> bool {
+        let length = self.buffer.len();
+        if self.start >= length / 2 && self.start > 0 || (self.start > 0 && length >= self.capacity()) {
+            self.buffer.copy_within(self.start..self.end, 0);
+            self.end -= self.start;
+            self.start = 0;
+            return true;
+        }
+        let grown = (length * 2).clamp(INITIAL_BUFFER, self.capacity());
+        if grown <= length {
+            return false;
+        }
+        self.buffer.resize(grown, 0);
+        true
+    }
+
+    fn keep(&mut self, mut fds: Vec<OwnedFd>, mut lost: bool) {
+        if fds.is_empty() && !lost {
+            return;
+        }
+        let room = MAX_PENDING_FDS.saturating_sub(self.pending_fds);
+        if fds.len() > room {
+            fds.truncate(room);
+            lost = true;
+        }
+        self.pending_fds += fds.len();
+        let end = self.position + self.buffered() as u64;
+        let full = self.batches.len() >= MAX_BATCHES;
+        match self.batches.back_mut() {
+            // A peer that drips bytes with descriptors into one message makes the list no longer.
+            Some(last) if full => {
+                last.end = end;
+                last.lost |= lost;
+                last.fds.append(&mut fds);
+            }
+            _ => self.batches.push_back(Batch { end, fds, lost }),
+        }
+    }
+
+    pub(crate) fn next_message(&mut self) -> Result<Option<Message<'_>>, FrameError> {
+        let Some(header) = self.checked_header(self.start)? else { return Ok(None) };
+        let size = header.size as usize;
+        if size > self.buffered() {
+            return Ok(None);
+        }
+        let from = self.start;
+        self.start += size;
+        self.position += size as u64;
+        let (fds, fds_lost) = self.take_fds();
+        let payload = &self.buffer[from + HEADER_SIZE..from + size];
+        Ok(Some(Message { header, payload, fds, fds_lost, end: self.position }))
+    }
+
+    /// Whether [`Self::next_message`] has something to say: a whole message, or that there is none to come.
+    pub(crate) fn has_message(&self) -> bool {
+        match self.checked_header(self.start) {
+            Ok(Some(header)) => header.size as usize <= self.buffered(),
+            Ok(None) => false,
+            Err(_) => true,
+        }
+    }
+
+    /// The header at stream position `from`, if that message is whole and makes sense.
+    pub(crate) fn header_at(&self, from: u64) -> Option<Header> {
+        let at = self.start + usize::try_from(from.checked_sub(self.position)?).ok()?;
+        let header = self.checked_header(at).ok()??;
+        (header.size as usize <= self.end - at).then_some(header)
+    }
+
+    /// The payload of the whole message that starts at stream position `from` and has this header.
+    pub(crate) fn payload_at(&self, from: u64, header: &Header) -> Option<&[u8]> {
+        let at = self.start + usize::try_from(from.checked_sub(self.position)?).ok()?;
+        let bytes = self.buffer.get(at..self.end)?.get(..header.size as usize)?;
+        bytes.get(HEADER_SIZE..)
+    }
+
+    /// Takes the whole message of `size` bytes at stream position `from` out of the stream, as if it had never
+    /// come; what is behind it moves up, and its descriptors are closed.
+    pub(crate) fn remove(&mut self, from: u64, size: usize) {
+        let Some(offset) = from.checked_sub(self.position).and_then(|offset| usize::try_from(offset).ok()) else {
+            return;
+        };
+        if size > self.buffered().saturating_sub(offset) {
+            return;
+        }
+        let at = self.start + offset;
+        if offset == 0 {
+            self.start += size;
+        } else {
+            self.buffer.copy_within(at + size..self.end, at);
+            self.end -= size;
+        }
+        let behind = from + size as u64;
+        let mut closed = 0;
+        self.batches.retain_mut(|batch| {
+            let inside = batch.end > from && batch.end <= behind;
+            if inside {
+                closed += batch.fds.len();
+            } else if batch.end > behind {
+                batch.end -= size as u64;
+            }
+            !inside
+        });
+        self.pending_fds -= closed;
+    }
+
+    fn checked_header(&self, at: usize) -> Result<Option<Header>, FrameError> {
+        let bytes = self.buffer.get(at..self.end).unwrap_or_default();
+        let Some(header) = Header::parse(bytes) else { return Ok(None) };
+        if (header.size as usize) < HEADER_SIZE {
+            return Err(FrameError::TooShort { size: header.size });
+        }
+        if header.size as usize > self.limit {
+            return Err(FrameError::TooLong { size: header.size, limit: self.limit });
+        }
+        match header.message_type() {
+            MessageType::Unknown(kind) => Err(FrameError::Type { kind }),
+            _ => Ok(Some(header)),
+        }
+    }
+
+    /// The descriptors of the message that ends at `position`.
+    fn take_fds(&mut self) -> (Vec<OwnedFd>, bool) {
+        let mut fds = Vec::new();
+        let mut lost = false;
+        while self.batches.front().is_some_and(|batch| batch.end <= self.position) {
+            let Some(batch) = self.batches.pop_front() else { break };
+            self.pending_fds -= batch.fds.len();
+            lost |= batch.lost;
+            fds.extend(batch.fds);
+        }
+        if fds.len() > self.max_fds {
+            fds.truncate(self.max_fds);
+            lost = true;
+        }
+        (fds, lost)
+    }
+}

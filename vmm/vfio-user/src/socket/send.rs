@@ -1,0 +1,108 @@
+//! The sending half: straight to the socket, or to a queue when it is full.
+
+use std::collections::VecDeque;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use super::{FrameError, sys};
+
+#[derive(Debug)]
+struct Outgoing {
+    bytes: Vec<u8>,
+    sent: usize,
+    /// Go with the first byte.
+    fds: Vec<OwnedFd>,
+}
+
+/// Messages stay apart in the queue, one system call each: QEMU takes a header that is cut in two for an
+/// error, and a message that starts a `sendmsg` is never cut within its first bytes.
+#[derive(Debug, Default)]
+pub(crate) struct Sender {
+    queue: VecDeque<Outgoing>,
+    queued: usize,
+}
+
+impl Sender {
+    pub(crate) fn queued(&self) -> usize {
+        self.queued
+    }
+
+    pub(crate) fn send(
+        &mut self,
+        socket: BorrowedFd<'_>,
+        head: &[u8],
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), FrameError> {
+        let total = head.len() + body.len();
+        let sent = if self.queue.is_empty() { attempt(socket, head, body, fds)? } else { 0 };
+        if sent == total {
+            return Ok(());
+        }
+        let mut owned = Vec::new();
+        if sent == 0 {
+            for fd in fds {
+                owned.push(fd.try_clone_to_owned()?);
+            }
+        }
+        let mut bytes = Vec::with_capacity(total - sent);
+        bytes.extend_from_slice(head.get(sent..).unwrap_or_default());
+        bytes.extend_from_slice(&body[sent.saturating_sub(head.len())..]);
+        self.queued += bytes.len();
+        self.queue.push_back(Outgoing { bytes, sent: 0, fds: owned });
+        Ok(())
+    }
+
+    pub(crate) fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), FrameError> {
+        while let Some(first) = self.queue.front_mut() {
+            let fds: Vec<_> = first.fds.iter().map(AsFd::as_fd).collect();
+            let sent = attempt(socket, &first.bytes[first.sent..], &[], &fds)?;
+            if sent == 0 {
+                return Ok(());
+            }
+            first.fds.clear();
+            first.sent += sent;
+            self.queued -= sent;
+            if first.sent == first.bytes.len() {
+                self.queue.pop_front();
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Sends what the socket takes; zero when it takes nothing now.
+fn attempt(
+    socket: BorrowedFd<'_>,
+    head: &[u8],
+    body: &[u8],
+    fds: &[BorrowedFd<'_>],
+) -> Result<usize, FrameError> {
+    match sys::send(socket, head, body, fds) {
+        Ok(sent) => Ok(sent),
+        Err(error) => match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(0),
+            io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset | io::ErrorKind::NotConnected => {
+                Err(FrameError::Closed)
+            }
+            _ => Err(error.into()),
+        },
+    }
+}
+
+/// The sending half of a stream, apart from the receiving one: a reply goes out while the request that it
+/// answers is still borrowed.
+pub(crate) struct Outlet<'a> {
+    pub(super) socket: BorrowedFd<'a>,
+    pub(super) tx: &'a mut Sender,
+}
+
+impl Outlet<'_> {
+    pub(crate) fn send(&mut self, head: &[u8], body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+        self.tx.send(self.socket, head, body, fds)
+    }
+
+    pub(crate) fn queued(&self) -> usize {
+        self.tx.queued()
+    }
+}

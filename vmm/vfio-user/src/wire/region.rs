@@ -1,0 +1,228 @@
+//! The reply of `VFIO_USER_DEVICE_GET_REGION_INFO` with its capability chain.
+
+use vfio_bindings::bindings::vfio;
+use zerocopy::IntoBytes;
+
+use super::{
+    CapHeader, RegionInfoPayload, ShortPayload, SparseAreaPayload, SparseMmapCap, TypeCap, parse_prefix,
+};
+use crate::types::{REGION_FLAG_CAPS, RegionInfo, RegionType, SparseArea};
+
+const BASE: usize = size_of::<RegionInfoPayload>();
+const CAP_HEADER: usize = size_of::<CapHeader>();
+const CAP_SPARSE: u16 = vfio::VFIO_REGION_INFO_CAP_SPARSE_MMAP as u16;
+const CAP_TYPE: u16 = vfio::VFIO_REGION_INFO_CAP_TYPE as u16;
+
+/// A region info reply that cannot be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum RegionInfoError {
+    /// A structure is cut off.
+    #[error(transparent)]
+    Short(#[from] ShortPayload),
+    /// The chain of capabilities leaves the reply, or does not run forwards.
+    #[error("a region capability is said to be at {next:#x} of a reply of {len:#x} bytes")]
+    Chain {
+        /// Where it should be.
+        next: u32,
+        /// How long the reply is.
+        len: usize,
+    },
+    /// There are more areas than the reply has room for.
+    #[error("a sparse mmap capability names {areas} areas, and the reply ends before them")]
+    Areas {
+        /// How many it names.
+        areas: u32,
+    },
+    /// An area is outside of its region.
+    #[error("mappable area {offset:#x}+{size:#x} is outside of a region of {region:#x} bytes")]
+    AreaOutside {
+        /// Start of the area.
+        offset: u64,
+        /// Size of the area.
+        size: u64,
+        /// Size of the region.
+        region: u64,
+    },
+}
+
+/// Builds the reply for region `index`. It is never longer than `argsz`, which must be at least 32: when the
+/// capabilities do not fit they are left out, and `argsz` of the reply says how many bytes to ask again with.
+/// `cap_offset` is 32 even then, since QEMU refuses zero beside `VFIO_REGION_INFO_FLAG_CAPS`.
+pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
+    let mut caps = Vec::new();
+    if !info.areas.is_empty() {
+        let size = CAP_HEADER + size_of::<SparseMmapCap>() + info.areas.len() * size_of::<SparseAreaPayload>();
+        let next = if info.region_type.is_some() { (BASE + size) as u32 } else { 0 };
+        let header = CapHeader { id: CAP_SPARSE.into(), version: 1.into(), next: next.into() };
+        let areas = SparseMmapCap { nr_areas: (info.areas.len() as u32).into(), reserved: 0.into() };
+        caps.extend_from_slice(header.as_bytes());
+        caps.extend_from_slice(areas.as_bytes());
+        for area in &info.areas {
+            let area = SparseAreaPayload { offset: area.offset.into(), size: area.size.into() };
+            caps.extend_from_slice(area.as_bytes());
+        }
+    }
+    if let Some(region_type) = info.region_type {
+        let header = CapHeader { id: CAP_TYPE.into(), version: 1.into(), next: 0.into() };
+        let body = TypeCap { kind: region_type.kind.into(), subtype: region_type.subtype.into() };
+        caps.extend_from_slice(header.as_bytes());
+        caps.extend_from_slice(body.as_bytes());
+    }
+    let (cap_flag, cap_offset) = if caps.is_empty() { (0, 0) } else { (REGION_FLAG_CAPS, BASE as u32) };
+    let needed = BASE + caps.len();
+    let base = RegionInfoPayload {
+        argsz: (needed as u32).into(),
+        flags: (info.flags & !REGION_FLAG_CAPS | cap_flag).into(),
+        index: index.into(),
+        cap_offset: cap_offset.into(),
+        size: info.size.into(),
+        offset: info.offset.into(),
+    };
+    let mut reply = base.as_bytes().to_vec();
+    if needed <= argsz as usize {
+        reply.append(&mut caps);
+    }
+    reply
+}
+
+/// Reads a reply of which `payload` are the bytes that came. The second value is the server's `argsz`: when
+/// it exceeds `payload.len()`, capabilities are missing and the request must be repeated with that size.
+/// The descriptor of the result is not filled in.
+///
+/// # Errors
+/// [`RegionInfoError`]; whatever the bytes, the work is bounded by their number.
+pub fn parse_region_info(payload: &[u8]) -> Result<(RegionInfo, u32), RegionInfoError> {
+    let (base, _) = parse_prefix::<RegionInfoPayload>(payload)?;
+    let argsz = base.argsz.get();
+    let mut info = RegionInfo {
+        flags: base.flags.get(),
+        size: base.size.get(),
+        offset: base.offset.get(),
+        ..Default::default()
+    };
+    let incomplete = argsz as usize > payload.len();
+    if info.flags & REGION_FLAG_CAPS == 0 || incomplete {
+        return Ok((info, argsz));
+    }
+    let mut next = base.cap_offset.get();
+    let mut after = BASE;
+    while next != 0 {
+        let at = next as usize;
+        // Each capability lies behind the one before it, so the loop ends.
+        if at < after || at > payload.len() {
+            return Err(RegionInfoError::Chain { next, len: payload.len() });
+        }
+        let (header, body) = parse_prefix::<CapHeader>(&payload[at..])?;
+        match header.id.get() {
+            CAP_SPARSE => info.areas = parse_areas(body, info.size)?,
+            CAP_TYPE => {
+                let (cap, _) = parse_prefix::<TypeCap>(body)?;
+                info.region_type = Some(RegionType { kind: cap.kind.get(), subtype: cap.subtype.get() });
+            }
+            _ => {}
+        }
+        after = at + CAP_HEADER;
+        next = header.next.get();
+    }
+    Ok((info, argsz))
+}
+
+fn parse_areas(body: &[u8], region: u64) -> Result<Vec<SparseArea>, RegionInfoError> {
+    let (cap, mut rest) = parse_prefix::<SparseMmapCap>(body)?;
+    let count = cap.nr_areas.get();
+    if count as usize > rest.len() / size_of::<SparseAreaPayload>() {
+        return Err(RegionInfoError::Areas { areas: count });
+    }
+    let mut areas = Vec::with_capacity(count as usize);
+    for _ in 0..count {
+        let (area, behind) = parse_prefix::<SparseAreaPayload>(rest)?;
+        rest = behind;
+        let (offset, size) = (area.offset.get(), area.size.get());
+        if offset.checked_add(size).is_none_or(|end| end > region) {
+            return Err(RegionInfoError::AreaOutside { offset, size, region });
+        }
+        areas.push(SparseArea { offset, size });
+    }
+    Ok(areas)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn sample() -> RegionInfo {
+        RegionInfo {
+            flags: 7,
+            size: 0x4000,
+            offset: 0x1000,
+            areas: vec![SparseArea { offset: 0, size: 0x1000 }, SparseArea { offset: 0x2000, size: 0x1000 }],
+            region_type: Some(RegionType { kind: 9, subtype: 4 }),
+            fd: None,
+        }
+    }
+
+    #[test]
+    fn region_with_both_capabilities_round_trips() {
+        let reply = build_region_info(2, &sample(), 4096);
+
+        let (info, argsz) = parse_region_info(&reply).unwrap();
+
+        assert_eq!(argsz as usize, reply.len());
+        assert_eq!(info.areas, sample().areas);
+        assert_eq!(info.region_type, sample().region_type);
+        assert_eq!((info.size, info.offset), (0x4000, 0x1000));
+    }
+
+    #[test]
+    fn argsz_too_small_for_capabilities_gives_the_base_and_the_size_needed() {
+        let reply = build_region_info(2, &sample(), 32);
+
+        let (info, argsz) = parse_region_info(&reply).unwrap();
+
+        assert_eq!(reply.len(), 32);
+        assert_eq!(argsz, 32 + 8 + 8 + 32 + 16);
+        assert!(info.areas.is_empty());
+    }
+
+    #[test]
+    fn capability_chain_that_loops_is_an_error() {
+        let mut reply = build_region_info(2, &sample(), 4096);
+        // The type capability is the last 16 bytes; its `next` is made to point at the first capability.
+        let at = reply.len() - 12;
+        reply[at..at + 4].copy_from_slice(&32u32.to_le_bytes());
+
+        assert!(matches!(parse_region_info(&reply), Err(RegionInfoError::Chain { next: 32, .. })));
+    }
+
+    #[test]
+    fn area_count_beyond_the_reply_is_an_error() {
+        let mut reply = build_region_info(2, &sample(), 4096);
+        reply[40..44].copy_from_slice(&u32::MAX.to_le_bytes());
+
+        assert_eq!(parse_region_info(&reply).unwrap_err(), RegionInfoError::Areas { areas: u32::MAX });
+    }
+
+    #[test]
+    fn area_outside_of_the_region_is_an_error() {
+        let mut info = sample();
+        info.areas[1].offset = 0x4000;
+
+        let reply = build_region_info(2, &info, 4096);
+
+        assert!(matches!(parse_region_info(&reply), Err(RegionInfoError::AreaOutside { .. })));
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(256))]
+        #[test]
+        fn arbitrary_replies_never_panic(mut payload in proptest::collection::vec(any::<u8>(), 0..200)) {
+            // Half of the cases get a plausible start, so that the chain is reached.
+            if payload.len() > 40 && payload[0] & 1 == 0 {
+                payload[0..8].copy_from_slice(&[40, 0, 0, 0, 15, 0, 0, 0]);
+                payload[12..16].copy_from_slice(&[32, 0, 0, 0]);
+            }
+            let _ = parse_region_info(&payload);
+        }
+    }
+}
