@@ -1,0 +1,423 @@
+//! A device behind a vfio-user socket: ours, or any other server's.
+//!
+//! Nothing is assumed of the server beyond the protocol: what it names as mappable is mapped, everything else is trapped.
+//! Threads may share it; the client behind it lets one of them read the socket for all.
+
+use std::{
+    collections::BTreeMap,
+    ops,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    path::Path,
+    sync::{
+        Arc, OnceLock, PoisonError, RwLock,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use nicforge_shm::{Access, SharedMemory};
+use nicforge_vfio_user as wire;
+use nicforge_vfio_user::{
+    Client, ClientConfig, ClientError, DmaUnmap, Errno, GuestMemory, IrqAction, IrqPayload,
+};
+use nix::sys::eventfd::{EfdFlags, EventFd};
+
+use super::{
+    Backing, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG,
+    RegionInfo, WriteMode,
+};
+use crate::{
+    Cancel, Deadline, Error, GoneCause, OpenOptions, Relax, Turn,
+    interrupt::{block, wait_source},
+};
+
+/// Regions that a PCI function has.
+const REGIONS: usize = 9;
+/// Turns of yielding between two looks at the socket, when nothing but the server's end is expected there.
+const LOOK_EVERY: u32 = 64;
+
+/// A range that the server may ask for by messages.
+struct Range {
+    len: u64,
+    memory: Arc<dyn PrivateMemory>,
+    permission: DmaPermission,
+    /// Messages are the only way to it.
+    private: bool,
+}
+
+/// What the server may reach. A server may ask by messages for memory that it could map, and for both kinds in one message.
+#[derive(Default)]
+struct ClientMemory {
+    /// By first DMA address.
+    ranges: RwLock<BTreeMap<u64, Range>>,
+    /// Private ranges in it.
+    private: AtomicUsize,
+}
+
+impl ClientMemory {
+    fn change(&self, change: impl FnOnce(&mut BTreeMap<u64, Range>)) {
+        let mut ranges = self.ranges.write().unwrap_or_else(PoisonError::into_inner);
+        change(&mut ranges);
+        self.private.store(ranges.values().filter(|range| range.private).count(), Ordering::Release);
+    }
+
+    /// Whether it was free, and is taken now.
+    fn insert(&self, iova: u64, range: Range) -> bool {
+        let end = iova.saturating_add(range.len);
+        let mut free = false;
+        self.change(|ranges| {
+            let before = ranges.range(..end).next_back();
+            free = before.is_none_or(|(start, other)| start.saturating_add(other.len) <= iova);
+            if free {
+                ranges.insert(iova, range);
+            }
+        });
+        free
+    }
+
+    /// Forgets what lies in `[iova, iova + len)`.
+    fn remove(&self, iova: u64, len: u64) {
+        let end = iova.saturating_add(len);
+        self.change(|ranges| ranges.retain(|&start, _| start < iova || start >= end));
+    }
+
+    /// Whether messages must be expected at any time.
+    fn has_private(&self) -> bool {
+        self.private.load(Ordering::Acquire) != 0
+    }
+
+    /// Checks all of `[address, address + len)`, then copies it piece by piece: a memory, the offset in it, and which bytes of
+    /// the message.
+    fn access(
+        &self,
+        address: u64,
+        len: usize,
+        allowed: impl Fn(&DmaPermission) -> bool,
+        mut copy: impl FnMut(&dyn PrivateMemory, u64, ops::Range<usize>) -> Result<(), Error>,
+    ) -> Result<(), Errno> {
+        let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+        let piece = |done: usize| {
+            let at = address.checked_add(done as u64).ok_or(Errno::EFAULT)?;
+            let (start, range) = ranges.range(..=at).next_back().ok_or(Errno::EFAULT)?;
+            let offset = at - start;
+            match range.len.saturating_sub(offset).min((len - done) as u64) {
+                0 => Err(Errno::EFAULT),
+                _ if !allowed(&range.permission) => Err(Errno::EACCES),
+                there => Ok((range, offset, done + there as usize)),
+            }
+        };
+        let mut done = 0;
+        while done < len {
+            done = piece(done)?.2;
+        }
+        done = 0;
+        while done < len {
+            let (range, offset, end) = piece(done)?;
+            copy(&*range.memory, offset, done..end).map_err(|_| Errno::EFAULT)?;
+            done = end;
+        }
+        Ok(())
+    }
+}
+
+impl GuestMemory for ClientMemory {
+    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno> {
+        let len = data.len();
+        self.access(address, len, |may| may.read, |memory, offset, part| memory.read(offset, &mut data[part]))
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> Result<(), Errno> {
+        self.access(
+            address,
+            data.len(),
+            |may| may.write,
+            |memory, offset, part| memory.write(offset, &data[part]),
+        )
+    }
+}
+
+/// A region as the server described it.
+struct RemoteRegion {
+    info: RegionInfo,
+    fd: Option<OwnedFd>,
+    /// Where the region starts in the file.
+    file_offset: u64,
+}
+
+struct Link {
+    client: Client,
+    memory: Arc<ClientMemory>,
+    regions: [OnceLock<RemoteRegion>; REGIONS],
+    can_reset: bool,
+}
+
+/// A connection to a vfio-user server. Clones stand for the same one, which ends with the last of them.
+#[derive(Clone)]
+pub struct VfioUser(Arc<Link>);
+
+fn failed(what: &'static str, error: ClientError) -> Error {
+    match error {
+        ClientError::Disconnected { .. } => Error::DeviceGone { cause: GoneCause::HungUp },
+        ClientError::Refused { errno: Errno::ENODEV, .. } => Error::DeviceGone { cause: GoneCause::Evicted },
+        ClientError::Refused { errno, .. } | ClientError::System { errno, .. } => {
+            Error::Refused { what, errno: errno.raw() }
+        }
+        ClientError::Timeout { timeout, .. } => Error::Timeout { what, waited: timeout },
+        ClientError::Argument(what) => Error::Unsupported { what },
+        error @ (ClientError::Connect { .. } | ClientError::Malformed { .. }) => {
+            Error::Connection { reason: error.to_string() }
+        }
+    }
+}
+
+impl VfioUser {
+    /// Connects to the socket at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Connection`] when nobody listens there or the server is no vfio-user server, [`Error::DeviceGone`] when it
+    /// hangs up at once (the attachment may be taken), [`Error::Timeout`].
+    pub fn connect(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, Error> {
+        Self::negotiate(options, |config| Client::connect_with(path, config))
+    }
+
+    /// Takes a connected stream socket.
+    ///
+    /// # Errors
+    /// As [`VfioUser::connect`].
+    pub fn from_socket(socket: OwnedFd, options: &OpenOptions) -> Result<Self, Error> {
+        Self::negotiate(options, |config| Client::from_socket(socket, config))
+    }
+
+    fn negotiate(
+        options: &OpenOptions,
+        connect: impl FnOnce(ClientConfig) -> Result<Client, ClientError>,
+    ) -> Result<Self, Error> {
+        let what = "opening the connection";
+        let memory = Arc::new(ClientMemory::default());
+        let config = ClientConfig {
+            timeout: options.timeout,
+            spin: options.socket_spin,
+            memory: Some(memory.clone()),
+            ..ClientConfig::default()
+        };
+        let client = connect(config).map_err(|error| failed(what, error))?;
+        let info = client.device_info().map_err(|error| failed(what, error))?;
+        if info.num_regions <= REGION_CONFIG {
+            return Err(Error::Protocol {
+                what: "a PCI function has more regions",
+                value: info.num_regions.into(),
+            });
+        }
+        let can_reset = info.flags & wire::DEVICE_FLAGS_RESET != 0;
+        Ok(Self(Arc::new(Link { client, memory, regions: Default::default(), can_reset })))
+    }
+
+    /// Process id of the server, as it was when it began to listen.
+    ///
+    /// # Errors
+    /// [`Error::Refused`].
+    pub fn server_pid(&self) -> Result<i32, Error> {
+        self.0.client.server_pid().map_err(|error| failed("asking who the server is", error))
+    }
+
+    fn region(&self, region: u32) -> Result<&RemoteRegion, Error> {
+        let none = Error::NoSuch { what: "region", index: region, count: REGIONS as u32 };
+        let slot = self.0.regions.get(region as usize).ok_or(none)?;
+        if let Some(known) = slot.get() {
+            return Ok(known);
+        }
+        let told = self.0.client.region_info(region).map_err(|error| failed("asking for a region", error))?;
+        let mappable =
+            told.mappable().into_iter().map(|area| MappableArea { offset: area.offset, len: area.size });
+        let info = RegionInfo {
+            size: told.size,
+            readable: told.flags & wire::REGION_FLAG_READ != 0,
+            writable: told.flags & wire::REGION_FLAG_WRITE != 0,
+            mappable: mappable.filter(|area| area.len != 0).collect(),
+        };
+        Ok(slot.get_or_init(|| RemoteRegion { info, fd: told.fd, file_offset: told.offset }))
+    }
+
+    fn check(&self, region: u32, offset: u64, len: usize) -> Result<(), Error> {
+        let size = self.region(region)?.info.size;
+        let len = len as u64;
+        if offset > size || len > size - offset {
+            return Err(Error::OutOfRange { what: "region", index: region, offset, len, size });
+        }
+        Ok(())
+    }
+
+    fn set_irqs(
+        &self,
+        what: &'static str,
+        index: u32,
+        start: u32,
+        action: IrqAction,
+        payload: IrqPayload<'_>,
+    ) -> Result<(), Error> {
+        self.0.client.set_irqs(index, start, action, payload).map_err(|error| failed(what, error))
+    }
+
+    fn serve(&self) -> Result<(), Error> {
+        self.0
+            .client
+            .poll_incoming(Duration::ZERO)
+            .map(drop)
+            .map_err(|error| failed("serving DMA messages", error))
+    }
+}
+
+/// An eventfd that the server signals.
+struct EventSource {
+    event: EventFd,
+    link: VfioUser,
+}
+
+impl InterruptSource for EventSource {
+    fn take(&self) -> u64 {
+        // It does not block; an error means that there is nothing to take.
+        self.event.read().unwrap_or(0)
+    }
+
+    fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
+        wait_source(&self.link, self, deadline, cancel)
+    }
+
+    fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.event.as_fd())
+    }
+}
+
+impl Backing for VfioUser {
+    fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
+        Ok(self.region(region)?.info.clone())
+    }
+
+    fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.check(region, offset, out.len())?;
+        self.0.client.region_read(region, offset, out).map_err(|error| failed("a trapped read", error))
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
+        self.check(region, offset, data.len())?;
+        let posted = mode == WriteMode::Posted;
+        self.0
+            .client
+            .region_write(region, offset, data, posted)
+            .map_err(|error| failed("a trapped write", error))
+    }
+
+    fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
+        let known = self.region(region)?;
+        // The file may end with the last area; what lies behind is trapped anyway. The client has checked that the areas
+        // lie in the region.
+        let end = known.info.mappable.iter().map(|area| area.offset.saturating_add(area.len)).max();
+        let (Some(fd), Some(end)) = (&known.fd, end) else { return Ok(None) };
+        let len = usize::try_from(end).map_err(|_| Error::AddressSpace { len: end })?;
+        let access = if known.info.writable { Access::ReadWrite } else { Access::ReadOnly };
+        Ok(Some(SharedMemory::map(fd.as_fd(), known.file_offset, len, access)?))
+    }
+
+    fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
+        let told = self.0.client.irq_info(index).map_err(|error| failed("asking for interrupts", error))?;
+        Ok(IrqInfo {
+            count: if told.flags & wire::IRQ_FLAG_EVENTFD == 0 { 0 } else { told.count },
+            maskable: told.flags & wire::IRQ_FLAG_MASKABLE != 0,
+            automasked: told.flags & wire::IRQ_FLAG_AUTOMASKED != 0,
+        })
+    }
+
+    fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
+        let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+            .map_err(|errno| Error::system("creating an eventfd", errno))?;
+        let payload = [Some(event.as_fd())];
+        self.set_irqs(
+            "binding an interrupt",
+            index,
+            vector,
+            IrqAction::Trigger,
+            IrqPayload::EventFd(&payload),
+        )?;
+        Ok(Arc::new(EventSource { event, link: self.clone() }))
+    }
+
+    fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
+        self.0.client.irq_disable(index).map_err(|error| failed("unbinding interrupts", error))
+    }
+
+    fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
+        self.set_irqs("masking an interrupt", index, start, IrqAction::Mask, IrqPayload::None(count))
+    }
+
+    fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
+        self.set_irqs("unmasking an interrupt", index, start, IrqAction::Unmask, IrqPayload::None(count))
+    }
+
+    fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error> {
+        let may = |allowed, flag| if allowed { flag } else { 0 };
+        let flags = may(permission.read, wire::DMA_FLAG_READ) | may(permission.write, wire::DMA_FLAG_WRITE);
+        let len = memory.len();
+        let (offset, shared, memory): (_, _, Arc<dyn PrivateMemory>) = match memory {
+            DmaMemory::Shared { memory, offset, len } => {
+                let window = memory.window(offset, len)?;
+                (offset, Some(memory), Arc::new(window))
+            }
+            DmaMemory::Private { memory, .. } => (0, None, memory),
+        };
+        let fd = match &shared {
+            Some(shared) => {
+                let unknown = Error::Unsupported { what: "DMA to memory whose file is not known" };
+                Some(shared.fd().ok_or(unknown)?)
+            }
+            None => None,
+        };
+        let map = wire::DmaMap { flags, offset, address: iova, size: len };
+        // Known here first: the server may ask as soon as it has answered.
+        let what = "mapping memory for DMA";
+        if !self.0.memory.insert(iova, Range { len, memory, permission, private: fd.is_none() }) {
+            return Err(Error::Refused { what, errno: Errno::EEXIST.raw() });
+        }
+        self.0.client.dma_map(map, fd).map_err(|error| {
+            self.0.memory.remove(iova, len);
+            failed(what, error)
+        })
+    }
+
+    fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
+        let range = DmaUnmap::Range { address: iova, size: len };
+        let result = self.0.client.dma_unmap(range).map_err(|error| failed("unmapping memory", error));
+        self.0.memory.remove(iova, len);
+        result
+    }
+
+    fn reset(&self) -> Result<(), Error> {
+        if !self.0.can_reset {
+            return Err(Error::Unsupported { what: "resetting this device" });
+        }
+        self.0.client.reset().map_err(|error| failed("resetting the device", error))
+    }
+
+    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+        let turn = relax.turn();
+        match turn {
+            Turn::Spin => turn.take(),
+            Turn::Yield => {
+                turn.take();
+                if relax.turns().is_multiple_of(LOOK_EVERY) || self.0.memory.has_private() {
+                    self.serve()?;
+                }
+            }
+            Turn::Sleep(time) => block(self, &[], Some(time), None)?,
+        }
+        Ok(())
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.0.client.socket_fd())
+    }
+
+    fn attend(&self) -> Result<(), Error> {
+        self.serve()?;
+        if self.0.client.is_alive() { Ok(()) } else { Err(Error::DeviceGone { cause: GoneCause::HungUp }) }
+    }
+}

@@ -1,0 +1,94 @@
+//! Which DMA addresses of a device are taken.
+
+use std::collections::BTreeMap;
+
+/// The lowest address handed out, so that no buffer lies at 0.
+const FIRST: u64 = 1 << 20;
+/// The end of the address space: what the smallest common IOMMU reaches (39 bits).
+const END: u64 = 1 << 39;
+
+/// Hands out ranges of the device's DMA address space, lowest first, and takes them back.
+pub(crate) struct IovaAllocator {
+    /// Free ranges, start to end; neighbours are merged.
+    free: BTreeMap<u64, u64>,
+}
+
+impl IovaAllocator {
+    pub(crate) fn new() -> Self {
+        Self { free: BTreeMap::from([(FIRST, END)]) }
+    }
+
+    /// `len` bytes (not 0) at a multiple of `align`, a power of two.
+    pub(crate) fn take(&mut self, len: u64, align: u64) -> Option<u64> {
+        let (start, at, end) = self.free.iter().find_map(|(&start, &end)| {
+            let at = start.checked_next_multiple_of(align)?;
+            (at.checked_add(len)? <= end).then_some((start, at, end))
+        })?;
+        self.free.remove(&start);
+        if start < at {
+            self.free.insert(start, at);
+        }
+        if at + len < end {
+            self.free.insert(at + len, end);
+        }
+        Some(at)
+    }
+
+    /// Takes back what [`IovaAllocator::take`] gave.
+    pub(crate) fn give(&mut self, at: u64, len: u64) {
+        let (mut start, mut end) = (at, at + len);
+        if let Some((&before, &until)) = self.free.range(..at).next_back()
+            && until == start
+        {
+            self.free.remove(&before);
+            start = before;
+        }
+        if let Some(until) = self.free.remove(&end) {
+            end = until;
+        }
+        self.free.insert(start, end);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    #[test]
+    fn take_more_than_there_is_gives_none() {
+        let mut space = IovaAllocator::new();
+        assert_eq!(space.take(END, 4096), None);
+        assert_eq!(space.take(u64::MAX, 4096), None);
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(64))]
+
+        #[test]
+        fn ranges_never_overlap_and_all_space_comes_back(
+            steps in proptest::collection::vec((1u64..64, prop::bool::ANY, any::<prop::sample::Index>()), 1..80)
+        ) {
+            let mut space = IovaAllocator::new();
+            let mut taken: Vec<(u64, u64)> = Vec::new();
+            for (pages, huge, victim) in steps {
+                if pages % 3 == 0 && !taken.is_empty() {
+                    let (at, len) = taken.swap_remove(victim.index(taken.len()));
+                    space.give(at, len);
+                    continue;
+                }
+                let align = if huge { 1 << 21 } else { 4096 };
+                let len = pages * 4096;
+                let at = space.take(len, align).unwrap();
+                prop_assert_eq!(at % align, 0);
+                prop_assert!(taken.iter().all(|&(other, size)| at + len <= other || other + size <= at));
+                taken.push((at, len));
+            }
+            for (at, len) in taken {
+                space.give(at, len);
+            }
+            prop_assert_eq!(space.free, BTreeMap::from([(FIRST, END)]));
+        }
+    }
+}

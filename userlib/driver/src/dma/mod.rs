@@ -1,0 +1,203 @@
+//! Memory that the device reaches by DMA.
+//!
+//! In: lengths, or memory that the caller has. Out: [`DmaBuffer`]s with an address that the device understands (IOVA); the
+//! device can reach them as long as they live.
+
+mod iova;
+
+use std::{fmt, sync::Arc};
+
+use nicforge_shm::{MemoryError, SharedMemory, SharedU32, SharedU64, Window};
+
+pub(crate) use iova::IovaAllocator;
+
+use crate::{
+    DmaMemory, DmaPermission, Error,
+    device::{Shared, lock},
+};
+
+/// Page size that mappings are made of in bytes.
+const PAGE: u64 = 4096;
+/// Buffers of at least this size are aligned to it, so that huge pages stay whole.
+const HUGE: u64 = 2 << 20;
+
+/// Whether a buffer is made of huge pages.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum HugePages {
+    /// Of ordinary ones.
+    #[default]
+    Never,
+    /// Of huge ones if the system has enough, otherwise of ordinary ones.
+    Try,
+    /// Of huge ones, or not at all.
+    Require,
+}
+
+/// Memory shared with the device by DMA. Dropping it takes it away from the device first.
+///
+/// What the device writes becomes visible in no particular order, unless it says so: read a word that it writes last with
+/// acquire order, then the rest.
+pub struct DmaBuffer {
+    shared: Arc<Shared>,
+    iova: u64,
+    window: Window,
+    /// Absent for private memory.
+    memory: Option<SharedMemory>,
+}
+
+fn create_huge(len: usize) -> Result<SharedMemory, MemoryError> {
+    match SharedMemory::create_huge("nicforge-dma", len) {
+        Err(MemoryError::UnalignedLength { page, .. }) if page != 0 => {
+            let rounded = len
+                .checked_next_multiple_of(page as usize)
+                .ok_or(MemoryError::Overflow { offset: 0, len: len as u64 })?;
+            SharedMemory::create_huge("nicforge-dma", rounded)
+        }
+        result => result,
+    }
+}
+
+impl DmaBuffer {
+    /// A memory file of `len` bytes rounded up to whole pages.
+    pub(crate) fn create(shared: &Arc<Shared>, len: usize, huge: HugePages) -> Result<Self, Error> {
+        let memory = match huge {
+            HugePages::Never => SharedMemory::create("nicforge-dma", len)?,
+            HugePages::Try => create_huge(len).or_else(|_| SharedMemory::create("nicforge-dma", len))?,
+            HugePages::Require => create_huge(len)?,
+        };
+        let len = memory.len() as u64;
+        Self::of_memory(shared, &memory, 0, len, DmaPermission::READ_WRITE)
+    }
+
+    pub(crate) fn of_memory(
+        shared: &Arc<Shared>,
+        memory: &SharedMemory,
+        offset: u64,
+        len: u64,
+        permission: DmaPermission,
+    ) -> Result<Self, Error> {
+        if memory.fd().is_none() {
+            return Err(Error::Unsupported { what: "DMA to memory whose file is not known" });
+        }
+        for value in [offset, len] {
+            if !value.is_multiple_of(PAGE) {
+                return Err(Error::Misaligned { offset: value, width: PAGE });
+            }
+        }
+        let window = memory.window(offset, len)?;
+        let target = DmaMemory::Shared { memory: memory.clone(), offset, len };
+        Self::map(shared, window, Some(memory.clone()), target, permission)
+    }
+
+    /// Memory whose file is not given away, so that the device can reach it by messages only.
+    pub(crate) fn create_private(shared: &Arc<Shared>, len: usize) -> Result<Self, Error> {
+        let memory = SharedMemory::create("nicforge-private", len)?;
+        let window = memory.whole();
+        let target = DmaMemory::Private { memory: Arc::new(window.clone()), len: window.len() };
+        Self::map(shared, window, None, target, DmaPermission::READ_WRITE)
+    }
+
+    fn map(
+        shared: &Arc<Shared>,
+        window: Window,
+        memory: Option<SharedMemory>,
+        target: DmaMemory,
+        permission: DmaPermission,
+    ) -> Result<Self, Error> {
+        let len = window.len();
+        if len == 0 {
+            return Err(MemoryError::Empty.into());
+        }
+        let align = if len >= HUGE { HUGE } else { PAGE };
+        let iova = lock(&shared.iova).take(len, align).ok_or(Error::AddressSpace { len })?;
+        if let Err(error) = shared.note(shared.backing.dma_map(iova, target, permission)) {
+            // After a time-out nobody knows whether the device has the range: leave it unused then.
+            if matches!(error, Error::Refused { .. } | Error::DeviceGone { .. }) {
+                lock(&shared.iova).give(iova, len);
+            }
+            return Err(error);
+        }
+        Ok(Self { shared: shared.clone(), iova, window, memory })
+    }
+
+    /// Its address for the device.
+    pub fn iova(&self) -> u64 {
+        self.iova
+    }
+
+    /// Its size in bytes, a multiple of the page size.
+    #[allow(clippy::len_without_is_empty, reason = "a buffer is never empty")]
+    pub fn len(&self) -> u64 {
+        self.window.len()
+    }
+
+    /// Whether the device can reach it by messages only.
+    pub fn is_private(&self) -> bool {
+        self.memory.is_none()
+    }
+
+    /// The memory as a window. The device can not reach it any more once the buffer is dropped, but it stays mapped here.
+    pub fn window(&self) -> &Window {
+        &self.window
+    }
+
+    /// The memory and its file; `None` for a private buffer.
+    pub fn memory(&self) -> Option<&SharedMemory> {
+        self.memory.as_ref()
+    }
+
+    /// Copies from it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the range leaves the buffer.
+    #[inline]
+    pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        Ok(self.window.read(offset, out)?)
+    }
+
+    /// Copies into it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`] when the range leaves the buffer.
+    #[inline]
+    pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
+        Ok(self.window.write(offset, data)?)
+    }
+
+    /// The 32-bit word at `offset`, a multiple of 4.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn u32(&self, offset: u64) -> Result<SharedU32, Error> {
+        Ok(self.window.u32(offset)?)
+    }
+
+    /// The 64-bit word at `offset`, a multiple of 8.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    pub fn u64(&self, offset: u64) -> Result<SharedU64, Error> {
+        Ok(self.window.u64(offset)?)
+    }
+}
+
+impl Drop for DmaBuffer {
+    fn drop(&mut self) {
+        let len = self.window.len();
+        match self.shared.note(self.shared.backing.dma_unmap(self.iova, len)) {
+            Ok(()) | Err(Error::DeviceGone { .. }) => lock(&self.shared.iova).give(self.iova, len),
+            // The device may still have the range: its address is not used again.
+            Err(_) => (),
+        }
+    }
+}
+
+impl fmt::Debug for DmaBuffer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DmaBuffer")
+            .field("iova", &format_args!("{:#x}", self.iova))
+            .field("len", &format_args!("{:#x}", self.len()))
+            .field("private", &self.is_private())
+            .finish()
+    }
+}

@@ -1,0 +1,95 @@
+//! What `nicforge run` tells a program about its place in the machine, by environment variables.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+};
+
+use crate::Error;
+
+/// Sockets of the attachments meant for this program, separated by `:`; the first is the usual one.
+pub const SOCKET: &str = "NICFORGE_SOCKET";
+/// The node this program runs on, as the machine description names it.
+pub const NODE: &str = "NICFORGE_NODE";
+/// What this program is to be there.
+pub const ROLE: &str = "NICFORGE_ROLE";
+/// The directory of the machine's sockets and files.
+pub const DIRECTORY: &str = "NICFORGE_DIR";
+
+fn value(name: &str) -> Result<OsString, Error> {
+    std::env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .ok_or_else(|| Error::Environment { name: name.to_owned(), problem: "is not set" })
+}
+
+fn text(name: &str) -> Result<String, Error> {
+    value(name)?
+        .into_string()
+        .map_err(|_| Error::Environment { name: name.to_owned(), problem: "is no text" })
+}
+
+/// The sockets in variable `name`.
+///
+/// # Errors
+/// [`Error::Environment`] when it is not set or has none.
+pub fn sockets(name: &str) -> Result<Vec<PathBuf>, Error> {
+    split(name, &value(name)?)
+}
+
+fn split(name: &str, list: &std::ffi::OsStr) -> Result<Vec<PathBuf>, Error> {
+    let paths: Vec<_> = std::env::split_paths(list).filter(|path| path != Path::new("")).collect();
+    if paths.is_empty() {
+        return Err(Error::Environment { name: name.to_owned(), problem: "names no socket" });
+    }
+    Ok(paths)
+}
+
+/// [`NODE`].
+///
+/// # Errors
+/// [`Error::Environment`].
+pub fn node() -> Result<String, Error> {
+    text(NODE)
+}
+
+/// [`ROLE`].
+///
+/// # Errors
+/// [`Error::Environment`].
+pub fn role() -> Result<String, Error> {
+    text(ROLE)
+}
+
+/// [`DIRECTORY`].
+///
+/// # Errors
+/// [`Error::Environment`].
+pub fn directory() -> Result<PathBuf, Error> {
+    Ok(value(DIRECTORY)?.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn list_of_two_sockets_gives_both_in_order() {
+        let paths = split(SOCKET, "/run/a.sock:/run/b.sock".as_ref()).unwrap();
+        assert_eq!(paths, [PathBuf::from("/run/a.sock"), PathBuf::from("/run/b.sock")]);
+    }
+
+    #[test]
+    fn list_of_separators_is_an_error_that_names_the_variable() {
+        let error = split(SOCKET, "::".as_ref()).unwrap_err();
+        assert!(error.to_string().contains(SOCKET), "{error}");
+    }
+
+    #[test]
+    fn variable_that_is_not_set_is_an_error_that_says_so() {
+        let error = sockets("NICFORGE_NOBODY_SETS_THIS").unwrap_err();
+        assert_eq!(
+            error,
+            Error::Environment { name: "NICFORGE_NOBODY_SETS_THIS".to_owned(), problem: "is not set" }
+        );
+    }
+}

@@ -1,0 +1,257 @@
+//! Waiting for interrupts: poll first, block last.
+
+use std::{
+    collections::HashMap,
+    fmt,
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, PoisonError, RwLock, Weak},
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    poll::{PollFd, PollFlags, ppoll},
+    sys::time::TimeSpec,
+};
+
+use crate::{
+    Backing, Cancel, Deadline, Error, IRQ_INTX, InterruptSource, IrqInfo, Relax,
+    device::{Shared, lock},
+};
+
+const WHAT: &str = "an interrupt";
+
+/// A bound vector.
+pub(crate) struct Bound {
+    shared: Arc<Shared>,
+    index: u32,
+    vector: u32,
+    info: IrqInfo,
+    source: RwLock<Arc<dyn InterruptSource>>,
+}
+
+impl Bound {
+    fn source(&self) -> Arc<dyn InterruptSource> {
+        self.source.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Binds a new source after a reset took the old one's.
+    pub(crate) fn bind_again(&self) -> Result<(), Error> {
+        let source = self.shared.note(self.shared.backing.interrupt(self.index, self.vector))?;
+        *self.source.write().unwrap_or_else(PoisonError::into_inner) = source;
+        Ok(())
+    }
+}
+
+impl Drop for Bound {
+    fn drop(&mut self) {
+        let mut bound = lock(&self.shared.interrupts);
+        if bound.get(&(self.index, self.vector)).is_some_and(|other| other.strong_count() == 0) {
+            bound.remove(&(self.index, self.vector));
+        }
+        if !bound.keys().any(|(index, _)| *index == self.index) {
+            // A server that is gone has unbound it already.
+            let _ = self.shared.note(self.shared.backing.unbind_interrupts(self.index));
+        }
+    }
+}
+
+/// One interrupt vector of the device. Clones stand for the same vector; it is unbound when the last interrupt of its
+/// kind is dropped. A reset of the device through this library keeps it bound.
+#[derive(Clone)]
+pub struct Interrupt(Arc<Bound>);
+
+impl Interrupt {
+    pub(crate) fn bind(shared: &Arc<Shared>, index: u32, vector: u32) -> Result<Self, Error> {
+        let info = shared.note(shared.backing.irq_info(index))?;
+        if vector >= info.count {
+            return Err(Error::NoSuch { what: "interrupt vector", index: vector, count: info.count });
+        }
+        let mut bound: std::sync::MutexGuard<'_, HashMap<_, Weak<Bound>>> = lock(&shared.interrupts);
+        if let Some(present) = bound.get(&(index, vector)).and_then(Weak::upgrade) {
+            return Ok(Self(present));
+        }
+        let source = RwLock::new(shared.note(shared.backing.interrupt(index, vector))?);
+        let made = Arc::new(Bound { shared: shared.clone(), index, vector, info, source });
+        bound.insert((index, vector), Arc::downgrade(&made));
+        Ok(Self(made))
+    }
+
+    /// Its number among the vectors of its kind.
+    pub fn vector(&self) -> u32 {
+        self.0.vector
+    }
+
+    /// Interrupts since the last call or wait. Does not block.
+    pub fn take(&self) -> u64 {
+        self.0.source().take()
+    }
+
+    /// Waits until the vector fired and gives how often it did since it was last asked: the *dummy read*. It polls for
+    /// [`crate::OpenOptions::spin`] first, and blocks then. One thread at a time gets each interrupt.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+    pub fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
+        let shared = &self.0.shared;
+        if let Some((_, count)) = poll_phase(shared, &[self], deadline, cancel)? {
+            return Ok(count);
+        }
+        loop {
+            match self.0.source().wait(deadline.at_most(Shared::SLICE), cancel) {
+                Err(Error::Timeout { .. }) => shared.check_alive()?,
+                result => return shared.note(result),
+            }
+            if deadline.has_passed() {
+                return Err(deadline.timeout(WHAT));
+            }
+        }
+    }
+
+    /// Lets the vector fire again after it masked itself (INTx does), or after [`Interrupt::mask`]. For INTx, first make
+    /// the device take its request back.
+    ///
+    /// # Errors
+    /// [`Error::DeviceGone`], [`Error::Refused`]. Nothing happens for a kind that cannot be masked.
+    pub fn unmask(&self) -> Result<(), Error> {
+        let bound = &*self.0;
+        if !bound.info.maskable && !bound.info.automasked {
+            return Ok(());
+        }
+        bound.shared.note(bound.shared.backing.unmask(bound.index, bound.vector, 1))
+    }
+
+    /// Keeps the vector from firing; what it would have signalled is kept.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] for a kind that cannot be masked; [`Error::DeviceGone`], [`Error::Refused`].
+    pub fn mask(&self) -> Result<(), Error> {
+        let bound = &*self.0;
+        if !bound.info.maskable {
+            return Err(Error::Unsupported { what: "masking this kind of interrupt" });
+        }
+        bound.shared.note(bound.shared.backing.mask(bound.index, bound.vector, 1))
+    }
+
+    /// Whether it is the INTx line.
+    pub fn is_intx(&self) -> bool {
+        self.0.index == IRQ_INTX
+    }
+
+    /// Where it arrives now, for event loops of one's own. A reset of the device replaces it.
+    pub fn source(&self) -> Arc<dyn InterruptSource> {
+        self.0.source()
+    }
+}
+
+impl fmt::Debug for Interrupt {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Interrupt").field("index", &self.0.index).field("vector", &self.0.vector).finish()
+    }
+}
+
+fn take_any(interrupts: &[&Interrupt]) -> Option<(usize, u64)> {
+    interrupts.iter().enumerate().find_map(|(at, interrupt)| match interrupt.take() {
+        0 => None,
+        count => Some((at, count)),
+    })
+}
+
+/// Looks for as long as the options say, and at least once.
+fn poll_phase(
+    shared: &Shared,
+    interrupts: &[&Interrupt],
+    deadline: Deadline,
+    cancel: Option<&Cancel>,
+) -> Result<Option<(usize, u64)>, Error> {
+    let spin = deadline.at_most(shared.options.spin);
+    match shared.wait_for(spin, cancel, WHAT, || Ok(take_any(interrupts))) {
+        Ok(found) => Ok(Some(found)),
+        Err(Error::Timeout { .. }) if deadline.has_passed() => Err(deadline.timeout(WHAT)),
+        Err(Error::Timeout { .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Waits for any of several interrupts of one device: {position in the list, count}.
+pub(crate) fn wait_any(
+    shared: &Shared,
+    interrupts: &[&Interrupt],
+    deadline: Deadline,
+    cancel: Option<&Cancel>,
+) -> Result<(usize, u64), Error> {
+    if let Some(found) = poll_phase(shared, interrupts, deadline, cancel)? {
+        return Ok(found);
+    }
+    loop {
+        let sources: Vec<_> = interrupts.iter().map(|interrupt| interrupt.source()).collect();
+        let fds: Option<Vec<_>> = sources.iter().map(|source| source.raw_fd()).collect();
+        let Some(fds) = fds.filter(|_| shared.backing.event_fd().is_some()) else {
+            // Time passes in `relax` only.
+            return shared.wait_for(deadline, cancel, WHAT, || Ok(take_any(interrupts)));
+        };
+        let slice = deadline.at_most(Shared::SLICE);
+        shared.note(block(&*shared.backing, &fds, slice.remaining(), cancel))?;
+        if let Some(found) = take_any(interrupts) {
+            return Ok(found);
+        }
+        shared.check_alive()?;
+        if deadline.has_passed() {
+            return Err(deadline.timeout(WHAT));
+        }
+    }
+}
+
+/// Blocks until one of `fds` may be readable, the backing has something to do (which is done), or the time is over.
+pub(crate) fn block(
+    backing: &dyn Backing,
+    fds: &[BorrowedFd<'_>],
+    timeout: Option<Duration>,
+    cancel: Option<&Cancel>,
+) -> Result<(), Error> {
+    if let Some(cancel) = cancel {
+        cancel.check()?;
+    }
+    let event = backing.event_fd();
+    let all = fds.iter().copied().chain(event).chain(cancel.map(AsFd::as_fd));
+    let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+    match ppoll(&mut polled, timeout.map(TimeSpec::from_duration), None) {
+        Ok(_) | Err(Errno::EINTR) => (),
+        Err(errno) => return Err(Error::system("waiting for descriptors", errno)),
+    }
+    if let Some(cancel) = cancel {
+        cancel.check()?;
+    }
+    let ready = |at: usize| polled.get(at).is_some_and(|fd| fd.any().unwrap_or(true));
+    if event.is_some() && ready(fds.len()) { backing.attend() } else { Ok(()) }
+}
+
+/// Waits for one source by [`InterruptSource::take`], as [`InterruptSource::wait`] must: in the kernel when the source has a
+/// descriptor, by [`Backing::relax`] otherwise. For those who write a backing.
+///
+/// # Errors
+/// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+pub fn wait_source(
+    backing: &dyn Backing,
+    source: &dyn InterruptSource,
+    deadline: Deadline,
+    cancel: Option<&Cancel>,
+) -> Result<u64, Error> {
+    let mut relax = Relax::new();
+    loop {
+        match source.take() {
+            0 => (),
+            count => return Ok(count),
+        }
+        if let Some(cancel) = cancel {
+            cancel.check()?;
+        }
+        if deadline.has_passed() {
+            return Err(deadline.timeout(WHAT));
+        }
+        match source.raw_fd() {
+            Some(fd) => block(backing, &[fd], deadline.remaining(), cancel)?,
+            None => backing.relax(&mut relax)?,
+        }
+    }
+}

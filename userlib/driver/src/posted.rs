@@ -1,0 +1,263 @@
+//! Posted writes: registers with effects, written through a ring in mapped memory without a system call.
+//!
+//! In: {BAR, offset, data}. Out: records in the attachment's rings (or trapped writes, where a device has none).
+
+use std::{
+    cell::Cell,
+    fmt,
+    marker::PhantomData,
+    sync::{Arc, Mutex, atomic::Ordering},
+    time::Duration,
+};
+
+use nicforge_hwi::{attachment::mirror, posted};
+use nicforge_shm::{Producer, PushError, SharedCells, SharedU32};
+
+use crate::{
+    Cancel, Deadline, Error, WriteMode,
+    device::{Shared, capability, lock},
+};
+
+/// The writing end of a ring and what it needs on the hot path.
+pub(crate) struct Ring {
+    index: u8,
+    producer: Producer<SharedCells>,
+    consumed: SharedU32,
+    epoch: u32,
+    max_data: usize,
+}
+
+impl Ring {
+    /// Goes on where the engine reads next.
+    pub(crate) fn open(shared: &Shared, index: u8) -> Result<Self, Error> {
+        let count = shared.rings.len() as u32;
+        let none = Error::NoSuch { what: "posted-write ring", index: index.into(), count };
+        let capability = shared.capability.filter(|found| index < found.ring_count).ok_or(none)?;
+        let bytes = capability::ring_bytes(&capability);
+        let offset = u64::from(capability.ring_offset) + u64::from(index) * bytes;
+        let window = shared.region(capability.ring_bar)?.window(offset, bytes)?;
+        let head = u64::from(capability.mirror_offset)
+            + mirror::RING_HEAD
+            + u64::from(index) * mirror::RING_HEAD_STRIDE;
+        let consumed = shared.region(capability.mirror_bar)?.window(head, 4)?.u32(0)?;
+        let cells = SharedCells::new(window)
+            .map_err(|_| Error::Protocol { what: "the ring's memory cannot be a ring", value: bytes })?;
+        let epoch = shared.epoch.load(Ordering::Acquire);
+        let (cell, phase) = shared.ring_state(index)?;
+        let producer = Producer::resume(cells, cell, phase);
+        Ok(Self { index, producer, consumed, epoch, max_data: capability::max_data(&capability) })
+    }
+
+    #[inline]
+    fn try_post(&mut self, shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<(), Error> {
+        if self.epoch != shared.epoch.load(Ordering::Relaxed) {
+            *self = Self::open(shared, self.index)?;
+        }
+        if data.len() > self.max_data {
+            return Err(Error::BadLength { len: data.len(), most: self.max_data });
+        }
+        let consumed = &self.consumed;
+        match self.producer.try_push(|| consumed.load(Ordering::Acquire), bar, offset, data) {
+            Ok(()) => shared.after_store(),
+            // No kick: the engine was told of every record in the ring.
+            Err(PushError::Full) => Err(Error::RingFull { ring: self.index }),
+            Err(PushError::BadLength { len }) => Err(Error::BadLength { len, most: self.max_data }),
+            Err(PushError::BadBar { bar }) => Err(Error::NoSuch { what: "BAR", index: bar.into(), count: 6 }),
+        }
+    }
+}
+
+/// Where a device keeps a ring while no [`Poster`] holds it.
+#[derive(Default)]
+pub(crate) struct RingSlot(Mutex<Option<Ring>>);
+
+impl RingSlot {
+    pub(crate) fn put(&self, ring: Ring) {
+        *lock(&self.0) = Some(ring);
+    }
+}
+
+/// Checks that a posted write lies in its BAR and that its offset fits a record.
+#[inline]
+fn check(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<u32, Error> {
+    let size = shared.bars.get(usize::from(bar)).map_or(0, |info| info.size);
+    let len = data.len() as u64;
+    match u32::try_from(offset) {
+        Ok(short) if offset <= size && len <= size - offset => Ok(short),
+        _ => Err(Error::OutOfRange { what: "BAR", index: bar.into(), offset, len, size }),
+    }
+}
+
+fn post_trapped(shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<(), Error> {
+    if data.is_empty() || data.len() > posted::MAX_DATA {
+        return Err(Error::BadLength { len: data.len(), most: posted::MAX_DATA });
+    }
+    shared.write(bar.into(), offset.into(), data, WriteMode::Confirmed)
+}
+
+/// Retries a full ring until `deadline`. Cold: the first try was made.
+#[cold]
+fn wait_for_room(
+    shared: &Shared,
+    timeout: Duration,
+    cancel: Option<&Cancel>,
+    mut again: impl FnMut() -> Result<(), Error>,
+) -> Result<(), Error> {
+    shared.wait_for(Deadline::after(timeout), cancel, "room in a posted-write ring", || match again() {
+        Ok(()) => Ok(Some(())),
+        Err(Error::RingFull { .. }) => Ok(None),
+        Err(error) => Err(error),
+    })
+}
+
+/// A posted write through ring 0, shared by a lock.
+pub(crate) fn post_shared(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+    let offset = check(shared, bar, offset, data)?;
+    let Some(slot) = shared.rings.first() else { return post_trapped(shared, bar, offset, data) };
+    // The lock is not held while the ring is full, so that nobody waits without a deadline.
+    let again = || match &mut *lock(&slot.0) {
+        Some(ring) => ring.try_post(shared, bar, offset, data),
+        None => Err(Error::RingTaken { ring: 0 }),
+    };
+    match again() {
+        Err(Error::RingFull { .. }) => wait_for_room(shared, shared.options.timeout, None, again),
+        result => result,
+    }
+}
+
+/// The writer of one posted-write ring. Not shared by threads: a ring belongs to one lock domain, and whoever orders
+/// writes by a lock puts one poster behind that lock, or uses a [`SharedPoster`].
+///
+/// No system call, lock or allocation as long as the ring has room and the engine is awake. Records of one poster take
+/// effect in the order they were posted; they are not ordered with direct stores, DMA or other rings.
+pub struct Poster {
+    shared: Arc<Shared>,
+    /// `None` for a device without rings, whose posted writes are trapped ones, and while it is being dropped.
+    ring: Option<Ring>,
+    timeout: Duration,
+    cancel: Option<Cancel>,
+    _one_thread: PhantomData<Cell<()>>,
+}
+
+impl Poster {
+    pub(crate) fn new(shared: &Arc<Shared>, ring: u8) -> Result<Self, Error> {
+        let held = match shared.rings.get(usize::from(ring)) {
+            Some(slot) => Some(lock(&slot.0).take().ok_or(Error::RingTaken { ring })?),
+            None if shared.rings.is_empty() && ring == 0 => None,
+            None => {
+                let count = shared.rings.len() as u32;
+                return Err(Error::NoSuch { what: "posted-write ring", index: ring.into(), count });
+            }
+        };
+        let timeout = shared.options.timeout;
+        Ok(Self { shared: shared.clone(), ring: held, timeout, cancel: None, _one_thread: PhantomData })
+    }
+
+    /// How long [`Poster::post`] waits for room.
+    pub fn set_timeout(&mut self, timeout: Duration) {
+        self.timeout = timeout;
+    }
+
+    /// What ends a wait for room.
+    pub fn set_cancel(&mut self, cancel: Option<Cancel>) {
+        self.cancel = cancel;
+    }
+
+    /// Writes `data` (1 to 512 bytes) to `offset` in BAR `bar`, waiting for room in a full ring.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`], [`Error::Cancelled`] and [`Error::DeviceGone`] while the ring is full: the record was not
+    /// posted. [`Error::OutOfRange`], [`Error::BadLength`]. [`Error::DeviceGone`] also when the record was posted and the
+    /// sleeping engine could not be woken.
+    #[inline]
+    pub fn post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+        match self.try_post(bar, offset, data) {
+            Err(Error::RingFull { .. }) => self.post_later(bar, offset, data),
+            result => result,
+        }
+    }
+
+    #[cold]
+    fn post_later(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let (shared, cancel, timeout) = (self.shared.clone(), self.cancel.clone(), self.timeout);
+        wait_for_room(&shared, timeout, cancel.as_ref(), || self.try_post(bar, offset, data))
+    }
+
+    /// As [`Poster::post`], without waiting.
+    ///
+    /// # Errors
+    /// [`Error::RingFull`]; otherwise as [`Poster::post`].
+    #[inline]
+    pub fn try_post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let offset = check(&self.shared, bar, offset, data)?;
+        match &mut self.ring {
+            Some(ring) => ring.try_post(&self.shared, bar, offset, data),
+            None => post_trapped(&self.shared, bar, offset, data),
+        }
+    }
+}
+
+impl Drop for Poster {
+    fn drop(&mut self) {
+        if let Some(ring) = self.ring.take()
+            && let Some(slot) = self.shared.rings.get(usize::from(ring.index))
+        {
+            slot.put(ring);
+        }
+    }
+}
+
+impl fmt::Debug for Poster {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Poster").field("ring", &self.ring.as_ref().map(|ring| ring.index)).finish()
+    }
+}
+
+/// A [`Poster`] behind a lock, for threads of one lock domain. Clones stand for the same ring.
+#[derive(Clone, Debug)]
+pub struct SharedPoster(Arc<Mutex<Poster>>);
+
+impl SharedPoster {
+    /// Shares `poster`.
+    pub fn new(poster: Poster) -> Self {
+        Self(Arc::new(Mutex::new(poster)))
+    }
+
+    /// As [`Poster::post`]. The lock is not held while the ring is full.
+    ///
+    /// # Errors
+    /// As [`Poster::post`].
+    pub fn post(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let (shared, cancel, timeout) = {
+            let mut poster = lock(&self.0);
+            match poster.try_post(bar, offset, data) {
+                Err(Error::RingFull { .. }) => (poster.shared.clone(), poster.cancel.clone(), poster.timeout),
+                result => return result,
+            }
+        };
+        wait_for_room(&shared, timeout, cancel.as_ref(), || lock(&self.0).try_post(bar, offset, data))
+    }
+}
+
+/// For drivers that store into mapped windows themselves: wakes the engine when it does not look.
+///
+/// Cheap to clone and to call: a load of a cache line that only changes when the engine goes to sleep or wakes.
+#[derive(Clone)]
+pub struct Doorbell(pub(crate) Arc<Shared>);
+
+impl Doorbell {
+    /// Call it after the store (with release order) that the device is to see. Does nothing on a plain PCI function.
+    ///
+    /// # Errors
+    /// [`Error::DeviceGone`] when the engine sleeps and cannot be woken.
+    #[inline]
+    pub fn after_store(&self) -> Result<(), Error> {
+        self.0.after_store()
+    }
+}
+
+impl fmt::Debug for Doorbell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Doorbell")
+    }
+}
