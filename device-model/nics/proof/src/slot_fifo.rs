@@ -1,0 +1,297 @@
+//! *Slot FIFO*: a loop-back FIFO, one for each client. What a client sends comes back to it.
+//!
+//! ```text
+//!   client writes          device                               client reads
+//!   send slots (BAR 1) --> queue of QUEUE messages --> receive slots (BAR 2)
+//!   port (BAR 0)       -->        |                --> port (BAR 0)
+//! ```
+//!
+//! The same queue has two interfaces. The *slots* are memory that the client maps: fast, and kept in order by convention (a
+//! sequence word in each slot, a count of what was taken on either side). The *port* is a register whose every access reaches
+//! the device: slow, and with all the errors that a real one has.
+//!
+//! Nothing is ever lost for want of room. A client that does not take its messages out of the receive slots fills them up,
+//! then the queue, then the send slots, and then its own sends have to wait.
+
+use std::{
+    collections::VecDeque,
+    sync::atomic::Ordering,
+};
+
+use nicforge_core::{
+    context::Context,
+    device::{Address, AttachmentId, Counter, Device, Ended, Progress, Reset, Write},
+    spec::FunctionSpec,
+};
+use nicforge_hwi::{pci, proof::slot_fifo::*};
+use nicforge_shm::{MemoryError, SharedU64, Window};
+
+use crate::{answer, identity, users, word32, word64};
+
+type Message = [u8; DATA];
+
+/// The device. See the module.
+#[derive(Default)]
+pub struct SlotFifo {
+    lanes: [Lane; ATTACHMENTS as usize],
+    delivered: u64,
+    errors: u64,
+}
+
+/// What one client has: the state of power-on is the default one.
+#[derive(Default)]
+struct Lane {
+    slots: Option<Slots>,
+    queue: VecDeque<Message>,
+    taken: u64,
+    hold: bool,
+    error: u32,
+    /// Words pushed through the port that are no message yet.
+    port_in: Vec<u64>,
+    /// Words left of the message that is being read through the port, the next one last.
+    port_out: Vec<u64>,
+}
+
+/// The mapped side of a lane, and how far it has got.
+struct Slots {
+    send: Window,
+    receive: Window,
+    taken_word: SharedU64,
+    head_word: SharedU64,
+    taken: u64,
+    delivered: u64,
+    /// The last good value of the client's read pointer, and the last bad one that was complained of.
+    head: u64,
+    bad_head: u64,
+}
+
+impl SlotFifo {
+    /// The card. It has [`ATTACHMENTS`] attachments.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Power-on state for a lane, with the slots that its client maps.
+    fn start(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        self.lanes[usize::from(who.0)] = Lane { slots: Slots::open(context, who), ..Lane::default() };
+        context.set_intx(who, false);
+    }
+
+    fn fail(&mut self, context: &mut Context<'_>, who: AttachmentId, bit: u32) {
+        self.errors += 1;
+        let lane = &mut self.lanes[usize::from(who.0)];
+        if lane.error & bit == 0 {
+            lane.error |= bit;
+            context.interrupt(who, VECTOR_ERROR);
+            // The line, for drivers that have no MSI-X: asserted until the last bit is cleared.
+            context.set_intx(who, true);
+        }
+    }
+}
+
+impl Device for SlotFifo {
+    fn spec(&self) -> FunctionSpec {
+        // 4 KiB of registers, two vectors, a ring of 64 cells, 8 KiB of windows, 8 KiB of mirror.
+        FunctionSpec::nic(identity(pci::DEVICE_SLOT_FIFO), users(ATTACHMENTS), 0x1000, 2, 64, 0x2000, 0x2000)
+    }
+
+    fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        self.start(context, who);
+    }
+
+    fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
+        // The memory goes with the client. From here on the lane has none, and `step` passes it by.
+        self.lanes[usize::from(who.0)] = Lane::default();
+    }
+
+    fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
+        for index in 0..self.lanes.len() {
+            let who = AttachmentId(index as u16);
+            let meant = reach == Reset::Function || reach == Reset::Attachment(who);
+            // A lane without slots has no client (or is losing it) and is in the state of power-on already.
+            if meant && self.lanes[index].slots.is_some() {
+                self.start(context, who);
+            }
+        }
+    }
+
+    fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        let lane = &mut self.lanes[usize::from(from.0)];
+        match at.offset {
+            REG_TAKEN => answer(data, lane.taken.to_le_bytes()),
+            REG_FILL => answer(data, (lane.queue.len() as u32).to_le_bytes()),
+            REG_HOLD => answer(data, u32::from(lane.hold).to_le_bytes()),
+            REG_ERROR => answer(data, lane.error.to_le_bytes()),
+            REG_PORT if data.len() == 8 => match lane.pop_word() {
+                Some(word) => answer(data, word.to_le_bytes()),
+                None => self.fail(context, from, ERROR_EMPTY),
+            },
+            offset if is_port(offset) => self.fail(context, from, ERROR_WIDTH),
+            _ => {}
+        }
+    }
+
+    fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
+        let lane = &mut self.lanes[usize::from(from.0)];
+        match (at.offset, word32(data), word64(data)) {
+            (REG_HOLD, Some(value), _) => lane.hold = value & 1 != 0,
+            (REG_ERROR, Some(bits), _) => {
+                lane.error &= !bits;
+                context.set_intx(from, lane.error != 0);
+            }
+            (REG_PORT, _, Some(word)) => {
+                if !lane.push_word(word) {
+                    self.fail(context, from, ERROR_FULL);
+                }
+            }
+            (offset, ..) if is_port(offset) => self.fail(context, from, ERROR_WIDTH),
+            _ => {}
+        }
+        Write::Accepted
+    }
+
+    fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        let mut progress = Progress::Idle;
+        for index in 0..self.lanes.len() {
+            let who = AttachmentId(index as u16);
+            // Out before in: what leaves the queue makes room in it.
+            let moved = match self.lanes[index].deliver(budget) {
+                Ok(delivery) => {
+                    self.delivered += delivery.count;
+                    if delivery.bad_pointer {
+                        self.fail(context, who, ERROR_POINTER);
+                    }
+                    if delivery.was_empty && delivery.count > 0 {
+                        context.interrupt(who, VECTOR_RECEIVE);
+                    }
+                    delivery.count
+                }
+                Err(_) => 0,
+            };
+            let taken = self.lanes[index].take(budget).unwrap_or(0);
+            if moved + taken > 0 {
+                progress = Progress::Busy;
+            }
+        }
+        progress
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        let taken = self.lanes.iter().map(|lane| lane.taken).sum();
+        vec![
+            Counter { name: "messages_taken", value: taken },
+            Counter { name: "messages_delivered", value: self.delivered },
+            Counter { name: "errors", value: self.errors },
+        ]
+    }
+}
+
+/// What [`Lane::deliver`] did.
+#[derive(Default)]
+struct Delivery {
+    count: u64,
+    was_empty: bool,
+    bad_pointer: bool,
+}
+
+impl Lane {
+    /// Move messages from the send slots to the queue, until one or the other ends.
+    fn take(&mut self, budget: u32) -> Result<u64, MemoryError> {
+        let Some(slots) = &mut self.slots else { return Ok(0) };
+        let mut count = 0;
+        while self.queue.len() < QUEUE && count < u64::from(budget) {
+            let slot = slots.taken % SLOTS * SLOT;
+            // Acquire: the data of a slot is there when its sequence word is.
+            if slots.send.load_u64_acquire(slot)? != slots.taken + 1 {
+                break;
+            }
+            // Read once. Should the client change the slot meanwhile, it garbles its own message and nothing else.
+            let mut message = [0; DATA];
+            slots.send.read_array(slot + 8, &mut message)?;
+            self.queue.push_back(message);
+            slots.taken += 1;
+            count += 1;
+        }
+        if count > 0 {
+            self.taken += count;
+            slots.taken_word.store(slots.taken, Ordering::Release);
+        }
+        Ok(count)
+    }
+
+    /// Move messages from the queue to the receive slots, as far as the client has emptied these.
+    fn deliver(&mut self, budget: u32) -> Result<Delivery, MemoryError> {
+        let mut delivery = Delivery::default();
+        let Some(slots) = &mut self.slots else { return Ok(delivery) };
+        let head = slots.head_word.load(Ordering::Acquire);
+        if (slots.head..=slots.delivered).contains(&head) {
+            slots.head = head;
+        } else if head != slots.bad_head {
+            slots.bad_head = head;
+            delivery.bad_pointer = true;
+        }
+        delivery.was_empty = slots.head == slots.delivered;
+        while !self.hold && slots.delivered - slots.head < SLOTS && delivery.count < u64::from(budget) {
+            let Some(message) = self.queue.pop_front() else { break };
+            let slot = slots.delivered % SLOTS * SLOT;
+            slots.receive.write_array(slot + 8, &message)?;
+            // Release: who sees the sequence word sees the data.
+            slots.receive.store_u64_release(slot, slots.delivered + 1)?;
+            slots.delivered += 1;
+            delivery.count += 1;
+        }
+        Ok(delivery)
+    }
+
+    /// Push a word into the port. False when the queue has no room; the word is lost then, those before it are not.
+    fn push_word(&mut self, word: u64) -> bool {
+        if self.queue.len() >= QUEUE {
+            return false;
+        }
+        self.port_in.push(word);
+        if self.port_in.len() == WORDS {
+            let mut message = [0; DATA];
+            for (bytes, word) in message.chunks_exact_mut(8).zip(self.port_in.drain(..)) {
+                bytes.copy_from_slice(&word.to_le_bytes());
+            }
+            self.queue.push_back(message);
+            self.taken += 1;
+        }
+        true
+    }
+
+    /// Pop a word from the port; `None` when the queue is empty. A message whose first word was read has left the queue.
+    fn pop_word(&mut self) -> Option<u64> {
+        if self.port_out.is_empty() {
+            let message = self.queue.pop_front()?;
+            self.port_out.extend(message.chunks_exact(8).rev().filter_map(word64));
+        }
+        self.port_out.pop()
+    }
+}
+
+impl Slots {
+    /// The client's windows; `None` when there is no client.
+    fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
+        let (windows, mirror) = (context.memory(who, 1)?, context.memory(who, 2)?);
+        let open = || -> Result<Self, MemoryError> {
+            Ok(Self {
+                send: windows.window(WIN_SEND, SLOTS * SLOT)?,
+                receive: mirror.window(MIRROR_RECEIVE, SLOTS * SLOT)?,
+                taken_word: mirror.u64(MIRROR_TAKEN)?,
+                head_word: windows.u64(WIN_HEAD)?,
+                taken: 0,
+                delivered: 0,
+                head: 0,
+                bad_head: 0,
+            })
+        };
+        // The places are constants inside BARs that `spec` asked for.
+        open().ok()
+    }
+}
+
+/// Whether an access at `offset` touches the port.
+fn is_port(offset: u64) -> bool {
+    (REG_PORT..REG_PORT + 8).contains(&offset)
+}
