@@ -1,0 +1,176 @@
+//! What one NIC is told when it is built.
+
+use nicforge_hwi::{
+    tree::{DEFAULT_FIFO_DEPTH, MAX_FIFO_DEPTH, MAX_NODES, PORTS, VCS},
+    tree_dcr::rdr,
+};
+use thiserror::Error;
+
+/// Classes of the network.
+pub const CLASSES: usize = 16;
+
+/// Where a point-to-point packet goes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Route {
+    /// The address does not exist.
+    #[default]
+    None,
+    /// Here.
+    Local,
+    /// Out of this port, 0 to 2.
+    Port(u8),
+}
+
+/// A class at a node, as 16 bits of a route descriptor register ([`nicforge_hwi::tree_dcr::rdr`]).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ClassRoute(pub u16);
+
+impl ClassRoute {
+    /// A route with these ports to children (a bit a port), this port up (`None` at the root), and whether this node sends and
+    /// receives.
+    pub fn new(children: u8, up: Option<u8>, sends: bool, receives: bool) -> Self {
+        let mut bits = (u16::from(children) & 7) << 12;
+        if let Some(up) = up.filter(|&up| usize::from(up) < PORTS) {
+            bits |= rdr::TGT0 << up;
+        }
+        if sends {
+            bits |= rdr::SRCL;
+        }
+        if receives {
+            bits |= rdr::TGTL;
+        }
+        Self(bits)
+    }
+
+    /// Ports to children, a bit a port.
+    #[inline]
+    pub fn children(self) -> u8 {
+        ((self.0 >> 12) & 7) as u8
+    }
+
+    /// Ports up, a bit a port; 0 at the root.
+    #[inline]
+    pub fn up(self) -> u8 {
+        ((self.0 >> 8) & 7) as u8
+    }
+
+    /// Whether this node's packets take part.
+    #[inline]
+    pub fn sends(self) -> bool {
+        self.0 & rdr::SRCL != 0
+    }
+
+    /// Whether this node receives what comes down.
+    #[inline]
+    pub fn receives(self) -> bool {
+        self.0 & rdr::TGTL != 0
+    }
+}
+
+/// How a node routes.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Routes {
+    /// Point-to-point, by target address.
+    pub targets: Vec<Route>,
+    /// By class, the same for both virtual channels.
+    pub classes: [ClassRoute; CLASSES],
+}
+
+/// A node's NIC.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TreeConfig {
+    /// Address of this node, 0 to [`MAX_NODES`] less one.
+    pub node_address: u32,
+    /// Addresses in use in the machine: all nodes' addresses are below.
+    pub nodes: u32,
+    /// Address of the pset's I/O node.
+    pub io_node: u32,
+    /// Rank among the pset's compute nodes; `None` on the I/O node.
+    pub pset_rank: Option<u32>,
+    /// Compute nodes in the pset.
+    pub pset_size: u32,
+    /// Packets that each send FIFO holds: 1 to [`MAX_FIFO_DEPTH`].
+    pub send_depth: u32,
+    /// Packets that each receive FIFO holds: 1 to [`MAX_FIFO_DEPTH`].
+    pub recv_depth: u32,
+    /// Where packets go.
+    pub routes: Routes,
+    /// Global interrupt channels that the node takes part in at power-on, a bit a channel.
+    pub barriers: u8,
+}
+
+impl TreeConfig {
+    /// A node alone: its own I/O node's only compute node, that can send to itself.
+    pub fn alone() -> Self {
+        let mut routes = Routes { targets: vec![Route::Local], ..Routes::default() };
+        routes.classes[0] = ClassRoute::new(0, None, true, true);
+        Self {
+            node_address: 0,
+            nodes: 1,
+            io_node: 0,
+            pset_rank: Some(0),
+            pset_size: 1,
+            send_depth: DEFAULT_FIFO_DEPTH,
+            recv_depth: DEFAULT_FIFO_DEPTH,
+            routes,
+            barriers: 0xf,
+        }
+    }
+
+    pub(crate) fn validate(&self) -> Result<(), ConfigError> {
+        if self.nodes == 0 || self.nodes > MAX_NODES {
+            return Err(ConfigError::Nodes { nodes: self.nodes });
+        }
+        if self.node_address >= self.nodes {
+            return Err(ConfigError::Address { address: self.node_address, nodes: self.nodes });
+        }
+        for depth in [self.send_depth, self.recv_depth] {
+            if depth == 0 || depth > MAX_FIFO_DEPTH {
+                return Err(ConfigError::Depth { depth });
+            }
+        }
+        for (address, route) in self.routes.targets.iter().enumerate() {
+            if let Route::Port(port) = *route
+                && usize::from(port) >= PORTS
+            {
+                return Err(ConfigError::Port { address, port });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a [`TreeConfig`] is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// Too few or too many nodes.
+    #[error("{nodes} nodes: a machine has 1 to {MAX_NODES}")]
+    Nodes {
+        /// How many.
+        nodes: u32,
+    },
+    /// The node's address is not below the number of nodes.
+    #[error("node address {address} in a machine of {nodes} addresses")]
+    Address {
+        /// The address.
+        address: u32,
+        /// Addresses in use.
+        nodes: u32,
+    },
+    /// A FIFO depth is out of range.
+    #[error("a FIFO of {depth} packets: 1 to {MAX_FIFO_DEPTH} are possible")]
+    Depth {
+        /// The depth.
+        depth: u32,
+    },
+    /// A route leads to a port that does not exist.
+    #[error("the route to node {address} goes through port {port}; there are 0 to 2")]
+    Port {
+        /// The target.
+        address: usize,
+        /// The port.
+        port: u8,
+    },
+}
+
+const _: () = assert!(VCS == 2);

@@ -1,0 +1,279 @@
+//! Accesses to BAR 0: which register it is, who may do what, and what goes wrong
+//! ([`nicforge_hwi::tree_dcr`]).
+
+use nicforge_core::{
+    context::Context,
+    device::{Address, AttachmentId},
+};
+use nicforge_hwi::{
+    tree::{ATTACHMENT_ADMIN, PORTS, VC_SYSTEM, VC_USER, VCS},
+    tree_dcr::{
+        ARB_HD_COUNT, ARB_HD00, ARB_RCFG, ARB_RSTAT, ARB_XSTAT, CLASS_RDR_COUNT, CLASS_RDR0, DCR_BASE,
+        DCR_COUNT, ERR_S0_RETRY, GLOB_FPTR, GLOB_NADDR, GLOB_VCFG0, GLOB_VCFG1, INJ_CSHD0, INJ_CSHD1,
+        INJ_CSPY0, INJ_CSPY1, INJ_PIXEN, INJ_PIXF, REC_PRXEN, REC_PRXF, REG_INT_ENABLE, REG_INT_STATUS, gi,
+        pix, prx, rcfg, rdr, vcfg,
+    },
+};
+
+use crate::{config::ClassRoute, fifo::Head, nic::TreeNic, port::Refused, presence};
+
+/// End of the device control registers in BAR 0.
+const DCR_END: u64 = DCR_BASE + 4 * DCR_COUNT;
+
+/// The virtual channel of an attachment.
+pub(crate) fn channel_of(who: AttachmentId) -> usize {
+    if who.0 == ATTACHMENT_ADMIN { VC_SYSTEM } else { VC_USER }
+}
+
+/// Whether an attachment is at processor port 1 (cores 2 and 3).
+fn second_port(who: AttachmentId) -> bool {
+    matches!(who.0, 2 | 3)
+}
+
+impl TreeNic {
+    /// A read of BAR 0. What is refused leaves `data` as it is.
+    pub(crate) fn read_register(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        at: Address,
+        data: &mut [u8],
+    ) {
+        let channel = channel_of(from);
+        let result = match at.offset {
+            offset if at.bar != 0 || offset >= nicforge_hwi::tree_dcr::REGISTERS => Err(Refused::Address),
+            offset if offset < DCR_BASE => {
+                let halves = &mut self.halves[usize::from(from.0)];
+                self.port[channel].read(channel, &mut self.channels, halves, offset, data)
+            }
+            offset => self.read_word(context, from, offset, data),
+        };
+        let error = match result {
+            Ok(()) | Err(Refused::Noted) => 0,
+            Err(Refused::Align) if second_port(from) => prx::ALIGN1,
+            Err(Refused::Align) => prx::ALIGN0,
+            Err(Refused::Address) if second_port(from) => prx::ADDR1,
+            Err(Refused::Address) => prx::ADDR0,
+        };
+        self.channels[channel].receive_error(error);
+    }
+
+    fn read_word(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        offset: u64,
+        data: &mut [u8],
+    ) -> Result<(), Refused> {
+        let value = match offset & !3 {
+            base if base < DCR_END => self
+                .check(offset, data.len())
+                .and_then(|()| self.read_dcr(context, from, (base - DCR_BASE) / 4).ok_or(Refused::Address))?,
+            gi::BASE => {
+                self.check(offset, data.len())?;
+                self.barrier.status(&context.ports())
+            }
+            REG_INT_ENABLE => {
+                self.check(offset, data.len())?;
+                self.enabled[usize::from(from.0)]
+            }
+            REG_INT_STATUS => {
+                self.check(offset, data.len())?;
+                self.conditions(from)
+            }
+            _ => return Err(Refused::Address),
+        };
+        data.copy_from_slice(&value.to_le_bytes());
+        Ok(())
+    }
+
+    /// Registers are read and written as whole words.
+    fn check(&self, offset: u64, length: usize) -> Result<(), Refused> {
+        if offset.is_multiple_of(4) && length == 4 { Ok(()) } else { Err(Refused::Align) }
+    }
+
+    /// A write of BAR 0.
+    pub(crate) fn write_register(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        at: Address,
+        data: &[u8],
+    ) {
+        let channel = channel_of(from);
+        let result = match at.offset {
+            offset if at.bar != 0 || offset >= nicforge_hwi::tree_dcr::REGISTERS => Err(Refused::Address),
+            offset if offset < DCR_BASE => {
+                let halves = &mut self.halves[usize::from(from.0)];
+                let fifo = &mut self.channels[channel];
+                self.port[channel].write(channel, fifo, &mut context.ports(), halves, offset, data)
+            }
+            offset => self.write_word(context, from, offset, data),
+        };
+        let error = match result {
+            Ok(()) | Err(Refused::Noted) => 0,
+            Err(Refused::Align) if second_port(from) => pix::ALIGN1,
+            Err(Refused::Align) => pix::ALIGN0,
+            Err(Refused::Address) if second_port(from) => pix::ADDR1,
+            Err(Refused::Address) => pix::ADDR0,
+        };
+        self.channels[channel].inject_error(error);
+    }
+
+    fn write_word(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), Refused> {
+        self.check(offset, data.len())?;
+        let value = data.first_chunk::<4>().map_or(0, |word| u32::from_le_bytes(*word));
+        let admin = from.0 == ATTACHMENT_ADMIN;
+        let done = match offset {
+            offset if offset < DCR_END => admin && self.write_dcr(context, (offset - DCR_BASE) / 4, value),
+            offset if (gi::BASE..gi::BASE + gi::SIZE).contains(&offset) => {
+                let privileged = (offset >> 4) & 3 >= gi::PRIVILEGED;
+                (admin || !privileged) && self.barrier.write(offset - gi::BASE, value, &mut context.ports())
+            }
+            REG_INT_ENABLE => {
+                self.enable_interrupts(context, from, value);
+                true
+            }
+            _ => false,
+        };
+        if done { Ok(()) } else { Err(Refused::Address) }
+    }
+
+    fn read_dcr(&mut self, context: &mut Context<'_>, from: AttachmentId, number: u64) -> Option<u32> {
+        let admin = from.0 == ATTACHMENT_ADMIN;
+        let value = match number {
+            _ if (CLASS_RDR0..CLASS_RDR0 + CLASS_RDR_COUNT).contains(&number) => {
+                let class = 2 * (number - CLASS_RDR0) as usize;
+                u32::from(self.router.classes[class].0) << 16 | u32::from(self.router.classes[class + 1].0)
+            }
+            ARB_RCFG => self.router.rcfg,
+            ARB_RSTAT => self.router_status(context),
+            ARB_XSTAT => {
+                // The router's order is port 0, 1, 2, send FIFO from bit 0; the register's is port 2, 1, 0, send FIFO from the top.
+                let nibble = |channel| {
+                    let blocked = u32::from(self.router.blocked(channel));
+                    (blocked & 4) << 1 | (blocked & 2) << 1 | (blocked & 1) << 1 | (blocked >> 3) & 1
+                };
+                nibble(0) << 28 | nibble(1) << 24
+            }
+            _ if (ARB_HD00..ARB_HD00 + ARB_HD_COUNT).contains(&number) => {
+                self.waiting_header(context, number - ARB_HD00)
+            }
+            GLOB_FPTR => self.fifo_pointers(),
+            GLOB_NADDR => self.config.node_address,
+            GLOB_VCFG0 => self.channels[0].vcfg,
+            GLOB_VCFG1 => self.channels[1].vcfg,
+            REC_PRXEN => self.prxen,
+            INJ_PIXEN => self.pixen,
+            REC_PRXF => self.fold(from, admin, |channel| {
+                let flags = channel.exceptions().0;
+                channel.prx = 0;
+                flags
+            }),
+            INJ_PIXF => self.fold(from, admin, |channel| {
+                let flags = channel.exceptions().1;
+                channel.pix = 0;
+                flags
+            }),
+            INJ_CSPY0 => self.channels[0].payload_checksum,
+            INJ_CSHD0 => self.channels[0].header_checksum,
+            INJ_CSPY1 => self.channels[1].payload_checksum,
+            INJ_CSHD1 => self.channels[1].header_checksum,
+            _ => {
+                let port = number.checked_sub(ERR_S0_RETRY).filter(|offset| offset % 4 == 0)? / 4;
+                if port >= PORTS as u64 {
+                    return None;
+                }
+                let ports = context.ports();
+                let retries = |channel| ports.sent(port as u8, channel).retransmissions;
+                (0..VCS).map(retries).sum::<u64>() as u32
+            }
+        };
+        Some(value)
+    }
+
+    /// ORs something over the channel of `from`, or over both.
+    fn fold(
+        &mut self,
+        from: AttachmentId,
+        both: bool,
+        mut f: impl FnMut(&mut crate::fifo::Channel) -> u32,
+    ) -> u32 {
+        let own = channel_of(from);
+        let channels = self.channels.iter_mut().enumerate();
+        channels.filter(|(number, _)| both || *number == own).fold(0, |word, (_, channel)| word | f(channel))
+    }
+
+    fn write_dcr(&mut self, context: &mut Context<'_>, number: u64, value: u32) -> bool {
+        match number {
+            _ if (CLASS_RDR0..CLASS_RDR0 + CLASS_RDR_COUNT).contains(&number) => {
+                let class = 2 * (number - CLASS_RDR0) as usize;
+                self.router.classes[class] = ClassRoute((value >> 16) as u16 & rdr::ACCEPT);
+                self.router.classes[class + 1] = ClassRoute(value as u16 & rdr::ACCEPT);
+            }
+            ARB_RCFG => {
+                self.router.rcfg = value & rcfg::WRITABLE & !rcfg::RST;
+                if value & rcfg::RST != 0 {
+                    self.soft_reset(context);
+                }
+            }
+            GLOB_VCFG0 => self.channels[0].vcfg = value & vcfg::WRITABLE,
+            GLOB_VCFG1 => self.channels[1].vcfg = value & vcfg::WRITABLE,
+            REC_PRXEN => self.prxen = value & prx::ALL,
+            INJ_PIXEN => self.pixen = value & (pix::ALL | pix::ENABLE),
+            INJ_CSPY0 => self.channels[0].payload_checksum = value,
+            INJ_CSHD0 => self.channels[0].header_checksum = value,
+            INJ_CSPY1 => self.channels[1].payload_checksum = value,
+            INJ_CSHD1 => self.channels[1].header_checksum = value,
+            _ => return false,
+        }
+        true
+    }
+
+    fn router_status(&mut self, context: &mut Context<'_>) -> u32 {
+        let ports = context.ports();
+        let mut word = 0;
+        for (channel, fifo) in self.channels.iter_mut().enumerate() {
+            let mut waits = u32::from(fifo.head() != Head::Empty);
+            let mut full = u32::from(fifo.is_full());
+            for port in 0..PORTS {
+                waits |= u32::from(ports.peek(port as u8, channel).is_some()) << (port + 1);
+                let linked = ports.connected(port as u8);
+                full |= u32::from(linked && ports.credits(port as u8, channel) == 0) << (port + 1);
+            }
+            word |= waits << (28 - 4 * channel) | full << (20 - 4 * channel);
+        }
+        word
+    }
+
+    fn waiting_header(&mut self, context: &mut Context<'_>, index: u64) -> u32 {
+        let (source, channel) = ((index / 2) as u8, (index % 2) as usize);
+        if source < PORTS as u8 {
+            let ports = context.ports();
+            let header = ports.peek(source, channel).map_or(0, |packet| packet.header);
+            return if presence::parse(header).is_some() { 0 } else { header as u32 };
+        }
+        let channel = (index as usize) - 2 * PORTS;
+        match self.channels.get_mut(channel).map(|fifo| fifo.head()) {
+            Some(Head::Packet(header)) => header.0,
+            _ => 0,
+        }
+    }
+
+    fn fifo_pointers(&mut self) -> u32 {
+        let mut word = 0;
+        for (number, channel) in self.channels.iter_mut().enumerate() {
+            let write = channel.send_pointer().wrapping_add(channel.send_count()) & 7;
+            let read = channel.recv_head() & 7;
+            let shift = 8 * number as u32;
+            word |= (write << 28 | write << 24 | read << 12 | read << 8) >> shift;
+        }
+        word
+    }
+}

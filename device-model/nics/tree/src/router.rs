@@ -1,0 +1,535 @@
+//! The router: takes packets from the links, the send FIFOs and the ALU to where they go.
+//!
+//! A packet with one target is moved when the target has room. One with several is taken out, copied to each target as it gets
+//! room, and holds up its own source only. The two virtual channels share nothing that one could wait for.
+
+use nicforge_core::fabric::{Packet, Ports};
+use nicforge_hwi::{
+    tree::{Header, PAYLOAD, PORTS, VCS},
+    tree_dcr::{pix, rcfg},
+};
+
+use crate::{
+    alu,
+    config::{CLASSES, ClassRoute, Route, Routes},
+    fifo::{Channel, Head, Room},
+    presence::{self, Presence, SYMBOL_BYTES},
+};
+
+/// Sources of packets at a node: ports 0 to 2, the send FIFO, the ALU.
+const SOURCES: usize = 5;
+/// The send FIFO as a source, and the receive FIFO as a target.
+const LOCAL: usize = 3;
+/// The ALU as a source.
+const ALU: usize = 4;
+/// Packets that a source moves in a row before the next has its turn.
+const BURST: u32 = 8;
+/// The target bit of the receive FIFO.
+const TO_LOCAL: u8 = 1 << LOCAL;
+
+/// A packet on its way to several targets.
+struct Held {
+    packet: Packet,
+    /// Targets left: ports, and [`TO_LOCAL`].
+    targets: u8,
+}
+
+/// What a virtual channel's part of the router has done.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct RouterCounters {
+    /// Packets taken out of the send FIFO.
+    pub(crate) sent: u64,
+    /// Packets put into the receive FIFO.
+    pub(crate) received: u64,
+    /// Packets sent through a port, the node's own included.
+    pub(crate) forwarded: u64,
+    /// Packets combined into another.
+    pub(crate) combined: u64,
+    /// Packets combined whose operation was not the others'.
+    pub(crate) mismatched: u64,
+    /// Times a source began to wait.
+    pub(crate) stalls: u64,
+    /// Packets discarded because their receiver is gone.
+    pub(crate) sunk: u64,
+    /// Packets without a route, discarded.
+    pub(crate) no_target: u64,
+    /// Presence symbols noted.
+    pub(crate) presence: u64,
+}
+
+/// One try to move the packet that is first at a source.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Move {
+    Moved,
+    /// There is nothing.
+    Empty,
+    /// It has to wait.
+    Blocked,
+}
+
+/// What the router works with for the time of a step.
+pub(crate) struct Surroundings<'a, 'b> {
+    pub(crate) channels: &'a mut [Channel; VCS],
+    pub(crate) presence: &'a mut Presence,
+    pub(crate) ports: &'a mut Ports<'b>,
+    /// Whether the injection interface works.
+    pub(crate) injecting: bool,
+}
+
+/// A node's router.
+pub(crate) struct Router {
+    address: u32,
+    targets: Vec<Route>,
+    pub(crate) classes: [ClassRoute; CLASSES],
+    /// General configuration register.
+    pub(crate) rcfg: u32,
+    held: [[Option<Held>; SOURCES]; VCS],
+    /// Which sources wait, a bit a source.
+    blocked: [u8; VCS],
+    /// Ports with a link.
+    connected: u8,
+    /// Whose turn is first.
+    first: usize,
+    /// Something could not move for want of a packet from the pool; it is to be tried again soon.
+    pub(crate) starved: bool,
+    pub(crate) counters: [RouterCounters; VCS],
+}
+
+impl Router {
+    pub(crate) fn new(address: u32, routes: &Routes) -> Self {
+        Self {
+            address,
+            targets: routes.targets.clone(),
+            classes: routes.classes,
+            rcfg: 0,
+            held: Default::default(),
+            blocked: [0; VCS],
+            connected: 0,
+            first: 0,
+            starved: false,
+            counters: [RouterCounters::default(); VCS],
+        }
+    }
+
+    /// Drops what is under way in this node: what is held, and what has arrived at its ports. Presence news are kept.
+    pub(crate) fn clear(&mut self, around: &mut Surroundings<'_, '_>) {
+        self.look_at_links(around.ports);
+        for channel in 0..VCS {
+            for source in 0..SOURCES {
+                if let Some(held) = self.held[channel][source].take() {
+                    around.ports.recycle(held.packet);
+                    self.counters[channel].sunk += 1;
+                }
+            }
+            for port in 0..PORTS {
+                while let Some(packet) = around.ports.take(port as u8, channel) {
+                    match presence::parse(packet.header) {
+                        Some((node, word)) => self.learn(around, channel, node, word, Some(port)),
+                        None => self.counters[channel].sunk += 1,
+                    }
+                    around.ports.recycle(packet);
+                }
+            }
+        }
+        self.blocked = [0; VCS];
+    }
+
+    /// Sources that wait, a bit a source: ports, send FIFO, ALU.
+    pub(crate) fn blocked(&self, channel: usize) -> u8 {
+        self.blocked[channel]
+    }
+
+    fn look_at_links(&mut self, ports: &Ports<'_>) {
+        self.connected = 0;
+        for port in 0..PORTS as u8 {
+            self.connected |= u8::from(ports.connected(port)) << port;
+        }
+    }
+
+    /// Moves about `budget` packets. True when anything moved.
+    pub(crate) fn run(&mut self, around: &mut Surroundings<'_, '_>, budget: u32) -> bool {
+        if self.rcfg & rcfg::MAN != 0 {
+            return false;
+        }
+        self.look_at_links(around.ports);
+        let mut left = budget.max(1);
+        let mut moved_any = false;
+        loop {
+            let mut moved = 0;
+            for channel in 0..VCS {
+                if around.presence.ports_waiting[channel] != 0 {
+                    for port in 0..PORTS {
+                        self.flush_presence(around, channel, port);
+                    }
+                }
+                for turn in 0..SOURCES {
+                    let source = (self.first + turn) % SOURCES;
+                    moved += self.drain(around, channel, source, BURST.min(left));
+                }
+            }
+            self.first = (self.first + 1) % SOURCES;
+            moved_any |= moved > 0;
+            left = left.saturating_sub(moved);
+            if moved == 0 || left == 0 {
+                return moved_any;
+            }
+        }
+    }
+
+    /// Moves up to `limit` packets of a source.
+    #[inline]
+    fn drain(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize, limit: u32) -> u32 {
+        let bit = 1u8 << source;
+        for moved in 0..limit {
+            match self.advance(around, channel, source) {
+                Move::Moved => self.blocked[channel] &= !bit,
+                Move::Empty => {
+                    self.blocked[channel] &= !bit;
+                    return moved;
+                }
+                Move::Blocked => {
+                    if self.blocked[channel] & bit == 0 {
+                        self.blocked[channel] |= bit;
+                        self.counters[channel].stalls += 1;
+                    }
+                    return moved;
+                }
+            }
+        }
+        limit
+    }
+
+    #[inline]
+    fn advance(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
+        if self.held[channel][source].is_some() {
+            return self.advance_held(around, channel, source);
+        }
+        let header = if source < PORTS {
+            if self.rcfg & (rcfg::SRC00 >> (4 * source + channel)) != 0 {
+                return Move::Empty;
+            }
+            let Some(packet) = around.ports.peek(source as u8, channel) else { return Move::Empty };
+            let header = packet.header;
+            if let Some((node, word)) = presence::parse(header) {
+                if let Some(packet) = around.ports.take(source as u8, channel) {
+                    around.ports.recycle(packet);
+                }
+                self.learn(around, channel, node, word, Some(source));
+                return Move::Moved;
+            }
+            Header(header as u32)
+        } else if source == LOCAL && around.injecting {
+            match around.channels[channel].head() {
+                Head::Empty => return Move::Empty,
+                Head::Packet(header) => header,
+                Head::Presence { core, generation } => {
+                    around.channels[channel].take_presence();
+                    let word = around.presence.with_core(channel, self.address, core, generation);
+                    self.learn(around, channel, self.address, word, None);
+                    return Move::Moved;
+                }
+            }
+        } else {
+            return Move::Empty;
+        };
+        if header.is_point_to_point() {
+            let target = match self.targets.get(header.target() as usize) {
+                Some(Route::Local) => TO_LOCAL,
+                Some(Route::Port(port)) => 1 << *port,
+                Some(Route::None) | None => 0,
+            };
+            return self.send(around, channel, source, header, target);
+        }
+        let route = self.classes[header.class() as usize];
+        if !self.goes_up(route, source) {
+            // Down, or nowhere.
+            let down = source < PORTS && route.up() & (1 << source) != 0;
+            let targets = if down { down_targets(route) } else { 0 };
+            return self.send(around, channel, source, header, targets);
+        }
+        if alu::combines(header.opcode()) {
+            self.combine(around, channel, route, header)
+        } else {
+            self.send(around, channel, source, header, up_targets(route))
+        }
+    }
+
+    fn goes_up(&self, route: ClassRoute, source: usize) -> bool {
+        if source == LOCAL { route.sends() } else { route.children() & (1 << source) != 0 }
+    }
+
+    /// Sends the packet that is first at a source to its targets.
+    #[inline]
+    fn send(
+        &mut self,
+        around: &mut Surroundings<'_, '_>,
+        channel: usize,
+        source: usize,
+        header: Header,
+        targets: u8,
+    ) -> Move {
+        // A link that is not there, or the one it came through, is no way for a point-to-point packet; a class turns round.
+        let back = if source < PORTS && header.is_point_to_point() { 1 << source } else { 0 };
+        let targets = targets & (self.connected | TO_LOCAL) & !back;
+        if targets == 0 {
+            return self.discard(around, channel, source);
+        }
+        if targets & (targets - 1) != 0 {
+            let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
+            self.held[channel][source] = Some(Held { packet, targets });
+            let _ = self.advance_held(around, channel, source);
+            return Move::Moved;
+        }
+        if targets == TO_LOCAL {
+            return match around.channels[channel].room(header) {
+                Room::No => Move::Blocked,
+                room => {
+                    let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
+                    self.deliver(around, channel, &packet, room);
+                    around.ports.recycle(packet);
+                    Move::Moved
+                }
+            };
+        }
+        let port = targets.trailing_zeros() as usize;
+        if !self.port_ready(around, channel, port) {
+            return Move::Blocked;
+        }
+        let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
+        self.transmit(around, channel, port, packet);
+        Move::Moved
+    }
+
+    /// Takes the packet that is first at a port or in the send FIFO.
+    #[inline]
+    fn take(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Option<Packet> {
+        if source < PORTS {
+            around.ports.take(source as u8, channel)
+        } else {
+            let packet = around.channels[channel].take(around.ports);
+            match &packet {
+                Some(_) => self.counters[channel].sent += 1,
+                None => self.starved = true,
+            }
+            packet
+        }
+    }
+
+    #[inline]
+    fn deliver(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, packet: &Packet, room: Room) {
+        if room == Room::Yes {
+            around.channels[channel].deliver(Header(packet.header as u32), packet.bytes());
+            self.counters[channel].received += 1;
+        } else {
+            self.counters[channel].sunk += 1;
+        }
+    }
+
+    #[inline]
+    fn transmit(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize, packet: Packet) {
+        match around.ports.send(port as u8, channel, packet) {
+            Ok(()) => self.counters[channel].forwarded += 1,
+            Err(packet) => around.ports.recycle(packet),
+        }
+    }
+
+    /// Whether a packet can go out of a port now; presence symbols that wait there go first.
+    #[inline]
+    fn port_ready(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
+        if around.presence.ports_waiting[channel] & (1 << port) != 0
+            && !self.flush_presence(around, channel, port)
+        {
+            return false;
+        }
+        self.rcfg & (rcfg::TGT00 >> (4 * port + channel)) == 0 && around.ports.ready(port as u8, channel)
+    }
+
+    fn discard(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
+        let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
+        around.ports.recycle(packet);
+        self.counters[channel].no_target += 1;
+        if source == LOCAL {
+            around.channels[channel].inject_error(pix::ADDR0);
+        }
+        Move::Moved
+    }
+
+    /// Copies a held packet to the targets that have room.
+    fn advance_held(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
+        let Some(mut held) = self.held[channel][source].take() else { return Move::Empty };
+        let before = held.targets;
+        if held.targets & TO_LOCAL != 0 {
+            let room = around.channels[channel].room(Header(held.packet.header as u32));
+            if room != Room::No {
+                self.deliver(around, channel, &held.packet, room);
+                held.targets &= !TO_LOCAL;
+            }
+        }
+        for port in 0..PORTS {
+            let bit = 1u8 << port;
+            if held.targets & bit == 0 || !self.port_ready(around, channel, port) {
+                continue;
+            }
+            if held.targets == bit {
+                self.transmit(around, channel, port, held.packet);
+                return Move::Moved;
+            }
+            let Some(mut copy) = around.ports.new_packet(PAYLOAD) else {
+                self.starved = true;
+                break;
+            };
+            copy.bytes_mut().copy_from_slice(held.packet.bytes());
+            copy.header = held.packet.header;
+            copy.framing = held.packet.framing;
+            self.transmit(around, channel, port, copy);
+            held.targets &= !bit;
+        }
+        if held.targets == 0 {
+            around.ports.recycle(held.packet);
+            return Move::Moved;
+        }
+        let moved = if held.targets == before { Move::Blocked } else { Move::Moved };
+        self.held[channel][source] = Some(held);
+        moved
+    }
+
+    /// Combines the packets of a class once every source has one.
+    fn combine(
+        &mut self,
+        around: &mut Surroundings<'_, '_>,
+        channel: usize,
+        route: ClassRoute,
+        header: Header,
+    ) -> Move {
+        if self.held[channel][ALU].is_some() {
+            return Move::Blocked;
+        }
+        let sources = route.children() & self.connected | if route.sends() { TO_LOCAL } else { 0 };
+        for source in 0..=LOCAL {
+            if sources & (1 << source) != 0 && !self.has_operand(around, channel, source, header.class()) {
+                return Move::Blocked;
+            }
+        }
+        // The send FIFO first: taking from it is what can fail, for want of a packet.
+        let mut result: Option<Packet> = None;
+        for source in [LOCAL, 0, 1, 2] {
+            if sources & (1 << source) == 0 {
+                continue;
+            }
+            let Some(operand) = self.take(around, channel, source) else { return Move::Blocked };
+            result = Some(match result {
+                None => operand,
+                Some(result) => self.reduce(around, channel, result, operand),
+            });
+        }
+        let Some(packet) = result else { return Move::Blocked };
+        let targets = up_targets(route) & (self.connected | TO_LOCAL);
+        if targets == 0 {
+            self.counters[channel].no_target += 1;
+        }
+        self.held[channel][ALU] = Some(Held { packet, targets });
+        let _ = self.advance_held(around, channel, ALU);
+        Move::Moved
+    }
+
+    /// Whether an operand of the class is first at a source.
+    fn has_operand(
+        &self,
+        around: &mut Surroundings<'_, '_>,
+        channel: usize,
+        source: usize,
+        class: u32,
+    ) -> bool {
+        let disabled = source < PORTS && self.rcfg & (rcfg::SRC00 >> (4 * source + channel)) != 0;
+        if disabled || self.held[channel][source].is_some() {
+            return false;
+        }
+        let header = if source == LOCAL {
+            match around.channels[channel].head() {
+                Head::Packet(header) if around.injecting => header,
+                _ => return false,
+            }
+        } else {
+            match around.ports.peek(source as u8, channel) {
+                Some(packet) if presence::parse(packet.header).is_none() => Header(packet.header as u32),
+                _ => return false,
+            }
+        };
+        !header.is_point_to_point() && header.class() == class && alu::combines(header.opcode())
+    }
+
+    fn reduce(
+        &mut self,
+        around: &mut Surroundings<'_, '_>,
+        channel: usize,
+        mut result: Packet,
+        operand: Packet,
+    ) -> Packet {
+        let (header, other) = (Header(result.header as u32), Header(operand.header as u32));
+        if let (Some(sum), Some(bytes)) =
+            (result.bytes_mut().first_chunk_mut::<PAYLOAD>(), operand.bytes().first_chunk::<PAYLOAD>())
+        {
+            alu::combine(header.opcode(), header.operand_bytes(), sum, bytes);
+        }
+        let counters = &mut self.counters[channel];
+        counters.combined += 1;
+        if (header.opcode(), header.operand_bytes()) != (other.opcode(), other.operand_bytes()) {
+            counters.mismatched += 1;
+        }
+        if other.irq() {
+            result.header |=
+                u64::from(Header::point_to_point(0, 0, true).0 & !Header::point_to_point(0, 0, false).0);
+        }
+        around.ports.recycle(operand);
+        result
+    }
+
+    /// Notes presence news from a port, or our own, shows it and passes it on.
+    fn learn(
+        &mut self,
+        around: &mut Surroundings<'_, '_>,
+        channel: usize,
+        node: u32,
+        word: u32,
+        from: Option<usize>,
+    ) {
+        let onward = self.connected & !from.map_or(0, |port| 1 << port);
+        if around.presence.learn(channel, node, word, onward) {
+            self.counters[channel].presence += 1;
+            around.channels[channel].show_presence(node, word, around.presence.changes(channel));
+            for port in 0..PORTS {
+                self.flush_presence(around, channel, port);
+            }
+        }
+    }
+
+    /// Sends the presence symbols that wait at a port. False when some still do.
+    fn flush_presence(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
+        while let Some(symbol) = around.presence.first(channel, port) {
+            if !around.ports.ready(port as u8, channel) {
+                return false;
+            }
+            let Some(mut packet) = around.ports.new_packet(0) else {
+                self.starved = true;
+                return false;
+            };
+            packet.header = symbol;
+            packet.framing = SYMBOL_BYTES;
+            if let Err(packet) = around.ports.send(port as u8, channel, packet) {
+                around.ports.recycle(packet);
+                return false;
+            }
+            around.presence.sent(channel, port);
+        }
+        true
+    }
+}
+
+/// Where the packets of a class go on their way up: up, or down again at the root.
+fn up_targets(route: ClassRoute) -> u8 {
+    if route.up() != 0 { route.up() } else { down_targets(route) }
+}
+
+fn down_targets(route: ClassRoute) -> u8 {
+    route.children() | if route.receives() { TO_LOCAL } else { 0 }
+}

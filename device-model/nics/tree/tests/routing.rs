@@ -1,0 +1,220 @@
+//! Point-to-point packets through the slots, back-pressure, errors of the slots, faults on the links.
+
+mod common;
+
+use common::{Rig, irq_to, payload, to};
+use nicforge_core::fabric::{Direction, Fault, LinkSpec};
+use nicforge_hwi::{
+    tree::{mirror, window},
+    tree_dcr::{exceptions, pix, prx, status},
+};
+
+#[test]
+fn every_node_reaches_every_node_of_two_psets() {
+    let mut rig = Rig::psets(&[6, 5]);
+    let nodes = rig.functions.len() as u32;
+    let clients: Vec<_> = (0..nodes).map(|node| rig.core(node)).collect();
+    for from in 0..nodes {
+        for target in 0..nodes {
+            assert!(clients[from as usize].try_send(to(target), &payload(from * 100 + target)));
+            rig.run();
+
+            let received = clients[target as usize].receive();
+
+            assert_eq!(received, Some((to(target), payload(from * 100 + target))), "{from} to {target}");
+        }
+    }
+    assert!(clients.iter().all(|client| client.waiting() == 0));
+}
+
+#[test]
+fn packets_between_two_nodes_keep_their_order() {
+    let mut rig = Rig::psets(&[16]);
+    let (io, compute) = (rig.core(0), rig.core(16));
+    for number in 0..100 {
+        assert!(io.try_send(to(16), &payload(number)));
+        rig.run();
+        assert_eq!(compute.receive().unwrap().1, payload(number));
+    }
+    assert_eq!(rig.counter(16, "vc1_received"), 100);
+    assert_eq!(rig.counter(0, "vc1_sent"), 100);
+}
+
+#[test]
+fn the_fifos_of_nodes_on_the_way_are_not_touched() {
+    let mut rig = Rig::psets(&[16]);
+    let (io, between, compute) = (rig.core(0), rig.core(7), rig.core(16));
+
+    rig.send_all(&io, &[(to(16), payload(1))]);
+
+    assert_eq!(compute.waiting(), 1);
+    assert_eq!(between.mirror(mirror::RECV_TAIL), 0);
+    assert_eq!(between.mirror(mirror::SEND_HEAD), 0);
+    assert_eq!(rig.counter(7, "vc1_forwarded"), 1);
+}
+
+#[test]
+fn a_receiver_that_reads_nothing_stops_the_sender_and_nothing_is_lost() {
+    let mut rig = Rig::psets(&[4]);
+    let (io, compute) = (rig.core(0), rig.core(4));
+    let packets: Vec<_> = (0..200).map(|number| (to(4), payload(number))).collect();
+
+    let sent = rig.send_all(&io, &packets);
+
+    // 8 receive slots, 8 send slots, 2 links of 4 credits each.
+    assert_eq!(sent, 24);
+    assert_eq!(status::send_headers(io.mirror(mirror::STATUS)), 8);
+    assert_eq!(status::headers(compute.mirror(mirror::STATUS)), 8);
+    for number in 0..sent as u32 {
+        assert_eq!(compute.receive().unwrap().1, payload(number));
+        rig.run();
+    }
+    assert_eq!(compute.receive(), None);
+    assert_eq!(io.mirror(mirror::SEND_HEAD), 24);
+}
+
+#[test]
+fn a_blocked_user_channel_does_not_stop_the_system_channel() {
+    let mut rig = Rig::psets(&[4]);
+    let (io, _compute) = (rig.core(0), rig.core(4));
+    let (io_admin, compute_admin) = (rig.admin(0), rig.admin(4));
+    let packets: Vec<_> = (0..100).map(|number| (to(4), payload(number))).collect();
+    rig.send_all(&io, &packets);
+
+    for number in 0..50 {
+        rig.send_all(&io_admin, &[(to(4), payload(1000 + number))]);
+        assert_eq!(compute_admin.receive().unwrap().1, payload(1000 + number));
+    }
+}
+
+#[test]
+fn a_blocked_pset_does_not_stop_its_neighbour_nor_its_news() {
+    let mut rig = Rig::psets(&[2, 2]);
+    let (io_a, compute_a) = (rig.core(0), rig.core(1));
+    let (io_b, _compute_b) = (rig.core(3), rig.core(4));
+    let packets: Vec<_> = (0..100).map(|number| (to(4), payload(number))).collect();
+    rig.send_all(&io_b, &packets);
+
+    // More news than the links to the blocked pset have credits.
+    for _ in 0..20 {
+        let late = rig.core(2);
+        rig.kill(&late);
+        rig.run();
+    }
+    rig.send_all(&io_a, &[(to(1), payload(7))]);
+    rig.send_all(&compute_a, &[(to(0), payload(8))]);
+
+    assert_eq!(compute_a.receive().unwrap().1, payload(7));
+    assert_eq!(io_a.receive().unwrap().1, payload(8));
+    assert_eq!(io_a.presence(2, 0), 40);
+    assert_eq!(io_b.presence(2, 0), 40);
+}
+
+#[test]
+fn before_its_first_tenant_packets_for_a_node_wait() {
+    let mut rig = Rig::psets(&[2]);
+    let io = rig.core(0);
+    rig.send_all(&io, &[(to(1), payload(1)), (to(1), payload(2))]);
+
+    let compute = rig.core(1);
+
+    assert_eq!(compute.receive().unwrap().1, payload(1));
+    assert_eq!(compute.receive().unwrap().1, payload(2));
+}
+
+#[test]
+fn a_packet_for_an_address_that_does_not_exist_is_discarded_and_noted() {
+    let mut rig = Rig::psets(&[2]);
+    let io = rig.core(0);
+
+    rig.send_all(&io, &[(to(700), payload(1)), (to(1), payload(2))]);
+
+    assert_eq!(rig.counter(0, "vc1_no_target"), 1);
+    assert_eq!(exceptions(io.mirror(mirror::ERROR)).1 & pix::ADDR0, pix::ADDR0);
+    let compute = rig.core(1);
+    assert_eq!(compute.receive().unwrap().1, payload(2));
+}
+
+#[test]
+fn a_bad_receive_pointer_is_ignored_and_noted() {
+    let mut rig = Rig::psets(&[2]);
+    let (io, compute) = (rig.core(0), rig.core(1));
+    rig.send_all(&io, &[(to(1), payload(1))]);
+
+    compute.set_window(window::RECV_HEAD, 3);
+    rig.run();
+
+    assert_eq!(exceptions(compute.mirror(mirror::ERROR)).0 & prx::PFU1, prx::PFU1);
+    compute.set_window(window::RECV_HEAD, 0);
+    assert_eq!(compute.receive().unwrap().1, payload(1));
+    let packets: Vec<_> = (0..8).map(|number| (to(1), payload(number))).collect();
+    assert_eq!(rig.send_all(&io, &packets), 8);
+    assert_eq!(compute.waiting(), 8);
+}
+
+#[test]
+fn the_mirror_says_who_and_where_the_node_is() {
+    let mut rig = Rig::psets(&[2, 3]);
+    let compute = rig.core(5);
+    let io = rig.core(3);
+
+    let words = |client: &common::Client| {
+        [mirror::NODE_ADDRESS, mirror::CHANNEL, mirror::SEND_DEPTH, mirror::RECV_DEPTH].map(|at| client.mirror(at))
+    };
+    assert_eq!(words(&compute), [5, 1, 8, 8]);
+    assert_eq!(compute.mirror(mirror::NODES), 7);
+    assert_eq!(compute.mirror(mirror::IO_NODE), 3);
+    assert_eq!(compute.mirror(mirror::PSET_RANK), 1);
+    assert_eq!(compute.mirror(mirror::PSET_SIZE), 3);
+    assert_eq!(io.mirror(mirror::PSET_RANK), u32::MAX);
+}
+
+#[test]
+fn irq_marked_packets_are_counted_while_they_are_in_the_fifo() {
+    let mut rig = Rig::psets(&[2]);
+    let (io, compute) = (rig.core(0), rig.core(1));
+    rig.send_all(&io, &[(to(1), payload(1)), (irq_to(1), payload(2)), (irq_to(1), payload(3))]);
+    assert_eq!(compute.mirror(mirror::RECV_IRQ), 2);
+    assert_eq!(compute.mirror(mirror::STATUS) & status::IRQ, status::IRQ);
+
+    for left in [2, 1, 0] {
+        compute.receive().unwrap();
+        rig.run();
+        assert_eq!(compute.mirror(mirror::RECV_IRQ), left);
+    }
+    assert_eq!(compute.mirror(mirror::STATUS) & status::IRQ, 0);
+}
+
+#[test]
+fn checksum_errors_on_a_link_cost_time_and_nothing_else() {
+    let link = LinkSpec { delay: 100, bits_per_second: 6_800_000_000, credits: vec![4, 4] };
+    let mut rig = Rig::with(&[4], link, |_| {});
+    let (io, compute) = (rig.core(0), rig.core(4));
+    let last = *rig.links.last().unwrap();
+    let hook = Box::new(|_: &mut _, transmission| if transmission % 3 == 1 { Fault::Corrupt } else { Fault::None });
+    rig.machine.fabric().set_fault(last, Direction::Forward, Some(hook)).unwrap();
+    for number in 0..40 {
+        rig.send_all(&io, &[(to(4), payload(number))]);
+
+        assert_eq!(compute.receive().unwrap().1, payload(number));
+    }
+    let stats = rig.machine.fabric().link_stats(last, Direction::Forward, 1).unwrap();
+    assert!(stats.retransmissions > 5);
+}
+
+#[test]
+fn a_deep_fifo_holds_what_its_depth_says() {
+    let mut rig = Rig::with(&[2], LinkSpec::default(), |config| {
+        config.send_depth = 256;
+        config.recv_depth = 100;
+    });
+    let (io, compute) = (rig.core(0), rig.core(1));
+    let packets: Vec<_> = (0..500).map(|number| (to(1), payload(number))).collect();
+
+    assert_eq!(rig.send_all(&io, &packets), 256 + 100 + 4);
+
+    for number in 0..360 {
+        assert_eq!(compute.receive().unwrap().1, payload(number));
+        rig.run();
+    }
+}
