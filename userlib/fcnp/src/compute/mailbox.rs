@@ -1,0 +1,195 @@
+//! What the cores of a compute node share: a mailbox a core and kind of acknowledgement, and whose the stream is.
+//!
+//! It lies in the node's SRAM ([`nicforge_hwi::tree::window::SRAM`]), so that the cores may be threads or processes, and so
+//! that one that is killed at any point leaves something the others can go on from:
+//!
+//! - Only the owner of the receive lock writes, and it writes into a mailbox *before* it frees the packet's slot. When it
+//!   dies in between, the next owner finds the packet again and delivers it again; the number of the packet in its FIFO,
+//!   which is stored with it, shows that it is the same one.
+//! - The *stream word* names the core that data packets belong to. It is set before the READ acknowledgement is delivered,
+//!   and cleared by its owner after the last packet. Nobody else touches the receive FIFO meanwhile, unless that core is
+//!   down or a newer process has it: then its data are orphans.
+//!
+//! | offset | what |
+//! | --- | --- |
+//! | 0x0 | stream word: bits 7..0 core + 1, bits 15..8 generation; 0 for none |
+//! | 0x100 + 0x600 * core + 0x200 * kind | mailbox |
+//!
+//! A mailbox: at 0x00 the number + 1 of the packet that is being delivered, at 0x04 that of the packet delivered, at 0x40
+//! that of the packet the owner has taken, at 0x80 the payload.
+
+use std::sync::atomic::{Ordering, fence};
+
+use nicforge_hwi::tree::{CORES, PAYLOAD};
+use nicforge_shm::{SharedU32, Window};
+
+use crate::{Error, protocol::Kind, tree::Generation};
+
+const STREAM: u64 = 0x0;
+const BOXES: u64 = 0x100;
+const BOX: u64 = 0x200;
+const KINDS: u64 = 3;
+const DELIVERING: u64 = 0x00;
+const DELIVERED: u64 = 0x04;
+const TAKEN: u64 = 0x40;
+const CONTENT: u64 = 0x80;
+
+/// The mailbox of one core for one kind of acknowledgement.
+#[derive(Clone, Debug)]
+pub(crate) struct Mailbox {
+    memory: Window,
+    delivering: SharedU32,
+    delivered: SharedU32,
+    taken: SharedU32,
+}
+
+impl Mailbox {
+    pub(crate) fn new(shared: &Window, core: u16, kind: Kind) -> Result<Self, Error> {
+        let slot = u64::from(core % CORES) * KINDS + kind as u64;
+        let memory = shared.window(BOXES + slot * BOX, BOX)?;
+        Ok(Self {
+            delivering: memory.u32(DELIVERING)?,
+            delivered: memory.u32(DELIVERED)?,
+            taken: memory.u32(TAKEN)?,
+            memory,
+        })
+    }
+
+    /// Whether packet `number` is here already.
+    pub(crate) fn has(&self, number: u32) -> bool {
+        self.delivered.load(Ordering::Acquire) == number.wrapping_add(1)
+    }
+
+    /// Delivers packet `number`. For the owner of the receive lock.
+    pub(crate) fn deliver(&self, number: u32, payload: &[u8; PAYLOAD]) -> Result<(), Error> {
+        let number = number.wrapping_add(1);
+        self.delivering.store(number, Ordering::Relaxed);
+        fence(Ordering::Release);
+        self.memory.write_array(CONTENT, payload)?;
+        self.delivered.store(number, Ordering::Release);
+        Ok(())
+    }
+
+    /// Takes what was delivered, once. For the core whose mailbox it is.
+    #[inline]
+    pub(crate) fn take(&self) -> Result<Option<[u8; PAYLOAD]>, Error> {
+        let number = self.delivered.load(Ordering::Acquire);
+        if number == self.taken.load(Ordering::Relaxed) {
+            return Ok(None);
+        }
+        let mut payload = [0; PAYLOAD];
+        self.memory.read_array(CONTENT, &mut payload)?;
+        fence(Ordering::Acquire);
+        if self.delivering.load(Ordering::Relaxed) != number {
+            // The next packet came meanwhile; it can be taken as soon as it is complete.
+            return Ok(None);
+        }
+        self.taken.store(number, Ordering::Release);
+        Ok(Some(payload))
+    }
+
+    /// Forgets what was delivered.
+    pub(crate) fn clear(&self) {
+        self.taken.store(self.delivered.load(Ordering::Acquire), Ordering::Release);
+    }
+}
+
+/// Whose the data packets in the receive FIFO are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stream {
+    pub(crate) core: u16,
+    pub(crate) generation: Generation,
+}
+
+/// The stream word.
+#[derive(Clone, Debug)]
+pub(crate) struct StreamWord(SharedU32);
+
+impl StreamWord {
+    pub(crate) fn new(shared: &Window) -> Result<Self, Error> {
+        Ok(Self(shared.u32(STREAM)?))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self) -> Option<Stream> {
+        let word = self.0.load(Ordering::Acquire);
+        let core = (word as u8).checked_sub(1)?;
+        Some(Stream { core: u16::from(core), generation: Generation((word >> 8) as u8) })
+    }
+
+    /// For the owner of the receive lock.
+    #[inline]
+    pub(crate) fn set(&self, stream: Option<Stream>) {
+        let word = match stream {
+            Some(stream) => (u32::from(stream.core) + 1) | (u32::from(stream.generation.0) << 8),
+            None => 0,
+        };
+        self.0.store(word, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nicforge_shm::SharedMemory;
+
+    use super::*;
+
+    fn sram() -> Window {
+        SharedMemory::create("sram", 0x4000).unwrap().window(0, 0x4000).unwrap()
+    }
+
+    #[test]
+    fn delivered_packet_is_taken_once() {
+        let sram = sram();
+        let mailbox = Mailbox::new(&sram, 2, Kind::Write).unwrap();
+        mailbox.deliver(7, &[3; PAYLOAD]).unwrap();
+        assert_eq!(mailbox.take(), Ok(Some([3; PAYLOAD])));
+        assert_eq!(mailbox.take(), Ok(None));
+    }
+
+    #[test]
+    fn packet_delivered_again_after_it_was_taken_is_not_seen_twice() {
+        let sram = sram();
+        let mailbox = Mailbox::new(&sram, 0, Kind::Read).unwrap();
+        mailbox.deliver(u32::MAX - 1, &[3; PAYLOAD]).unwrap();
+        let first = mailbox.take();
+        mailbox.deliver(u32::MAX - 1, &[3; PAYLOAD]).unwrap();
+        assert!(mailbox.has(u32::MAX - 1));
+        assert_eq!((first, mailbox.take()), (Ok(Some([3; PAYLOAD])), Ok(None)));
+    }
+
+    #[test]
+    fn packet_half_delivered_by_a_dead_core_is_invisible_until_it_is_delivered_again() {
+        let sram = sram();
+        let mailbox = Mailbox::new(&sram, 0, Kind::Read).unwrap();
+        mailbox.deliver(4, &[4; PAYLOAD]).unwrap();
+        mailbox.delivering.store(6, Ordering::Relaxed);
+        let torn = mailbox.take();
+        mailbox.deliver(5, &[5; PAYLOAD]).unwrap();
+        assert_eq!((torn, mailbox.take()), (Ok(None), Ok(Some([5; PAYLOAD]))));
+    }
+
+    #[test]
+    fn mailboxes_of_all_cores_and_kinds_are_apart() {
+        let sram = sram();
+        let kinds = [Kind::Read, Kind::Write, Kind::Reset];
+        let boxes: Vec<_> = (0..CORES).flat_map(|core| kinds.map(|kind| (core, kind))).collect();
+        let open = |(core, kind)| Mailbox::new(&sram, core, kind).unwrap();
+        for (number, name) in boxes.iter().enumerate() {
+            open(*name).deliver(number as u32, &[number as u8; PAYLOAD]).unwrap();
+        }
+        for (number, name) in boxes.iter().enumerate() {
+            assert_eq!(open(*name).take(), Ok(Some([number as u8; PAYLOAD])));
+        }
+    }
+
+    #[test]
+    fn stream_word_keeps_core_and_generation() {
+        let word = StreamWord::new(&sram()).unwrap();
+        let stream = Stream { core: 3, generation: Generation(255) };
+        word.set(Some(stream));
+        let set = word.get();
+        word.set(None);
+        assert_eq!((set, word.get()), (Some(stream), None));
+    }
+}

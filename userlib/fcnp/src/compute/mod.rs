@@ -1,0 +1,396 @@
+//! FCNP on a compute core.
+//!
+//! - [`ComputeCore`] (here): the calls, and the link to the process on the I/O node;
+//! - `transfer.rs`: the steps of a read and of a write;
+//! - `node.rs`: the cores of the node taking turns at the receive FIFO;
+//! - `mailbox.rs`: what they share.
+
+mod mailbox;
+mod node;
+mod transfer;
+
+use std::sync::{
+    Mutex, MutexGuard, PoisonError, TryLockError,
+    atomic::{AtomicBool, AtomicU32, Ordering},
+};
+
+use nicforge_driver::{Cancel, Deadline, Device};
+use nicforge_hwi::tree::{CORES, Header};
+
+use self::node::{Node, Want};
+pub(crate) use self::transfer::BATCH;
+use crate::{
+    Config, Error, Peer, Statistics,
+    protocol::{Control, CoreName, Kind, ResetHead, Scope},
+    tree::{Generation, TreeChannel},
+    wait::Waiter,
+};
+
+/// The routes that FCNP's point-to-point packets take.
+pub(crate) const CLASS: u32 = 0;
+
+/// One of the two kinds of calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Direction {
+    Read,
+    Write,
+}
+
+impl Direction {
+    fn scope(self) -> Scope {
+        match self {
+            Direction::Read => Scope::Read,
+            Direction::Write => Scope::Write,
+        }
+    }
+
+    fn call(self) -> &'static str {
+        match self {
+            Direction::Read => "a read",
+            Direction::Write => "a write",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+struct DirectionState {
+    /// A thread is in a call.
+    busy: AtomicBool,
+    /// That call has passed the check of the link.
+    running: AtomicBool,
+    /// A withdrawal was not acknowledged.
+    dirty: AtomicBool,
+}
+
+/// Who serves FCNP on the I/O node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Link {
+    core: u16,
+    generation: Generation,
+}
+
+/// A flag that is set as long as this lives.
+struct Flag<'a>(&'a AtomicBool);
+
+impl<'a> Flag<'a> {
+    fn set(flag: &'a AtomicBool) -> Option<Self> {
+        (!flag.swap(true, Ordering::AcqRel)).then_some(Self(flag))
+    }
+}
+
+impl Drop for Flag<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Release);
+    }
+}
+
+/// FCNP on one core of a compute node.
+///
+/// One read and one write may be outstanding at a time, from two threads; a second call of the same kind returns
+/// [`Error::Busy`].
+#[derive(Debug)]
+pub struct ComputeCore {
+    node: Node,
+    config: Config,
+    /// [`Link`]: core + 1 in bits 7..0, generation in bits 15..8; 0 for none.
+    link: AtomicU32,
+    directions: [DirectionState; 2],
+    /// Held during a RESET handshake; the token of the last one.
+    handshake: Mutex<u32>,
+}
+
+impl ComputeCore {
+    /// Opens the core that `device` is, waits for the I/O node's process and makes itself known to it by a RESET, behind
+    /// which nothing of an earlier run is left. Takes [`Config::open_timeout`] at most.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`], [`Error::BadDevice`], [`Error::Timeout`] when there is no I/O node, [`Error::Device`].
+    pub fn open(device: Device, config: Config) -> Result<Self, Error> {
+        let deadline = Deadline::after(config.open_timeout);
+        Self::open_until(device, config, deadline, None)
+    }
+
+    /// As [`ComputeCore::open`], with a deadline and a token.
+    ///
+    /// # Errors
+    /// As [`ComputeCore::open`], and [`Error::Cancelled`].
+    pub fn open_until(
+        device: Device,
+        config: Config,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<Self, Error> {
+        let node = Node::new(TreeChannel::open(device)?)?;
+        let core = Self {
+            node,
+            config,
+            link: AtomicU32::new(0),
+            directions: Default::default(),
+            handshake: Mutex::new(first_token()),
+        };
+        let mut waiter = Waiter::new(&core.node.channel, deadline, cancel);
+        while !core.node.generation(core.node.name.core).is_up() {
+            waiter.turn("this core's own entry in the presence table")?;
+        }
+        core.ensure_linked(Direction::Read, &mut waiter)?;
+        Ok(core)
+    }
+
+    /// Sends `data` to the I/O node, as much of it as the matching call there agrees to. Gives the number of bytes sent,
+    /// the lesser of the two sizes. Takes [`Config::timeout`] at most.
+    ///
+    /// # Errors
+    /// As [`ComputeCore::write_until`].
+    pub fn write(&self, data: &[u8]) -> Result<usize, Error> {
+        self.write_until(data, self.deadline(), None)
+    }
+
+    /// As [`ComputeCore::write`], with a deadline and a token.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`], [`Error::Timeout`], [`Error::Cancelled`], [`Error::Busy`], [`Error::Device`]. In any case
+    /// nothing of the message is left on the way once the next call succeeds.
+    pub fn write_until(
+        &self,
+        data: &[u8],
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<usize, Error> {
+        self.call(Direction::Write, deadline, cancel, |link, waiter| self.transfer_out(data, link, waiter))
+    }
+
+    /// Receives into `buffer` what the matching call on the I/O node sends, as much as fits. Gives the number of bytes, the
+    /// lesser of the two sizes. Takes [`Config::timeout`] at most.
+    ///
+    /// # Errors
+    /// As [`ComputeCore::read_until`].
+    pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Error> {
+        self.read_until(buffer, self.deadline(), None)
+    }
+
+    /// As [`ComputeCore::read`], with a deadline and a token.
+    ///
+    /// # Errors
+    /// As [`ComputeCore::write_until`], and [`Error::Aborted`]. After an error `buffer` may have been written.
+    pub fn read_until(
+        &self,
+        buffer: &mut [u8],
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<usize, Error> {
+        self.call(Direction::Read, deadline, cancel, |link, waiter| self.transfer_in(buffer, link, waiter))
+    }
+
+    /// The core's rank in its pset, by which the I/O node calls it: 4 times the node's rank, plus the core.
+    pub fn rank(&self) -> u32 {
+        u32::from(self.node.name.rank_in_pset) * u32::from(CORES) + u32::from(self.node.name.core)
+    }
+
+    /// The packet layer below.
+    pub fn channel(&self) -> &TreeChannel {
+        &self.node.channel
+    }
+
+    /// Counters since the core was opened.
+    pub fn statistics(&self) -> Statistics {
+        self.node.counters.snapshot()
+    }
+
+    fn deadline(&self) -> Deadline {
+        self.config.timeout.map_or(Deadline::never(), Deadline::after)
+    }
+
+    fn peer(&self) -> Peer {
+        Peer::IoNode { address: self.node.channel.info().io_node }
+    }
+
+    fn state(&self, direction: Direction) -> &DirectionState {
+        &self.directions[direction as usize]
+    }
+
+    /// Runs one call: alone of its kind, on a good link, and withdrawn if it does not come to its end.
+    fn call(
+        &self,
+        direction: Direction,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+        transfer: impl FnOnce(Link, &mut Waiter<'_>) -> Result<usize, (Error, Sent)>,
+    ) -> Result<usize, Error> {
+        let state = self.state(direction);
+        let _busy = Flag::set(&state.busy).ok_or(Error::Busy { what: direction.call() })?;
+        let mut waiter = Waiter::new(&self.node.channel, deadline, cancel);
+        let link = self.ensure_linked(direction, &mut waiter)?;
+        let _running = Flag::set(&state.running);
+        let (error, sent) = match transfer(link, &mut waiter) {
+            Ok(size) => return Ok(size),
+            Err(failed) => failed,
+        };
+        match error {
+            Error::PeerGone { .. } => {
+                self.link.store(0, Ordering::Release);
+                self.node.counters.peers_lost.add(1);
+            }
+            Error::Aborted { .. } => {}
+            _ if sent == Sent::Request => self.withdraw(direction),
+            _ => {}
+        }
+        Err(error)
+    }
+
+    fn link(&self) -> Option<Link> {
+        let word = self.link.load(Ordering::Acquire);
+        let core = u16::from((word as u8).checked_sub(1)?);
+        let link = Link { core, generation: Generation((word >> 8) as u8) };
+        (!self.is_gone(link)).then_some(link)
+    }
+
+    /// Whether the process of `link` is gone.
+    #[inline]
+    fn is_gone(&self, link: Link) -> bool {
+        self.node.channel.presence(self.node.channel.info().io_node, link.core) != link.generation
+    }
+
+    /// A link on which `direction` may start.
+    fn ensure_linked(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<Link, Error> {
+        let clean = || self.link().filter(|_| !self.state(direction).dirty.load(Ordering::Acquire));
+        loop {
+            if let Some(link) = clean() {
+                return Ok(link);
+            }
+            let mut token = self.lock_handshake(waiter)?;
+            if clean().is_some() {
+                continue;
+            }
+            if self.link().is_some() {
+                self.reset(direction.scope(), &mut token, waiter)?;
+                continue;
+            }
+            // A full RESET may not overtake data that the other thread still sends to the process that is gone.
+            while self.directions.iter().any(|state| state.running.load(Ordering::Acquire)) {
+                waiter.turn("the other call of this core to notice that the I/O node is gone")?;
+            }
+            self.reset(Scope::All, &mut token, waiter)?;
+        }
+    }
+
+    fn lock_handshake(&self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'_, u32>, Error> {
+        loop {
+            match self.handshake.try_lock() {
+                Ok(token) => return Ok(token),
+                Err(TryLockError::Poisoned(poisoned)) => return Ok(PoisonError::into_inner(poisoned)),
+                Err(TryLockError::WouldBlock) => waiter.turn("another thread's RESET")?,
+            }
+        }
+    }
+
+    /// Takes the request of a call back that failed. When that does not succeed in time the next call does it.
+    fn withdraw(&self, direction: Direction) {
+        let mut waiter = Waiter::new(&self.node.channel, Deadline::after(self.config.recovery), None);
+        let done = self
+            .lock_handshake(&mut waiter)
+            .and_then(|mut token| self.reset(direction.scope(), &mut token, &mut waiter));
+        if done.is_err() {
+            self.state(direction).dirty.store(true, Ordering::Release);
+        }
+    }
+
+    /// The RESET handshake.
+    fn reset(&self, scope: Scope, token: &mut u32, waiter: &mut Waiter<'_>) -> Result<(), Error> {
+        let io_node = self.node.channel.info().io_node;
+        let linked = self.link();
+        if scope != Scope::All && linked.is_none() {
+            return Err(Error::PeerGone { peer: self.peer() });
+        }
+        loop {
+            let there = self.node.channel.node_presence(io_node);
+            if !there.iter().any(|generation| generation.is_up()) {
+                waiter.turn("a process on the I/O node")?;
+                continue;
+            }
+            *token = token.wrapping_add(1);
+            match self.reset_once(scope, *token, there, waiter) {
+                Ok(link) if !self.is_gone(link) => {
+                    self.settle(scope, link);
+                    return Ok(());
+                }
+                Ok(_) | Err(Error::PeerGone { .. }) if scope == Scope::All => waiter.progress(),
+                Ok(_) => return Err(Error::PeerGone { peer: self.peer() }),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Sends one RESET and waits for its acknowledgement, or until somebody on the I/O node comes or goes.
+    fn reset_once(
+        &self,
+        scope: Scope,
+        token: u32,
+        there: [Generation; CORES as usize],
+        waiter: &mut Waiter<'_>,
+    ) -> Result<Link, Error> {
+        let io_node = self.node.channel.info().io_node;
+        let changed = || self.node.channel.node_presence(io_node) != there;
+        let head = ResetHead {
+            token: token.into(),
+            core: self.node.name.core as u8,
+            generation: self.node.generation(self.node.name.core).0,
+            reserved: 0.into(),
+        };
+        let request = Control::new(Kind::Reset, self.node.name, scope as u32)
+            .with_head(zerocopy::IntoBytes::as_bytes(&head));
+        self.send_control(&request, changed, waiter)?;
+        let want = Want { kind: Kind::Reset, withdraws_read: scope.has_read() };
+        loop {
+            let (answer, _right) =
+                self.await_acknowledgement(want, changed, waiter, "the acknowledgement of a RESET")?;
+            let head = ResetHead::of(&answer);
+            if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
+                return Ok(Link { core: head.core.into(), generation: Generation(head.generation) });
+            }
+            self.node.counters.strays.add(1);
+        }
+    }
+
+    /// After the acknowledgement nothing of what was withdrawn can come any more.
+    fn settle(&self, scope: Scope, link: Link) {
+        if scope.has_read() {
+            self.node.forget(Kind::Read);
+            self.state(Direction::Read).dirty.store(false, Ordering::Release);
+        }
+        if scope.has_write() {
+            self.node.forget(Kind::Write);
+            self.state(Direction::Write).dirty.store(false, Ordering::Release);
+        }
+        if scope == Scope::All {
+            self.link
+                .store((u32::from(link.core) + 1) | (u32::from(link.generation.0) << 8), Ordering::Release);
+        }
+        self.node.counters.resets.add(1);
+    }
+
+    /// The header of packets to the I/O node.
+    fn header(&self, irq: bool) -> Header {
+        Header::point_to_point(CLASS, self.node.channel.info().io_node, irq)
+    }
+
+    /// The name of this core in packets.
+    fn name(&self) -> CoreName {
+        self.node.name
+    }
+}
+
+/// What of a failed call has left.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Sent {
+    /// Nothing.
+    Nothing,
+    /// The request.
+    Request,
+}
+
+/// Tokens of different processes on a core should differ.
+fn first_token() -> u32 {
+    std::time::SystemTime::now()
+        .duration_since(std::time::UNIX_EPOCH)
+        .map_or(0, |now| now.subsec_nanos() ^ (now.as_secs() as u32).rotate_left(16))
+}

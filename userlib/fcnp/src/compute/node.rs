@@ -1,0 +1,214 @@
+//! The cores of a compute node taking turns at the receive FIFO.
+//!
+//! Of the cores that wait for an acknowledgement, one has the receive lock and polls. An acknowledgement for another core
+//! goes to that core's mailbox. After a READ acknowledgement for another core the lock is given up, because that core is to
+//! receive its data; nobody else takes it until the stream word says that the message is over.
+
+use crate::{
+    Error,
+    compute::mailbox::{Mailbox, Stream, StreamWord},
+    protocol::{ABORT, Control, CoreName, Kind, Split},
+    statistics::Counters,
+    tree::{Generation, Held, LockBox, Receiver, TreeChannel},
+};
+use nicforge_hwi::tree::{CORES, PAYLOAD};
+
+/// The right to receive.
+pub(super) type Right<'a> = Receiver<'a, Held<&'a LockBox>>;
+
+/// What a waiting thread wants from the FIFO.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Want {
+    /// The acknowledgement waited for.
+    pub(super) kind: Kind,
+    /// Whether it withdraws the core's read, so that data of it are orphans.
+    pub(super) withdraws_read: bool,
+}
+
+/// What the first packet in the FIFO was.
+#[allow(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
+pub(super) enum Polled {
+    /// There is none.
+    Empty,
+    /// What was wanted.
+    Mine(Control),
+    /// The first packet of another core's read: the right must be given up.
+    StreamPassed,
+    /// Something else, which was dealt with.
+    Other,
+}
+
+/// What interrupted a stream of data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Interruption {
+    /// Nothing to do with it.
+    None,
+    /// The I/O node gave the read up.
+    Aborted,
+}
+
+/// A compute node as one of its cores sees it.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) channel: TreeChannel,
+    /// This core.
+    pub(super) name: CoreName,
+    pub(super) counters: Counters,
+    stream: StreamWord,
+    mailboxes: Vec<[Mailbox; 3]>,
+}
+
+impl Node {
+    pub(super) fn new(channel: TreeChannel) -> Result<Self, Error> {
+        let info = *channel.info();
+        let Some(rank) = info.pset_rank else {
+            return Err(Error::WrongDevice {
+                expected: "a compute node's core",
+                found: format!("node {} is the I/O node of its pset", info.address),
+            });
+        };
+        let name = CoreName { node: info.address, core: info.core, rank_in_pset: rank as u16 };
+        let mailbox = |core, kind| Mailbox::new(channel.shared(), core, kind);
+        let mailboxes = (0..CORES)
+            .map(|core| {
+                Ok([mailbox(core, Kind::Read)?, mailbox(core, Kind::Write)?, mailbox(core, Kind::Reset)?])
+            })
+            .collect::<Result<_, Error>>()?;
+        let stream = StreamWord::new(channel.shared())?;
+        Ok(Self { name, counters: Counters::default(), stream, mailboxes, channel })
+    }
+
+    pub(super) fn generation(&self, core: u16) -> Generation {
+        self.channel.presence(self.name.node, core)
+    }
+
+    fn mailbox(&self, core: u16, kind: Kind) -> &Mailbox {
+        &self.mailboxes[usize::from(core % CORES)][kind as usize]
+    }
+
+    /// This core's acknowledgement of `kind`, if another one has delivered it.
+    #[inline]
+    pub(super) fn delivered(&self, kind: Kind) -> Result<Option<Control>, Error> {
+        let Some(payload) = self.mailbox(self.name.core, kind).take()? else { return Ok(None) };
+        // It was decoded before it was delivered.
+        Ok(Control::decode(&payload).ok())
+    }
+
+    /// Forgets this core's acknowledgements of `kind`.
+    pub(super) fn forget(&self, kind: Kind) {
+        self.mailbox(self.name.core, kind).clear();
+    }
+
+    /// Whether one who wants `want` may touch the FIFO, and whether the stream word must be cleared first.
+    fn admits(&self, want: Want) -> (bool, bool) {
+        match self.stream.get() {
+            None => (true, false),
+            Some(stream) if stream.generation != self.generation(stream.core) => (true, true),
+            Some(stream) if stream.core == self.name.core && want.withdraws_read => (true, true),
+            Some(stream) => (stream.core == self.name.core && want.kind == Kind::Read, false),
+        }
+    }
+
+    /// The right to receive, if it is free and `want` may have it.
+    #[inline]
+    pub(super) fn try_right(&self, want: Want) -> Option<Right<'_>> {
+        if !self.admits(want).0 {
+            return None;
+        }
+        let right = self.try_any_right()?;
+        // Somebody may have received a READ acknowledgement before we had the lock.
+        let (admitted, stale) = self.admits(want);
+        if stale {
+            self.stream.set(None);
+        }
+        admitted.then_some(right)
+    }
+
+    /// The right to receive for the owner of the stream, if it is free.
+    #[inline]
+    pub(super) fn try_any_right(&self) -> Option<Right<'_>> {
+        let held = self.channel.receive_lock().try_lock(self.channel.owner())?;
+        Some(self.channel.receiver(held))
+    }
+
+    /// Ends this core's stream. The caller has the right to receive.
+    pub(super) fn end_stream(&self, _right: &Right<'_>) {
+        self.stream.set(None);
+    }
+
+    /// Deals with the first packet in the FIFO.
+    pub(super) fn poll(&self, right: &mut Right<'_>, want: Want) -> Result<Polled, Error> {
+        let Some(header) = right.peek()? else {
+            self.counters.polls.add(1);
+            return Ok(Polled::Empty);
+        };
+        self.counters.packets_received.add(1);
+        if !header.irq() {
+            right.advance();
+            self.counters.orphans.add(1);
+            return Ok(Polled::Other);
+        }
+        let Some((control, payload)) = self.control(right)? else { return Ok(Polled::Other) };
+        let number = right.position();
+        let mine = control.core == self.name && control.kind == want.kind;
+        let streams = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
+        let generation = self.generation(control.core.core);
+        if control.kind == Kind::Read && control.size == ABORT || !generation.is_up() {
+            right.advance();
+            self.counters.strays.add(1);
+            return Ok(Polled::Other);
+        }
+        if streams {
+            self.stream.set(Some(Stream { core: control.core.core, generation }));
+        }
+        if mine {
+            right.advance();
+            return Ok(Polled::Mine(control));
+        }
+        self.mailbox(control.core.core, control.kind).deliver(number, &payload)?;
+        self.counters.hand_overs.add(1);
+        right.advance();
+        right.publish();
+        Ok(if streams { Polled::StreamPassed } else { Polled::Other })
+    }
+
+    /// Deals with the control packet that interrupts this core's stream.
+    pub(super) fn interruption(&self, right: &mut Right<'_>) -> Result<Interruption, Error> {
+        self.counters.packets_received.add(1);
+        let Some((control, payload)) = self.control(right)? else { return Ok(Interruption::None) };
+        let number = right.position();
+        right.advance();
+        if control.kind == Kind::Read {
+            // The only READ acknowledgement that may come now is the one that says there is no more.
+            if control.core == self.name && control.size == ABORT {
+                return Ok(Interruption::Aborted);
+            }
+            self.counters.strays.add(1);
+            return Ok(Interruption::None);
+        }
+        self.mailbox(control.core.core, control.kind).deliver(number, &payload)?;
+        self.counters.hand_overs.add(1);
+        Ok(Interruption::None)
+    }
+
+    /// The control packet at the head of the FIFO, read once; `None` when it was none of this node's, or a dead core had
+    /// delivered it already, and it has been passed.
+    fn control(&self, right: &mut Right<'_>) -> Result<Option<(Control, [u8; PAYLOAD])>, Error> {
+        let mut payload = [0; PAYLOAD];
+        right.payload(&mut payload)?;
+        let control = Control::decode(&payload).ok().filter(|control| {
+            let name = control.core;
+            name.node == self.name.node && name.core < CORES && name.rank_in_pset == self.name.rank_in_pset
+        });
+        match control {
+            Some(control) if !self.mailbox(control.core.core, control.kind).has(right.position()) => {
+                Ok(Some((control, payload)))
+            }
+            found => {
+                right.advance();
+                self.counters.strays.add(u64::from(found.is_none()));
+                Ok(None)
+            }
+        }
+    }
+}

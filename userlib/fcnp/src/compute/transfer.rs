@@ -1,0 +1,226 @@
+//! The steps of a read and of a write on a compute core.
+
+use nicforge_hwi::tree::PAYLOAD;
+
+use super::{
+    ComputeCore, Link, Sent,
+    node::{Interruption, Polled, Right, Want},
+};
+use crate::{
+    Error,
+    protocol::{Control, Kind, Split, request_size},
+    wait::Waiter,
+};
+
+/// Packets sent in a row under the send lock (paper, IV).
+pub(crate) const BATCH: usize = 8;
+
+const WANT_READ: Want = Want { kind: Kind::Read, withdraws_read: false };
+const WANT_WRITE: Want = Want { kind: Kind::Write, withdraws_read: false };
+
+impl ComputeCore {
+    /// A write: request with head, acknowledgement, data.
+    pub(super) fn transfer_out(
+        &self,
+        data: &[u8],
+        link: Link,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<usize, (Error, Sent)> {
+        let gone = || self.is_gone(link);
+        let requested = request_size(data.len());
+        let request =
+            Control::new(Kind::Write, self.name(), requested).with_head(&data[..Split::head_of(requested)]);
+        self.send_control(&request, gone, waiter).map_err(|error| (error, Sent::Nothing))?;
+        self.transfer_out_requested(data, requested, link, waiter).map_err(|error| (error, Sent::Request))
+    }
+
+    fn transfer_out_requested(
+        &self,
+        data: &[u8],
+        requested: u32,
+        link: Link,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<usize, Error> {
+        let gone = || self.is_gone(link);
+        let (answer, right) =
+            self.await_acknowledgement(WANT_WRITE, gone, waiter, "the acknowledgement of a write")?;
+        drop(right);
+        let agreed = self.agreed(&answer, requested)?;
+        let split = Split::new(requested, agreed);
+        let body = &data[split.head..agreed as usize];
+        let header = self.header(false);
+        let mut at = 0;
+        while at < body.len() {
+            let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
+            let sent = self.node.channel.send_batch(held)?.send_data(header, &body[at..], BATCH)?;
+            at = body.len().min(at + sent * PAYLOAD);
+            self.node.counters.packets_sent.add(sent as u64);
+            if gone() {
+                return Err(Error::PeerGone { peer: self.peer() });
+            }
+            if sent == 0 {
+                self.node.counters.stalls.add(1);
+                waiter.turn("room in the send FIFO")?;
+            } else {
+                waiter.progress();
+            }
+        }
+        self.node.counters.messages_sent.add(1);
+        self.node.counters.bytes_sent.add(agreed.into());
+        Ok(agreed as usize)
+    }
+
+    /// A read: request, acknowledgement with head, data.
+    pub(super) fn transfer_in(
+        &self,
+        buffer: &mut [u8],
+        link: Link,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<usize, (Error, Sent)> {
+        let requested = request_size(buffer.len());
+        let request = Control::new(Kind::Read, self.name(), requested);
+        self.send_control(&request, || self.is_gone(link), waiter).map_err(|error| (error, Sent::Nothing))?;
+        self.transfer_in_requested(buffer, requested, link, waiter).map_err(|error| (error, Sent::Request))
+    }
+
+    fn transfer_in_requested(
+        &self,
+        buffer: &mut [u8],
+        requested: u32,
+        link: Link,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<usize, Error> {
+        let gone = || self.is_gone(link);
+        let (answer, right) =
+            self.await_acknowledgement(WANT_READ, gone, waiter, "the acknowledgement of a read")?;
+        let agreed = self.agreed(&answer, requested)?;
+        let split = Split::new(agreed, agreed);
+        let (head, body) = buffer[..agreed as usize].split_at_mut(split.head);
+        head.copy_from_slice(&answer.head[..split.head]);
+        if split.packets != 0 {
+            let mut right = match right {
+                Some(right) => right,
+                None => self.own_right(waiter)?,
+            };
+            let received = self.receive_stream(&mut right, body, link, waiter);
+            // What may still come after an error belongs to nobody.
+            self.node.end_stream(&right);
+            received?;
+        }
+        self.node.counters.messages_received.add(1);
+        self.node.counters.bytes_received.add(agreed.into());
+        Ok(agreed as usize)
+    }
+
+    /// The right to receive for this core's own stream: whoever has it is about to give it up.
+    fn own_right(&self, waiter: &mut Waiter<'_>) -> Result<Right<'_>, Error> {
+        loop {
+            if let Some(right) = self.node.try_any_right() {
+                return Ok(right);
+            }
+            waiter.turn("the right to receive")?;
+        }
+    }
+
+    /// Receives data packets until `body` is full.
+    fn receive_stream(
+        &self,
+        right: &mut Right<'_>,
+        body: &mut [u8],
+        link: Link,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<(), Error> {
+        let mut at = 0;
+        while at < body.len() {
+            // Looked at first: what the I/O node sent before it went is in the FIFO once it is seen down.
+            let gone = self.is_gone(link);
+            let taken = right.take_data(&mut body[at..])?;
+            at = body.len().min(at + taken.packets * PAYLOAD);
+            self.node.counters.packets_received.add(taken.packets as u64);
+            if taken.control {
+                if self.node.interruption(right)? == Interruption::Aborted {
+                    return Err(Error::Aborted { peer: self.peer() });
+                }
+                waiter.progress();
+            } else if taken.packets != 0 {
+                waiter.progress();
+            } else if gone {
+                return Err(Error::PeerGone { peer: self.peer() });
+            } else {
+                right.publish();
+                waiter.turn("data")?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The size in an acknowledgement, checked.
+    fn agreed(&self, answer: &Control, requested: u32) -> Result<u32, Error> {
+        if answer.size > requested {
+            return Err(Error::BadPeer {
+                peer: self.peer(),
+                what: "it agreed to more than was asked for",
+                value: answer.size.into(),
+            });
+        }
+        Ok(answer.size)
+    }
+
+    /// Sends a control packet to the I/O node.
+    pub(super) fn send_control(
+        &self,
+        control: &Control,
+        gone: impl Fn() -> bool,
+        waiter: &mut Waiter<'_>,
+    ) -> Result<(), Error> {
+        let payload = control.encode();
+        loop {
+            let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
+            if self.node.channel.send_batch(held)?.try_send(self.header(true), &payload)? {
+                self.node.counters.packets_sent.add(1);
+                return Ok(());
+            }
+            self.node.counters.stalls.add(1);
+            if gone() {
+                return Err(Error::PeerGone { peer: self.peer() });
+            }
+            waiter.turn("room in the send FIFO")?;
+        }
+    }
+
+    /// Waits for an acknowledgement: polls the receive FIFO when the right to is free, and looks into the mailbox when it is
+    /// not. With the acknowledgement comes the right to receive if this thread has it.
+    pub(super) fn await_acknowledgement(
+        &self,
+        want: Want,
+        gone: impl Fn() -> bool,
+        waiter: &mut Waiter<'_>,
+        what: &'static str,
+    ) -> Result<(Control, Option<Right<'_>>), Error> {
+        loop {
+            if let Some(control) = self.node.delivered(want.kind)? {
+                return Ok((control, None));
+            }
+            if let Some(mut right) = self.node.try_right(want) {
+                // The last owner may have delivered it between the look above and the lock.
+                if let Some(control) = self.node.delivered(want.kind)? {
+                    return Ok((control, Some(right)));
+                }
+                loop {
+                    let gone = gone();
+                    match self.node.poll(&mut right, want)? {
+                        Polled::Mine(control) => return Ok((control, Some(right))),
+                        Polled::Other => waiter.progress(),
+                        Polled::StreamPassed => break,
+                        Polled::Empty if gone => return Err(Error::PeerGone { peer: self.peer() }),
+                        Polled::Empty => {
+                            right.publish();
+                            waiter.turn(what)?;
+                        }
+                    }
+                }
+            }
+            waiter.turn(what)?;
+        }
+    }
+}

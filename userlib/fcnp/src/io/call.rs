@@ -1,0 +1,336 @@
+//! A call of the application: it waits for the core's request and the pset's slot, and transfers.
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Cancel, Deadline};
+use nicforge_hwi::tree::{Header, PAYLOAD};
+
+use super::{
+    cores::{Direction, Link, Request, spin_lock},
+    service::{Drain, Inner},
+};
+use crate::{
+    Error, Mode, Peer,
+    compute::{BATCH, CLASS},
+    protocol::{Control, Kind, Split, request_size},
+    wait::Waiter,
+};
+
+/// How long a sleeping call goes without a look at its token.
+const SLICE: Duration = Duration::from_millis(10);
+
+/// One call.
+pub(super) struct Call<'a> {
+    inner: &'a Inner,
+    core: u32,
+    direction: Direction,
+    waiter: Waiter<'a>,
+    /// Whom it waits for, once he is known.
+    link: Option<Link>,
+    /// Since when nothing has happened.
+    idle_since: Option<Instant>,
+}
+
+impl Drop for Call<'_> {
+    fn drop(&mut self) {
+        self.inner.callers.fetch_sub(1, Ordering::AcqRel);
+        self.inner.cores[self.core as usize].busy[self.direction as usize].store(false, Ordering::Release);
+    }
+}
+
+impl<'a> Call<'a> {
+    pub(super) fn begin(
+        inner: &'a Inner,
+        core: u32,
+        direction: Direction,
+        deadline: Deadline,
+        cancel: Option<&'a Cancel>,
+    ) -> Result<Self, Error> {
+        let cores = inner.cores.len() as u32;
+        let Some(entry) = inner.cores.get(core as usize) else {
+            return Err(Error::NoSuchCore { core, cores });
+        };
+        if entry.busy[direction as usize].swap(true, Ordering::AcqRel) {
+            let what = match direction {
+                Direction::Read => "a write",
+                Direction::Write => "a read",
+            };
+            return Err(Error::Busy { what });
+        }
+        inner.callers.fetch_add(1, Ordering::AcqRel);
+        let waiter = Waiter::new(&inner.channel, deadline, cancel);
+        Ok(Self { inner, core, direction, waiter, link: None, idle_since: None })
+    }
+
+    /// Takes the core's data: its write, our read.
+    pub(super) fn receive(mut self, buffer: &mut [u8]) -> Result<usize, Error> {
+        let (request, link) = self.start()?;
+        let agreed = request.size.min(request_size(buffer.len()));
+        let split = Split::new(request.size, agreed);
+        let (head, body) = buffer[..agreed as usize].split_at_mut(split.head);
+        head.copy_from_slice(&request.head[..split.head]);
+        self.acknowledge(&Control::new(Kind::Write, link.name, agreed), request, link, split.packets != 0)?;
+        let received = if split.packets == 0 { Ok(()) } else { self.receive_data(body, link) };
+        match received {
+            Err(error) if error.is_interrupted() => return Err(error),
+            received => {
+                self.inner.end(self.core, self.direction);
+                received?;
+            }
+        }
+        self.inner.counters.messages_received.add(1);
+        self.inner.counters.bytes_received.add(agreed.into());
+        Ok(agreed as usize)
+    }
+
+    /// Gives the core data: its read, our write.
+    pub(super) fn send(mut self, data: &[u8]) -> Result<usize, Error> {
+        let (request, link) = self.start()?;
+        let agreed = request.size.min(request_size(data.len()));
+        let split = Split::new(agreed, agreed);
+        let (head, body) = data[..agreed as usize].split_at(split.head);
+        self.acknowledge(&Control::new(Kind::Read, link.name, agreed).with_head(head), request, link, false)?;
+        match self.send_data(body, link) {
+            Err(error) if error.is_interrupted() => {
+                // The core is told; the slot is free as soon as the message to it has left.
+                spin_lock(&self.inner.cores[self.core as usize].state).abort = true;
+                self.inner.owe(self.core);
+                // What cannot leave now leaves with the next turn of anybody.
+                self.inner.service()?;
+                return Err(error);
+            }
+            sent => {
+                self.inner.end(self.core, self.direction);
+                sent?;
+            }
+        }
+        self.inner.counters.messages_sent.add(1);
+        self.inner.counters.bytes_sent.add(agreed.into());
+        Ok(agreed as usize)
+    }
+
+    /// Waits for the core's request, then for the slot. From here on the transfer is on.
+    fn start(&mut self) -> Result<(Request, Link), Error> {
+        let slot = &self.inner.slots[self.direction as usize];
+        loop {
+            let count = self.inner.event.count();
+            self.check_peer()?;
+            if !self.has_request() {
+                self.turn(count, "a request of the core")?;
+                continue;
+            }
+            if slot.try_take(self.core) {
+                match self.take_request() {
+                    Some(started) => return Ok(started),
+                    None => slot.release(self.core),
+                }
+                continue;
+            }
+            if let Err(error) = self.turn(count, "another transfer of the pset to end") {
+                slot.leave(self.core);
+                return Err(error);
+            }
+            if !self.has_request() {
+                slot.leave(self.core);
+            }
+        }
+    }
+
+    fn has_request(&self) -> bool {
+        spin_lock(&self.inner.cores[self.core as usize].state).requests[self.direction as usize].is_some()
+    }
+
+    fn take_request(&mut self) -> Option<(Request, Link)> {
+        let core = &self.inner.cores[self.core as usize];
+        let mut state = spin_lock(&core.state);
+        let link = state.link?;
+        let request = state.requests[self.direction as usize].take()?;
+        state.running[self.direction as usize] = true;
+        core.revoked[self.direction as usize].store(false, Ordering::Release);
+        self.link = Some(link);
+        Some((request, link))
+    }
+
+    /// Whether the core's process is the one this call began to wait for.
+    fn check_peer(&mut self) -> Result<(), Error> {
+        let mut state = spin_lock(&self.inner.cores[self.core as usize].state);
+        if state.link.is_some_and(|link| self.inner.is_gone(link)) {
+            self.inner.lose(&mut state);
+        }
+        let lost = std::mem::take(&mut state.lost[self.direction as usize]);
+        if self.link.is_none() && !lost {
+            self.link = state.link;
+        } else if lost || self.link != state.link {
+            drop(state);
+            self.inner.slots[self.direction as usize].leave(self.core);
+            return Err(Error::PeerGone { peer: Peer::Core { rank: self.core } });
+        }
+        Ok(())
+    }
+
+    /// Sends the acknowledgement. When it cannot leave the request is as it was before.
+    fn acknowledge(
+        &mut self,
+        answer: &Control,
+        request: Request,
+        link: Link,
+        reads: bool,
+    ) -> Result<(), Error> {
+        let sent = self.try_acknowledge(answer, link, reads);
+        if sent.is_err() {
+            let core = &self.inner.cores[self.core as usize];
+            let mut state = spin_lock(&core.state);
+            if state.link == Some(link) && !core.is_revoked(self.direction) {
+                state.requests[self.direction as usize] = Some(request);
+            }
+            drop(state);
+            self.inner.end(self.core, self.direction);
+        }
+        sent
+    }
+
+    fn try_acknowledge(&mut self, answer: &Control, link: Link, reads: bool) -> Result<(), Error> {
+        loop {
+            self.check_transfer(link)?;
+            if reads {
+                // Before the core can send data, so that nobody else takes them.
+                self.inner.reading.store(true, Ordering::Release);
+            }
+            match self.inner.try_send(answer, link) {
+                Ok(true) => return Ok(()),
+                sent => {
+                    if reads {
+                        self.inner.reading.store(false, Ordering::Release);
+                    }
+                    sent?;
+                }
+            }
+            self.inner.service()?;
+            self.waiter.turn("room in the send FIFO")?;
+        }
+    }
+
+    /// Whether the transfer may go on.
+    #[inline]
+    fn check_transfer(&self, link: Link) -> Result<(), Error> {
+        let peer = Peer::Core { rank: self.core };
+        if self.inner.cores[self.core as usize].is_revoked(self.direction) {
+            return Err(Error::Aborted { peer });
+        }
+        if self.inner.is_gone(link) { Err(self.lost(link)) } else { Ok(()) }
+    }
+
+    /// The core's process has gone, and this call tells it.
+    #[cold]
+    fn lost(&self, link: Link) -> Error {
+        let mut state = spin_lock(&self.inner.cores[self.core as usize].state);
+        if state.link == Some(link) {
+            self.inner.lose(&mut state);
+        }
+        state.lost[self.direction as usize] = false;
+        Error::PeerGone { peer: Peer::Core { rank: self.core } }
+    }
+
+    fn send_data(&mut self, data: &[u8], link: Link) -> Result<(), Error> {
+        let header = Header::point_to_point(CLASS, link.name.node, false);
+        let mut at = 0;
+        while at < data.len() {
+            let held = spin_lock(&self.inner.send);
+            let sent = self.inner.channel.send_batch(held)?.send_data(header, &data[at..], BATCH)?;
+            at = data.len().min(at + sent * PAYLOAD);
+            self.inner.counters.packets_sent.add(sent as u64);
+            self.check_transfer(link)?;
+            if sent == 0 {
+                self.inner.counters.stalls.add(1);
+                self.inner.service()?;
+                self.waiter.turn("room in the send FIFO")?;
+            } else {
+                self.waiter.progress();
+            }
+        }
+        Ok(())
+    }
+
+    /// Receives data packets until `body` is full, and gives the right to receive back. When the call is interrupted the
+    /// rest is discarded as it comes, and the slot is free after that.
+    fn receive_data(&mut self, body: &mut [u8], link: Link) -> Result<(), Error> {
+        // Whoever has the right sees that a thread is reading, and lets go.
+        let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.incoming));
+        let mut at = 0;
+        let mut after_gone = 0;
+        let result = loop {
+            if at == body.len() {
+                break Ok(());
+            }
+            // Looked at first: what the core sent before it went is in the FIFO once it is seen down.
+            let gone = self.inner.is_gone(link);
+            let taken = match receiver.take_data(&mut body[at..]) {
+                Ok(taken) => taken,
+                Err(error) => break Err(error),
+            };
+            at = body.len().min(at + taken.packets * PAYLOAD);
+            self.inner.counters.packets_received.add(taken.packets as u64);
+            if taken.control {
+                let mut payload = [0; PAYLOAD];
+                if let Err(error) = receiver.payload(&mut payload) {
+                    break Err(error);
+                }
+                receiver.advance();
+                self.inner.counters.packets_received.add(1);
+                self.inner.control(&payload, receiver.held());
+                if self.inner.cores[self.core as usize].is_revoked(self.direction) {
+                    break Err(Error::Aborted { peer: Peer::Core { rank: self.core } });
+                }
+                // Control packets of others cannot keep this call for ever.
+                after_gone += u32::from(gone);
+                if after_gone > self.inner.channel.info().recv_depth {
+                    break Err(self.lost(link));
+                }
+                self.waiter.progress();
+            } else if taken.packets != 0 {
+                self.waiter.progress();
+            } else if gone {
+                break Err(self.lost(link));
+            } else {
+                receiver.publish();
+                if let Err(error) = self.waiter.turn("data of the core") {
+                    break Err(error);
+                }
+            }
+        };
+        if result.as_ref().is_err_and(Error::is_interrupted) {
+            let packets = (body.len() - at).div_ceil(PAYLOAD);
+            receiver.held().drain = Some(Drain { core: self.core, packets });
+        }
+        // Freed last: until then nobody else may take the lock from us.
+        drop(receiver);
+        self.inner.reading.store(false, Ordering::Release);
+        result
+    }
+
+    /// One turn of waiting: for the FIFO, and after a while asleep.
+    fn turn(&mut self, count: u32, what: &'static str) -> Result<(), Error> {
+        if self.inner.service()? {
+            self.idle_since = None;
+            self.waiter.progress();
+            return self.waiter.check(what);
+        }
+        if self.inner.config.mode == Mode::Interrupt {
+            let since = *self.idle_since.get_or_insert_with(Instant::now);
+            if since.elapsed() > self.inner.config.poll_phase {
+                self.waiter.check(what)?;
+                // The daemon takes over.
+                if self.inner.callers.fetch_sub(1, Ordering::AcqRel) == 1 {
+                    self.inner.doze.tell();
+                }
+                self.inner.event.sleep(count, SLICE);
+                self.inner.callers.fetch_add(1, Ordering::AcqRel);
+                return Ok(());
+            }
+        }
+        self.waiter.turn(what)
+    }
+}

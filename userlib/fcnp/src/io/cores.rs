@@ -1,0 +1,195 @@
+//! What the I/O node knows of each compute core, and the pset's two slots.
+//!
+//! Everything here is touched once a message. The locks are only ever tried, so they are spin locks: no thread sleeps on
+//! them, and giving one back is never a system call.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, Ordering},
+    },
+};
+
+use crate::{
+    protocol::{CoreName, HEAD, Scope},
+    tree::Generation,
+};
+
+/// The lock, if it is free.
+#[inline]
+pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
+    match mutex.try_lock() {
+        Ok(guard) => Some(guard),
+        // No holder panics half way through a change.
+        Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
+        Err(TryLockError::WouldBlock) => None,
+    }
+}
+
+/// The lock. Holders keep it for the work of a few packets and never wait.
+#[inline]
+pub(super) fn spin_lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    let mut turns = 0_u32;
+    loop {
+        if let Some(guard) = try_lock(mutex) {
+            return guard;
+        }
+        turns = turns.wrapping_add(1);
+        if turns.is_multiple_of(64) { std::thread::yield_now() } else { std::hint::spin_loop() }
+    }
+}
+
+/// A direction, named by what the compute core does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Direction {
+    /// The core reads: the I/O node's application writes.
+    Read = 0,
+    /// The core writes: the I/O node's application reads.
+    Write = 1,
+}
+
+impl Direction {
+    pub(super) const BOTH: [Self; 2] = [Self::Read, Self::Write];
+
+    pub(super) fn is_in(self, scope: Scope) -> bool {
+        match self {
+            Direction::Read => scope.has_read(),
+            Direction::Write => scope.has_write(),
+        }
+    }
+}
+
+/// A process on a compute core.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Link {
+    pub(super) name: CoreName,
+    pub(super) generation: Generation,
+}
+
+/// A request that waits for its call.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Request {
+    pub(super) size: u32,
+    pub(super) head: [u8; HEAD],
+}
+
+/// A RESET that waits for its acknowledgement.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Answer {
+    pub(super) scope: Scope,
+    pub(super) token: u32,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct CoreState {
+    /// Who has sent a RESET.
+    pub(super) link: Option<Link>,
+    /// The link was lost, and no call in this direction has been told.
+    pub(super) lost: [bool; 2],
+    pub(super) requests: [Option<Request>; 2],
+    /// A transfer is on.
+    pub(super) running: [bool; 2],
+    /// An acknowledgement of a RESET is owed, once the transfers it concerns are over.
+    pub(super) answer: Option<Answer>,
+    /// The message that a read ends early is owed. The pset's slot is kept until it has left.
+    pub(super) abort: bool,
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Core {
+    pub(super) state: Mutex<CoreState>,
+    /// A thread is in a call.
+    pub(super) busy: [AtomicBool; 2],
+    /// A RESET came for the transfer that is on.
+    pub(super) revoked: [AtomicBool; 2],
+    /// It is in the outbox.
+    pub(super) queued: AtomicBool,
+}
+
+impl Core {
+    pub(super) fn is_revoked(&self, direction: Direction) -> bool {
+        self.revoked[direction as usize].load(Ordering::Acquire)
+    }
+}
+
+/// The right to be the pset's only active read, or write. First come, first served among those that wait for it.
+#[derive(Debug)]
+pub(super) struct Slot {
+    state: Mutex<SlotState>,
+}
+
+#[derive(Debug)]
+struct SlotState {
+    owner: Option<u32>,
+    waiting: VecDeque<u32>,
+}
+
+impl Slot {
+    /// With room for `cores` that wait.
+    pub(super) fn new(cores: usize) -> Self {
+        Self { state: Mutex::new(SlotState { owner: None, waiting: VecDeque::with_capacity(cores) }) }
+    }
+
+    /// Takes the slot for `core` if it is free and it is its turn; it waits in the queue from then on if not. A core has one
+    /// call at a time here.
+    pub(super) fn try_take(&self, core: u32) -> bool {
+        let mut state = spin_lock(&self.state);
+        if state.owner.is_none() && state.waiting.front().is_none_or(|first| *first == core) {
+            state.waiting.pop_front();
+            state.owner = Some(core);
+            return true;
+        }
+        if !state.waiting.contains(&core) {
+            state.waiting.push_back(core);
+        }
+        false
+    }
+
+    /// `core` does not wait any more.
+    pub(super) fn leave(&self, core: u32) {
+        spin_lock(&self.state).waiting.retain(|waiting| *waiting != core);
+    }
+
+    /// Gives the slot back, if `core` has it.
+    pub(super) fn release(&self, core: u32) {
+        let mut state = spin_lock(&self.state);
+        if state.owner == Some(core) {
+            state.owner = None;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slot_goes_to_those_who_wait_in_their_order() {
+        let slot = Slot::new(4);
+        let taken = [slot.try_take(1), slot.try_take(2), slot.try_take(3)];
+        slot.release(1);
+        let passed_by = slot.try_take(3);
+        let second = slot.try_take(2);
+        assert_eq!((taken, passed_by, second), ([true, false, false], false, true));
+    }
+
+    #[test]
+    fn slot_skips_one_who_left() {
+        let slot = Slot::new(4);
+        slot.try_take(1);
+        slot.try_take(2);
+        slot.try_take(3);
+        slot.leave(2);
+        slot.release(1);
+        assert!(slot.try_take(3));
+    }
+
+    #[test]
+    fn slot_is_not_released_by_another_core() {
+        let slot = Slot::new(4);
+        slot.try_take(1);
+        slot.release(2);
+        assert!(!slot.try_take(3));
+    }
+}

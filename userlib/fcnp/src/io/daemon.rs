@@ -1,0 +1,69 @@
+//! The thread that takes requests while no call does (paper, IV and IV-A).
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Deadline, Error as DriverError, Interrupt, Relax};
+
+use super::service::Inner;
+use crate::{Error, Mode};
+
+/// How long it dozes while a call polls the FIFO or receives data.
+const DOZE: Duration = Duration::from_millis(1);
+/// How long it sleeps without an interrupt before it looks at the FIFO: data packets that nobody wants raise none.
+const SLEEP: Duration = Duration::from_millis(100);
+
+/// Runs until the endpoint stops or the device is gone; calls find the latter out by themselves.
+pub(super) fn run(inner: &Inner, interrupt: Option<&Interrupt>) {
+    // Every error here is the device's, and the next call meets it too.
+    let _ = serve(inner, interrupt);
+}
+
+fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
+    let mut relax: Relax = inner.channel.device().new_relax();
+    let mut idle_since = Instant::now();
+    while !inner.stop.is_cancelled() {
+        let count = inner.doze.count();
+        if inner.callers.load(Ordering::Acquire) != 0 || inner.reading.load(Ordering::Acquire) {
+            inner.doze.sleep(count, DOZE);
+            idle_since = Instant::now();
+            continue;
+        }
+        if inner.service()? {
+            relax.reset();
+            idle_since = Instant::now();
+            continue;
+        }
+        match interrupt {
+            Some(interrupt) if may_sleep(inner) && idle_since.elapsed() > inner.config.poll_phase => {
+                sleep(inner, interrupt)?;
+                idle_since = Instant::now();
+            }
+            _ => inner.channel.relax(&mut relax)?,
+        }
+    }
+    Ok(())
+}
+
+/// Nothing is on that comes without an interrupt.
+fn may_sleep(inner: &Inner) -> bool {
+    let draining = super::cores::try_lock(&inner.incoming).is_none_or(|incoming| incoming.drain.is_some());
+    inner.config.mode == Mode::Interrupt && !draining && !inner.is_owing()
+}
+
+/// The dummy read. Enabling raises the interrupt at once when an irq-marked packet is there already, wherever in the FIFO, so
+/// none is missed; one that was taken meanwhile makes this return for nothing, which is harmless.
+fn sleep(inner: &Inner, interrupt: &Interrupt) -> Result<(), Error> {
+    interrupt.take();
+    inner.channel.enable_receive_interrupt(true)?;
+    let woken = interrupt.wait(Deadline::after(SLEEP), Some(&inner.stop));
+    inner.channel.enable_receive_interrupt(false)?;
+    match woken {
+        Ok(_) => inner.counters.interrupts.add(1),
+        Err(DriverError::Timeout { .. } | DriverError::Cancelled) => {}
+        Err(error) => return Err(error.into()),
+    }
+    Ok(())
+}

@@ -1,0 +1,335 @@
+//! Taking packets out of the receive FIFO, and the control packets that are owed.
+//!
+//! Whoever waits does this: the daemon thread, and every thread in a call. One at a time has the receive FIFO.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+};
+
+use nicforge_driver::Cancel;
+use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
+
+use super::{
+    cores::{Answer, Core, CoreState, Direction, Link, Request, Slot, spin_lock, try_lock},
+    event::Event,
+};
+use crate::{
+    Config, Error,
+    compute::CLASS,
+    protocol::{ABORT, Control, Kind, ResetHead, Scope},
+    statistics::Counters,
+    tree::{Generation, Held, HoldsLock, LockBox, TreeChannel},
+};
+
+/// Packets taken in a row before something else has its turn.
+const SERVICE: usize = 16;
+
+/// A write of a core that nobody receives any more: its data are discarded as they come.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Drain {
+    pub(super) core: u32,
+    pub(super) packets: usize,
+}
+
+/// The right to receive.
+#[derive(Debug)]
+pub(super) struct Incoming {
+    /// The node's lock box, held as long as this process serves.
+    pub(super) held: Held<LockBox>,
+    pub(super) drain: Option<Drain>,
+}
+
+impl HoldsLock for Incoming {
+    fn number(&self) -> u64 {
+        self.held.number()
+    }
+}
+
+/// What the threads of an I/O node share.
+#[derive(Debug)]
+pub(super) struct Inner {
+    pub(super) channel: TreeChannel,
+    pub(super) config: Config,
+    pub(super) cores: Box<[Core]>,
+    /// By [`Direction`].
+    pub(super) slots: [Slot; 2],
+    pub(super) send: Mutex<Held<LockBox>>,
+    pub(super) incoming: Mutex<Incoming>,
+    /// A thread receives data, or is about to: nobody else touches the receive FIFO.
+    pub(super) reading: AtomicBool,
+    pub(super) outbox: Mutex<VecDeque<u32>>,
+    /// Calls that poll the FIFO themselves, so that the daemon need not.
+    pub(super) callers: AtomicU32,
+    /// Where calls sleep in interrupt mode.
+    pub(super) event: Event,
+    /// Where the daemon dozes while a call polls.
+    pub(super) doze: Event,
+    pub(super) stop: Cancel,
+    pub(super) counters: Counters,
+}
+
+impl Inner {
+    /// Whether the process of `link` is gone.
+    #[inline]
+    pub(super) fn is_gone(&self, link: Link) -> bool {
+        self.channel.presence(link.name.node, link.name.core) != link.generation
+    }
+
+    pub(super) fn own_generation(&self) -> Generation {
+        self.channel.presence(self.channel.info().address, self.channel.info().core)
+    }
+
+    /// Takes what is in the receive FIFO, a few packets at most, and sends what is owed. Whether there was anything.
+    pub(super) fn service(&self) -> Result<bool, Error> {
+        let mut worked = false;
+        if !self.reading.load(Ordering::Acquire)
+            && let Some(incoming) = try_lock(&self.incoming)
+        {
+            let mut receiver = self.channel.receiver(incoming);
+            let drain = receiver.held().drain;
+            // Looked at first: what a core sent before it went is in the FIFO once it is seen down.
+            let drained = drain.filter(|drain| self.is_lost(drain.core));
+            let mut empty = false;
+            for _ in 0..SERVICE {
+                let Some(header) = receiver.peek()? else {
+                    empty = true;
+                    break;
+                };
+                if header.irq() {
+                    let mut payload = [0; PAYLOAD];
+                    receiver.payload(&mut payload)?;
+                    receiver.advance();
+                    self.control(&payload, receiver.held());
+                } else {
+                    if self.reading.load(Ordering::Acquire) {
+                        break;
+                    }
+                    receiver.advance();
+                    self.orphan(receiver.held());
+                }
+                self.counters.packets_received.add(1);
+                worked = true;
+            }
+            if empty && let Some(drain) = drained {
+                self.end_drain(receiver.held(), drain.core);
+            }
+            if !worked {
+                self.counters.polls.add(1);
+            }
+        }
+        Ok(self.flush()? || worked)
+    }
+
+    /// Whether no process is linked to `core`, or the one that is has gone.
+    fn is_lost(&self, core: u32) -> bool {
+        spin_lock(&self.cores[core as usize].state).link.is_none_or(|link| self.is_gone(link))
+    }
+
+    fn orphan(&self, incoming: &mut Incoming) {
+        self.counters.orphans.add(1);
+        if let Some(drain) = &mut incoming.drain {
+            drain.packets = drain.packets.saturating_sub(1);
+            if drain.packets == 0 {
+                let core = drain.core;
+                self.end_drain(incoming, core);
+            }
+        }
+    }
+
+    fn end_drain(&self, incoming: &mut Incoming, core: u32) {
+        if incoming.drain.take_if(|drain| drain.core == core).is_some() {
+            self.end(core, Direction::Write);
+        }
+    }
+
+    /// A transfer is over: the slot is free, and a RESET that waited for it can be acknowledged.
+    pub(super) fn end(&self, core: u32, direction: Direction) {
+        let pending = {
+            let mut state = spin_lock(&self.cores[core as usize].state);
+            state.running[direction as usize] = false;
+            state.answer.is_some()
+        };
+        self.slots[direction as usize].release(core);
+        if pending {
+            self.owe(core);
+        }
+        self.event.tell();
+    }
+
+    /// Deals with a control packet.
+    pub(super) fn control(&self, payload: &[u8; PAYLOAD], incoming: &mut Incoming) {
+        let known = Control::decode(payload).ok().and_then(|control| Some((self.rank(&control)?, control)));
+        let Some((rank, control)) = known else {
+            self.counters.strays.add(1);
+            return;
+        };
+        let taken = match control.kind {
+            Kind::Read => self.request(rank, Direction::Read, &control),
+            Kind::Write => self.request(rank, Direction::Write, &control),
+            Kind::Reset => self.reset(rank, &control, incoming),
+        };
+        if taken {
+            self.event.tell();
+        } else {
+            self.counters.strays.add(1);
+        }
+    }
+
+    /// The rank of the core that a control packet names, if the pset has it.
+    fn rank(&self, control: &Control) -> Option<u32> {
+        let (info, name) = (self.channel.info(), control.core);
+        let fits =
+            u32::from(name.rank_in_pset) < info.pset_size && name.core < CORES && name.node < info.nodes;
+        fits.then(|| u32::from(name.rank_in_pset) * u32::from(CORES) + u32::from(name.core))
+    }
+
+    fn request(&self, rank: u32, direction: Direction, control: &Control) -> bool {
+        let mut state = spin_lock(&self.cores[rank as usize].state);
+        let linked = state.link.is_some_and(|link| link.name == control.core && !self.is_gone(link));
+        if linked {
+            state.requests[direction as usize] = Some(Request { size: control.size, head: control.head });
+            self.counters.hand_overs.add(1);
+        }
+        linked
+    }
+
+    fn reset(&self, rank: u32, control: &Control, incoming: &mut Incoming) -> bool {
+        let Some(scope) = Scope::from_size(control.size) else { return false };
+        let head = ResetHead::of(control);
+        let sender = Link { name: control.core, generation: Generation(head.generation) };
+        if !sender.generation.is_up() || self.is_gone(sender) {
+            return false;
+        }
+        let core = &self.cores[rank as usize];
+        let mut state = spin_lock(&core.state);
+        if scope == Scope::All {
+            self.welcome(&mut state, sender);
+        } else if state.link != Some(sender) {
+            return false;
+        }
+        for direction in Direction::BOTH.into_iter().filter(|direction| direction.is_in(scope)) {
+            state.requests[direction as usize] = None;
+            if state.running[direction as usize] {
+                core.revoked[direction as usize].store(true, Ordering::Release);
+            }
+        }
+        state.answer = Some(Answer { scope, token: head.token.get() });
+        let aborted = scope.has_read() && std::mem::take(&mut state.abort);
+        drop(state);
+        if aborted {
+            self.end(rank, Direction::Read);
+        }
+        if scope.has_write() {
+            // Its data all came before the RESET.
+            self.end_drain(incoming, rank);
+        }
+        self.owe(rank);
+        true
+    }
+
+    /// A process makes itself known.
+    fn welcome(&self, state: &mut CoreState, sender: Link) {
+        if state.link.is_some_and(|link| link != sender) {
+            self.counters.peers_lost.add(1);
+        }
+        state.link = Some(sender);
+        state.lost = [false; 2];
+        self.counters.resets.add(1);
+    }
+
+    /// The process of a core is gone.
+    pub(super) fn lose(&self, state: &mut CoreState) {
+        state.link = None;
+        state.requests = [None; 2];
+        state.lost = [true; 2];
+        state.answer = None;
+        self.counters.peers_lost.add(1);
+    }
+
+    /// Control packets are owed to `core`.
+    pub(super) fn owe(&self, core: u32) {
+        if !self.cores[core as usize].queued.swap(true, Ordering::AcqRel) {
+            spin_lock(&self.outbox).push_back(core);
+        }
+    }
+
+    /// Whether control packets are owed to anybody.
+    pub(super) fn is_owing(&self) -> bool {
+        try_lock(&self.outbox).is_none_or(|outbox| !outbox.is_empty())
+    }
+
+    /// Sends what is owed as far as there is room. Whether anything was sent.
+    fn flush(&self) -> Result<bool, Error> {
+        let Some(mut outbox) = try_lock(&self.outbox) else { return Ok(false) };
+        let mut sent = false;
+        for _ in 0..outbox.len() {
+            let Some(core) = outbox.pop_front() else { break };
+            let queued = &self.cores[core as usize].queued;
+            // What comes to be owed from here on queues the core again, at the latest when the outbox is free.
+            queued.store(false, Ordering::Release);
+            if self.pay(core)? {
+                sent = true;
+            } else if !queued.swap(true, Ordering::AcqRel) {
+                outbox.push_back(core);
+            }
+        }
+        Ok(sent)
+    }
+
+    /// Sends what is owed to `core`. False when it must wait.
+    fn pay(&self, core: u32) -> Result<bool, Error> {
+        let mut state = spin_lock(&self.cores[core as usize].state);
+        let link = state.link.filter(|link| !self.is_gone(*link));
+        if state.abort {
+            let sent = match link {
+                Some(link) => self.try_send(&Control::new(Kind::Read, link.name, ABORT), link)?,
+                None => true,
+            };
+            if !sent {
+                return Ok(false);
+            }
+            // As `end` does, which would queue the core here again.
+            state.abort = false;
+            state.running[Direction::Read as usize] = false;
+            self.slots[Direction::Read as usize].release(core);
+            self.event.tell();
+        }
+        let (Some(answer), Some(link)) = (state.answer, link) else {
+            state.answer = None;
+            return Ok(true);
+        };
+        let waits = Direction::BOTH.iter().any(|way| way.is_in(answer.scope) && state.running[*way as usize]);
+        if waits {
+            return Ok(false);
+        }
+        let head = ResetHead {
+            token: answer.token.into(),
+            core: self.channel.info().core as u8,
+            generation: self.own_generation().0,
+            reserved: 0.into(),
+        };
+        let reply = Control::new(Kind::Reset, link.name, answer.scope as u32)
+            .with_head(zerocopy::IntoBytes::as_bytes(&head));
+        let sent = self.try_send(&reply, link)?;
+        if sent {
+            state.answer = None;
+        }
+        Ok(sent)
+    }
+
+    /// Sends a control packet if there is room.
+    pub(super) fn try_send(&self, control: &Control, link: Link) -> Result<bool, Error> {
+        let header = Header::point_to_point(CLASS, link.name.node, true);
+        let sent = self.channel.send_batch(spin_lock(&self.send))?.try_send(header, &control.encode())?;
+        if sent {
+            self.counters.packets_sent.add(1);
+        } else {
+            self.counters.stalls.add(1);
+        }
+        Ok(sent)
+    }
+}

@@ -1,0 +1,68 @@
+//! Counters of an endpoint.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+macro_rules! counters {
+    ($($(#[$doc:meta])* $name:ident,)*) => {
+        /// Counters of an endpoint, since it was opened.
+        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+        #[non_exhaustive]
+        pub struct Statistics {
+            $($(#[$doc])* pub $name: u64,)*
+        }
+
+        #[derive(Debug, Default)]
+        pub(crate) struct Counters {
+            $(pub(crate) $name: Counter,)*
+        }
+
+        impl Counters {
+            pub(crate) fn snapshot(&self) -> Statistics {
+                Statistics { $($name: self.$name.0.load(Ordering::Relaxed),)* }
+            }
+        }
+    };
+}
+
+/// A counter that several threads add to, once a batch or a message.
+#[derive(Debug, Default)]
+pub(crate) struct Counter(AtomicU64);
+
+impl Counter {
+    #[inline]
+    pub(crate) fn add(&self, n: u64) {
+        self.0.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+counters! {
+    /// Messages sent completely.
+    messages_sent,
+    /// Messages received completely.
+    messages_received,
+    /// Bytes of user data in the messages sent.
+    bytes_sent,
+    /// Bytes of user data in the messages received.
+    bytes_received,
+    /// Packets put into the send FIFO, control and data.
+    packets_sent,
+    /// Packets taken out of the receive FIFO, control and data.
+    packets_received,
+    /// Acknowledgements handed to another core or thread (compute node), requests left for a thread that called later or
+    /// waits asleep (I/O node).
+    hand_overs,
+    /// Times the daemon was woken by an interrupt.
+    interrupts,
+    /// Times the receive FIFO was looked at and found empty.
+    polls,
+    /// Data packets without a reader, discarded.
+    orphans,
+    /// Control packets that are malformed, or of a peer that has not sent a RESET, or late; discarded.
+    strays,
+    /// Times the send FIFO was full.
+    stalls,
+    /// RESET handshakes completed.
+    resets,
+    /// Peers seen to die.
+    peers_lost,
+}

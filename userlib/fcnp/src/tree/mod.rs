@@ -1,0 +1,239 @@
+//! The packet layer: the user virtual channel of a tree NIC, as one core of a node sees it.
+//!
+//! In: a [`Device`] that is an attachment of a tree NIC ([`nicforge_hwi::tree`] has the layout). Out: packets sent and
+//! received through the mapped slots, lock boxes that the cores of a node share, who is up in the machine. It touches BAR 3
+//! and 4 and the interrupt enable register, and knows nothing of FCNP.
+//!
+//! - [`SendBatch`] and [`Receiver`] move packets; each exists only while its lock is held ([`Held`]);
+//! - [`LockBox`]: mutual exclusion between the cores, processes and threads of a node;
+//! - [`Generation`]: the presence table.
+//!
+//! # Memory order
+//! The sender writes a slot's payload and then its control word with release order; the NIC and the receiver load the
+//! control word with acquire order and then know the payload. A receiver's loads of a payload are over when it stores
+//! `RECV_HEAD` with release order. Everything that was stored is followed by one look at the doorbell, once a batch.
+
+mod lockbox;
+mod presence;
+mod receive;
+mod send;
+
+use std::sync::atomic::Ordering;
+
+use nicforge_driver::{Device, Doorbell, Interrupt, Relax};
+use nicforge_hwi::{
+    tree::{BAR_MIRROR, BAR_WINDOW, CORES, MAX_FIFO_DEPTH, MAX_NODES, VC_USER, mirror, vector, window},
+    tree_dcr::REG_INT_ENABLE,
+};
+use nicforge_shm::{SharedU32, Window};
+
+pub use self::{
+    lockbox::{Held, HoldsLock, LockBox, thread_number},
+    presence::Generation,
+    receive::{Receiver, Taken},
+    send::SendBatch,
+};
+use self::{receive::ReceivePort, send::SendPort};
+use crate::Error;
+
+/// Rank of a node that is no compute node.
+const NO_RANK: u32 = u32::MAX;
+
+/// Where a channel is, as its mirror says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NodeInfo {
+    /// Address of this node, 0 to 1023.
+    pub address: u32,
+    /// Core of this node: the attachment's number, 0 to 3.
+    pub core: u16,
+    /// Addresses in use in the machine.
+    pub nodes: u32,
+    /// Address of the pset's I/O node.
+    pub io_node: u32,
+    /// Rank of this node among the compute nodes of its pset, `None` on the I/O node.
+    pub pset_rank: Option<u32>,
+    /// Compute nodes of the pset.
+    pub pset_size: u32,
+    /// Packets the send FIFO holds.
+    pub send_depth: u32,
+    /// Packets the receive FIFO holds.
+    pub recv_depth: u32,
+}
+
+/// The user virtual channel of a tree NIC.
+#[derive(Debug)]
+pub struct TreeChannel {
+    info: NodeInfo,
+    send: SendPort,
+    receive: ReceivePort,
+    lock_send: LockBox,
+    lock_receive: LockBox,
+    shared: Window,
+    presence: Window,
+    presence_changes: SharedU32,
+    doorbell: Doorbell,
+    device: Device,
+}
+
+impl TreeChannel {
+    /// Maps the windows of `device`, which becomes the channel's own.
+    ///
+    /// # Errors
+    /// [`Error::WrongDevice`] when it is not a core of a tree NIC, [`Error::BadDevice`] when its mirror makes no sense,
+    /// [`Error::Device`].
+    pub fn open(device: Device) -> Result<Self, Error> {
+        let windows = device.bar(BAR_WINDOW)?.window(0, window::SIZE)?;
+        let mirrors = device.bar(BAR_MIRROR)?.window(0, mirror::SIZE)?;
+        let info = info(&device, &mirrors)?;
+        let doorbell = device.doorbell();
+        Ok(Self {
+            send: SendPort::new(&windows, &mirrors, info.send_depth)?,
+            receive: ReceivePort::new(&windows, &mirrors, info.recv_depth)?,
+            lock_send: LockBox::new(&windows, window::LOCK_SEND)?,
+            lock_receive: LockBox::new(&windows, window::LOCK_RECV)?,
+            shared: windows.window(window::SRAM, window::SRAM_SIZE)?,
+            presence: mirrors.window(mirror::PRESENCE, u64::from(MAX_NODES) * 4)?,
+            presence_changes: mirrors.u32(mirror::PRESENCE_CHANGES)?,
+            info,
+            doorbell,
+            device,
+        })
+    }
+
+    /// Where this channel is.
+    pub fn info(&self) -> &NodeInfo {
+        &self.info
+    }
+
+    /// The device below.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The memory that the cores of the node share, [`window::SRAM_SIZE`] bytes. The NIC never looks at it.
+    pub fn shared(&self) -> &Window {
+        &self.shared
+    }
+
+    /// The lock box that guards the send FIFO.
+    pub fn send_lock(&self) -> &LockBox {
+        &self.lock_send
+    }
+
+    /// The lock box that guards the receive FIFO.
+    pub fn receive_lock(&self) -> &LockBox {
+        &self.lock_receive
+    }
+
+    /// The value by which the calling thread owns lock boxes.
+    pub fn owner(&self) -> u32 {
+        lockbox::owner(self.info.core, thread_number())
+    }
+
+    /// Starts to send. `held` is the lock of [`TreeChannel::send_lock`]; the batch keeps it.
+    ///
+    /// # Errors
+    /// [`Error::Memory`].
+    #[inline]
+    pub fn send_batch<G: HoldsLock>(&self, held: G) -> Result<SendBatch<'_, G>, Error> {
+        debug_assert_eq!(held.number(), window::LOCK_SEND);
+        SendBatch::begin(&self.send, &self.doorbell, held)
+    }
+
+    /// Starts to receive. `held` is the lock of [`TreeChannel::receive_lock`]; the receiver keeps it.
+    #[inline]
+    pub fn receiver<G: HoldsLock>(&self, held: G) -> Receiver<'_, G> {
+        debug_assert_eq!(held.number(), window::LOCK_RECV);
+        Receiver::begin(&self.receive, &self.doorbell, held)
+    }
+
+    /// Packets the NIC has put into the receive slots so far, modulo 2^32.
+    #[inline]
+    pub fn received(&self) -> u32 {
+        self.receive.tail()
+    }
+
+    /// The generation of core `core` of node `node`; a core that the machine does not have is down.
+    #[inline]
+    pub fn presence(&self, node: u32, core: u16) -> Generation {
+        self.node_presence(node)[usize::from(core % CORES)]
+    }
+
+    /// The generations of the cores of a node.
+    #[inline]
+    pub fn node_presence(&self, node: u32) -> [Generation; CORES as usize] {
+        let word =
+            if node < self.info.nodes { self.presence.load_u32_acquire(u64::from(node) * 4) } else { Ok(0) };
+        word.unwrap_or(0).to_le_bytes().map(Generation)
+    }
+
+    /// Counts up when a presence entry changes.
+    pub fn presence_changes(&self) -> u32 {
+        self.presence_changes.load(Ordering::Acquire)
+    }
+
+    /// One turn of a waiting loop.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the device is gone.
+    #[inline]
+    pub fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+        Ok(self.device.relax(relax)?)
+    }
+
+    /// Binds the interrupt that is raised when an irq-marked packet is in the receive FIFO.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn receive_interrupt(&self) -> Result<Interrupt, Error> {
+        Ok(self.device.interrupt(vector::RECV_IRQ.into())?)
+    }
+
+    /// Enables that interrupt, or disables it. Enabling raises it at once if there is such a packet.
+    ///
+    /// # Errors
+    /// [`Error::Device`].
+    pub fn enable_receive_interrupt(&self, enable: bool) -> Result<(), Error> {
+        let bits = if enable { 1_u32 << vector::RECV_IRQ } else { 0 };
+        self.device.bar(0)?.posted_write(REG_INT_ENABLE, &bits.to_le_bytes())?;
+        Ok(())
+    }
+}
+
+/// Reads and checks what the mirror says.
+fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
+    let load = |offset| mirrors.load_u32_acquire(offset);
+    let checked = |what, offset, least: u32, most: u32| -> Result<u32, Error> {
+        let value = load(offset)?;
+        if (least..=most).contains(&value) {
+            Ok(value)
+        } else {
+            Err(Error::BadDevice { what, value: value.into() })
+        }
+    };
+    let attachment = device.attachment();
+    let channel = load(mirror::CHANNEL)?;
+    if attachment >= u32::from(CORES) || channel != VC_USER as u32 {
+        return Err(Error::WrongDevice {
+            expected: "a core of a tree NIC",
+            found: format!("attachment {attachment}, virtual channel {channel}"),
+        });
+    }
+    let nodes = checked("a number of nodes of", mirror::NODES, 1, MAX_NODES)?;
+    let pset_size = checked("a pset size of", mirror::PSET_SIZE, 1, MAX_NODES)?;
+    let pset_rank = match load(mirror::PSET_RANK)? {
+        NO_RANK => None,
+        rank if rank < pset_size => Some(rank),
+        rank => return Err(Error::BadDevice { what: "a rank in the pset of", value: rank.into() }),
+    };
+    Ok(NodeInfo {
+        address: checked("a node address of", mirror::NODE_ADDRESS, 0, nodes - 1)?,
+        core: attachment as u16,
+        nodes,
+        io_node: checked("an I/O node address of", mirror::IO_NODE, 0, nodes - 1)?,
+        pset_rank,
+        pset_size,
+        send_depth: checked("a send FIFO depth of", mirror::SEND_DEPTH, 1, MAX_FIFO_DEPTH)?,
+        recv_depth: checked("a receive FIFO depth of", mirror::RECV_DEPTH, 1, MAX_FIFO_DEPTH)?,
+    })
+}
