@@ -1,0 +1,74 @@
+//! What can be set about an engine.
+
+use std::time::Duration;
+
+/// How the engine learns that a socket is ready.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EventLoopKind {
+    /// io_uring where the kernel and the container allow it, else epoll. Which one it became is said when the engine is made.
+    #[default]
+    Auto,
+    /// io_uring, or an error.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+/// What one client may take of the server. Nothing a client does gets it more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quotas {
+    /// Bytes of client files mapped at a time.
+    pub mapped_bytes: u64,
+    /// Client files (and parts of files) mapped at a time.
+    pub files: usize,
+    /// DMA ranges at a time.
+    pub ranges: usize,
+}
+
+impl Default for Quotas {
+    fn default() -> Self {
+        Self { mapped_bytes: 64 << 30, files: 512, ranges: 65_536 }
+    }
+}
+
+/// See the fields; [`EngineConfig::default`] is right for a machine that shares its processors with the applications.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct EngineConfig {
+    /// Which event loop.
+    pub event_loop: EventLoopKind,
+    /// Steps in a row that find nothing before the engine gives its processor to others between two steps.
+    pub spin: u32,
+    /// How long the mapped memory of a function is looked at every turn after the last work that was found there.
+    pub cool_after: Duration,
+    /// Packets or descriptors that a function may handle in one step.
+    pub budget: u32,
+    /// Messages of one client handled in a row.
+    pub messages: u32,
+    /// What each client may take.
+    pub quotas: Quotas,
+    /// How long a register access may wait for the device before it is answered with `EAGAIN`. QEMU gives up after 5 s.
+    pub stall_limit: Duration,
+    /// How long a client may take to answer a DMA message before the device gets an error.
+    pub dma_limit: Duration,
+    /// How long the engine sleeps at most while clients are there: covers a store that no wake-up followed.
+    pub safety_timeout: Duration,
+    /// Connections beyond one an attachment that are being refused at a time. More are closed without a word.
+    pub refusals: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self {
+            event_loop: EventLoopKind::Auto,
+            spin: 32,
+            cool_after: Duration::from_micros(50),
+            budget: 64,
+            messages: 16,
+            quotas: Quotas::default(),
+            stall_limit: Duration::from_secs(2),
+            dma_limit: Duration::from_secs(5),
+            safety_timeout: nicforge_shm::SAFETY_TIMEOUT,
+            refusals: 16,
+        }
+    }
+}

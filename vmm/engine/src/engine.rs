@@ -1,0 +1,374 @@
+//! The engine and its loop.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    fs::File,
+    path::Path,
+    sync::mpsc::{self, Receiver, SyncSender},
+    time::{Duration, Instant},
+};
+
+use nicforge_core::{
+    device::{AttachmentId, FunctionId},
+    machine::{Machine, Next},
+    time::Nanos,
+};
+
+use crate::{
+    client::{MAX_PORTS, Port, Watched},
+    command::{Command, Control, EngineHandle, MAX_COMMANDS},
+    config::EngineConfig,
+    error::EngineError,
+    helper::Helper,
+    socket::{Listener, Refusal},
+    stats::{AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, ServerCounters, Snapshot},
+    stop::{Stop, Waker},
+    wait::{self, Event, EventLoop, Interest},
+};
+
+/// Turns with work between two looks at the sockets.
+const BUSY_TURNS: u32 = 16;
+/// A sleep shorter than this is not worth its two system calls.
+const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
+
+/// Steps a machine and serves its attachments. See the crate.
+pub struct Engine {
+    pub(crate) machine: Machine,
+    pub(crate) config: EngineConfig,
+    pub(crate) events: Box<dyn EventLoop>,
+    pub(crate) helper: Helper,
+    pub(crate) ports: Vec<Port>,
+    pub(crate) served: HashMap<(FunctionId, AttachmentId), usize>,
+    /// Clients there are.
+    pub(crate) clients: usize,
+    /// Connections to be told that they came second, each with a count of who had the place before.
+    pub(crate) refusals: Vec<(u32, Option<Refusal>)>,
+    /// Connections that have something to do without an event.
+    pub(crate) ready: VecDeque<usize>,
+    /// Clients with an access that waits for the device.
+    pub(crate) stalled: VecDeque<usize>,
+    /// Clients with DMA messages to be sent.
+    pub(crate) senders: Vec<usize>,
+    /// The next thing that is due by the clock.
+    pub(crate) deadline: Option<Instant>,
+    /// A socket has more to accept.
+    pub(crate) accept_soon: bool,
+    /// Kept for when the process has no descriptor left.
+    pub(crate) reserve: Option<File>,
+    waker: Waker,
+    commands: Receiver<Command>,
+    sender: SyncSender<Command>,
+    start: Instant,
+    seen_faults: u64,
+    turns: u64,
+    sleeps: u64,
+}
+
+impl Engine {
+    /// An engine that serves nothing yet. It says by `tracing` which event loop it uses.
+    ///
+    /// # Errors
+    /// [`EngineError`] when the event loop asked for, the helper thread or a descriptor can't be had.
+    pub fn new(mut machine: Machine, config: EngineConfig) -> Result<Self, EngineError> {
+        let events = wait::choose(config.event_loop)?;
+        tracing::info!(event_loop = events.name(), "the engine's event loop");
+        let waker = Waker::new()?;
+        let helper = Helper::start(waker.clone())?;
+        let (sender, commands) = mpsc::sync_channel(MAX_COMMANDS);
+        machine.set_cool_after(nanoseconds(config.cool_after));
+        Ok(Self {
+            machine,
+            config,
+            events,
+            helper,
+            ports: Vec::new(),
+            served: HashMap::new(),
+            clients: 0,
+            refusals: Vec::new(),
+            ready: VecDeque::new(),
+            stalled: VecDeque::new(),
+            senders: Vec::new(),
+            deadline: None,
+            accept_soon: false,
+            reserve: File::open("/dev/null").ok(),
+            waker,
+            commands,
+            sender,
+            start: Instant::now(),
+            seen_faults: nicforge_shm::guard_faults(),
+            turns: 0,
+            sleeps: 0,
+        })
+    }
+
+    /// `io_uring` or `epoll`.
+    pub fn event_loop_name(&self) -> &'static str {
+        self.events.name()
+    }
+
+    /// The machine, while the engine does not run.
+    pub fn machine_mut(&mut self) -> &mut Machine {
+        &mut self.machine
+    }
+
+    /// A way to reach the engine while it runs.
+    pub fn handle(&self) -> EngineHandle {
+        EngineHandle::new(self.sender.clone(), self.waker.clone())
+    }
+
+    /// Serve an attachment at a socket of mode 0600. Its file is there when this returns; clients are answered once the engine
+    /// runs. A socket that a server left behind is replaced.
+    ///
+    /// # Errors
+    /// [`EngineError::NoSuchAttachment`], [`EngineError::AlreadyServed`], [`EngineError::SocketInUse`],
+    /// [`EngineError::NotASocket`], or what the system says.
+    pub fn listen(
+        &mut self,
+        function: FunctionId,
+        attachment: AttachmentId,
+        path: impl AsRef<Path>,
+    ) -> Result<(), EngineError> {
+        let missing = EngineError::NoSuchAttachment { function: function.0, attachment: attachment.0 };
+        let known = self
+            .machine
+            .spec(function)
+            .is_some_and(|spec| usize::from(attachment.0) < spec.attachments.len());
+        if !known || self.ports.len() >= MAX_PORTS {
+            return Err(missing);
+        }
+        if let Some(&index) = self.served.get(&(function, attachment)) {
+            let path = self.ports[index].listener.path().to_owned();
+            return Err(EngineError::AlreadyServed { function: function.0, attachment: attachment.0, path });
+        }
+        let listener = Listener::bind(path.as_ref())?;
+        self.served.insert((function, attachment), self.ports.len());
+        self.ports.push(Port {
+            function,
+            who: attachment,
+            listener,
+            client: None,
+            generation: 0,
+            accepting: false,
+            counters: ServerCounters::default(),
+        });
+        Ok(())
+    }
+
+    /// Step the machine and serve clients until `stop` says so. Clients that are still there lose their attachments then; the
+    /// sockets are removed when the engine is dropped.
+    ///
+    /// # Errors
+    /// [`EngineError::Wait`] when the event loop fails.
+    pub fn run(&mut self, stop: &Stop) -> Result<(), EngineError> {
+        let result = self.watch_all(stop).and_then(|()| self.turn_until(stop));
+        self.end_all();
+        for (index, port) in self.ports.iter().enumerate() {
+            self.events.unwatch(port.listener.fd(), Watched::Listener(index).token());
+        }
+        self.events.unwatch(self.waker.fd(), Watched::Waker.token());
+        self.events.unwatch(stop.fd(), Watched::Stop.token());
+        result
+    }
+
+    /// The machine, with every client gone.
+    pub fn into_machine(mut self) -> Machine {
+        self.end_all();
+        self.machine
+    }
+
+    fn watch_all(&mut self, stop: &Stop) -> Result<(), EngineError> {
+        let name = self.events.name();
+        let failed = |reason| EngineError::Wait { event_loop: name, reason };
+        self.events.watch(stop.fd(), Watched::Stop.token(), Interest::READ).map_err(failed)?;
+        self.events.watch(self.waker.fd(), Watched::Waker.token(), Interest::READ).map_err(failed)?;
+        for (index, port) in self.ports.iter().enumerate() {
+            let token = Watched::Listener(index).token();
+            self.events.watch(port.listener.fd(), token, Interest::READ).map_err(failed)?;
+        }
+        Ok(())
+    }
+
+    fn turn_until(&mut self, stop: &Stop) -> Result<(), EngineError> {
+        let mut events = Vec::with_capacity(64);
+        // Turns in a row that found nothing, and turns since the sockets were looked at.
+        let (mut empty, mut unlooked) = (0, 0);
+        let mut rescan = false;
+        while !stop.is_stopped() {
+            self.turns += 1;
+            let next = self.step(rescan);
+            rescan = false;
+            let now = Instant::now();
+            self.route(now);
+            if !self.stalled.is_empty() {
+                self.retry_stalled(now);
+            }
+            let mut look = true;
+            match next {
+                _ if !self.ready.is_empty() || self.accept_soon => empty = 0,
+                Next::Now => {
+                    empty = 0;
+                    unlooked += 1;
+                    look = self.events.poll_is_cheap() || unlooked >= BUSY_TURNS;
+                }
+                Next::Poll => empty = self.rest(empty),
+                Next::At(_) if !self.stalled.is_empty() => empty = self.rest(empty),
+                Next::At(time) => match self.sleep_time(time, now) {
+                    Some(time) if time < SHORTEST_SLEEP => empty = self.rest(empty),
+                    time => {
+                        self.sleeps += 1;
+                        self.events.wait(time, &mut events).map_err(|reason| self.failed(reason))?;
+                        rescan = events.is_empty() && self.clients > 0;
+                        look = false;
+                        empty = 0;
+                    }
+                },
+            }
+            if look {
+                unlooked = 0;
+                self.events.poll(&mut events).map_err(|reason| self.failed(reason))?;
+            }
+            self.handle_events(&mut events);
+        }
+        Ok(())
+    }
+
+    /// One step of the machine. When it slept, nobody may have told it of something in memory: everything is looked at once,
+    /// and what has nothing goes back to sleep at once.
+    fn step(&mut self, rescan: bool) -> Next {
+        let time = Nanos(nanoseconds(self.start.elapsed()));
+        if !rescan {
+            return self.machine.step(time, self.config.budget);
+        }
+        self.machine.set_cool_after(0);
+        self.machine.rescan();
+        let next = self.machine.step(time, self.config.budget);
+        self.machine.set_cool_after(nanoseconds(self.config.cool_after));
+        next
+    }
+
+    /// Nothing was found: look again at once for a while, then let others run in between.
+    fn rest(&self, empty: u32) -> u32 {
+        if empty >= self.config.spin {
+            std::thread::yield_now();
+        } else {
+            std::hint::spin_loop();
+        }
+        empty.saturating_add(1)
+    }
+
+    /// How long to sleep: until the machine has something to do or something is due; with clients no longer than the safety
+    /// time-out. `None`: until something happens.
+    fn sleep_time(&self, machine: Nanos, now: Instant) -> Option<Duration> {
+        let safety = (self.clients > 0).then_some(self.config.safety_timeout);
+        let machine = (machine < Nanos::NEVER).then(|| {
+            Duration::from_nanos(machine.0).saturating_sub(now.saturating_duration_since(self.start))
+        });
+        let deadline = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
+        [safety, machine, deadline].into_iter().flatten().min()
+    }
+
+    fn handle_events(&mut self, events: &mut Vec<Event>) {
+        for event in events.drain(..) {
+            match Watched::from_token(event.token) {
+                Some(Watched::Waker) => self.on_wake(),
+                Some(Watched::Listener(index)) => self.accept(index, Instant::now()),
+                Some(Watched::Client(index, generation)) => self.on_client(index, generation, &event),
+                Some(Watched::Unmask(index, generation)) => self.on_unmask(index, generation),
+                Some(Watched::Refusal(index, generation)) => self.on_refusal(index, generation),
+                // The loop looks at the flag.
+                Some(Watched::Stop) | None => {}
+            }
+        }
+        if self.accept_soon {
+            self.accept_soon = false;
+            for index in 0..self.ports.len() {
+                if self.ports[index].accepting {
+                    self.accept(index, Instant::now());
+                }
+            }
+        }
+        for _ in 0..self.ready.len() {
+            if let Some(index) = self.ready.pop_front() {
+                self.drive(index);
+            }
+        }
+        let faults = nicforge_shm::guard_faults();
+        if faults != self.seen_faults {
+            self.seen_faults = faults;
+            self.end_faulted();
+        }
+        if let Some(deadline) = self.deadline {
+            let now = Instant::now();
+            if deadline <= now {
+                self.on_deadline(now);
+            }
+        }
+    }
+
+    fn on_wake(&mut self) {
+        self.waker.clear();
+        while let Some(mapped) = self.helper.take_done() {
+            self.on_mapped(mapped);
+        }
+        for _ in 0..MAX_COMMANDS {
+            let Ok(command) = self.commands.try_recv() else { return };
+            command(&mut Control { engine: self });
+        }
+        // There may be more than the queue holds at a time.
+        self.waker.wake();
+    }
+
+    pub(crate) fn note_deadline(&mut self, deadline: Instant) {
+        self.deadline = Some(self.deadline.map_or(deadline, |earlier| earlier.min(deadline)));
+    }
+
+    fn failed(&self, reason: std::io::Error) -> EngineError {
+        EngineError::Wait { event_loop: self.events.name(), reason }
+    }
+
+    /// What there is to tell about the engine and its machine.
+    pub fn snapshot(&self) -> Snapshot {
+        let functions = (0..self.machine.functions()).map(FunctionId).map(|id| FunctionSnapshot {
+            id,
+            name: self.machine.name(id).unwrap_or_default().to_owned(),
+            counters: self.machine.counters(id),
+            attachments: self.attachments(id),
+        });
+        Snapshot {
+            event_loop: self.events.name(),
+            uptime: self.start.elapsed(),
+            hot_functions: self.machine.hot_functions(),
+            turns: self.turns,
+            sleeps: self.sleeps,
+            functions: functions.collect(),
+        }
+    }
+
+    fn attachments(&self, function: FunctionId) -> Vec<AttachmentSnapshot> {
+        let Some(spec) = self.machine.spec(function) else { return Vec::new() };
+        let one = |(number, name): (usize, &String)| {
+            let id = AttachmentId(number as u16);
+            let port = self.served.get(&(function, id)).map(|&index| &self.ports[index]);
+            AttachmentSnapshot {
+                id,
+                name: name.clone(),
+                path: port.map(|port| port.listener.path().to_owned()),
+                client: port.and_then(|port| port.client.as_ref()).map(|client| ClientSnapshot {
+                    pid: client.pid,
+                    connected: client.since.elapsed(),
+                    mapped_bytes: client.session.memory.mapped_bytes(),
+                    ranges: client.session.memory.ranges(),
+                    messages: client.connection.counters().messages,
+                    stalled: client.session.stalled.is_some(),
+                }),
+                counters: self.machine.attachment_counters(function, id).unwrap_or_default(),
+                server: port.map(|port| port.counters).unwrap_or_default(),
+            }
+        };
+        spec.attachments.iter().map(|attachment| &attachment.name).enumerate().map(one).collect()
+    }
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
+}

@@ -1,0 +1,53 @@
+//! What a client is told when the machine refuses.
+
+use nicforge_core::{
+    dma::{DmaError, DmaMapError},
+    machine::{AccessError, MachineError},
+};
+use nicforge_shm::MemoryError;
+use nicforge_vfio_user::Errno;
+
+pub(crate) fn of_machine(error: &MachineError) -> Errno {
+    match error {
+        MachineError::NotAttached { .. } | MachineError::NoSuchAttachment { .. } => Errno::ENODEV,
+        MachineError::Taken { .. } => Errno::EBUSY,
+        MachineError::Memory(_) => Errno::ENOMEM,
+        MachineError::DmaMap(error) => of_dma_map(error),
+        _ => Errno::EINVAL,
+    }
+}
+
+pub(crate) fn of_access(error: &AccessError) -> Errno {
+    match error {
+        AccessError::Machine(error) => of_machine(error),
+        AccessError::ReadOnly { .. } => Errno::EACCES,
+        AccessError::OutOfRange { .. } | AccessError::TooWide { .. } => Errno::EINVAL,
+    }
+}
+
+fn of_dma_map(error: &DmaMapError) -> Errno {
+    match error {
+        DmaMapError::Overlap { .. } => Errno::EEXIST,
+        DmaMapError::Quota { .. } => Errno::ENOSPC,
+        DmaMapError::NotWritable { .. } => Errno::EACCES,
+        DmaMapError::NotFound { .. } => Errno::ENOENT,
+        DmaMapError::Zero { .. }
+        | DmaMapError::Wraps { .. }
+        | DmaMapError::BadBacking { .. }
+        | DmaMapError::Partial { .. } => Errno::EINVAL,
+    }
+}
+
+/// Why a client's file could not be mapped.
+pub(crate) fn of_memory(error: &MemoryError) -> Errno {
+    match error {
+        MemoryError::File { errno } | MemoryError::Map { errno, .. } => (*errno).into(),
+        MemoryError::Guard(_) => Errno::ENOSPC,
+        _ => Errno::EINVAL,
+    }
+}
+
+/// What a device is told when its client refuses.
+pub(crate) fn refused(errno: Errno) -> DmaError {
+    DmaError::Refused { errno: errno.raw() }
+}

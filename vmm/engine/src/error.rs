@@ -1,0 +1,100 @@
+//! What can go wrong with an engine itself. What goes wrong with a client ends that client and is counted.
+
+use std::{io, path::PathBuf};
+
+use nix::errno::Errno;
+use thiserror::Error;
+
+/// Why an engine could not be made, or could not serve.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum EngineError {
+    /// A system call failed.
+    #[error("{what}: {errno}")]
+    System {
+        /// What was being done.
+        what: &'static str,
+        /// What the kernel said.
+        errno: Errno,
+    },
+    /// io_uring was asked for and does not work here.
+    #[error("io_uring does not work here ({reason}): container profiles often forbid it; use epoll")]
+    IoUring {
+        /// What did not work.
+        reason: io::Error,
+    },
+    /// The event loop failed.
+    #[error("waiting for events with {event_loop}: {reason}")]
+    Wait {
+        /// Its name.
+        event_loop: &'static str,
+        /// What it said.
+        reason: io::Error,
+    },
+    /// The helper thread could not be started.
+    #[error("starting the thread that maps client memory: {reason}")]
+    Helper {
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// The machine has no such attachment.
+    #[error("the machine has no attachment {attachment} of function {function}")]
+    NoSuchAttachment {
+        /// Function asked for.
+        function: u32,
+        /// Attachment asked for.
+        attachment: u16,
+    },
+    /// The attachment is served already.
+    #[error("attachment {attachment} of function {function} is served at {path} already")]
+    AlreadyServed {
+        /// Function asked for.
+        function: u32,
+        /// Attachment asked for.
+        attachment: u16,
+        /// Where it is served.
+        path: PathBuf,
+    },
+    /// Somebody else serves this socket.
+    #[error("{path} is in use by a running server: choose another path, or end that server")]
+    SocketInUse {
+        /// The socket.
+        path: PathBuf,
+    },
+    /// There is something else at the socket's path.
+    #[error("{path} exists and is no socket: choose another path, or remove it")]
+    NotASocket {
+        /// The path.
+        path: PathBuf,
+    },
+    /// The socket could not be made.
+    #[error("{what} {path}: {reason}")]
+    Socket {
+        /// What was being done.
+        what: &'static str,
+        /// The socket.
+        path: PathBuf,
+        /// What the system said.
+        reason: io::Error,
+    },
+}
+
+/// Why an [`crate::EngineHandle`] got no answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum HandleError {
+    /// Too many commands wait already.
+    #[error("the engine has {limit} commands waiting already: try again later")]
+    Full {
+        /// Commands that can wait.
+        limit: usize,
+    },
+    /// The engine has ended.
+    #[error("the engine has ended")]
+    Ended,
+    /// No answer within the time given. The command may still be carried out.
+    #[error("the engine did not answer within {milliseconds} ms")]
+    Timeout {
+        /// The time given.
+        milliseconds: u128,
+    },
+}

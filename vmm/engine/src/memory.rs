@@ -1,0 +1,217 @@
+//! The memory that one client has mapped for DMA.
+//!
+//! Several ranges may come from one file; it is mapped once, as a whole where the quota allows, and unmapped with the last
+//! range. What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
+//! only files of tmpfs and hugetlbfs have any.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, OwnedFd},
+};
+
+use nicforge_shm::{Access, SharedMemory, Window};
+use nicforge_vfio_user::{DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno};
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl},
+    libc,
+    sys::stat::fstat,
+};
+
+use crate::config::Quotas;
+
+/// Which file: device and inode.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct FileKey {
+    device: u64,
+    inode: u64,
+}
+
+struct ClientFile {
+    id: u64,
+    key: FileKey,
+    offset: u64,
+    memory: SharedMemory,
+    ranges: usize,
+}
+
+struct Range {
+    length: u64,
+    /// `None` for memory that is reached by messages.
+    file: Option<u64>,
+}
+
+/// A part of a file that has to be mapped before a range in it can be used.
+#[derive(Debug)]
+pub(crate) struct Wanted {
+    pub(crate) fd: OwnedFd,
+    pub(crate) offset: u64,
+    pub(crate) length: usize,
+    pub(crate) access: Access,
+    key: Place,
+}
+
+/// Where a mapping that was wanted comes from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place {
+    key: FileKey,
+    offset: u64,
+}
+
+impl Wanted {
+    pub(crate) fn place(&self) -> Place {
+        self.key
+    }
+}
+
+/// What a range needs.
+#[derive(Debug)]
+pub(crate) enum Backing {
+    /// Nothing: it is reached by messages.
+    Remote,
+    /// Nothing: its file is mapped, under this number.
+    Ready(u64, Window),
+    /// A mapping.
+    Wanted(Wanted),
+}
+
+pub(crate) struct ClientMemory {
+    quotas: Quotas,
+    files: Vec<ClientFile>,
+    ranges: BTreeMap<u64, Range>,
+    bytes: u64,
+    next: u64,
+}
+
+impl ClientMemory {
+    pub(crate) fn new(quotas: Quotas) -> Self {
+        Self { quotas, files: Vec::new(), ranges: BTreeMap::new(), bytes: 0, next: 0 }
+    }
+
+    /// Check a range and its file, and find what backs it.
+    pub(crate) fn prepare(&self, map: &DmaMap, fd: Option<OwnedFd>) -> Result<Backing, Errno> {
+        if self.ranges.len() >= self.quotas.ranges {
+            return Err(Errno::ENOSPC);
+        }
+        let last = map.address.checked_add(map.size.wrapping_sub(1)).ok_or(Errno::EINVAL)?;
+        if self
+            .ranges
+            .range(..=last)
+            .next_back()
+            .is_some_and(|(address, range)| address + (range.length - 1) >= map.address)
+        {
+            return Err(Errno::EEXIST);
+        }
+        let Some(fd) = fd else { return Ok(Backing::Remote) };
+        if fcntl(&fd, FcntlArg::F_GET_SEALS).is_err() {
+            return Err(Errno::EINVAL);
+        }
+        let write = map.flags & DMA_FLAG_WRITE != 0;
+        let mode = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;
+        if mode == OFlag::O_WRONLY || (write && mode != OFlag::O_RDWR) {
+            return Err(Errno::EACCES);
+        }
+        let stat = fstat(fd.as_fd())?;
+        let size = u64::try_from(stat.st_size).map_err(|_| Errno::EINVAL)?;
+        let regular = stat.st_mode & libc::S_IFMT == libc::S_IFREG;
+        let end = map.offset.checked_add(map.size).ok_or(Errno::EINVAL)?;
+        if !regular || end > size || !map.offset.is_multiple_of(4096) {
+            return Err(Errno::EINVAL);
+        }
+        let key = FileKey { device: stat.st_dev, inode: stat.st_ino };
+        if let Some((id, window)) = self.find(key, map.offset, map.size, write) {
+            return Ok(Backing::Ready(id, window));
+        }
+        if self.files.len() >= self.quotas.files {
+            return Err(Errno::ENOSPC);
+        }
+        let left = self.quotas.mapped_bytes.saturating_sub(self.bytes);
+        let (offset, length) = if size <= left { (0, size) } else { (map.offset, map.size) };
+        if length > left {
+            return Err(Errno::ENOSPC);
+        }
+        let length = usize::try_from(length).map_err(|_| Errno::ENOSPC)?;
+        let access = if write { Access::ReadWrite } else { Access::ReadOnly };
+        Ok(Backing::Wanted(Wanted { fd, offset, length, access, key: Place { key, offset } }))
+    }
+
+    fn find(&self, key: FileKey, offset: u64, length: u64, write: bool) -> Option<(u64, Window)> {
+        self.files.iter().filter(|file| file.key == key).find_map(|file| {
+            let start = offset.checked_sub(file.offset)?;
+            let window = file.memory.window(start, length).ok()?;
+            (!write || window.is_writable()).then_some((file.id, window))
+        })
+    }
+
+    /// Take in a mapping that was wanted, for a range of it.
+    pub(crate) fn adopt(
+        &mut self,
+        place: Place,
+        memory: SharedMemory,
+        map: &DmaMap,
+    ) -> Result<(u64, Window), Errno> {
+        let start = map.offset.checked_sub(place.offset).ok_or(Errno::EINVAL)?;
+        let window = memory.window(start, map.size).map_err(|_| Errno::EINVAL)?;
+        let id = self.next;
+        self.next += 1;
+        self.bytes += memory.len() as u64;
+        self.files.push(ClientFile { id, key: place.key, offset: place.offset, memory, ranges: 0 });
+        Ok((id, window))
+    }
+
+    /// A range is in use now.
+    pub(crate) fn insert(&mut self, map: &DmaMap, file: Option<u64>) {
+        if let Some(file) = file.and_then(|id| self.files.iter_mut().find(|file| file.id == id)) {
+            file.ranges += 1;
+        }
+        self.ranges.insert(map.address, Range { length: map.size, file });
+    }
+
+    /// Ranges are not in use any more: those that lie wholly in what is unmapped. [`ClientMemory::sweep`] follows.
+    pub(crate) fn remove(&mut self, unmap: &DmaUnmap) {
+        match *unmap {
+            DmaUnmap::All => {
+                self.ranges.clear();
+                self.files.iter_mut().for_each(|file| file.ranges = 0);
+            }
+            DmaUnmap::Range { address, size } => {
+                let last = address.saturating_add(size.saturating_sub(1));
+                while let Some((&start, range)) = self.ranges.range(address..=last).next() {
+                    if let Some(file) =
+                        range.file.and_then(|id| self.files.iter_mut().find(|file| file.id == id))
+                    {
+                        file.ranges -= 1;
+                    }
+                    self.ranges.remove(&start);
+                }
+            }
+        }
+    }
+
+    /// The mappings that no range uses.
+    pub(crate) fn sweep(&mut self) -> Vec<SharedMemory> {
+        let unused =
+            self.files.extract_if(.., |file| file.ranges == 0).map(|file| file.memory).collect::<Vec<_>>();
+        self.bytes -= unused.iter().map(|memory| memory.len() as u64).sum::<u64>();
+        unused
+    }
+
+    /// All of it, at the end.
+    pub(crate) fn take(&mut self) -> Vec<SharedMemory> {
+        self.ranges.clear();
+        self.bytes = 0;
+        self.files.drain(..).map(|file| file.memory).collect()
+    }
+
+    /// Whether the client cut a file short that is mapped here.
+    pub(crate) fn is_faulted(&self) -> bool {
+        self.files.iter().any(|file| file.memory.faulted())
+    }
+
+    pub(crate) fn mapped_bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub(crate) fn ranges(&self) -> usize {
+        self.ranges.len()
+    }
+}

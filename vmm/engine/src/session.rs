@@ -1,0 +1,231 @@
+//! What the engine remembers about one client, beside its connection.
+
+use std::{
+    collections::VecDeque,
+    os::fd::OwnedFd,
+    time::{Duration, Instant},
+};
+
+use nicforge_core::{
+    context::MAX_REMOTE,
+    device::{AttachmentId, FunctionId},
+    machine::{Access, Machine, Outgoing},
+};
+use nicforge_vfio_user::{DmaMap, Errno, ServerConnection, Token};
+
+use crate::{
+    config::EngineConfig,
+    errno,
+    memory::{ClientMemory, Place},
+    stats::ServerCounters,
+};
+
+/// The most DMA messages that wait to be sent. A machine has at most half of it under way, unless it was reset.
+const MAX_UNSENT: usize = 4 * MAX_REMOTE;
+
+/// An access that the device could not take yet.
+pub(crate) struct Stalled {
+    pub(crate) token: Token,
+    pub(crate) region: u32,
+    pub(crate) offset: u64,
+    pub(crate) kind: StalledKind,
+    pub(crate) until: Instant,
+}
+
+pub(crate) enum StalledKind {
+    /// A read of so many bytes.
+    Read(usize),
+    Write(Vec<u8>),
+}
+
+/// A range that waits for its file to be mapped.
+pub(crate) struct PendingMap {
+    pub(crate) token: Token,
+    pub(crate) map: DmaMap,
+    pub(crate) place: Place,
+}
+
+/// A DMA message that the client has not answered.
+#[derive(Clone, Copy, Debug)]
+struct Outstanding {
+    id: u64,
+    write: bool,
+    until: Instant,
+}
+
+pub(crate) struct Session {
+    pub(crate) function: FunctionId,
+    pub(crate) who: AttachmentId,
+    pub(crate) memory: ClientMemory,
+    pub(crate) stalled: Option<Stalled>,
+    pub(crate) pending_map: Option<PendingMap>,
+    /// A new eventfd by which the client unmasks INTx, or the end of the old one.
+    pub(crate) new_unmask: Option<Option<OwnedFd>>,
+    /// The connection has to be told that nobody waits for the DMA messages it has sent.
+    pub(crate) was_cancelled: bool,
+    outstanding: VecDeque<Outstanding>,
+    unsent: VecDeque<Outgoing>,
+    next_token: Token,
+    buffer: Vec<u8>,
+    dma_limit: Duration,
+}
+
+impl Session {
+    pub(crate) fn new(function: FunctionId, who: AttachmentId, config: &EngineConfig) -> Self {
+        Self {
+            function,
+            who,
+            memory: ClientMemory::new(config.quotas),
+            stalled: None,
+            pending_map: None,
+            new_unmask: None,
+            was_cancelled: false,
+            outstanding: VecDeque::new(),
+            unsent: VecDeque::new(),
+            next_token: 0,
+            buffer: Vec::new(),
+            dma_limit: config.dma_limit,
+        }
+    }
+
+    pub(crate) fn token(&mut self) -> Token {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    /// Offer the access that waits to the device again. True when the connection has something to do now.
+    pub(crate) fn retry(
+        &mut self,
+        machine: &mut Machine,
+        connection: &mut ServerConnection,
+        now: Instant,
+        counters: &mut ServerCounters,
+    ) -> bool {
+        let Some(stalled) = &self.stalled else { return false };
+        let (region, offset) = (stalled.region, stalled.offset);
+        let outcome = match &stalled.kind {
+            StalledKind::Read(length) => {
+                self.buffer.clear();
+                self.buffer.resize(*length, 0);
+                machine.read(self.function, self.who, region, offset, &mut self.buffer)
+            }
+            StalledKind::Write(data) => machine.write(self.function, self.who, region, offset, data),
+        };
+        let result = match outcome {
+            Ok(Access::Done) => Ok(()),
+            Ok(Access::Stalled) if now < stalled.until => return false,
+            Ok(Access::Stalled) => {
+                counters.stall_timeouts += 1;
+                Err(Errno::EAGAIN)
+            }
+            Err(error) => Err(errno::of_access(&error)),
+        };
+        let completed = match &stalled.kind {
+            StalledKind::Read(_) => {
+                connection.complete_read(stalled.token, result.map(|()| self.buffer.as_slice()))
+            }
+            StalledKind::Write(_) => connection.complete(stalled.token, result),
+        };
+        if let Err(error) = completed {
+            tracing::warn!(%error, "an access ended that its connection does not wait for");
+        }
+        self.stalled = None;
+        true
+    }
+
+    /// Take a DMA message for the client, to be sent by [`Session::send`].
+    pub(crate) fn queue(&mut self, machine: &mut Machine, message: Outgoing) {
+        if self.unsent.len() < MAX_UNSENT {
+            self.unsent.push_back(message);
+        } else {
+            let (id, write) = identify(&message);
+            self.fail(machine, id, write, Errno::EBUSY);
+        }
+    }
+
+    /// Send what waits, as far as the connection takes it. When the first answer is due, if one is.
+    pub(crate) fn send(
+        &mut self,
+        machine: &mut Machine,
+        connection: &mut ServerConnection,
+        now: Instant,
+        counters: &mut ServerCounters,
+    ) -> Option<Instant> {
+        use nicforge_vfio_user::DmaError;
+        while let Some(message) = self.unsent.front() {
+            let sent = match message {
+                Outgoing::DmaRead { id, iova, length, .. } => connection.dma_read(*iova, *length, *id),
+                Outgoing::DmaWrite { id, iova, data, .. } => connection.dma_write(*iova, data, *id),
+            };
+            let (id, write) = identify(message);
+            match sent {
+                Ok(()) => {
+                    counters.dma_messages += 1;
+                    self.outstanding.push_back(Outstanding { id, write, until: now + self.dma_limit });
+                }
+                Err(DmaError::Busy { .. }) => break,
+                Err(error) => {
+                    tracing::debug!(%error, "a DMA message could not be sent");
+                    self.fail(machine, id, write, Errno::EIO);
+                }
+            }
+            self.unsent.pop_front();
+        }
+        self.outstanding.front().map(|first| first.until)
+    }
+
+    /// A DMA message was answered.
+    pub(crate) fn answered(&mut self, id: u64) {
+        self.outstanding.retain(|outstanding| outstanding.id != id);
+    }
+
+    /// Give up on the DMA messages that were due. When the next is due, if one is.
+    pub(crate) fn expire(
+        &mut self,
+        machine: &mut Machine,
+        now: Instant,
+        counters: &mut ServerCounters,
+    ) -> Option<Instant> {
+        while let Some(&Outstanding { id, write, until }) = self.outstanding.front() {
+            if now < until {
+                return Some(until);
+            }
+            self.outstanding.pop_front();
+            counters.dma_timeouts += 1;
+            self.fail(machine, id, write, Errno::ETIMEDOUT);
+        }
+        None
+    }
+
+    /// Give up on all DMA messages: the attachment was reset, or may not start DMA any more. What the machine does not wait
+    /// for any more it passes over.
+    pub(crate) fn cancel_dma(&mut self, machine: &mut Machine) {
+        while let Some(Outstanding { id, write, .. }) = self.outstanding.pop_front() {
+            self.fail(machine, id, write, Errno::ECANCELED);
+        }
+        while let Some(message) = self.unsent.pop_front() {
+            let (id, write) = identify(&message);
+            self.fail(machine, id, write, Errno::ECANCELED);
+        }
+        self.was_cancelled = true;
+    }
+
+    fn fail(&self, machine: &mut Machine, id: u64, write: bool, errno: Errno) {
+        let error = errno::refused(errno);
+        let told = if write {
+            machine.dma_write_done(self.function, self.who, id, Err(error))
+        } else {
+            machine.dma_read_done(self.function, self.who, id, Err(error))
+        };
+        if let Err(error) = told {
+            tracing::debug!(%error, "nobody waits for a DMA message that failed");
+        }
+    }
+}
+
+fn identify(message: &Outgoing) -> (u64, bool) {
+    match message {
+        Outgoing::DmaRead { id, .. } => (*id, false),
+        Outgoing::DmaWrite { id, .. } => (*id, true),
+    }
+}

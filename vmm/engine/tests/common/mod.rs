@@ -1,0 +1,394 @@
+//! A small device, an engine that serves it on a thread, and a few short cuts.
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+
+use std::{
+    os::fd::{AsFd, OwnedFd},
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use nicforge_core::{
+    context::Context,
+    device::{
+        Address, AttachmentId, Counter, Device, DmaToken, Ended, FunctionId, Progress, Reset, Write,
+    },
+    dma::DmaError,
+    machine::Machine,
+    spec::{AttachmentSpec, FunctionSpec, Identity},
+};
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, EventLoopKind, Snapshot, Stop};
+use nicforge_shm::{Access, SharedMemory};
+use nicforge_vfio_user::{
+    Client, ClientConfig, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, Errno, GuestMemory, IrqAction, IrqPayload,
+};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+};
+
+/// The longest that any wait of a test takes.
+pub const LONG: Duration = Duration::from_secs(20);
+
+/// Registers of the test device in BAR 0, 32 or 64 bits wide.
+pub mod reg {
+    /// Keeps what is written, for each attachment.
+    pub const SCRATCH: u64 = 0x00;
+    /// A write takes a credit, and stalls while there is none.
+    pub const SEND: u64 = 0x08;
+    /// A write adds credits, for all attachments.
+    pub const CREDITS: u64 = 0x10;
+    /// A write raises the MSI-X vector written.
+    pub const RAISE: u64 = 0x18;
+    /// Source of a copy by DMA.
+    pub const SOURCE: u64 = 0x20;
+    /// Target of a copy by DMA.
+    pub const TARGET: u64 = 0x28;
+    /// A write copies so many bytes, and raises vector 0 when that is done.
+    pub const COPY: u64 = 0x30;
+    /// Read: copies that ended well (low half) and badly (high half).
+    pub const COPIED: u64 = 0x38;
+    /// A write drives INTx.
+    pub const LINE: u64 = 0x40;
+}
+
+const WINDOW: u64 = 0x1_0000;
+
+#[derive(Clone, Copy, Default)]
+struct Side {
+    scratch: u32,
+    source: u64,
+    target: u64,
+    good: u32,
+    bad: u32,
+}
+
+/// Two attachments, credits shared between them, and a DMA engine for each.
+#[derive(Default)]
+pub struct TestDevice {
+    sides: [Side; 2],
+    credits: u64,
+    sent: u64,
+    closed: u64,
+    evicted: u64,
+    resets: u64,
+}
+
+impl Device for TestDevice {
+    fn spec(&self) -> FunctionSpec {
+        let identity =
+            Identity { vendor: 0x1efc, device: 0x7e57, subsystem_vendor: 0, subsystem: 0, class: 0x02_80_00, revision: 1 };
+        let attachments =
+            ["a", "b"].map(|name| AttachmentSpec { name: name.to_owned(), group: 0 }).to_vec();
+        FunctionSpec::nic(identity, attachments, 0x1000, 4, 64, WINDOW, 0)
+    }
+
+    fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        let side = &self.sides[usize::from(from.0)];
+        let value = match at.offset {
+            reg::SCRATCH => u64::from(side.scratch),
+            reg::COPIED => u64::from(side.bad) << 32 | u64::from(side.good),
+            _ => return,
+        };
+        let length = data.len().min(8);
+        data[..length].copy_from_slice(&value.to_le_bytes()[..length]);
+    }
+
+    fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
+        let side = &mut self.sides[usize::from(from.0)];
+        let mut bytes = [0; 8];
+        let length = data.len().min(8);
+        bytes[..length].copy_from_slice(&data[..length]);
+        let value = u64::from_le_bytes(bytes);
+        match at.offset {
+            reg::SCRATCH => side.scratch = value as u32,
+            reg::SEND if self.credits == 0 => return Write::Stalled,
+            reg::SEND => {
+                self.credits -= 1;
+                self.sent += 1;
+            }
+            reg::CREDITS => self.credits += value,
+            reg::RAISE => context.interrupt(from, value as u16),
+            reg::SOURCE => side.source = value,
+            reg::TARGET => side.target = value,
+            reg::COPY => {
+                if context.dma_read(from, side.source, value as usize, DmaToken(side.target)).is_err() {
+                    side.bad += 1;
+                }
+            }
+            reg::LINE => context.set_intx(from, value != 0),
+            _ => {}
+        }
+        Write::Accepted
+    }
+
+    fn detached(&mut self, _: &mut Context<'_>, _: AttachmentId, why: Ended) {
+        match why {
+            Ended::Closed => self.closed += 1,
+            Ended::Evicted => self.evicted += 1,
+        }
+    }
+
+    fn reset(&mut self, _: &mut Context<'_>, reach: Reset) {
+        self.resets += 1;
+        match reach {
+            Reset::Attachment(who) => self.sides[usize::from(who.0)] = Side::default(),
+            Reset::Function => self.sides = Default::default(),
+        }
+    }
+
+    fn dma_done(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        token: DmaToken,
+        result: Result<&[u8], DmaError>,
+    ) {
+        let done = match result {
+            Ok(data) => context.dma_write(who, token.0, data),
+            Err(error) => Err(error),
+        };
+        let side = &mut self.sides[usize::from(who.0)];
+        match done {
+            Ok(()) => side.good += 1,
+            Err(_) => side.bad += 1,
+        }
+        context.interrupt(who, 0);
+    }
+
+    fn step(&mut self, _: &mut Context<'_>, _: u32) -> Progress {
+        Progress::Idle
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        vec![
+            Counter { name: "sent", value: self.sent },
+            Counter { name: "closed", value: self.closed },
+            Counter { name: "evicted", value: self.evicted },
+            Counter { name: "resets", value: self.resets },
+        ]
+    }
+}
+
+pub const FUNCTION: FunctionId = FunctionId(0);
+pub const A: AttachmentId = AttachmentId(0);
+pub const B: AttachmentId = AttachmentId(1);
+
+/// A machine of `nodes` test devices that is served by an engine on a thread of its own.
+pub struct Served {
+    pub handle: EngineHandle,
+    pub stop: Stop,
+    pub dir: tempfile::TempDir,
+    pub event_loop: &'static str,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Served {
+    pub fn start(config: EngineConfig) -> Self {
+        Self::start_nodes(config, 1)
+    }
+
+    pub fn start_nodes(config: EngineConfig, nodes: u32) -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        let mut machine = Machine::new();
+        for node in 0..nodes {
+            machine.add_function(&format!("node{node}"), Box::<TestDevice>::default()).unwrap();
+        }
+        let mut engine = Engine::new(machine, config).unwrap();
+        for node in 0..nodes {
+            for who in [A, B] {
+                engine.listen(FunctionId(node), who, socket_in(dir.path(), node, who)).unwrap();
+            }
+        }
+        let (stop, handle, event_loop) = (Stop::new().unwrap(), engine.handle(), engine.event_loop_name());
+        let stopped = stop.clone();
+        let thread = std::thread::spawn(move || engine.run(&stopped).unwrap());
+        Self { handle, stop, dir, event_loop, thread: Some(thread) }
+    }
+
+    pub fn path(&self, who: AttachmentId) -> PathBuf {
+        socket_in(self.dir.path(), 0, who)
+    }
+
+    pub fn client(&self, who: AttachmentId) -> Client {
+        Client::connect(self.path(who), LONG).unwrap()
+    }
+
+    pub fn client_with_memory(&self, who: AttachmentId, memory: Arc<dyn GuestMemory>) -> Client {
+        let config = ClientConfig { timeout: LONG, memory: Some(memory), ..ClientConfig::default() };
+        Client::connect_with(self.path(who), config).unwrap()
+    }
+
+    pub fn snapshot(&self) -> Snapshot {
+        self.handle.snapshot(LONG).unwrap()
+    }
+
+    /// Ask for snapshots until one is as wanted.
+    pub fn until(&self, what: &str, mut wanted: impl FnMut(&Snapshot) -> bool) -> Snapshot {
+        let deadline = Instant::now() + LONG;
+        loop {
+            let snapshot = self.snapshot();
+            if wanted(&snapshot) {
+                return snapshot;
+            }
+            assert!(Instant::now() < deadline, "not in time: {what}; {snapshot:#?}");
+            std::thread::yield_now();
+        }
+    }
+
+    pub fn counter(&self, name: &str) -> u64 {
+        counter(&self.snapshot(), name)
+    }
+
+    /// Wait until nobody has `who`.
+    pub fn until_free(&self, who: AttachmentId) -> Snapshot {
+        self.until("the attachment is free", |snapshot| client_of(snapshot, who).is_none())
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.stop();
+        let ended = self.thread.take().map(JoinHandle::join);
+        if !std::thread::panicking() {
+            ended.unwrap().unwrap();
+        }
+    }
+}
+
+pub fn client_of(snapshot: &Snapshot, who: AttachmentId) -> Option<nicforge_engine::ClientSnapshot> {
+    snapshot.functions[0].attachments[usize::from(who.0)].client
+}
+
+pub fn server_of(snapshot: &Snapshot, who: AttachmentId) -> nicforge_engine::ServerCounters {
+    snapshot.functions[0].attachments[usize::from(who.0)].server
+}
+
+pub fn counter(snapshot: &Snapshot, name: &str) -> u64 {
+    snapshot.functions[0].counters.iter().find(|counter| counter.name == name).unwrap().value
+}
+
+fn socket_in(dir: &Path, node: u32, who: AttachmentId) -> PathBuf {
+    dir.join(format!("node{node}-{}.sock", who.0))
+}
+
+/// A configuration with this event loop; `None` where it does not work.
+pub fn config(event_loop: EventLoopKind) -> Option<EngineConfig> {
+    let config = EngineConfig { event_loop, ..EngineConfig::default() };
+    match Engine::new(Machine::new(), config) {
+        Ok(_) => Some(config),
+        Err(error) => {
+            eprintln!("passed over: {error}");
+            None
+        }
+    }
+}
+
+pub fn read32(client: &Client, offset: u64) -> u32 {
+    let mut data = [0; 4];
+    client.region_read(0, offset, &mut data).unwrap();
+    u32::from_le_bytes(data)
+}
+
+pub fn read64(client: &Client, offset: u64) -> u64 {
+    let mut data = [0; 8];
+    client.region_read(0, offset, &mut data).unwrap();
+    u64::from_le_bytes(data)
+}
+
+pub fn write32(client: &Client, offset: u64, value: u32) {
+    client.region_write(0, offset, &value.to_le_bytes(), false).unwrap();
+}
+
+pub fn write64(client: &Client, offset: u64, value: u64) {
+    client.region_write(0, offset, &value.to_le_bytes(), false).unwrap();
+}
+
+/// Memory decode and bus master.
+pub fn enable(client: &Client) {
+    client.region_write(7, 4, &6_u16.to_le_bytes(), false).unwrap();
+}
+
+pub fn eventfd() -> EventFd {
+    EventFd::from_value_and_flags(0, EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC).unwrap()
+}
+
+/// Bind an eventfd to an interrupt.
+pub fn bind(client: &Client, index: u32, vector: u32) -> EventFd {
+    let fd = eventfd();
+    client.set_irqs(index, vector, IrqAction::Trigger, IrqPayload::EventFd(&[Some(fd.as_fd())])).unwrap();
+    fd
+}
+
+/// Wait for a signal and take the count.
+pub fn wait_for(fd: &EventFd) -> u64 {
+    let mut fds = [PollFd::new(fd.as_fd(), PollFlags::POLLIN)];
+    let ready = poll(&mut fds, PollTimeout::try_from(LONG).unwrap()).unwrap();
+    assert_eq!(ready, 1, "no interrupt came");
+    fd.read().unwrap()
+}
+
+pub fn is_quiet(fd: &EventFd) -> bool {
+    fd.read().is_err()
+}
+
+pub fn memory(len: usize) -> SharedMemory {
+    SharedMemory::create("client", len).unwrap()
+}
+
+/// A range of read-write memory.
+pub fn range(address: u64, offset: u64, size: u64) -> DmaMap {
+    DmaMap { flags: DMA_FLAG_READ | DMA_FLAG_WRITE, offset, address, size }
+}
+
+/// The file behind a BAR, mapped here.
+pub fn map_bar(client: &Client, bar: u32) -> SharedMemory {
+    let info = client.region_info(bar).unwrap();
+    let fd: OwnedFd = info.fd.unwrap();
+    SharedMemory::map(fd.as_fd(), info.offset, info.size as usize, Access::ReadOnly).unwrap()
+}
+
+/// Client memory that is reached by messages.
+pub struct Plain(pub std::sync::Mutex<Vec<u8>>);
+
+impl GuestMemory for Plain {
+    fn read(&self, address: u64, data: &mut [u8]) -> Result<(), Errno> {
+        let memory = self.0.lock().unwrap();
+        let start = address as usize;
+        data.copy_from_slice(memory.get(start..start + data.len()).ok_or(Errno::EFAULT)?);
+        Ok(())
+    }
+
+    fn write(&self, address: u64, data: &[u8]) -> Result<(), Errno> {
+        let mut memory = self.0.lock().unwrap();
+        let start = address as usize;
+        memory.get_mut(start..start + data.len()).ok_or(Errno::EFAULT)?.copy_from_slice(data);
+        Ok(())
+    }
+}
+
+/// Two tests from one body: with io_uring (where it works) and with epoll.
+#[macro_export]
+macro_rules! both_loops {
+    ($($(#[$doc:meta])* fn $name:ident($config:ident) $body:block)*) => {$(
+        mod $name {
+            use super::*;
+
+            $(#[$doc])*
+            fn body(#[allow(unused_mut)] mut $config: nicforge_engine::EngineConfig) $body
+
+            #[test]
+            fn with_io_uring() {
+                if let Some(config) = $crate::common::config(nicforge_engine::EventLoopKind::IoUring) {
+                    body(config);
+                }
+            }
+
+            #[test]
+            fn with_epoll() {
+                body($crate::common::config(nicforge_engine::EventLoopKind::Epoll).unwrap());
+            }
+        }
+    )*};
+}

@@ -1,0 +1,411 @@
+//! Clients that die, stall, cheat, flood or never listen; and what an operator can do about them.
+
+mod common;
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, ErrorKind, Read, Write},
+    os::{
+        fd::AsFd,
+        unix::{fs::PermissionsExt, net::UnixStream},
+    },
+    process::{Command, Stdio},
+    sync::{Arc, atomic::AtomicBool},
+    time::{Duration, Instant},
+};
+
+use common::*;
+use nicforge_core::{device::FunctionId, machine::Machine};
+use nicforge_engine::{Engine, EngineConfig, EngineError, EventLoopKind, Quotas};
+use nicforge_hwi::attachment::mirror;
+use nicforge_vfio_user::{
+    Client, ClientConfig, DMA_FLAG_READ, DmaMap, Errno, GuestMemory, PCI_MSIX_IRQ,
+    wire::{Command as Message, Header, VersionMessage, build_version},
+};
+use nix::{
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        signal::{Signal, kill},
+    },
+    unistd::{Pid, ftruncate},
+};
+
+/// BAR of the mirror page.
+const MIRROR_BAR: u32 = 2;
+/// Names the socket to the process that [`holds_an_attachment_until_killed`] runs in.
+const HELD_SOCKET: &str = "NICFORGE_TEST_HELD_SOCKET";
+
+both_loops! {
+    fn a_stalled_write_ends_when_credits_come(config) {
+        let served = Served::start(config);
+        let (a, b) = (served.client(A), served.client(B));
+        let sender = std::thread::spawn(move || {
+            a.region_write(0, reg::SEND, &[0; 4], false).unwrap();
+            a
+        });
+        served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+        write32(&b, reg::CREDITS, 1);
+        sender.join().unwrap();
+        assert_eq!(served.counter("sent"), 1);
+    }
+
+    fn a_write_that_stalls_for_too_long_is_eagain_and_the_client_goes_on(config) {
+        config.stall_limit = Duration::from_millis(50);
+        let served = Served::start(config);
+        let client = served.client(A);
+        let refused = client.region_write(0, reg::SEND, &[0; 4], false);
+        assert_eq!(refused.err().unwrap().errno(), Errno::EAGAIN);
+        assert_eq!(read32(&client, reg::SCRATCH), 0);
+        assert_eq!(server_of(&served.snapshot(), A).stall_timeouts, 1);
+    }
+
+    fn a_reset_passes_a_stalled_write(config) {
+        config.stall_limit = LONG * 10;
+        let served = Served::start(config);
+        let client = served.client(A);
+        client.region_write(0, reg::SEND, &[0; 4], true).unwrap();
+        client.reset().unwrap();
+        assert_eq!(read32(&client, reg::SCRATCH), 0);
+        assert_eq!(served.counter("sent"), 0);
+    }
+
+    fn a_stalled_client_does_not_hold_up_another(config) {
+        config.stall_limit = LONG * 10;
+        let served = Served::start(config);
+        let (a, b) = (served.client(A), served.client(B));
+        a.region_write(0, reg::SEND, &[0; 4], true).unwrap();
+        served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+        write32(&b, reg::SCRATCH, 4);
+        assert_eq!(read32(&b, reg::SCRATCH), 4);
+        drop(a);
+        served.until_free(A);
+    }
+
+    fn a_killed_client_frees_its_attachment(config) {
+        let served = Served::start(config);
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--ignored", "--exact", "--nocapture", "holds_an_attachment_until_killed"])
+            .env(HELD_SOCKET, served.path(A))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let lines = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(lines.map_while(Result::ok).any(|line| line.contains("held")));
+        assert_eq!(client_of(&served.snapshot(), A).unwrap().pid, child.id() as i32);
+        kill(Pid::from_raw(child.id() as i32), Signal::SIGKILL).unwrap();
+        child.wait().unwrap();
+        served.until_free(A);
+        assert_eq!(read32(&served.client(A), reg::SCRATCH), 0);
+    }
+
+    fn a_client_that_cuts_its_file_short_loses_the_attachment(config) {
+        let served = Served::start(config);
+        let (client, other) = (served.client(A), served.client(B));
+        let file = memfd_create("cut", MFdFlags::MFD_CLOEXEC).unwrap();
+        ftruncate(&file, 0x4000).unwrap();
+        client.dma_map(range(0x1000, 0, 0x4000), Some(file.as_fd())).unwrap();
+        enable(&client);
+        let page = map_bar(&client, MIRROR_BAR);
+        ftruncate(&file, 0).unwrap();
+        // The write may end with the connection.
+        let _ = start_copy(&client, 0x1000, 0x3000, 64);
+        let snapshot = served.until_free(A);
+        assert_eq!(server_of(&snapshot, A).evicted, 1);
+        assert!(!client.is_alive());
+        let flags = page.u32(mirror::FLAGS).unwrap().load(std::sync::atomic::Ordering::Acquire);
+        assert_eq!(flags, mirror::FLAG_DEAD);
+        assert_eq!(read32(&other, reg::SCRATCH), 0);
+    }
+
+    fn a_file_of_another_file_system_is_refused(config) {
+        let served = Served::start(config);
+        let client = served.client(A);
+        let file = File::open("/sys/kernel/uevent_seqnum").unwrap();
+        assert_eq!(file.metadata().unwrap().len(), 4096);
+        let map = DmaMap { flags: DMA_FLAG_READ, offset: 0, address: 0, size: 4096 };
+        assert_eq!(client.dma_map(map, Some(file.as_fd())).err().unwrap().errno(), Errno::EINVAL);
+    }
+
+    fn a_range_past_the_end_of_its_file_is_refused(config) {
+        let served = Served::start(config);
+        let client = served.client(A);
+        let memory = memory(0x1000);
+        let mapped = client.dma_map(range(0, 0x1000, 0x1000), memory.fd());
+        assert_eq!(mapped.err().unwrap().errno(), Errno::EINVAL);
+    }
+
+    fn quotas_bound_bytes_and_files(config) {
+        config.quotas = Quotas { mapped_bytes: 0x3000, files: 2, ranges: 64 };
+        let served = Served::start(config);
+        let client = served.client(A);
+        let large = memory(0x4000);
+        let errno = |result: Result<(), nicforge_vfio_user::ClientError>| result.err().map(|error| error.errno());
+        assert_eq!(errno(client.dma_map(range(0, 0, 0x4000), large.fd())), Some(Errno::ENOSPC));
+        // A part of the file fits.
+        assert_eq!(errno(client.dma_map(range(0, 0x1000, 0x1000), large.fd())), None);
+        let small = [(); 2].map(|()| memory(0x1000));
+        assert_eq!(errno(client.dma_map(range(0x1_0000, 0, 0x1000), small[0].fd())), None);
+        assert_eq!(errno(client.dma_map(range(0x2_0000, 0, 0x1000), small[1].fd())), Some(Errno::ENOSPC));
+    }
+
+    fn a_client_that_stops_reading_is_left_alone_and_goes_on_when_it_reads(config) {
+        let served = Served::start(config);
+        let mut raw = negotiated(&served);
+        raw.set_nonblocking(true).unwrap();
+        let request = region_read(0x1_0000);
+        let mut sent = 0;
+        let mut rest: &[u8] = &[];
+        let deadline = Instant::now() + LONG;
+        // Until the server has taken nothing for a while in which another client was served.
+        loop {
+            assert!(Instant::now() < deadline, "the server takes requests without end");
+            if rest.is_empty() {
+                rest = &request;
+                sent += 1;
+            }
+            match raw.write(rest) {
+                Ok(written) => rest = &rest[written..],
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                    let before = client_of(&served.snapshot(), A).unwrap().messages;
+                    for _ in 0..32 {
+                        served.snapshot();
+                    }
+                    if client_of(&served.snapshot(), A).unwrap().messages == before {
+                        break;
+                    }
+                }
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(sent < 4096);
+        let other = served.client(B);
+        assert_eq!(read32(&other, reg::SCRATCH), 0);
+        raw.set_nonblocking(false).unwrap();
+        raw.set_read_timeout(Some(LONG)).unwrap();
+        raw.set_write_timeout(Some(LONG)).unwrap();
+        let mut reply = vec![0; 32 + 0x1_0000];
+        for _ in 1..sent {
+            raw.read_exact(&mut reply).unwrap();
+        }
+        raw.write_all(rest).unwrap();
+        raw.read_exact(&mut reply).unwrap();
+        assert_eq!(Header::parse(&reply).unwrap().size as usize, reply.len());
+    }
+
+    fn a_dma_message_without_an_answer_is_an_error_for_the_device(config) {
+        config.dma_limit = Duration::from_millis(30);
+        let served = Served::start(config);
+        let silent = Arc::new(Silent::default());
+        let client_config = ClientConfig { timeout: LONG, memory: Some(silent.clone()), ..ClientConfig::default() };
+        let client = Client::connect_with(served.path(A), client_config).unwrap();
+        client.dma_map(range(0, 0, 0x1000), None).unwrap();
+        enable(&client);
+        let done = bind(&client, PCI_MSIX_IRQ, 0);
+        start_copy(&client, 0, 0x800, 64).unwrap();
+        // This thread waits for the interrupt only, so that nobody answers.
+        wait_for(&done);
+        assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 1);
+        assert_eq!(read64(&client, reg::COPIED), 1 << 32);
+    }
+
+    fn garbage_ends_its_connection_and_nothing_else(config) {
+        let served = Served::start(config);
+        let mut raw = UnixStream::connect(served.path(A)).unwrap();
+        raw.set_read_timeout(Some(LONG)).unwrap();
+        raw.write_all(&[0xff; 4096]).unwrap();
+        let mut end = Vec::new();
+        // A reset of the connection is an end, too.
+        let _ = raw.read_to_end(&mut end);
+        served.until_free(A);
+        assert_eq!(server_of(&served.snapshot(), A).broken, 1);
+        assert_eq!(read32(&served.client(A), reg::SCRATCH), 0);
+    }
+
+    fn an_evicted_client_is_told_in_its_mirror_and_by_its_socket(config) {
+        let served = Served::start(config);
+        let client = served.client(A);
+        let page = map_bar(&client, MIRROR_BAR);
+        assert!(served.handle.evict(FUNCTION, A, LONG).unwrap());
+        assert!(!client.is_alive());
+        let flags = page.u32(mirror::FLAGS).unwrap().load(std::sync::atomic::Ordering::Acquire);
+        assert_eq!(flags, mirror::FLAG_DEAD);
+        assert!(!served.handle.evict(FUNCTION, A, LONG).unwrap());
+        assert_eq!(served.counter("evicted"), 1);
+    }
+
+    fn an_operators_reset_reaches_clients_that_stay(config) {
+        let served = Served::start(config);
+        let client = served.client(A);
+        write32(&client, reg::SCRATCH, 3);
+        served.handle.reset_function(FUNCTION, LONG).unwrap().unwrap();
+        assert_eq!(read32(&client, reg::SCRATCH), 0);
+        assert!(served.handle.reset_function(FunctionId(9), LONG).unwrap().is_err());
+    }
+
+    fn ten_thousand_connections_leak_nothing(config) {
+        let served = Served::start(config);
+        let connect = |count| {
+            for _ in 0..count {
+                drop(UnixStream::connect(served.path(A)).unwrap());
+            }
+            // Whoever comes now is served when all before have been.
+            drop(patient_client(&served));
+            served.until_free(A);
+        };
+        connect(100);
+        let before = descriptors_of(&served);
+        connect(10_000);
+        assert_eq!(descriptors_of(&served), before);
+    }
+
+    fn connections_beyond_the_first_are_all_turned_away(config) {
+        let served = Served::start(config);
+        let first = served.client(A);
+        let before = descriptors_of(&served);
+        let crowd: Vec<_> = (0..200).map(|_| UnixStream::connect(served.path(A)).unwrap()).collect();
+        for mut second in crowd {
+            second.set_read_timeout(Some(LONG)).unwrap();
+            assert_eq!(second.read(&mut [0]).unwrap_or(0), 0);
+        }
+        assert_eq!(read32(&first, reg::SCRATCH), 0);
+        let deadline = Instant::now() + LONG;
+        while descriptors_of(&served) != before {
+            assert!(Instant::now() < deadline);
+        }
+    }
+}
+
+#[test]
+fn a_socket_has_mode_0600() {
+    let served = Served::start(EngineConfig::default());
+    let mode = std::fs::metadata(served.path(A)).unwrap().permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+}
+
+#[test]
+fn a_socket_of_a_running_server_is_an_error() {
+    let served = Served::start(EngineConfig::default());
+    let refused = listen_at(&served.path(A));
+    assert!(matches!(refused, Err(EngineError::SocketInUse { .. })));
+    assert_eq!(read32(&served.client(A), reg::SCRATCH), 0);
+}
+
+#[test]
+fn a_socket_that_a_dead_server_left_is_replaced() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("stale.sock");
+    drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
+    listen_at(&path).unwrap();
+}
+
+#[test]
+fn a_file_that_is_no_socket_is_kept() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    std::fs::write(&path, "precious").unwrap();
+    assert!(matches!(listen_at(&path), Err(EngineError::NotASocket { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"precious");
+}
+
+#[test]
+fn an_attachment_is_served_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut engine = engine();
+    engine.listen(FUNCTION, A, dir.path().join("1")).unwrap();
+    let again = engine.listen(FUNCTION, A, dir.path().join("2"));
+    assert!(matches!(again, Err(EngineError::AlreadyServed { .. })));
+    let missing = engine.listen(FunctionId(7), A, dir.path().join("3"));
+    assert!(matches!(missing, Err(EngineError::NoSuchAttachment { function: 7, .. })));
+}
+
+/// Runs as a process of its own, started by [`a_killed_client_frees_its_attachment`].
+#[test]
+#[ignore = "the client of another test, which kills it"]
+fn holds_an_attachment_until_killed() {
+    let Some(path) = std::env::var_os(HELD_SOCKET) else { return };
+    let client = Client::connect(path, LONG).unwrap();
+    let memory = memory(0x4000);
+    client.dma_map(range(0, 0, 0x4000), memory.fd()).unwrap();
+    write32(&client, reg::SCRATCH, 77);
+    println!("held");
+    client.poll_incoming(LONG).unwrap();
+}
+
+fn engine() -> Engine {
+    let mut machine = Machine::new();
+    machine.add_function("node", Box::<TestDevice>::default()).unwrap();
+    Engine::new(machine, EngineConfig { event_loop: EventLoopKind::Epoll, ..EngineConfig::default() }).unwrap()
+}
+
+fn listen_at(path: &std::path::Path) -> Result<(), EngineError> {
+    engine().listen(FUNCTION, A, path)
+}
+
+fn start_copy(client: &Client, source: u64, target: u64, length: u32) -> Result<(), nicforge_vfio_user::ClientError> {
+    write64(client, reg::SOURCE, source);
+    write64(client, reg::TARGET, target);
+    client.region_write(0, reg::COPY, &length.to_le_bytes(), false)
+}
+
+/// A client that tries again while the attachment is taken.
+fn patient_client(served: &Served) -> Client {
+    let deadline = Instant::now() + LONG;
+    loop {
+        match Client::connect(served.path(A), LONG) {
+            Ok(client) => return client,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    }
+}
+
+/// Descriptors that the engine has, seen through what it opens next: those of this process that belong to this test's
+/// sockets and memory, which all carry its names.
+fn descriptors_of(served: &Served) -> usize {
+    served
+        .handle
+        .call(LONG, |_| {
+            let thread = nix::unistd::gettid();
+            let _ = thread;
+            std::fs::read_dir("/proc/self/fd").unwrap().count()
+        })
+        .unwrap()
+}
+
+/// A stream on which the version has been negotiated.
+fn negotiated(served: &Served) -> UnixStream {
+    let mut raw = UnixStream::connect(served.path(A)).unwrap();
+    raw.set_read_timeout(Some(LONG)).unwrap();
+    let version = VersionMessage { major: 0, minor: 0, has_json: false, capabilities: None };
+    let payload = build_version(&version);
+    raw.write_all(&Header::request(1, Message::Version, payload.len(), false).to_bytes()).unwrap();
+    raw.write_all(&payload).unwrap();
+    let mut header = [0; 16];
+    raw.read_exact(&mut header).unwrap();
+    let mut rest = vec![0; Header::parse(&header).unwrap().size as usize - 16];
+    raw.read_exact(&mut rest).unwrap();
+    raw
+}
+
+/// A request to read so many bytes of the windows.
+fn region_read(length: u32) -> Vec<u8> {
+    let mut message = Header::request(2, Message::RegionRead, 16, false).to_bytes().to_vec();
+    message.extend(0_u64.to_le_bytes());
+    message.extend(1_u32.to_le_bytes());
+    message.extend(length.to_le_bytes());
+    message
+}
+
+/// Memory that is there, but nobody asks it.
+#[derive(Default)]
+struct Silent(AtomicBool);
+
+impl GuestMemory for Silent {
+    fn read(&self, _: u64, _: &mut [u8]) -> Result<(), Errno> {
+        self.0.store(true, std::sync::atomic::Ordering::Relaxed);
+        Err(Errno::EFAULT)
+    }
+
+    fn write(&self, _: u64, _: &[u8]) -> Result<(), Errno> {
+        Err(Errno::EFAULT)
+    }
+}
