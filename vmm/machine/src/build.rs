@@ -1,0 +1,255 @@
+//! From a description to a machine.
+
+use nicforge_core::{
+    device::{AttachmentId, Device, FunctionId},
+    fabric::LinkSpec,
+    machine::Machine,
+};
+use nicforge_hwi::tree;
+use nicforge_tree::{Topology, TreeNic};
+use thiserror::Error;
+
+use crate::description::{Description, FunctionKind, Link};
+
+/// What a node is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// The I/O node of a pset.
+    Io,
+    /// A compute node.
+    Compute,
+    /// A device that stands alone.
+    Device,
+}
+
+impl Role {
+    /// Its name on command lines and in the environment.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Io => "io",
+            Self::Compute => "compute",
+            Self::Device => "device",
+        }
+    }
+}
+
+/// An attachment of a node.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NodeAttachment {
+    /// Its number in the function.
+    pub id: AttachmentId,
+    /// Its name, as in `core0`.
+    pub name: String,
+    /// Whether it has the kernel's role (configuration, the system's channel).
+    pub admin: bool,
+}
+
+/// A node of a machine: a function with a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Node {
+    /// Its name, as in `io0`, `cn3`.
+    pub name: String,
+    /// What it is for.
+    pub role: Role,
+    /// Its number among the nodes of its role.
+    pub rank: u32,
+    /// Its function.
+    pub function: FunctionId,
+    /// Its attachments.
+    pub attachments: Vec<NodeAttachment>,
+}
+
+impl Node {
+    /// The attachments that programs use.
+    pub fn users(&self) -> impl Iterator<Item = &NodeAttachment> {
+        self.attachments.iter().filter(|attachment| !attachment.admin)
+    }
+}
+
+/// Who is in a machine.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Built {
+    /// The machine's name.
+    pub name: String,
+    /// Its nodes, in the order of its functions.
+    pub nodes: Vec<Node>,
+}
+
+impl Built {
+    /// The node called `name`.
+    pub fn node(&self, name: &str) -> Option<&Node> {
+        self.nodes.iter().find(|node| node.name == name)
+    }
+}
+
+/// Why a machine could not be built from a description that is correct in itself.
+#[derive(Debug, Error)]
+pub enum BuildError {
+    /// A device's own description is wrong: a defect of the device.
+    #[error("device {name}: {source}")]
+    Spec {
+        /// The node.
+        name: String,
+        /// What is wrong.
+        source: nicforge_core::spec::SpecError,
+    },
+    /// A NIC's configuration is impossible.
+    #[error("node {name}: {source}")]
+    Config {
+        /// The node.
+        name: String,
+        /// What is wrong.
+        source: nicforge_tree::config::ConfigError,
+    },
+    /// The tree's topology is impossible.
+    #[error(transparent)]
+    Topology(#[from] nicforge_tree::TopologyError),
+    /// Two links on one port, or a link that is none.
+    #[error(transparent)]
+    Fabric(#[from] nicforge_core::fabric::FabricError),
+}
+
+/// The names of the nodes that the psets of a description give: `io0`, `cn0`, `cn1`, ..., counted through all psets.
+pub fn pset_node_names(description: &Description) -> impl Iterator<Item = String> {
+    let psets = description.pset.len();
+    let compute: u64 = description.pset.iter().map(|pset| u64::from(*pset.as_ref().compute_nodes.as_ref())).sum();
+    (0..psets).map(|index| format!("io{index}")).chain((0..compute).map(|index| format!("cn{index}")))
+}
+
+/// Build a machine. Its name is the description's unless the caller changes it.
+pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> {
+    let mut machine = Machine::new();
+    let mut nodes = Vec::new();
+    if !description.pset.is_empty() {
+        add_psets(&mut machine, &mut nodes, description)?;
+    }
+    let mut ranks = 0;
+    for function in &description.function {
+        let name = function.as_ref().name.as_ref();
+        let device: Box<dyn Device> = match function.as_ref().kind {
+            FunctionKind::SlotFifo => Box::new(nicforge_proof::SlotFifo::new()),
+            FunctionKind::DmaEngine => Box::new(nicforge_proof::DmaEngine::new()),
+            FunctionKind::AddressedSend => Box::new(nicforge_proof::AddressedSend::new()),
+        };
+        let node = add_node(&mut machine, name, Role::Device, ranks, device, None)?;
+        ranks += 1;
+        nodes.push(node);
+    }
+    Ok((machine, Built { name: description.name.as_ref().clone(), nodes }))
+}
+
+/// All psets on one tree network.
+fn add_psets(machine: &mut Machine, nodes: &mut Vec<Node>, description: &Description) -> Result<(), BuildError> {
+    let sizes: Vec<u32> = description.pset.iter().map(|pset| *pset.as_ref().compute_nodes.as_ref()).collect();
+    let topology = Topology::psets(&sizes)?;
+    let (mut io_nodes, mut compute_nodes) = (0, 0);
+    let mut functions = Vec::with_capacity(topology.nodes.len());
+    for (address, node) in topology.nodes.iter().enumerate() {
+        let Some(mut config) = topology.config(address as u32) else { continue };
+        if let Some(depth) = &description.pset[node.pset as usize].as_ref().fifo_depth {
+            config.send_depth = *depth.as_ref();
+            config.recv_depth = *depth.as_ref();
+        }
+        let (role, rank, name) = match node.pset_rank {
+            None => (Role::Io, next(&mut io_nodes), format!("io{}", io_nodes - 1)),
+            Some(_) => (Role::Compute, next(&mut compute_nodes), format!("cn{}", compute_nodes - 1)),
+        };
+        let nic = TreeNic::new(config).map_err(|source| BuildError::Config { name: name.clone(), source })?;
+        let node = add_node(machine, &name, role, rank, Box::new(nic), Some(AttachmentId(tree::ATTACHMENT_ADMIN)))?;
+        functions.push(node.function);
+        nodes.push(node);
+    }
+    for link in &topology.links {
+        let pset = topology.nodes[link.b.0 as usize].pset as usize;
+        let spec = link_spec(&description.pset[pset].as_ref().link);
+        let end = |(node, port): (u32, u8)| (functions[node as usize], port);
+        machine.fabric().connect(end(link.a), end(link.b), spec)?;
+    }
+    Ok(())
+}
+
+fn next(count: &mut u32) -> u32 {
+    *count += 1;
+    *count - 1
+}
+
+fn add_node(
+    machine: &mut Machine,
+    name: &str,
+    role: Role,
+    rank: u32,
+    device: Box<dyn Device>,
+    admin: Option<AttachmentId>,
+) -> Result<Node, BuildError> {
+    let function = machine
+        .add_function(name, device)
+        .map_err(|source| BuildError::Spec { name: name.to_owned(), source })?;
+    let attachments = machine.spec(function).map(|spec| spec.attachments.as_slice()).unwrap_or_default();
+    let attachments = attachments
+        .iter()
+        .zip(0..)
+        .map(|(attachment, number)| NodeAttachment {
+            id: AttachmentId(number),
+            name: attachment.name.clone(),
+            admin: admin == Some(AttachmentId(number)),
+        })
+        .collect();
+    Ok(Node { name: name.to_owned(), role, rank, function, attachments })
+}
+
+fn link_spec(link: &Link) -> LinkSpec {
+    let mut spec = LinkSpec::default();
+    if let Some(delay) = &link.delay_ns {
+        spec.delay = *delay.as_ref();
+    }
+    if let Some(rate) = &link.gbit_s {
+        // The description allows 0 to 10,000 Gb/s, which a u64 of bits holds.
+        spec.bits_per_second = (rate.as_ref() * 1e9) as u64;
+    }
+    if let Some(credits) = &link.credits {
+        spec.credits = vec![*credits.as_ref(); tree::VCS];
+    }
+    spec
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn built(text: &str) -> Built {
+        build(&Description::parse(text, "m.toml").unwrap()).unwrap().1
+    }
+
+    #[test]
+    fn a_pset_has_an_io_node_and_its_compute_nodes_with_four_cores_and_an_admin() {
+        let built = built("name = \"p\"\n[[pset]]\ncompute_nodes = 2\n");
+        let names: Vec<_> = built.nodes.iter().map(|node| (node.name.as_str(), node.role, node.rank)).collect();
+        assert_eq!(names, [("io0", Role::Io, 0), ("cn0", Role::Compute, 0), ("cn1", Role::Compute, 1)]);
+        assert_eq!(built.nodes[0].users().count(), 4);
+        assert_eq!(built.nodes[0].attachments.len(), 5);
+    }
+
+    #[test]
+    fn names_count_through_all_psets() {
+        let text = "name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[[pset]]\ncompute_nodes = 2\n";
+        let built = built(text);
+        let description = Description::parse(text, "m.toml").unwrap();
+        for name in pset_node_names(&description) {
+            assert!(built.node(&name).is_some(), "{name}");
+        }
+        assert_eq!(built.nodes.len(), 5);
+    }
+
+    #[test]
+    fn single_functions_are_devices() {
+        let built = built("name = \"p\"\n[[function]]\nname = \"x\"\nkind = \"addressed-send\"\n");
+        assert_eq!(built.nodes[0].role, Role::Device);
+        assert_eq!(built.nodes[0].users().count(), 4);
+    }
+
+    #[test]
+    fn the_largest_pset_is_built() {
+        let text = format!("name = \"p\"\n[[pset]]\ncompute_nodes = {}\n", crate::description::MAX_COMPUTE_NODES);
+        assert_eq!(built(&text).nodes.len(), 257);
+    }
+}

@@ -1,0 +1,330 @@
+//! What a machine file says.
+//!
+//! ```toml
+//! name = "pset"
+//!
+//! [[pset]]                  # a Blue Gene pset: one I/O node and its compute nodes on a tree network
+//! compute_nodes = 4
+//! fifo_depth = 8            # packets in each send and receive FIFO; 8 on the machine
+//!
+//! [pset.link]               # of each tree link, per direction; all zero is "as fast as it goes"
+//! delay_ns = 0
+//! gbit_s = 0.0
+//! credits = 4               # packets of buffer at the receiving end of a virtual channel
+//!
+//! [[function]]              # a single device
+//! kind = "dma-engine"
+//! name = "dma0"
+//! ```
+//!
+//! Every number has its limits written beside it below; what is out of them is refused with the line and what was expected.
+
+use std::{fmt, ops::Range, path::Path};
+
+use nicforge_hwi::tree;
+use serde::Deserialize;
+use thiserror::Error;
+use toml::Spanned;
+
+/// The most compute nodes of a pset.
+pub const MAX_COMPUTE_NODES: u32 = 256;
+/// The largest machine file that is read, in bytes.
+pub const MAX_FILE: u64 = 1 << 20;
+
+/// A machine, as described.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Description {
+    /// Name: letters, digits, `-`; at most 32.
+    pub name: Spanned<String>,
+    /// Psets on one tree each.
+    #[serde(default)]
+    pub pset: Vec<Spanned<Pset>>,
+    /// Single functions.
+    #[serde(default)]
+    pub function: Vec<Spanned<Function>>,
+}
+
+/// One I/O node and its compute nodes on a tree network.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Pset {
+    /// Compute nodes, 1 to [`MAX_COMPUTE_NODES`].
+    pub compute_nodes: Spanned<u32>,
+    /// Packets in each FIFO, 1 to 256.
+    #[serde(default)]
+    pub fifo_depth: Option<Spanned<u32>>,
+    /// The tree's links.
+    #[serde(default)]
+    pub link: Link,
+}
+
+/// A link, the same in both directions.
+#[derive(Clone, Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    /// Time on the wire in nanoseconds, 0 to one second.
+    #[serde(default)]
+    pub delay_ns: Option<Spanned<u64>>,
+    /// Bandwidth in Gb/s, 0 (no limit) to 10,000.
+    #[serde(default)]
+    pub gbit_s: Option<Spanned<f64>>,
+    /// Packets of buffer at the receiving end of each virtual channel, 1 to 1024.
+    #[serde(default)]
+    pub credits: Option<Spanned<u32>>,
+}
+
+/// A device that stands alone.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Function {
+    /// Name: letters, digits, `-`; at most 32.
+    pub name: Spanned<String>,
+    /// Which device.
+    pub kind: FunctionKind,
+}
+
+/// The devices that can stand alone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum FunctionKind {
+    /// The proof device with slot FIFOs.
+    SlotFifo,
+    /// The proof device that copies by DMA.
+    DmaEngine,
+    /// The proof device whose sends are encoded in their address.
+    AddressedSend,
+}
+
+/// Why a machine file was refused.
+#[derive(Debug, Error)]
+pub enum DescriptionError {
+    /// The file could not be read.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: String,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It is too large to be a machine file.
+    #[error("{path} has {bytes} bytes; a machine file has at most {MAX_FILE}")]
+    TooLarge {
+        /// The file.
+        path: String,
+        /// Its size.
+        bytes: u64,
+    },
+    /// It is no TOML, or has a field that does not belong there.
+    #[error("{0}")]
+    Syntax(Place, #[source] Box<toml::de::Error>),
+    /// A value is out of its limits.
+    #[error("{place}: {what} is {found}; expected {expected}")]
+    Value {
+        /// Where.
+        place: Place,
+        /// What it is about.
+        what: &'static str,
+        /// What stands there.
+        found: String,
+        /// What should.
+        expected: String,
+    },
+}
+
+/// A place in a machine file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// The file.
+    pub path: String,
+    /// Line, from 1; 0 when the error has no place.
+    pub line: usize,
+    /// For a syntax error, what the parser says.
+    pub message: Option<String>,
+}
+
+impl fmt::Display for Place {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.path)?;
+        if self.line > 0 {
+            write!(f, ", line {}", self.line)?;
+        }
+        match &self.message {
+            Some(message) => write!(f, ": {message}"),
+            None => Ok(()),
+        }
+    }
+}
+
+impl Description {
+    /// Read and check a machine file.
+    pub fn read(path: &Path) -> Result<Self, DescriptionError> {
+        let shown = path.display().to_string();
+        let read = |source| DescriptionError::Read { path: shown.clone(), source };
+        let bytes = std::fs::metadata(path).map_err(read)?.len();
+        if bytes > MAX_FILE {
+            return Err(DescriptionError::TooLarge { path: shown, bytes });
+        }
+        let text = std::fs::read_to_string(path).map_err(read)?;
+        Self::parse(&text, &shown)
+    }
+
+    /// Check the text of a machine file; `path` is for messages.
+    pub fn parse(text: &str, path: &str) -> Result<Self, DescriptionError> {
+        let description: Self = toml::from_str(text).map_err(|error| {
+            let line = error.span().map_or(0, |span| line_of(text, span));
+            let message = Some(error.message().to_owned());
+            DescriptionError::Syntax(Place { path: path.to_owned(), line, message }, Box::new(error))
+        })?;
+        Checker { text, path }.check(&description)?;
+        Ok(description)
+    }
+}
+
+struct Checker<'a> {
+    text: &'a str,
+    path: &'a str,
+}
+
+impl Checker<'_> {
+    fn check(&self, description: &Description) -> Result<(), DescriptionError> {
+        self.name(&description.name)?;
+        if description.pset.is_empty() && description.function.is_empty() {
+            return Err(self.value(
+                0..0,
+                "the machine",
+                "empty",
+                "at least one [[pset]] or [[function]]",
+            ));
+        }
+        let mut nodes = 0;
+        for pset in &description.pset {
+            let compute = &pset.as_ref().compute_nodes;
+            self.range("compute_nodes", compute, 1, MAX_COMPUTE_NODES)?;
+            nodes += compute.as_ref() + 1;
+            if nodes > tree::MAX_NODES {
+                let expected = format!("at most {} nodes in all psets together", tree::MAX_NODES);
+                return Err(self.value(compute.span(), "compute_nodes", compute.as_ref(), expected));
+            }
+            if let Some(depth) = &pset.as_ref().fifo_depth {
+                self.range("fifo_depth", depth, 1, tree::MAX_FIFO_DEPTH)?;
+            }
+            let link = &pset.as_ref().link;
+            if let Some(delay) = &link.delay_ns {
+                self.range("delay_ns", delay, 0, 1_000_000_000)?;
+            }
+            if let Some(credits) = &link.credits {
+                self.range("credits", credits, 1, 1024)?;
+            }
+            if let Some(rate) = &link.gbit_s
+                && !(0.0..=10_000.0).contains(rate.as_ref())
+            {
+                return Err(self.value(rate.span(), "gbit_s", rate.as_ref(), "0 (no limit) to 10000"));
+            }
+        }
+        let mut names = std::collections::BTreeSet::new();
+        for function in &description.function {
+            let name = &function.as_ref().name;
+            self.name(name)?;
+            let taken = !names.insert(name.as_ref().as_str())
+                || crate::build::pset_node_names(description).any(|node| node == *name.as_ref());
+            if taken {
+                return Err(self.value(name.span(), "name", name.as_ref(), "a name that no other node has"));
+            }
+        }
+        Ok(())
+    }
+
+    fn name(&self, name: &Spanned<String>) -> Result<(), DescriptionError> {
+        let good = (1..=32).contains(&name.as_ref().len())
+            && name.as_ref().bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if good {
+            return Ok(());
+        }
+        Err(self.value(name.span(), "name", name.as_ref(), "1 to 32 letters, digits and '-'"))
+    }
+
+    fn range<T: PartialOrd + fmt::Display>(
+        &self,
+        what: &'static str,
+        value: &Spanned<T>,
+        least: T,
+        most: T,
+    ) -> Result<(), DescriptionError> {
+        if *value.as_ref() >= least && *value.as_ref() <= most {
+            return Ok(());
+        }
+        Err(self.value(value.span(), what, value.as_ref(), format!("{least} to {most}")))
+    }
+
+    fn value(
+        &self,
+        span: Range<usize>,
+        what: &'static str,
+        found: impl fmt::Display,
+        expected: impl Into<String>,
+    ) -> DescriptionError {
+        DescriptionError::Value {
+            place: Place { path: self.path.to_owned(), line: line_of(self.text, span), message: None },
+            what,
+            found: found.to_string(),
+            expected: expected.into(),
+        }
+    }
+}
+
+fn line_of(text: &str, span: Range<usize>) -> usize {
+    let end = span.start.min(text.len());
+    text.as_bytes()[..end].iter().filter(|&&byte| byte == b'\n').count() + 1
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error(text: &str) -> String {
+        Description::parse(text, "m.toml").unwrap_err().to_string()
+    }
+
+    #[test]
+    fn a_pset_with_defaults_is_accepted() {
+        let description = Description::parse("name = \"p\"\n[[pset]]\ncompute_nodes = 4\n", "m.toml").unwrap();
+        assert_eq!(*description.pset[0].as_ref().compute_nodes.as_ref(), 4);
+    }
+
+    #[test]
+    fn a_value_out_of_range_names_line_and_expectation() {
+        let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 4\nfifo_depth = 0\n");
+        assert_eq!(message, "m.toml, line 4: fifo_depth is 0; expected 1 to 256");
+    }
+
+    #[test]
+    fn an_unknown_field_names_its_line() {
+        let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 4\ncores = 4\n");
+        assert!(message.starts_with("m.toml, line 4: unknown field `cores`"), "{message}");
+    }
+
+    #[test]
+    fn text_that_is_no_toml_names_its_line() {
+        let message = error("name = \"p\"\n[[pset\n");
+        assert!(message.starts_with("m.toml, line 2: "), "{message}");
+    }
+
+    #[test]
+    fn a_machine_without_devices_is_refused() {
+        assert!(error("name = \"p\"\n").contains("expected at least one [[pset]] or [[function]]"));
+    }
+
+    #[test]
+    fn two_functions_of_one_name_are_refused() {
+        let one = "[[function]]\nname = \"a\"\nkind = \"slot-fifo\"\n";
+        let message = error(&format!("name = \"p\"\n{one}{one}"));
+        assert_eq!(message, "m.toml, line 6: name is a; expected a name that no other node has");
+    }
+
+    #[test]
+    fn an_infinite_bandwidth_is_refused() {
+        let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[pset.link]\ngbit_s = nan\n");
+        assert!(message.starts_with("m.toml, line 5: gbit_s is NaN"), "{message}");
+    }
+}

@@ -1,0 +1,292 @@
+//! [`Backing`] for one attachment of a machine in this process.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use nicforge_core::{
+    device::{AttachmentId, Ended, FunctionId},
+    dma::{self, DmaBacking, DmaMapError},
+    interrupt::{Interrupts, IrqError},
+    machine::{Access, AccessError, MachineError},
+};
+use nicforge_driver::{
+    Backing, DmaMemory, DmaPermission, Error, GoneCause, InterruptSource, IrqInfo, MappableArea, PrivateMemory,
+    RegionInfo, Relax, WriteMode,
+};
+use nicforge_shm::{Access as MemoryAccess, SharedMemory};
+use nix::errno::Errno;
+use vfio_bindings::bindings::vfio;
+
+use super::{Inner, LocalMachine, STALL_LIMIT, interrupt};
+
+/// The most a device takes in one write, in bytes.
+const MAX_WRITE: usize = nicforge_hwi::posted::MAX_DATA;
+
+/// See the module.
+pub(super) struct LocalAttachment {
+    machine: Arc<LocalMachine>,
+    function: FunctionId,
+    who: AttachmentId,
+    tenant: u64,
+    gone: Arc<AtomicBool>,
+}
+
+impl LocalAttachment {
+    pub(super) fn new(
+        machine: Arc<LocalMachine>,
+        function: FunctionId,
+        who: AttachmentId,
+        tenant: u64,
+        gone: Arc<AtomicBool>,
+    ) -> Self {
+        Self { machine, function, who, tenant, gone }
+    }
+
+    fn is_mine(&self, inner: &Inner) -> bool {
+        inner.tenants.get(&(self.function, self.who)).is_some_and(|tenant| tenant.id == self.tenant)
+    }
+
+    /// Do something with the attachment, under the machine's lock.
+    fn with<R>(&self, f: impl FnOnce(&mut Inner) -> Result<R, Error>) -> Result<R, Error> {
+        let mut inner = self.machine.lock()?;
+        if !self.is_mine(&inner) {
+            self.gone.store(true, Ordering::Release);
+            return Err(Error::DeviceGone { cause: GoneCause::Evicted });
+        }
+        let result = f(&mut inner);
+        // No message outlives the lock, so that none can meet a later tenant's memory.
+        inner.answer_messages();
+        drop(inner);
+        self.machine.sleepers.wake();
+        result
+    }
+
+    /// A trapped access: offered again, with a step of the machine between, while it is stalled.
+    fn access(
+        &self,
+        what: &'static str,
+        mut f: impl FnMut(&mut Inner) -> Result<Access, Error>,
+    ) -> Result<(), Error> {
+        let started = Instant::now();
+        let mut relax = Relax::new();
+        let mut resets = None;
+        loop {
+            let outcome = self.with(|inner| {
+                let now = self.tenant_resets(inner);
+                if *resets.get_or_insert(now) != now {
+                    return Err(Error::Refused { what: "an access that a reset overtook", errno: Errno::ECANCELED as i32 });
+                }
+                f(inner)
+            })?;
+            if outcome == Access::Done {
+                return Ok(());
+            }
+            let waited = started.elapsed();
+            if waited >= STALL_LIMIT {
+                return Err(Error::Timeout { what, waited });
+            }
+            self.machine.relax(&mut relax)?;
+        }
+    }
+
+    fn tenant_resets(&self, inner: &Inner) -> u64 {
+        inner.tenants.get(&(self.function, self.who)).map_or(0, |tenant| tenant.resets)
+    }
+
+    fn interrupts<R>(&self, f: impl FnOnce(&mut Interrupts) -> Result<R, IrqError>) -> Result<R, Error> {
+        self.with(|inner| {
+            let interrupts = inner.machine.interrupts(self.function, self.who).map_err(machine_error)?;
+            f(interrupts).map_err(irq_error)
+        })
+    }
+}
+
+impl Drop for LocalAttachment {
+    fn drop(&mut self) {
+        self.gone.store(true, Ordering::Release);
+        let _ = self.with(|inner| {
+            let closed = inner.machine.detach(self.function, self.who, Ended::Closed).map_err(machine_error);
+            inner.tenants.remove(&(self.function, self.who));
+            closed
+        });
+    }
+}
+
+impl Backing for LocalAttachment {
+    fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
+        self.with(|inner| {
+            let view = inner.machine.region(self.function, self.who, region).map_err(machine_error)?;
+            Ok(RegionInfo {
+                size: view.size,
+                readable: view.readable,
+                writable: view.writable,
+                mappable: view
+                    .areas
+                    .iter()
+                    .map(|area| MappableArea { offset: area.offset, len: area.length })
+                    .collect(),
+            })
+        })
+    }
+
+    fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.access("a trapped read", |inner| {
+            let machine = &mut inner.machine;
+            machine.read(self.function, self.who, region, offset, out).map_err(access_error)
+        })
+    }
+
+    /// In process there is no queue between a client and the machine: a posted write that is stalled waits too, as a
+    /// processor's store without credits does.
+    fn write(&self, region: u32, offset: u64, data: &[u8], _: WriteMode) -> Result<(), Error> {
+        self.access("a trapped write", |inner| {
+            let machine = &mut inner.machine;
+            machine.write(self.function, self.who, region, offset, data).map_err(access_error)
+        })
+    }
+
+    fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
+        let view = self.with(|inner| {
+            inner.machine.region(self.function, self.who, region).map_err(machine_error)
+        })?;
+        let Some(memory) = view.memory else { return Ok(None) };
+        match memory.fd() {
+            // As in another process: what is read-only there is read-only here.
+            Some(fd) if !view.writable => {
+                Ok(Some(SharedMemory::map(fd, 0, memory.len(), MemoryAccess::ReadOnly)?))
+            }
+            _ => Ok(Some(memory)),
+        }
+    }
+
+    fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
+        self.with(|inner| {
+            let info = inner.machine.irq_info(self.function, self.who, index);
+            Ok(info.map_or_else(IrqInfo::default, |info| IrqInfo {
+                count: info.count,
+                maskable: info.flags & vfio::VFIO_IRQ_INFO_MASKABLE != 0,
+                automasked: info.flags & vfio::VFIO_IRQ_INFO_AUTOMASKED != 0,
+            }))
+        })
+    }
+
+    fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
+        let counter = interrupt::Counter::new(self.machine.sleepers.clone());
+        self.with(|inner| {
+            let machine = &mut inner.machine;
+            let sinks = vec![Some(counter.clone() as Arc<_>)];
+            machine.bind_interrupts(self.function, self.who, index, vector, sinks).map_err(machine_error)
+        })?;
+        Ok(Arc::new(interrupt::Source { counter, machine: self.machine.clone(), gone: self.gone.clone() }))
+    }
+
+    fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
+        self.interrupts(|interrupts| interrupts.disable(index))
+    }
+
+    fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
+        self.interrupts(|interrupts| interrupts.mask(index, start, count))
+    }
+
+    fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
+        self.interrupts(|interrupts| interrupts.unmask(index, start, count))
+    }
+
+    fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error> {
+        let length = memory.len();
+        let permission = dma::DmaPermission { read: permission.read, write: permission.write };
+        // A message may be about memory of both kinds, so that the client's own view has both.
+        let (backing, client): (_, Arc<dyn PrivateMemory>) = match memory {
+            DmaMemory::Shared { memory, offset, len } => {
+                let window = memory.window(offset, len)?;
+                (DmaBacking::Memory(window.clone()), Arc::new(window))
+            }
+            DmaMemory::Private { memory, .. } => (DmaBacking::Remote, memory),
+        };
+        self.with(|inner| {
+            let machine = &mut inner.machine;
+            machine
+                .dma_map(self.function, self.who, iova, length, permission, backing)
+                .map_err(machine_error)?;
+            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.who)) {
+                tenant.memory.insert(iova, length, client);
+            }
+            Ok(())
+        })
+    }
+
+    fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
+        self.with(|inner| {
+            inner.machine.dma_unmap(self.function, self.who, iova, len).map_err(machine_error)?;
+            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.who)) {
+                tenant.memory.remove(iova, len);
+            }
+            Ok(())
+        })
+    }
+
+    fn reset(&self) -> Result<(), Error> {
+        self.with(|inner| {
+            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.who)) {
+                tenant.resets += 1;
+            }
+            inner.machine.reset_attachment(self.function, self.who).map_err(machine_error)
+        })
+    }
+
+    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+        // An eviction shows in the mirror too; here it costs no access to shared memory.
+        if self.gone.load(Ordering::Relaxed) {
+            return Err(Error::DeviceGone { cause: GoneCause::Evicted });
+        }
+        self.machine.relax(relax)
+    }
+}
+
+fn machine_error(error: MachineError) -> Error {
+    match error {
+        MachineError::NotAttached { .. } => Error::DeviceGone { cause: GoneCause::Evicted },
+        MachineError::NoSuchAttachment { attachment, .. } => {
+            Error::NoSuch { what: "attachment", index: attachment.into(), count: 0 }
+        }
+        MachineError::Memory(error) => Error::Memory(error),
+        MachineError::DmaMap(error) => {
+            let errno = match error {
+                DmaMapError::Overlap { .. } => Errno::EEXIST,
+                DmaMapError::Quota { .. } => Errno::ENOSPC,
+                DmaMapError::NotFound { .. } => Errno::ENOENT,
+                _ => Errno::EINVAL,
+            };
+            Error::system("a DMA mapping", errno)
+        }
+        MachineError::Irq(error) => irq_error(error),
+        _ => Error::system("a request to the machine", Errno::EBUSY),
+    }
+}
+
+fn irq_error(error: IrqError) -> Error {
+    match error {
+        IrqError::Range { start, available, .. } => {
+            Error::NoSuch { what: "interrupt vector", index: start, count: available }
+        }
+        IrqError::Index { .. } | IrqError::Empty { .. } | IrqError::NotMaskable { .. } => {
+            Error::system("a request for interrupts", Errno::EINVAL)
+        }
+    }
+}
+
+fn access_error(error: AccessError) -> Error {
+    match error {
+        AccessError::Machine(error) => machine_error(error),
+        AccessError::OutOfRange { region, offset, length } => {
+            Error::OutOfRange { what: "region", index: region, offset, len: length as u64, size: 0 }
+        }
+        AccessError::TooWide { length, .. } => Error::BadLength { len: length, most: MAX_WRITE },
+        AccessError::ReadOnly { .. } => Error::system("a write to a read-only region", Errno::EINVAL),
+    }
+}

@@ -1,0 +1,69 @@
+//! Interrupts as counters.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, AtomicU64, Ordering},
+};
+
+use nicforge_core::interrupt::InterruptSink;
+use nicforge_driver::{Cancel, Deadline, Error, GoneCause, InterruptSource, Relax};
+
+use super::{LocalMachine, Sleepers};
+
+/// The machine's end. It does not hold the machine, which holds it.
+pub(super) struct Counter {
+    count: AtomicU64,
+    sleepers: Arc<Sleepers>,
+}
+
+impl Counter {
+    pub(super) fn new(sleepers: Arc<Sleepers>) -> Arc<Self> {
+        Arc::new(Self { count: AtomicU64::new(0), sleepers })
+    }
+}
+
+impl InterruptSink for Counter {
+    fn signal(&self) {
+        // Release: who takes the count sees the DMA writes and mirror words from before the interrupt.
+        self.count.fetch_add(1, Ordering::Release);
+        self.sleepers.wake();
+    }
+}
+
+/// The client's end.
+pub(super) struct Source {
+    pub(super) counter: Arc<Counter>,
+    pub(super) machine: Arc<LocalMachine>,
+    /// The attachment has ended.
+    pub(super) gone: Arc<AtomicBool>,
+}
+
+impl InterruptSource for Source {
+    fn take(&self) -> u64 {
+        // The plain load keeps the cache line shared while there is nothing.
+        if self.counter.count.load(Ordering::Relaxed) == 0 {
+            return 0;
+        }
+        self.counter.count.swap(0, Ordering::Acquire)
+    }
+
+    fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
+        let mut relax = Relax::new();
+        loop {
+            let count = self.take();
+            if count > 0 {
+                return Ok(count);
+            }
+            if let Some(cancel) = cancel {
+                cancel.check()?;
+            }
+            if self.gone.load(Ordering::Acquire) {
+                return Err(Error::DeviceGone { cause: GoneCause::Evicted });
+            }
+            if deadline.has_passed() {
+                return Err(deadline.timeout("an interrupt"));
+            }
+            self.machine.relax(&mut relax)?;
+        }
+    }
+}

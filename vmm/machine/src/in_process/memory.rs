@@ -1,0 +1,99 @@
+//! What a client made reachable by DMA, and DMA by messages.
+//!
+//! The machine copies to and from memory with a file itself. For the rest it sends a message to the client, which is
+//! answered here, by whichever thread drives the machine.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use nicforge_core::{
+    dma::{DmaError, MAX_DMA},
+    machine::Outgoing,
+};
+use nicforge_driver::PrivateMemory;
+use nix::errno::Errno;
+
+use super::Inner;
+
+/// A client's memory by IOVA, as the client knows it.
+#[derive(Default)]
+pub(super) struct ClientMemory {
+    ranges: BTreeMap<u64, Range>,
+}
+
+struct Range {
+    length: u64,
+    memory: Arc<dyn PrivateMemory>,
+}
+
+impl ClientMemory {
+    pub(super) fn insert(&mut self, iova: u64, length: u64, memory: Arc<dyn PrivateMemory>) {
+        self.ranges.insert(iova, Range { length, memory });
+    }
+
+    pub(super) fn remove(&mut self, iova: u64, length: u64) {
+        let last = iova.saturating_add(length.saturating_sub(1));
+        self.ranges.retain(|start, _| !(iova..=last).contains(start));
+    }
+
+    /// Call `f` with the memory, the offset in it and the part of the operation for each range in turn.
+    fn each(
+        &self,
+        iova: u64,
+        length: usize,
+        mut f: impl FnMut(&dyn PrivateMemory, u64, std::ops::Range<usize>) -> Result<(), nicforge_driver::Error>,
+    ) -> Result<(), DmaError> {
+        let mut done = 0;
+        while done < length {
+            let at = iova.checked_add(done as u64).ok_or(refused())?;
+            let (start, range) = self.ranges.range(..=at).next_back().ok_or(refused())?;
+            let offset = at - start;
+            let left = range.length.checked_sub(offset).filter(|left| *left > 0).ok_or(refused())?;
+            let piece = (length - done).min(usize::try_from(left).unwrap_or(usize::MAX));
+            f(range.memory.as_ref(), offset, done..done + piece).map_err(|_| refused())?;
+            done += piece;
+        }
+        Ok(())
+    }
+
+    fn read(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
+        self.each(iova, out.len(), |memory, offset, part| memory.read(offset, &mut out[part]))
+    }
+
+    fn write(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
+        self.each(iova, data.len(), |memory, offset, part| memory.write(offset, &data[part]))
+    }
+}
+
+/// What a client answers for memory that it does not have.
+fn refused() -> DmaError {
+    DmaError::Refused { errno: Errno::EFAULT as i32 }
+}
+
+impl Inner {
+    /// Answer the messages to clients. True when there were any.
+    pub(super) fn answer_messages(&mut self) -> bool {
+        let mut any = false;
+        while let Some(message) = self.machine.pop_outgoing() {
+            any = true;
+            // An answer that comes after its attachment ended is refused, and nobody waits for it.
+            let _ = match message {
+                Outgoing::DmaRead { id, function, attachment, iova, length } => {
+                    let mut data = vec![0; length.min(MAX_DMA)];
+                    let result = match self.tenants.get(&(function, attachment)) {
+                        Some(tenant) => tenant.memory.read(iova, &mut data),
+                        None => Err(DmaError::Gone),
+                    };
+                    self.machine.dma_read_done(function, attachment, id, result.map(|()| data.as_slice()))
+                }
+                Outgoing::DmaWrite { id, function, attachment, iova, data } => {
+                    let result = match self.tenants.get(&(function, attachment)) {
+                        Some(tenant) => tenant.memory.write(iova, &data),
+                        None => Err(DmaError::Gone),
+                    };
+                    self.machine.dma_write_done(function, attachment, id, result)
+                }
+            };
+        }
+        any
+    }
+}

@@ -1,0 +1,301 @@
+//! The in-process backing: the driver library holds a machine directly, without a server.
+//!
+//! In: a [`Machine`]; what drivers do to their [`Backing`]s. Out: backings, one an attachment.
+//! May touch: the machine, under its lock; the clock. No sockets, no threads of its own.
+//!
+//! Nobody drives the machine but those who wait for it: each turn of a waiting loop ([`Backing::relax`]) tries the lock
+//! and steps the machine. Who does not get the lock lets the holder go on. When the machine has nothing to do until a client
+//! comes, waiting threads sleep, never longer than [`LONGEST_SLEEP`], and every access to the machine wakes them.
+//!
+//! - `mod.rs`: the machine behind its lock, stepping and sleeping;
+//! - `attachment.rs`: [`Backing`] for one attachment;
+//! - `interrupt.rs`: interrupts as counters;
+//! - `memory.rs`: what a client made reachable by DMA, and DMA by messages.
+
+mod attachment;
+mod interrupt;
+mod memory;
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nicforge_core::{
+    device::{AttachmentId, Ended, FunctionId},
+    machine::{Machine, MachineError, Next},
+    time::Nanos,
+};
+use nicforge_driver::{Backing, Error, GoneCause, Relax, Turn};
+use thiserror::Error;
+
+use self::{attachment::LocalAttachment, memory::ClientMemory};
+
+/// The longest sleep of a waiting thread in one go: what a store that nobody was told of costs at most.
+pub const LONGEST_SLEEP: Duration = Duration::from_millis(1);
+/// How long a trapped access waits while the device stalls it.
+pub const STALL_LIMIT: Duration = Duration::from_secs(2);
+/// Work per function in one turn of a waiting thread, in packets.
+const BUDGET: u32 = 64;
+/// Turns of a waiting loop before it sleeps when the machine does. At about half a microsecond each.
+const TURNS_AWAKE: u32 = 256;
+/// A timer that is nearer than this is waited for awake: a sleep would overrun it.
+const NEAR: Duration = Duration::from_micros(100);
+/// How often all mapped memory is looked at while threads sleep, for processes without the barrier.
+const RESCAN: Duration = Duration::from_millis(10);
+
+/// Why an attachment could not be opened.
+#[derive(Debug, Error)]
+pub enum OpenError {
+    /// No function of that name.
+    #[error("the machine has no function {name:?}")]
+    NoSuchFunction {
+        /// The name asked for.
+        name: String,
+    },
+    /// No attachment of that name.
+    #[error("function {function:?} has no attachment {name:?}")]
+    NoSuchAttachment {
+        /// The function's name.
+        function: String,
+        /// The name asked for.
+        name: String,
+    },
+    /// The machine refused.
+    #[error(transparent)]
+    Machine(#[from] MachineError),
+    /// A device panicked, which leaves the machine in no defined state.
+    #[error("a device of this machine panicked; build a new machine")]
+    Broken,
+}
+
+/// A machine that threads of this process share. See the module.
+pub struct LocalMachine {
+    inner: Mutex<Inner>,
+    started: Instant,
+    sleepers: Arc<Sleepers>,
+}
+
+/// What the lock protects.
+struct Inner {
+    machine: Machine,
+    tenants: HashMap<(FunctionId, AttachmentId), Tenant>,
+    last_tenant: u64,
+    last_rescan: Instant,
+}
+
+/// Who holds an attachment.
+struct Tenant {
+    /// Never given twice, so that a backing that was evicted cannot reach its successor's attachment.
+    id: u64,
+    /// Counts the client's own resets, which end accesses that are stalled.
+    resets: u64,
+    memory: ClientMemory,
+    /// Set when the attachment ends, for those who wait.
+    gone: Arc<AtomicBool>,
+}
+
+/// Threads that sleep until something happens.
+#[derive(Default)]
+struct Sleepers {
+    count: AtomicU32,
+    changed: Condvar,
+}
+
+impl Sleepers {
+    fn wake(&self) {
+        // Sleepers count themselves under the machine's lock, and what they wait for happens under it too.
+        if self.count.load(Ordering::Relaxed) > 0 {
+            self.changed.notify_all();
+        }
+    }
+}
+
+impl LocalMachine {
+    /// Share a machine. Its time starts now.
+    pub fn new(machine: Machine) -> Arc<Self> {
+        let started = Instant::now();
+        let tenants = HashMap::new();
+        Arc::new(Self {
+            inner: Mutex::new(Inner { machine, tenants, last_tenant: 0, last_rescan: started }),
+            started,
+            sleepers: Arc::default(),
+        })
+    }
+
+    /// Take an attachment, until the backing and everything made from it is dropped.
+    ///
+    /// # Errors
+    /// [`OpenError::Machine`] when there is no such attachment or somebody has it; [`OpenError::Broken`].
+    pub fn open(self: &Arc<Self>, function: FunctionId, who: AttachmentId) -> Result<Arc<dyn Backing>, OpenError> {
+        let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
+        inner.machine.attach(function, who)?;
+        inner.last_tenant += 1;
+        let id = inner.last_tenant;
+        let gone = Arc::<AtomicBool>::default();
+        let tenant = Tenant { id, resets: 0, memory: ClientMemory::default(), gone: gone.clone() };
+        inner.tenants.insert((function, who), tenant);
+        drop(inner);
+        self.sleepers.wake();
+        Ok(Arc::new(LocalAttachment::new(self.clone(), function, who, id, gone)))
+    }
+
+    /// As [`LocalMachine::open`], by the names of function and attachment.
+    ///
+    /// # Errors
+    /// As [`LocalMachine::open`], and those for names that do not exist.
+    pub fn open_named(self: &Arc<Self>, function: &str, attachment: &str) -> Result<Arc<dyn Backing>, OpenError> {
+        let (function, who) = self.find(function, attachment)?;
+        self.open(function, who)
+    }
+
+    fn find(&self, function: &str, attachment: &str) -> Result<(FunctionId, AttachmentId), OpenError> {
+        let inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
+        let machine = &inner.machine;
+        let id = (0..machine.functions())
+            .map(FunctionId)
+            .find(|&id| machine.name(id) == Some(function))
+            .ok_or_else(|| OpenError::NoSuchFunction { name: function.to_owned() })?;
+        let index = machine
+            .spec(id)
+            .and_then(|spec| spec.attachments.iter().position(|spec| spec.name == attachment))
+            .ok_or_else(|| OpenError::NoSuchAttachment {
+                function: function.to_owned(),
+                name: attachment.to_owned(),
+            })?;
+        Ok((id, AttachmentId(index as u16)))
+    }
+
+    /// Take an attachment away from its client, as an operator does. The client's calls fail from now on.
+    ///
+    /// # Errors
+    /// [`OpenError::Machine`] when nobody has it; [`OpenError::Broken`].
+    pub fn evict(&self, function: FunctionId, who: AttachmentId) -> Result<(), OpenError> {
+        let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
+        inner.machine.mark_dead(function, who)?;
+        inner.machine.detach(function, who, Ended::Evicted)?;
+        if let Some(tenant) = inner.tenants.remove(&(function, who)) {
+            tenant.gone.store(true, Ordering::Release);
+        }
+        drop(inner);
+        self.sleepers.wake();
+        Ok(())
+    }
+
+    /// As [`LocalMachine::evict`], by name.
+    ///
+    /// # Errors
+    /// As [`LocalMachine::evict`], and those for names that do not exist.
+    pub fn evict_named(&self, function: &str, attachment: &str) -> Result<(), OpenError> {
+        let (function, who) = self.find(function, attachment)?;
+        self.evict(function, who)
+    }
+
+    /// Do something with the machine itself: look at counters, set faults, reset a function.
+    pub fn with<R>(&self, f: impl FnOnce(&mut Machine) -> R) -> R {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = f(&mut inner.machine);
+        drop(inner);
+        self.sleepers.wake();
+        result
+    }
+
+    /// Step the machine until it has nothing to do at once, at most `steps` times. A machine whose clients wait needs no
+    /// call of this.
+    pub fn settle(&self, steps: u32) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        for _ in 0..steps {
+            if inner.drive(self.now()) != Next::Now {
+                break;
+            }
+        }
+        drop(inner);
+        self.sleepers.wake();
+    }
+
+    /// One turn of a waiting loop.
+    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+        let turn = relax.turn();
+        let mut inner = match self.inner.try_lock() {
+            Ok(inner) => inner,
+            Err(TryLockError::Poisoned(_)) => return Err(broken()),
+            Err(TryLockError::WouldBlock) => {
+                // Somebody drives the machine, for us too.
+                awake(turn);
+                return Ok(());
+            }
+        };
+        match inner.drive(self.now()) {
+            Next::Now => {
+                drop(inner);
+                self.sleepers.wake();
+                relax.reset();
+            }
+            Next::Poll => {
+                drop(inner);
+                awake(turn);
+            }
+            Next::At(time) => match self.sleep_until(time) {
+                Some(limit) if relax.turns() > TURNS_AWAKE => self.sleep(inner, limit)?,
+                _ => {
+                    drop(inner);
+                    awake(turn);
+                }
+            },
+        }
+        Ok(())
+    }
+
+    /// How long to sleep for an event at `time`; `None` when it is too near.
+    fn sleep_until(&self, time: Nanos) -> Option<Duration> {
+        let left = Duration::from_nanos(time.0.saturating_sub(self.now().0));
+        (left > NEAR).then(|| (left - NEAR).min(LONGEST_SLEEP))
+    }
+
+    fn sleep(&self, inner: MutexGuard<'_, Inner>, limit: Duration) -> Result<(), Error> {
+        self.sleepers.count.fetch_add(1, Ordering::Relaxed);
+        let outcome = self.sleepers.changed.wait_timeout(inner, limit);
+        self.sleepers.count.fetch_sub(1, Ordering::Relaxed);
+        let Ok((mut inner, timed_out)) = outcome else { return Err(broken()) };
+        if timed_out.timed_out() && inner.last_rescan.elapsed() >= RESCAN {
+            inner.last_rescan = Instant::now();
+            inner.machine.rescan();
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> Result<MutexGuard<'_, Inner>, Error> {
+        self.inner.lock().map_err(|_| broken())
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(u64::try_from(self.started.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+}
+
+impl Inner {
+    /// Step the machine once and answer what it asks its clients.
+    fn drive(&mut self, now: Nanos) -> Next {
+        let next = self.machine.step(now, BUDGET);
+        if self.answer_messages() { Next::Now } else { next }
+    }
+}
+
+/// Wait a little without sleeping.
+fn awake(turn: Turn) {
+    match turn {
+        Turn::Spin => std::hint::spin_loop(),
+        Turn::Yield | Turn::Sleep(_) => std::thread::yield_now(),
+    }
+}
+
+/// A device panicked under the lock.
+fn broken() -> Error {
+    Error::DeviceGone { cause: GoneCause::Stopped }
+}

@@ -1,0 +1,180 @@
+//! The command line.
+
+use std::{path::PathBuf, time::Duration};
+
+use clap::{Args, Parser, Subcommand};
+use nicforge_engine::EventLoopKind;
+
+use crate::{demo, failure::Failure, run, serve, stat};
+
+/// Build, serve and drive kernel-bypass NICs without owning one.
+#[derive(Debug, Parser)]
+#[command(name = "nicforge", version, about, after_help = EXIT_CODES)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+const EXIT_CODES: &str = "Exit codes: 0 done; 1 the result is bad; 2 the command line or a machine file is wrong; 3 something \
+around it failed (a socket is taken, a server is gone); 130 ended by Ctrl-C; `run` ends with the code of the first \
+program that failed. Set NICFORGE_LOG=debug for a log on standard error.";
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Serve a machine's devices on UNIX sockets until Ctrl-C.
+    Serve(ServeArguments),
+    /// Serve a machine and run a program on each of its nodes.
+    Run(RunArguments),
+    /// Show what a served machine is doing.
+    Stat(StatArguments),
+    /// Reset a node of a served machine, whatever its programs did.
+    Reset(ResetArguments),
+    /// Stream a file through an emulated Blue Gene tree network and back, and check what comes back.
+    Demo(DemoArguments),
+}
+
+/// Where and how to serve.
+#[derive(Clone, Debug, Args)]
+pub struct ServeOptions {
+    /// Directory for the sockets [default: one named after the machine, in $XDG_RUNTIME_DIR/nicforge or the temporary
+    /// directory].
+    #[arg(long, value_name = "DIR")]
+    pub dir: Option<PathBuf>,
+    /// How the engine waits for sockets.
+    #[arg(long, value_enum, default_value_t = EventLoop::Auto)]
+    pub event_loop: EventLoop,
+}
+
+/// The engine's event loop.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum EventLoop {
+    /// io_uring where the kernel and the container allow it, else epoll.
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// epoll.
+    Epoll,
+}
+
+impl From<EventLoop> for EventLoopKind {
+    fn from(kind: EventLoop) -> Self {
+        match kind {
+            EventLoop::Auto => Self::Auto,
+            EventLoop::IoUring => Self::IoUring,
+            EventLoop::Epoll => Self::Epoll,
+        }
+    }
+}
+
+#[derive(Debug, Args)]
+struct ServeArguments {
+    /// The machine file (TOML), for example machines/pset.toml.
+    machine: PathBuf,
+    #[command(flatten)]
+    options: ServeOptions,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = run::HELP)]
+struct RunArguments {
+    /// The machine file (TOML), for example machines/pset.toml.
+    machine: PathBuf,
+    #[command(flatten)]
+    options: ServeOptions,
+    /// Start a program for each core instead of one for each node.
+    #[arg(long)]
+    per_core: bool,
+    /// The programs; see below.
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAMS")]
+    programs: Vec<String>,
+}
+
+/// Which served machine.
+#[derive(Debug, Args)]
+struct Served {
+    /// The directory it is served in, or its name.
+    #[arg(value_name = "DIR|NAME")]
+    directory: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct StatArguments {
+    #[command(flatten)]
+    served: Served,
+    /// Again every so many seconds, with rates, until Ctrl-C.
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    every: Option<Duration>,
+    /// One JSON object a line.
+    #[arg(long)]
+    json: bool,
+    /// Show each attachment, not just the nodes.
+    #[arg(long)]
+    attachments: bool,
+}
+
+#[derive(Debug, Args)]
+struct ResetArguments {
+    #[command(flatten)]
+    served: Served,
+    /// The node, for example cn1.
+    node: String,
+}
+
+#[derive(Debug, Args)]
+struct DemoArguments {
+    /// The file to stream [default: 256 MB of the toolchain's or the system's libraries].
+    file: Option<PathBuf>,
+    /// Bytes in a message.
+    #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=64 << 20))]
+    message: u32,
+    /// Use FCNP's interrupt mode instead of polling on the I/O node.
+    #[arg(long)]
+    interrupts: bool,
+    /// Packets in each FIFO of the machine.
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    fifo_depth: u32,
+    /// Print the result as JSON.
+    #[arg(long)]
+    json: bool,
+    /// Which part of the demonstration this process is; used by the demonstration itself.
+    #[arg(long, hide = true, value_enum)]
+    part: Option<demo::Part>,
+    #[command(flatten)]
+    options: ServeOptions,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| format!("{text} is no number of seconds"))?;
+    if (0.05..=86_400.0).contains(&seconds) {
+        Ok(Duration::from_secs_f64(seconds))
+    } else {
+        Err("0.05 to 86400 seconds are possible".into())
+    }
+}
+
+/// Parse the command line and do what it says. Gives the exit code.
+pub fn main() -> Result<u8, Failure> {
+    let cli = Cli::parse();
+    let filter = tracing_subscriber::EnvFilter::try_from_env("NICFORGE_LOG")
+        .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    match cli.command {
+        Command::Serve(arguments) => serve::main(&arguments.machine, &arguments.options),
+        Command::Run(arguments) => {
+            run::main(&arguments.machine, &arguments.options, arguments.per_core, &arguments.programs)
+        }
+        Command::Stat(arguments) => {
+            stat::main(&arguments.served.directory, arguments.every, arguments.json, arguments.attachments)
+        }
+        Command::Reset(arguments) => stat::reset(&arguments.served.directory, &arguments.node),
+        Command::Demo(arguments) => demo::main(&demo::Options {
+            file: arguments.file,
+            message: arguments.message as usize,
+            interrupts: arguments.interrupts,
+            fifo_depth: arguments.fifo_depth,
+            json: arguments.json,
+            part: arguments.part,
+            serve: arguments.options,
+        }),
+    }
+}

@@ -1,0 +1,62 @@
+//! A compute node of the demonstration: a thread a core.
+
+use std::path::Path;
+
+use nicforge_driver::{Device, environment};
+use nicforge_fcnp::{ComputeCore, Config};
+use sha2::{Digest, Sha256};
+
+use super::{
+    Plan, ROUND_TRIP_BYTES, ROUND_TRIPS,
+    report::{Message, View},
+};
+use crate::failure::{Doing, Failure};
+
+pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
+    let sockets = environment::sockets(environment::SOCKET).doing(|| "started by hand?".into())?;
+    std::thread::scope(|scope| {
+        let cores: Vec<_> = sockets
+            .iter()
+            .take(plan.cores as usize)
+            .enumerate()
+            .map(|(core, socket)| scope.spawn(move || run(plan, socket, core == 0)))
+            .collect();
+        // All are waited for, so that a failure of one does not hide another's.
+        let results: Vec<_> = cores.into_iter().map(|core| core.join()).collect();
+        results.into_iter().try_for_each(|result| {
+            result.unwrap_or_else(|_| Err(Failure::environment("a core's thread failed")))
+        })
+    })?;
+    Ok(0)
+}
+
+/// One core: answer round trips if it is the node's first, then change the stream and send it back.
+fn run(plan: &Plan, socket: &Path, first: bool) -> Result<(), Failure> {
+    let device = Device::open_vfio_user(socket, Default::default()).doing(|| socket.display().to_string())?;
+    let core = ComputeCore::open(device, Config::default()).doing(|| "opening FCNP".into())?;
+    let rank = core.rank();
+    if first {
+        let mut message = [0; ROUND_TRIP_BYTES];
+        for _ in 0..ROUND_TRIPS {
+            core.read(&mut message).doing(|| "a round trip".into())?;
+            core.write(&message).doing(|| "a round trip".into())?;
+        }
+    }
+    let change = Plan::change(rank);
+    let (mut bytes, mut digest) = (0, Sha256::new());
+    let mut buffer = vec![0; plan.message];
+    loop {
+        let length = core.read(&mut buffer).doing(|| "reading".into())?;
+        if length == 0 {
+            break;
+        }
+        digest.update(&buffer[..length]);
+        bytes += length as u64;
+        for byte in &mut buffer[..length] {
+            *byte = byte.wrapping_add(change);
+        }
+        core.write(&buffer[..length]).doing(|| "writing".into())?;
+    }
+    Message::Digest { rank, view: View::Received, bytes, digest: super::hexadecimal(&digest.finalize()) }.say();
+    Ok(())
+}

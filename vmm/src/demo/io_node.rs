@@ -1,0 +1,128 @@
+//! The I/O node of the demonstration: one thread sends, one receives.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Device, environment};
+use nicforge_fcnp::{Config, IoNode, Mode};
+use sha2::{Digest, Sha256};
+
+use super::{
+    Plan, ROUND_TRIP_BYTES, ROUND_TRIPS,
+    data::Data,
+    report::{Message, View},
+};
+use crate::failure::{Doing, Failure};
+
+/// How often the parent hears of progress.
+const PROGRESS: Duration = Duration::from_millis(100);
+
+pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
+    let sockets = environment::sockets(environment::SOCKET).doing(|| "started by hand?".into())?;
+    let Some(socket) = sockets.first() else { return Err(Failure::environment("no socket was given")) };
+    let device = Device::open_vfio_user(socket, Default::default()).doing(|| socket.display().to_string())?;
+    let mode = if plan.interrupts { Mode::Interrupt } else { Mode::Polling };
+    let node = IoNode::open(device, Config { mode, ..Config::default() }).doing(|| "opening FCNP".into())?;
+    measure_latency(&node)?;
+    let start = Instant::now();
+    let bytes = std::thread::scope(|scope| {
+        let sender = scope.spawn(|| send(&node, plan, data));
+        let received = receive(&node, plan, data.bytes());
+        let sent = sender.join().unwrap_or_else(|_| Err(Failure::environment("the sending thread failed")));
+        sent.and(received)
+    })?;
+    let nanoseconds = start.elapsed().as_nanos() as u64;
+    Message::Streamed { bytes, nanoseconds }.say();
+    Ok(0)
+}
+
+/// Small messages to and fro with each node's first core, before anything else is on the network.
+fn measure_latency(node: &IoNode) -> Result<(), Failure> {
+    for compute_node in 0..super::COMPUTE_NODES {
+        let rank = compute_node * 4;
+        let mut times = Vec::with_capacity(ROUND_TRIPS as usize);
+        let mut message = [0; ROUND_TRIP_BYTES];
+        for _ in 0..ROUND_TRIPS {
+            let start = Instant::now();
+            node.write(rank, &message).doing(|| format!("to core {rank}"))?;
+            node.read(rank, &mut message).doing(|| format!("from core {rank}"))?;
+            times.push(start.elapsed());
+        }
+        times.sort();
+        let half_round_trip_ns = times[times.len() / 2].as_nanos() as u64 / 2;
+        Message::Latency { rank, half_round_trip_ns }.say();
+    }
+    Ok(())
+}
+
+/// Each message to the next core in turn; an empty one ends a core's stream.
+fn send(node: &IoNode, plan: &Plan, data: &Data) -> Result<(), Failure> {
+    let ranks = plan.ranks();
+    let mut digests = Digests::new(&ranks);
+    let mut reader = data.reader();
+    let mut buffer = vec![0; plan.message];
+    for &rank in ranks.iter().cycle() {
+        let length = reader.fill(&mut buffer)?;
+        if length == 0 {
+            break;
+        }
+        digests.add(rank, &buffer[..length]);
+        node.write(rank, &buffer[..length]).doing(|| format!("to core {rank}"))?;
+    }
+    for &rank in &ranks {
+        node.write(rank, &[]).doing(|| format!("ending core {rank}'s stream"))?;
+    }
+    digests.say(View::Sent);
+    Ok(())
+}
+
+/// What comes back, in the order it was sent.
+fn receive(node: &IoNode, plan: &Plan, total: u64) -> Result<u64, Failure> {
+    let ranks = plan.ranks();
+    let mut digests = Digests::new(&ranks);
+    let mut buffer = vec![0; plan.message];
+    let mut bytes = 0;
+    let mut last = Instant::now();
+    for &rank in ranks.iter().cycle() {
+        if bytes >= total {
+            break;
+        }
+        let length = node.read(rank, &mut buffer).doing(|| format!("from core {rank}"))?;
+        let change = Plan::change(rank);
+        for byte in &mut buffer[..length] {
+            *byte = byte.wrapping_sub(change);
+        }
+        digests.add(rank, &buffer[..length]);
+        bytes += length as u64;
+        if last.elapsed() >= PROGRESS {
+            last = Instant::now();
+            Message::Progress { bytes }.say();
+        }
+    }
+    digests.say(View::Returned);
+    Ok(bytes)
+}
+
+/// A digest a core.
+struct Digests(BTreeMap<u32, (u64, Sha256)>);
+
+impl Digests {
+    fn new(ranks: &[u32]) -> Self {
+        Self(ranks.iter().map(|&rank| (rank, (0, Sha256::new()))).collect())
+    }
+
+    fn add(&mut self, rank: u32, data: &[u8]) {
+        if let Some((bytes, digest)) = self.0.get_mut(&rank) {
+            *bytes += data.len() as u64;
+            digest.update(data);
+        }
+    }
+
+    fn say(self, view: View) {
+        for (rank, (bytes, digest)) in self.0 {
+            Message::Digest { rank, view, bytes, digest: super::hexadecimal(&digest.finalize()) }.say();
+        }
+    }
+}

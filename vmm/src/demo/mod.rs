@@ -1,0 +1,203 @@
+//! `nicforge demo`: real data through an emulated Blue Gene/P tree network and back.
+//!
+//! The parent serves a pset and starts one process for the I/O node and one for each of four compute nodes. The I/O node
+//! streams the data to the compute cores over FCNP in turn; a core digests what it gets, changes every byte, and streams it
+//! back while the next core is being sent to. Three digests a core must agree: what was sent, what the core got, what came back
+//! with the change undone.
+//!
+//! - `mod.rs`: the parent;
+//! - `data.rs`: which data;
+//! - `io_node.rs`, `compute_node.rs`: the two kinds of child;
+//! - `report.rs`: what children tell the parent, and the table.
+
+mod compute_node;
+mod data;
+mod io_node;
+mod report;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use indicatif::{ProgressBar, ProgressStyle};
+use nicforge_machine::description::Description;
+
+use self::{
+    data::Data,
+    report::{Collected, Message},
+};
+use crate::{
+    cli::ServeOptions,
+    failure::{Doing, EXIT_INTERRUPTED, Failure},
+    processes::{LineSink, Processes, Program, Stream},
+    serve::Served,
+    signals::Signals,
+};
+
+/// Compute nodes of the demonstration's pset.
+const COMPUTE_NODES: u32 = 4;
+/// Round trips measured with each compute node before the streaming.
+const ROUND_TRIPS: u32 = 200;
+/// Bytes in a message of a round trip.
+const ROUND_TRIP_BYTES: usize = 16;
+
+/// Which part a process plays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum Part {
+    /// The I/O node.
+    Io,
+    /// A compute node.
+    Compute,
+}
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The file to stream.
+    pub file: Option<PathBuf>,
+    /// Bytes in a message.
+    pub message: usize,
+    /// Interrupt mode on the I/O node.
+    pub interrupts: bool,
+    /// Packets in each FIFO.
+    pub fifo_depth: u32,
+    /// JSON instead of a table.
+    pub json: bool,
+    /// Set in the children.
+    pub part: Option<Part>,
+    /// Where and how to serve.
+    pub serve: ServeOptions,
+}
+
+/// What parent and children agree on.
+#[derive(Clone, Copy, Debug)]
+struct Plan {
+    /// Compute cores in use on each node.
+    cores: u32,
+    message: usize,
+    interrupts: bool,
+}
+
+impl Plan {
+    /// Four cores a node, as on the machine; two where processors are few, which still need the hand-over between cores.
+    fn new(options: &Options) -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        Self {
+            cores: if processors >= 8 { 4 } else { 2 },
+            message: options.message,
+            interrupts: options.interrupts,
+        }
+    }
+
+    /// Ranks in the pset of the cores in use, in the order they are sent to: each node's first core, then the second.
+    fn ranks(&self) -> Vec<u32> {
+        (0..self.cores).flat_map(|core| (0..COMPUTE_NODES).map(move |node| node * 4 + core)).collect()
+    }
+
+    /// What core `rank` adds to every byte.
+    fn change(rank: u32) -> u8 {
+        rank as u8 + 1
+    }
+}
+
+/// The command, or one of its children.
+pub fn main(options: &Options) -> Result<u8, Failure> {
+    let plan = Plan::new(options);
+    match options.part {
+        Some(Part::Io) => io_node::main(&plan, &Data::choose(options.file.as_deref())?),
+        Some(Part::Compute) => compute_node::main(&plan),
+        None => parent(options, &plan),
+    }
+}
+
+fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
+    let signals = Signals::block().doing(|| "signals".into())?;
+    let data = Data::choose(options.file.as_deref())?;
+    let text = format!(
+        "name = \"demo-{}\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {}\n",
+        std::process::id(),
+        options.fifo_depth
+    );
+    let description =
+        Description::parse(&text, "the demonstration's machine").map_err(|error| Failure::usage(error.to_string()))?;
+    let served = Served::start_description(&description, &options.serve)?;
+    if !options.json {
+        eprintln!(
+            "{}\nthrough a served pset in {} ({}): 1 I/O node, {COMPUTE_NODES} compute nodes of {} cores, FIFOs of {}",
+            data.describe(),
+            served.directory().path().display(),
+            served.event_loop(),
+            plan.cores,
+            options.fifo_depth
+        );
+    }
+    let bar = if options.json { ProgressBar::hidden() } else { ProgressBar::new(data.bytes()) };
+    if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left") {
+        bar.set_style(style);
+    }
+    let collected = Arc::new(Mutex::new(Collected::default()));
+    let mut processes = Processes::start(programs(options, &data, &served)?, &collector(&collected, &bar))?;
+    let code = processes.wait(&signals)?;
+    drop(processes);
+    bar.finish_and_clear();
+    let snapshot = served.snapshot()?;
+    served.stop()?;
+    if code == EXIT_INTERRUPTED {
+        return Err(Failure::interrupted());
+    }
+    if code != 0 {
+        return Err(Failure::result("a part of the demonstration failed; its message is above"));
+    }
+    let collected = std::mem::take(&mut *collected.lock().unwrap_or_else(PoisonError::into_inner));
+    report::print(&collected, &snapshot, plan, options.json)
+}
+
+/// This program again, once a node.
+fn programs(options: &Options, data: &Data, served: &Served) -> Result<Vec<Program>, Failure> {
+    let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+    let mut programs = Vec::new();
+    for node in &served.built().nodes {
+        let part = if node.rank == 0 && node.name.starts_with("io") { "io" } else { "compute" };
+        let mut command = vec![this.display().to_string(), "demo".into(), "--part".into(), part.into()];
+        command.extend(["--message".into(), options.message.to_string()]);
+        if options.interrupts {
+            command.push("--interrupts".into());
+        }
+        if let Some(file) = data.file() {
+            command.extend(["--".into(), file.display().to_string()]);
+        }
+        let sockets: Vec<_> = node
+            .users()
+            .map(|attachment| served.socket(node, attachment).map(|path| path.display().to_string()))
+            .collect::<Result<_, _>>()?;
+        let environment = vec![
+            ("NICFORGE_SOCKET".to_owned(), sockets.join(":")),
+            ("NICFORGE_NODE".to_owned(), node.name.clone()),
+        ];
+        programs.push(Program { name: node.name.clone(), command, environment });
+    }
+    Ok(programs)
+}
+
+/// Takes what children report; other lines of theirs are shown.
+fn collector(collected: &Arc<Mutex<Collected>>, bar: &ProgressBar) -> LineSink {
+    let (collected, bar) = (collected.clone(), bar.clone());
+    Arc::new(move |name, stream, line| {
+        let message = if stream == Stream::Output { Message::parse(line) } else { None };
+        match message {
+            Some(Message::Progress { bytes }) => bar.set_position(bytes),
+            Some(message) => collected.lock().unwrap_or_else(PoisonError::into_inner).add(name, message),
+            None => bar.suspend(|| eprintln!("{name} | {line}")),
+        }
+    })
+}
+
+fn hexadecimal(bytes: &[u8]) -> String {
+    use std::fmt::Write;
+    bytes.iter().fold(String::new(), |mut text, byte| {
+        // Writing to a string can't fail.
+        let _ = write!(text, "{byte:02x}");
+        text
+    })
+}

@@ -1,0 +1,249 @@
+//! What the children tell the parent, a JSON object a line, and what the parent prints at the end.
+
+use std::{collections::BTreeMap, io::Write};
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::{Deserialize, Serialize};
+
+use super::Plan;
+use crate::{
+    failure::{EXIT_RESULT, Failure},
+    stat::Snapshot,
+};
+
+/// Marks a line of a child as meant for the parent.
+const MARK: &str = "@nicforge-demo ";
+
+/// What a child tells.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case", tag = "kind")]
+pub(super) enum Message {
+    /// So much has come back.
+    Progress {
+        /// Bytes so far.
+        bytes: u64,
+    },
+    /// Half the median round trip of a small message with a node's first core, in nanoseconds.
+    Latency {
+        /// The core's rank in the pset.
+        rank: u32,
+        /// Half a round trip.
+        half_round_trip_ns: u64,
+    },
+    /// A digest of all that one core was sent, got or gave back.
+    Digest {
+        /// The core's rank in the pset.
+        rank: u32,
+        /// Whose view.
+        view: View,
+        /// Bytes.
+        bytes: u64,
+        /// SHA-256, in hexadecimal.
+        digest: String,
+    },
+    /// The streaming is over.
+    Streamed {
+        /// Bytes each way.
+        bytes: u64,
+        /// From the first byte sent to the last byte back.
+        nanoseconds: u64,
+    },
+}
+
+/// Whose view of the data a digest is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum View {
+    /// The I/O node's, as it was sent.
+    Sent,
+    /// The core's, as it arrived.
+    Received,
+    /// The I/O node's, as it came back, the change undone.
+    Returned,
+}
+
+impl Message {
+    /// A line for the parent.
+    pub(super) fn say(&self) {
+        if let Ok(json) = serde_json::to_string(self) {
+            // A parent that is gone ends this process soon by other means.
+            let _ = writeln!(std::io::stdout(), "{MARK}{json}");
+        }
+    }
+
+    /// A message, if the line is one.
+    pub(super) fn parse(line: &str) -> Option<Self> {
+        serde_json::from_str(line.strip_prefix(MARK)?).ok()
+    }
+}
+
+/// All that was told.
+#[derive(Debug, Default)]
+pub(super) struct Collected {
+    digests: BTreeMap<u32, BTreeMap<View, (u64, String)>>,
+    latencies: BTreeMap<u32, u64>,
+    streamed: Option<(u64, u64)>,
+}
+
+impl Collected {
+    pub(super) fn add(&mut self, _node: &str, message: Message) {
+        match message {
+            Message::Progress { .. } => {}
+            Message::Latency { rank, half_round_trip_ns } => {
+                self.latencies.insert(rank, half_round_trip_ns);
+            }
+            Message::Digest { rank, view, bytes, digest } => {
+                self.digests.entry(rank).or_default().insert(view, (bytes, digest));
+            }
+            Message::Streamed { bytes, nanoseconds } => self.streamed = Some((bytes, nanoseconds)),
+        }
+    }
+
+    /// Ranks whose three digests do not agree.
+    fn wrong(&self, plan: &Plan) -> Vec<u32> {
+        let agree = |rank: &u32| {
+            self.digests.get(rank).is_some_and(|views| {
+                views.len() == 3 && views.values().all(|view| Some(view) == views.values().next())
+            })
+        };
+        plan.ranks().into_iter().filter(|rank| !agree(rank)).collect()
+    }
+}
+
+/// One node's row.
+#[derive(Debug, Serialize)]
+struct Row {
+    node: String,
+    bytes: u64,
+    gbit_s: f64,
+    half_round_trip_us: Option<f64>,
+    packets_sent: u64,
+    packets_received: u64,
+    stalls: u64,
+    interrupts: u64,
+}
+
+/// Print the result. The exit code says whether all digests agree.
+pub(super) fn print(
+    collected: &Collected,
+    snapshot: &Snapshot,
+    plan: &Plan,
+    json: bool,
+) -> Result<u8, Failure> {
+    let Some((bytes, nanoseconds)) = collected.streamed else {
+        return Err(Failure::result("the I/O node did not say how long the streaming took"));
+    };
+    let seconds = (nanoseconds as f64 / 1e9).max(1e-9);
+    let wrong = collected.wrong(plan);
+    let rows: Vec<Row> = snapshot.nodes.iter().map(|node| row(collected, node, seconds)).collect();
+    let total = bytes as f64 * 8.0 / seconds / 1e9;
+    if json {
+        let report = serde_json::json!({
+            "demo": { "bytes": bytes, "seconds": seconds, "gbit_s_each_way": total, "message": plan.message,
+                "digests_agree": wrong.is_empty() },
+            "nodes": rows,
+        });
+        println!("{report}");
+    } else {
+        println!("{}", table(&rows));
+        println!(
+            "{:.1} MB out and back in {seconds:.2} s: {total:.2} Gb/s in each direction at once, {}-byte messages",
+            bytes as f64 / 1e6,
+            plan.message
+        );
+        match wrong.as_slice() {
+            [] => println!("every digest agrees: what was sent, what each core received, what came back"),
+            ranks => println!("DIGESTS DIFFER for the cores of rank {ranks:?}"),
+        }
+    }
+    Ok(if wrong.is_empty() { 0 } else { EXIT_RESULT })
+}
+
+fn row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f64) -> Row {
+    let is_io = node.role == "io";
+    let ranks: Vec<u32> = if is_io { Vec::new() } else { (0..4).map(|core| node.rank * 4 + core).collect() };
+    let bytes: u64 = collected
+        .digests
+        .iter()
+        .filter(|(rank, _)| is_io || ranks.contains(rank))
+        .filter_map(|(_, views)| views.get(&View::Received).map(|(bytes, _)| bytes))
+        .sum();
+    Row {
+        node: node.name.clone(),
+        bytes,
+        gbit_s: bytes as f64 * 8.0 / seconds / 1e9,
+        half_round_trip_us: ranks
+            .first()
+            .and_then(|rank| collected.latencies.get(rank))
+            .map(|&nanoseconds| nanoseconds as f64 / 1e3),
+        packets_sent: node.counter("sent"),
+        packets_received: node.counter("received"),
+        stalls: node.counter("stalls"),
+        interrupts: node.attachments.iter().map(|attachment| attachment.interrupts).sum(),
+    }
+}
+
+fn table(rows: &[Row]) -> Table {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_header(vec![
+        "node", "MB each way", "Gb/s each way", "latency us", "sent packets", "received packets", "stalls", "interrupts",
+    ]);
+    for row in rows {
+        table.add_row(vec![
+            row.node.clone(),
+            format!("{:.1}", row.bytes as f64 / 1e6),
+            format!("{:.2}", row.gbit_s),
+            row.half_round_trip_us.map_or_else(|| "-".into(), |latency| format!("{latency:.1}")),
+            row.packets_sent.to_string(),
+            row.packets_received.to_string(),
+            row.stalls.to_string(),
+            row.interrupts.to_string(),
+        ]);
+    }
+    for column in 1..8 {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    table
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PLAN: Plan = Plan { cores: 1, message: 1, interrupts: false };
+
+    fn digest(rank: u32, view: View, digest: &str) -> Message {
+        Message::Digest { rank, view, bytes: 1, digest: digest.into() }
+    }
+
+    fn all(rank: u32, returned: &str) -> [Message; 3] {
+        [digest(rank, View::Sent, "a"), digest(rank, View::Received, "a"), digest(rank, View::Returned, returned)]
+    }
+
+    #[test]
+    fn digests_that_agree_for_all_ranks_are_right() {
+        let mut collected = Collected::default();
+        for rank in PLAN.ranks() {
+            all(rank, "a").into_iter().for_each(|message| collected.add("", message));
+        }
+        assert!(collected.wrong(&PLAN).is_empty());
+    }
+
+    #[test]
+    fn a_digest_that_differs_or_is_missing_is_wrong() {
+        let mut collected = Collected::default();
+        all(0, "b").into_iter().for_each(|message| collected.add("", message));
+        all(4, "a").into_iter().take(2).for_each(|message| collected.add("", message));
+        assert_eq!(collected.wrong(&PLAN), PLAN.ranks());
+    }
+
+    #[test]
+    fn a_message_survives_its_line() {
+        let line = format!("{MARK}{}", serde_json::to_string(&Message::Progress { bytes: 7 }).unwrap());
+        assert!(matches!(Message::parse(&line), Some(Message::Progress { bytes: 7 })));
+        assert!(Message::parse("something else").is_none());
+    }
+}

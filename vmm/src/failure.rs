@@ -1,0 +1,69 @@
+//! How a command fails: a message for a person and an exit code for a script.
+
+use std::process::ExitCode;
+
+use thiserror::Error;
+
+/// The work was done and the result is bad (digests differ, a program failed).
+pub const EXIT_RESULT: u8 = 1;
+/// The command line or a machine file is wrong. (clap uses the same.)
+pub const EXIT_USAGE: u8 = 2;
+/// Something around it failed: a socket is taken, a process can't be started, a server is gone.
+pub const EXIT_ENVIRONMENT: u8 = 3;
+/// Ended by Ctrl-C or SIGTERM, as shells count it (128 + SIGINT).
+pub const EXIT_INTERRUPTED: u8 = 130;
+
+/// Why a command ended early.
+#[derive(Debug, Error)]
+#[error("{message}")]
+pub struct Failure {
+    /// What happened and what to do.
+    pub message: String,
+    /// The process's exit code.
+    pub code: u8,
+}
+
+impl Failure {
+    /// The command line or a file that the user wrote is wrong.
+    pub fn usage(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: EXIT_USAGE }
+    }
+
+    /// The surroundings failed.
+    pub fn environment(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: EXIT_ENVIRONMENT }
+    }
+
+    /// The result is bad.
+    pub fn result(message: impl Into<String>) -> Self {
+        Self { message: message.into(), code: EXIT_RESULT }
+    }
+
+    /// Ended by the user.
+    pub fn interrupted() -> Self {
+        Self { message: "interrupted".into(), code: EXIT_INTERRUPTED }
+    }
+}
+
+/// The exit code of a command, after its failure was written to standard error.
+pub fn report(result: Result<u8, Failure>) -> ExitCode {
+    match result {
+        Ok(code) => ExitCode::from(code),
+        Err(failure) => {
+            eprintln!("nicforge: {failure}");
+            ExitCode::from(failure.code)
+        }
+    }
+}
+
+/// Attach what was being done to an error.
+pub trait Doing<T> {
+    /// A failure of the surroundings: "`what`: error".
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
+}
+
+impl<T, E: std::fmt::Display> Doing<T> for Result<T, E> {
+    fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure> {
+        self.map_err(|error| Failure::environment(format!("{}: {error}", what())))
+    }
+}

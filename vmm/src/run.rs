@@ -1,0 +1,166 @@
+//! `nicforge run`: serve a machine and start programs on its nodes.
+//!
+//! The programs after the options are sections separated by `:`. A section starts with `--ROLE` or `--NODE` (a role or the
+//! name of a node) and says what runs there; a single section without one runs on every node that no other section names.
+
+use std::path::Path;
+
+use nicforge_machine::build::{Built, Node};
+
+use crate::{
+    cli::ServeOptions,
+    failure::Failure,
+    processes::{Processes, Program, prefixing},
+    serve::Served,
+    signals::Signals,
+};
+
+/// Shown below the options.
+pub const HELP: &str = "\
+PROGRAMS
+  PROGRAM [ARGS...]                                   the same on every node
+  --io PROGRAM [ARGS...] : --compute PROGRAM [ARGS...]   by role
+  --cn0 PROGRAM [ARGS...] : PROGRAM [ARGS...]         one node by its name, another program on the rest
+
+Each program finds in its environment:
+  NICFORGE_SOCKET    the sockets of its node's user attachments, separated by ':' (with --per-core: its core's alone)
+  NICFORGE_NODE      its node's name          NICFORGE_ROLE   the node's role: io, compute or device
+  NICFORGE_RANK      its number in that role  NICFORGE_SIZE   how many nodes have the role
+  NICFORGE_CORE      with --per-core, its core
+  NICFORGE_MACHINE   the machine's name       NICFORGE_DIR    the directory of the sockets
+
+A machine's own options come before the programs. The exit code is that of the first program that failed; the others are
+ended then.";
+
+/// One section of the programs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Section {
+    /// A role or a node; `None` for "every other node".
+    target: Option<String>,
+    command: Vec<String>,
+}
+
+/// The command.
+pub fn main(machine: &Path, options: &ServeOptions, per_core: bool, programs: &[String]) -> Result<u8, Failure> {
+    let sections = parse(programs)?;
+    let signals = Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?;
+    let served = Served::start(machine, options)?;
+    let programs = assign(&sections, served.built(), &served, per_core)?;
+    let width = programs.iter().map(|program| program.name.len()).max().unwrap_or(0);
+    let mut processes = Processes::start(programs, &prefixing(width))?;
+    let code = processes.wait(&signals)?;
+    drop(processes);
+    served.stop()?;
+    Ok(code)
+}
+
+fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
+    let mut sections = Vec::new();
+    for part in arguments.split(|argument| argument == ":") {
+        let (target, command) = match part.split_first() {
+            Some((first, rest)) if first.len() > 2 && first.starts_with("--") => (Some(first[2..].to_owned()), rest),
+            _ => (None, part),
+        };
+        if command.is_empty() {
+            let place = target.map_or_else(|| "a section".to_owned(), |target| format!("--{target}"));
+            return Err(Failure::usage(format!("{place} has no program; see `nicforge run --help`")));
+        }
+        if sections.iter().any(|section: &Section| section.target == target) {
+            let which = target.map_or_else(|| "the other nodes".to_owned(), |target| format!("--{target}"));
+            return Err(Failure::usage(format!("there are two programs for {which}")));
+        }
+        sections.push(Section { target, command: command.to_vec() });
+    }
+    Ok(sections)
+}
+
+/// The section for a node: by its name, by its role, or the one for the rest.
+fn section<'a>(sections: &'a [Section], node: &Node) -> Option<&'a Section> {
+    let by = |name: Option<&str>| sections.iter().find(|section| section.target.as_deref() == name);
+    by(Some(&node.name)).or_else(|| by(Some(node.role.name()))).or_else(|| by(None))
+}
+
+fn assign(
+    sections: &[Section],
+    built: &Built,
+    served: &Served,
+    per_core: bool,
+) -> Result<Vec<Program>, Failure> {
+    for target in sections.iter().filter_map(|section| section.target.as_deref()) {
+        if !built.nodes.iter().any(|node| node.name == target || node.role.name() == target) {
+            let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
+            return Err(Failure::usage(format!(
+                "--{target} is no role (io, compute, device) of this machine and no node; its nodes are {}",
+                names.join(", ")
+            )));
+        }
+    }
+    let mut programs = Vec::new();
+    for node in &built.nodes {
+        let Some(section) = section(sections, node) else { continue };
+        let sockets: Vec<String> = node
+            .users()
+            .map(|attachment| served.socket(node, attachment).map(|path| path.display().to_string()))
+            .collect::<Result<_, _>>()?;
+        let size = built.nodes.iter().filter(|other| other.role == node.role).count();
+        let environment = |sockets: &str| {
+            vec![
+                ("NICFORGE_SOCKET".to_owned(), sockets.to_owned()),
+                ("NICFORGE_NODE".to_owned(), node.name.clone()),
+                ("NICFORGE_ROLE".to_owned(), node.role.name().to_owned()),
+                ("NICFORGE_RANK".to_owned(), node.rank.to_string()),
+                ("NICFORGE_SIZE".to_owned(), size.to_string()),
+                ("NICFORGE_MACHINE".to_owned(), built.name.clone()),
+                ("NICFORGE_DIR".to_owned(), served.directory().path().display().to_string()),
+            ]
+        };
+        if per_core {
+            for (core, socket) in sockets.iter().enumerate() {
+                let mut variables = environment(socket);
+                variables.push(("NICFORGE_CORE".to_owned(), core.to_string()));
+                let name = format!("{}.{core}", node.name);
+                programs.push(Program { name, command: section.command.clone(), environment: variables });
+            }
+        } else {
+            let variables = environment(&sockets.join(":"));
+            programs.push(Program {
+                name: node.name.clone(),
+                command: section.command.clone(),
+                environment: variables,
+            });
+        }
+    }
+    Ok(programs)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(text: &str) -> Vec<String> {
+        text.split_whitespace().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn one_program_for_all_is_one_section() {
+        let sections = parse(&words("./program -v --fast x")).unwrap();
+        assert_eq!(sections, [Section { target: None, command: words("./program -v --fast x") }]);
+    }
+
+    #[test]
+    fn roles_are_split_at_colons() {
+        let sections = parse(&words("--io a 1 : --compute b --two")).unwrap();
+        assert_eq!(sections[0], Section { target: Some("io".into()), command: words("a 1") });
+        assert_eq!(sections[1], Section { target: Some("compute".into()), command: words("b --two") });
+    }
+
+    #[test]
+    fn a_section_without_a_program_is_refused() {
+        assert_eq!(parse(&words("--io : b")).unwrap_err().code, crate::failure::EXIT_USAGE);
+    }
+
+    #[test]
+    fn two_programs_for_one_role_are_refused() {
+        assert!(parse(&words("--io a : --io b")).unwrap_err().message.contains("two programs for --io"));
+    }
+}

@@ -1,0 +1,248 @@
+//! `nicforge stat` and `nicforge reset`: ask a served machine over its control socket.
+
+use std::{
+    io::IsTerminal,
+    path::Path,
+    time::{Duration, Instant},
+};
+
+use comfy_table::{CellAlignment, Table, presets};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    control::{Request, Response, ask},
+    directory::Directory,
+    failure::{Doing, Failure},
+    signals::Signals,
+};
+
+/// What a machine is doing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Snapshot {
+    /// The machine's name.
+    pub machine: String,
+    /// Milliseconds since it was started.
+    pub uptime_ms: u64,
+    /// How the engine waits: `io_uring` or `epoll`.
+    pub event_loop: String,
+    /// Nodes whose memory the engine looks at all the time just now.
+    pub awake: usize,
+    /// Its nodes.
+    pub nodes: Vec<NodeSnapshot>,
+}
+
+/// What a node is doing.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct NodeSnapshot {
+    /// Name.
+    pub name: String,
+    /// Role.
+    pub role: String,
+    /// Number in its role.
+    pub rank: u32,
+    /// What the device counts, in its order.
+    pub counters: Vec<(String, u64)>,
+    /// Its attachments.
+    pub attachments: Vec<AttachmentSnapshot>,
+}
+
+impl NodeSnapshot {
+    /// The sum of the device's counters whose name is `name` or starts with `name` and `_`.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counters
+            .iter()
+            .filter(|(counter, _)| {
+                counter.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
+            })
+            .map(|(_, value)| value)
+            .sum()
+    }
+}
+
+/// What an attachment is doing.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct AttachmentSnapshot {
+    /// Name.
+    pub name: String,
+    /// The client's process, if there is one.
+    pub pid: Option<i32>,
+    /// Trapped reads and writes.
+    pub trapped: u64,
+    /// Records out of posted-write rings.
+    pub posted: u64,
+    /// Writes that had to wait.
+    pub stalls: u64,
+    /// Interrupts raised.
+    pub interrupts: u64,
+    /// DMA that failed and records that made no sense.
+    pub errors: u64,
+}
+
+/// `nicforge stat`.
+pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
+    let directory = find(directory)?;
+    let signals = Signals::block().doing(|| "signals".into())?;
+    let mut last: Option<(Instant, Snapshot)> = None;
+    loop {
+        let snapshot = match ask(&directory, &Request::Stat)? {
+            Response::Stat(snapshot) => snapshot,
+            other => return Err(unexpected(&other)),
+        };
+        let now = Instant::now();
+        if json {
+            println!("{}", serde_json::to_string(&snapshot).doing(|| "the answer".into())?);
+        } else {
+            if every.is_some() && std::io::stdout().is_terminal() {
+                print!("\x1b[2J\x1b[H");
+            }
+            let since = last.as_ref().map(|(time, old)| (now.duration_since(*time), old));
+            println!("{}", render(&snapshot, since, attachments));
+        }
+        let Some(every) = every else { return Ok(0) };
+        last = Some((now, snapshot));
+        let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
+        let timeout = PollTimeout::try_from(every).unwrap_or(PollTimeout::MAX);
+        if poll(&mut fds, timeout).is_ok_and(|ready| ready > 0) && signals.take().is_some() {
+            return Ok(0);
+        }
+    }
+}
+
+/// `nicforge reset`.
+pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
+    match ask(&find(directory)?, &Request::Reset { node: node.to_owned() })? {
+        Response::Done => Ok(0),
+        Response::Refused { message } => Err(Failure::usage(message)),
+        other => Err(unexpected(&other)),
+    }
+}
+
+/// A directory, or the name of a machine in its usual place.
+fn find(given: &Path) -> Result<Directory, Failure> {
+    if given.is_dir() {
+        return Directory::open(given);
+    }
+    match given.to_str() {
+        Some(name) if !name.contains('/') => Directory::open(&Directory::default_for(name)),
+        _ => Directory::open(given),
+    }
+}
+
+fn unexpected(response: &Response) -> Failure {
+    match response {
+        Response::Refused { message } => Failure::environment(message.clone()),
+        _ => Failure::environment("the server gave an answer that does not fit; is it another version?"),
+    }
+}
+
+/// Columns of the node table: title, and the device counters they sum up.
+const COLUMNS: [(&str, &str); 7] = [
+    ("send fill", "send_fill"),
+    ("recv fill", "recv_fill"),
+    ("sent", "sent"),
+    ("received", "received"),
+    ("forwarded", "forwarded"),
+    ("stalls", "stalls"),
+    ("errors", "errors"),
+];
+
+fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments: bool) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    let mut header = vec!["node".to_owned(), "clients".to_owned()];
+    header.extend(COLUMNS.iter().map(|(title, _)| (*title).to_owned()));
+    header.extend(["interrupts".to_owned(), "posted".to_owned(), "trapped".to_owned()]);
+    if since.is_some() {
+        header.push("packets/s".to_owned());
+    }
+    let columns = header.len();
+    table.set_header(header);
+    for (index, node) in snapshot.nodes.iter().enumerate() {
+        let clients = node.attachments.iter().filter(|attachment| attachment.pid.is_some()).count();
+        let sum = |f: fn(&AttachmentSnapshot) -> u64| node.attachments.iter().map(f).sum::<u64>();
+        let mut row = vec![
+            node.name.clone(),
+            format!("{clients}/{}", node.attachments.len()),
+        ];
+        row.extend(COLUMNS.iter().map(|(_, counter)| node.counter(counter).to_string()));
+        row.push(sum(|attachment| attachment.interrupts).to_string());
+        row.push(sum(|attachment| attachment.posted).to_string());
+        row.push(sum(|attachment| attachment.trapped).to_string());
+        if let Some((time, old)) = since {
+            let before = old.nodes.get(index).map_or(0, packets);
+            let rate = packets(node).saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
+            row.push(format!("{rate:.0}"));
+        }
+        table.add_row(row);
+        if attachments {
+            for attachment in &node.attachments {
+                let mut row = vec![
+                    format!("  {}", attachment.name),
+                    attachment.pid.map_or_else(|| "-".into(), |pid| format!("pid {pid}")),
+                ];
+                row.extend(COLUMNS.iter().map(|(title, _)| match *title {
+                    "stalls" => attachment.stalls.to_string(),
+                    "errors" => attachment.errors.to_string(),
+                    _ => String::new(),
+                }));
+                row.push(attachment.interrupts.to_string());
+                row.push(attachment.posted.to_string());
+                row.push(attachment.trapped.to_string());
+                table.add_row(row);
+            }
+        }
+    }
+    for column in 2..columns {
+        if let Some(column) = table.column_mut(column) {
+            column.set_cell_alignment(CellAlignment::Right);
+        }
+    }
+    format!(
+        "{} ({}), up {:.1} s, {} of {} nodes awake\n{table}",
+        snapshot.machine,
+        snapshot.event_loop,
+        snapshot.uptime_ms as f64 / 1e3,
+        snapshot.awake,
+        snapshot.nodes.len()
+    )
+}
+
+fn packets(node: &NodeSnapshot) -> u64 {
+    node.counter("sent") + node.counter("received")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn snapshot() -> Snapshot {
+        Snapshot {
+            machine: "m".into(),
+            uptime_ms: 1500,
+            event_loop: "epoll".into(),
+            awake: 0,
+            nodes: vec![NodeSnapshot {
+                name: "io0".into(),
+                role: "io".into(),
+                rank: 0,
+                counters: vec![("sent_vc0".into(), 2), ("sent_vc1".into(), 3), ("sentinel".into(), 100)],
+                attachments: vec![AttachmentSnapshot { name: "core0".into(), pid: Some(7), ..Default::default() }],
+            }],
+        }
+    }
+
+    #[test]
+    fn counters_of_all_channels_are_summed_and_others_left_out() {
+        assert_eq!(snapshot().nodes[0].counter("sent"), 5);
+    }
+
+    #[test]
+    fn table_shows_clients_and_rates() {
+        let mut old = snapshot();
+        old.nodes[0].counters[0].1 = 1;
+        let text = render(&snapshot(), Some((Duration::from_millis(500), &old)), true);
+        assert!(text.contains("io0") && text.contains("1/1") && text.contains("pid 7"), "{text}");
+        assert!(text.lines().any(|line| line.contains("io0") && line.trim_end_matches(['│', ' ']).ends_with('2')), "{text}");
+    }
+}
