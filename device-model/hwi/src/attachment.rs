@@ -16,7 +16,8 @@ pub mod control {
     pub const RING_SELECT: u64 = 0x08;
     /// Read: bits 30..0 the cell the engine reads next of the ring selected, bit 31 the phase it expects there.
     pub const RING_STATE: u64 = 0x0c;
-    /// Read: the generation of this attachment, counted up whenever it gets a new tenant or is reset.
+    /// Read: the generation of this attachment, counted up whenever it gets a new tenant or is reset. Answered when all
+    /// records posted before are carried out: reading it is a flush.
     pub const GENERATION: u64 = 0x10;
     /// Read: the attachment's number in its function (its PASID, as PCI would say).
     pub const ATTACHMENT: u64 = 0x14;

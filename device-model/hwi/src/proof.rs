@@ -12,8 +12,8 @@ pub mod slot_fifo {
     pub const WORDS: usize = DATA / 8;
     /// Messages that the queue between the two FIFOs holds.
     pub const QUEUE: usize = 16;
-    /// Clients that can have a FIFO of their own at a time, at most.
-    pub const MAX_ATTACHMENTS: u16 = 16;
+    /// Attachments of the card; each has a FIFO of its own.
+    pub const ATTACHMENTS: u16 = 4;
     /// BAR 0, read: messages that entered the queue so far, from slots and port (64-bit).
     pub const REG_TAKEN: u64 = 0x00;
     /// BAR 0, read: messages waiting in the queue (32-bit).
@@ -35,7 +35,7 @@ pub mod slot_fifo {
     pub const ERROR_POINTER: u32 = 1 << 3;
     /// MSI-X vector: the receive slots were empty, and are not any more.
     pub const VECTOR_RECEIVE: u16 = 0;
-    /// MSI-X vector: an error bit was set that was not set before.
+    /// MSI-X vector: an error bit was set that was not set before. INTx is asserted as long as one is set.
     pub const VECTOR_ERROR: u16 = 1;
     /// Attachment windows (BAR 1): send slots. Slot `i` at `i * SLOT`; its sequence word is `n + 1` when it holds message `n`.
     pub const WIN_SEND: u64 = 0x1_0000;
@@ -61,14 +61,16 @@ pub mod dma_engine {
     pub const REG_STATUS: u64 = 0x10;
     /// BAR 0, read: descriptors done of the last list (32-bit).
     pub const REG_DONE: u64 = 0x14;
-    /// Attachment mirror (BAR 2): starts that ended, well or not (64-bit). Written after the two words behind it.
+    /// Attachment mirror (BAR 2): starts that ended, well or not (64-bit). Written after the two words behind it, and
+    /// after the data that went to mapped memory; data that goes by messages comes before the interrupt, but may come after
+    /// this word.
     pub const MIRROR_ENDED: u64 = 0x1000;
     /// Attachment mirror (BAR 2): [`REG_STATUS`] when the last start ended (32-bit).
     pub const MIRROR_STATUS: u64 = 0x1008;
     /// Attachment mirror (BAR 2): [`REG_DONE`] when the last start ended (32-bit).
     pub const MIRROR_DONE: u64 = 0x100c;
-    /// Clients that can copy at a time, at most.
-    pub const MAX_ATTACHMENTS: u16 = 16;
+    /// Attachments of the card; each copies within its own memory.
+    pub const ATTACHMENTS: u16 = 4;
     /// A list is being worked on.
     pub const STATUS_BUSY: u32 = 1 << 0;
     /// The last list ended with a DMA error; [`REG_DONE`] descriptors were copied.
@@ -108,15 +110,15 @@ pub mod addressed_send {
     pub const ATTACHMENTS: u16 = 4;
     /// The BAR that messages are written to.
     pub const SEND_BAR: u8 = 5;
-    /// BAR 5, posted writes: bits 11..10 of the offset are the target attachment, 9..4 a tag, 3..0 zero. The data, 1 to
+    /// BAR 5, posted writes: bits 13..12 of the offset are the target attachment, 11..6 a tag, 5..0 zero. The data, 1 to
     /// [`MAX_MESSAGE`] bytes, is the message.
-    pub const SEND_TARGET_SHIFT: u32 = 10;
+    pub const SEND_TARGET_SHIFT: u32 = 12;
     /// See [`SEND_TARGET_SHIFT`].
-    pub const SEND_TAG_SHIFT: u32 = 4;
+    pub const SEND_TAG_SHIFT: u32 = 6;
     /// Tags there are.
     pub const TAGS: u64 = 64;
     /// Size of BAR 5.
-    pub const SEND_WINDOW: u64 = 0x1000;
+    pub const SEND_WINDOW: u64 = 0x4000;
     /// Bytes in a message at most.
     pub const MAX_MESSAGE: usize = 48;
     /// Slots of the receive mailbox; also the credits a sender to it finds at first.

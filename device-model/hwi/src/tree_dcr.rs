@@ -153,6 +153,10 @@ pub const ARB_HD00: u64 = 0x14;
 /// Number of these registers.
 pub const ARB_HD_COUNT: u64 = 12;
 
+/// Extended router status (read): bits 31..28 the packet that is first in port 2, 1, 0, the send FIFO of virtual channel 0
+/// has to wait; bits 27..24 the same of channel 1.
+pub const ARB_XSTAT: u64 = 0x1f;
+
 /// FIFO pointers (read): 3 bits each, modulo 8, from bit 28 down in steps of 4: injection payload and header of channel 0, of
 /// channel 1; reception payload and header of channel 0, of channel 1.
 pub const GLOB_FPTR: u64 = 0x40;
@@ -329,8 +333,7 @@ pub mod gi {
 /// begins, `ERROR` when an error bit is set that was not, `PRESENCE` when a presence entry changes, `GLOBAL_INT` when a channel's
 /// sticky interrupt is set.
 pub const REG_INT_ENABLE: u64 = 0x3000;
-/// Conditions that hold now, a bit a vector (BAR 0, 32-bit, read). `PRESENCE` holds from a change until it was raised or
-/// [`REG_INT_ENABLE`] was written.
+/// Conditions that hold now, a bit a vector (BAR 0, 32-bit, read). `PRESENCE` holds from a change until it was raised.
 pub const REG_INT_STATUS: u64 = 0x3004;
 /// Size of these registers in BAR 0.
 pub const REGISTERS: u64 = 0x4000;

@@ -1,0 +1,188 @@
+//! The doors to a machine.
+
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    thread::JoinHandle,
+    time::Duration,
+};
+
+use nicforge_core::{
+    device::{AttachmentId, FunctionId},
+    machine::Machine,
+};
+use nicforge_driver::{Deadline, Device, Error, Options};
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, EventLoopKind, Stop};
+use nicforge_machine::in_process::LocalMachine;
+use tempfile::TempDir;
+
+/// Longer than anything takes that a test waits for, also on a machine that is busy with other things.
+pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// The usual deadline of a wait in a test.
+pub fn soon() -> Deadline {
+    Deadline::after(LIMIT)
+}
+
+/// A machine, and a way to its attachments.
+pub trait Rig: Send + Sync {
+    /// Takes an attachment, by the names of function and attachment. Waits a while for a client that has just left it.
+    ///
+    /// # Panics
+    /// When it can't be had.
+    fn open(&self, function: &str, attachment: &str) -> Device;
+
+    /// As [`Rig::open`], but an attachment that somebody has is an error at once.
+    ///
+    /// # Errors
+    /// What the door says, in words.
+    fn try_open(&self, function: &str, attachment: &str) -> Result<Device, String>;
+
+    /// Does something with the machine itself, as an operator would, and returns when it is done.
+    fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>);
+
+    /// Takes an attachment away from its client.
+    fn evict(&self, function: &str, attachment: &str);
+
+    /// Resets a function, as an operator would.
+    fn reset(&self, function: &str);
+}
+
+/// A function's number.
+fn find(machine: &Machine, function: &str) -> FunctionId {
+    (0..machine.functions())
+        .map(FunctionId)
+        .find(|&id| machine.name(id) == Some(function))
+        .unwrap_or_else(|| panic!("there is no function {function}"))
+}
+
+/// Where the sockets of a served machine are: `function-attachment` in a directory of their own.
+fn socket(directory: &Path, function: &str, attachment: &str) -> PathBuf {
+    directory.join(format!("{function}-{attachment}"))
+}
+
+/// A machine behind sockets, one an attachment, served by a thread of this process. Ends with this.
+pub struct Served {
+    directory: TempDir,
+    handle: EngineHandle,
+    stop: Stop,
+    engine: Option<JoinHandle<()>>,
+    /// The functions' names, by number, each with those of its attachments.
+    names: Vec<(String, Vec<String>)>,
+}
+
+impl Served {
+    /// Serves `machine` by an engine with the event loop given.
+    pub fn new(machine: Machine, event_loop: EventLoopKind) -> Self {
+        let directory = TempDir::new().expect("a directory for sockets");
+        let names: Vec<_> = (0..machine.functions())
+            .map(|number| {
+                let id = FunctionId(number);
+                let attachments = &machine.spec(id).expect("the function is there").attachments;
+                let attachments = attachments.iter().map(|attachment| attachment.name.clone()).collect::<Vec<_>>();
+                (machine.name(id).expect("the function is there").to_owned(), attachments)
+            })
+            .collect();
+        let config = EngineConfig { event_loop, ..EngineConfig::default() };
+        let mut engine = Engine::new(machine, config).expect("an engine");
+        for (number, (function, attachments)) in names.iter().enumerate() {
+            for (who, attachment) in attachments.iter().enumerate() {
+                let path = socket(directory.path(), function, attachment);
+                engine.listen(FunctionId(number as u32), AttachmentId(who as u16), &path).expect("a socket");
+            }
+        }
+        let (handle, stop) = (engine.handle(), Stop::new().expect("an eventfd"));
+        let ours = stop.clone();
+        let thread = std::thread::spawn(move || engine.run(&ours).expect("the engine runs until it is stopped"));
+        Self { directory, handle, stop, engine: Some(thread), names }
+    }
+
+    /// Where the sockets are, for clients of one's own.
+    pub fn socket(&self, function: &str, attachment: &str) -> PathBuf {
+        socket(self.directory.path(), function, attachment)
+    }
+
+    fn function(&self, name: &str) -> FunctionId {
+        let number = self.names.iter().position(|(function, _)| function == name);
+        FunctionId(number.unwrap_or_else(|| panic!("there is no function {name}")) as u32)
+    }
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        self.stop.stop();
+        if let Some(engine) = self.engine.take()
+            && engine.join().is_err()
+            && !std::thread::panicking()
+        {
+            panic!("the engine panicked");
+        }
+    }
+}
+
+impl Rig for Served {
+    fn open(&self, function: &str, attachment: &str) -> Device {
+        // The server notices only after a while that the last client has gone.
+        let deadline = soon();
+        loop {
+            match self.try_open(function, attachment) {
+                Ok(device) => return device,
+                Err(error) => assert!(!deadline.has_passed(), "{function}-{attachment}: {error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn try_open(&self, function: &str, attachment: &str) -> Result<Device, String> {
+        Device::open_vfio_user(self.socket(function, attachment), Options::default()).map_err(|error| error.to_string())
+    }
+
+    fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
+        self.handle.call(LIMIT, move |control| action(control.machine())).expect("the engine answers");
+    }
+
+    fn evict(&self, function: &str, attachment: &str) {
+        let id = self.function(function);
+        let who = self.names[id.0 as usize].1.iter().position(|name| name == attachment);
+        let who = AttachmentId(who.unwrap_or_else(|| panic!("there is no attachment {attachment}")) as u16);
+        assert!(self.handle.evict(id, who, LIMIT).expect("the engine answers"), "the attachment has a client");
+    }
+
+    fn reset(&self, function: &str) {
+        let reset = self.handle.reset_function(self.function(function), LIMIT).expect("the engine answers");
+        reset.expect("the function is there");
+    }
+}
+
+/// A machine in this process.
+pub struct InProcess(Arc<LocalMachine>);
+
+impl InProcess {
+    /// Holds `machine`.
+    pub fn new(machine: Machine) -> Self {
+        Self(LocalMachine::new(machine))
+    }
+}
+
+impl Rig for InProcess {
+    fn open(&self, function: &str, attachment: &str) -> Device {
+        self.try_open(function, attachment).expect("the attachment is free")
+    }
+
+    fn try_open(&self, function: &str, attachment: &str) -> Result<Device, String> {
+        let backing = self.0.open_named(function, attachment).map_err(|error| error.to_string())?;
+        Device::from_backing(backing).map_err(|error: Error| error.to_string())
+    }
+
+    fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
+        self.0.with(action);
+    }
+
+    fn evict(&self, function: &str, attachment: &str) {
+        self.0.evict_named(function, attachment).expect("the attachment has a client");
+    }
+
+    fn reset(&self, function: &str) {
+        self.0.with(|machine| machine.reset_function(find(machine, function))).expect("the function is there");
+    }
+}

@@ -1,0 +1,52 @@
+//! Test bodies of the proof devices, one module a device.
+//!
+//! Each body gets a machine of its own ([`machine`]) behind some door.
+
+pub mod addressed_send;
+pub mod dma_engine;
+pub mod slot_fifo;
+
+use std::sync::mpsc;
+
+use nicforge_core::{
+    device::FunctionId,
+    machine::Machine,
+};
+use nicforge_driver::Device;
+use nicforge_proof::{AddressedSend, DmaEngine, SlotFifo};
+
+use crate::backing::{LIMIT, Rig, soon};
+
+/// A machine with one proof device of each kind: `fifo0`, `dma0` and `send0`, for clients `user0` to `user3` each.
+pub fn machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.add_function("fifo0", Box::new(SlotFifo::new())).unwrap();
+    machine.add_function("dma0", Box::new(DmaEngine::new())).unwrap();
+    machine.add_function("send0", Box::new(AddressedSend::new())).unwrap();
+    machine
+}
+
+/// The functions' numbers in [`machine`].
+const SEND: FunctionId = FunctionId(2);
+
+/// Asks the machine something, as an operator.
+fn ask<R: Send + 'static>(rig: &dyn Rig, question: impl FnOnce(&mut Machine) -> R + Send + 'static) -> R {
+    let (answer, answers) = mpsc::channel();
+    rig.operate(Box::new(move |machine| {
+        // Who does not wait for the answer any more has failed already.
+        let _ = answer.send(question(machine));
+    }));
+    answers.recv_timeout(LIMIT).expect("the operator gets an answer")
+}
+
+/// A device's counter.
+fn counter(rig: &dyn Rig, function: FunctionId, name: &'static str) -> u64 {
+    ask(rig, move |machine| {
+        machine.counters(function).into_iter().find(|counter| counter.name == name).expect("the counter exists").value
+    })
+}
+
+/// Waits until `condition` holds, driving the machine if that is this thread's business.
+fn until(device: &Device, condition: impl FnMut() -> bool) {
+    device.wait_until(soon(), None, condition).expect("the condition comes true");
+}

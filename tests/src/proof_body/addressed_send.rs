@@ -1,0 +1,393 @@
+//! Addressed send.
+
+use std::{cell::RefCell, collections::VecDeque, time::Duration};
+
+use nicforge_core::device::AttachmentId;
+use nicforge_driver::{Device, Error};
+use nicforge_hwi::{attachment::control, posted, proof::addressed_send::*};
+use nicforge_proof_driver::addressed_send::{AddressedSend, Message, address};
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use super::{SEND, ask, counter, until};
+use crate::backing::{Rig, soon};
+
+const CREDITS: u64 = SLOTS;
+/// Cells of a client's ring; a message of at most 48 bytes takes one.
+const RING: u64 = 64;
+/// Offset of the control page in BAR 0: behind 4 KiB of registers.
+const CONTROL: u64 = 0x1000;
+/// Long enough to be sure of a time-out's cause, short enough to wait for it.
+const SHORT: Duration = Duration::from_millis(20);
+
+fn open(rig: &dyn Rig, who: u16) -> (Device, AddressedSend) {
+    let device = rig.open("send0", &format!("user{who}"));
+    let send = AddressedSend::open(&device).unwrap();
+    (device, send)
+}
+
+fn expect(message: &Message, source: u16, tag: u16, data: &[u8]) {
+    assert_eq!((message.source, message.tag, message.data()), (source, tag, data));
+}
+
+/// Uses up the credits of `target`, and sends one message more. Returns when that one is stalled. Data: its number.
+fn stall(rig: &dyn Rig, device: &Device, sender: &mut AddressedSend, target: u16) {
+    let before = counter(rig, SEND, "stalls");
+    for number in 0..=CREDITS {
+        sender.send(target, 0, &[number as u8]).unwrap();
+    }
+    until(device, || counter(rig, SEND, "stalls") == before + 1);
+}
+
+fn malformed(rig: &dyn Rig, who: u16) -> u64 {
+    ask(rig, move |machine| machine.attachment_counters(SEND, AttachmentId(who)).unwrap().malformed_records)
+}
+
+/// Messages arrive where the address says, with the sender that the card knows, also to oneself.
+pub fn every_client_reaches_every_client(rig: &dyn Rig) {
+    let mut clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who).1).collect();
+    for source in 0..ATTACHMENTS {
+        for target in 0..ATTACHMENTS {
+            let (tag, data) = (source * 16 + target, [source as u8, target as u8]);
+
+            clients[usize::from(source)].send(target, tag, &data).unwrap();
+
+            expect(&clients[usize::from(target)].receive(soon(), None).unwrap(), source, tag, &data);
+        }
+    }
+    assert!(clients.iter_mut().all(|client| client.try_receive().unwrap().is_none()));
+}
+
+/// Every length from 1 to the longest.
+pub fn every_length_arrives(rig: &dyn Rig) {
+    let (_device, mut client) = open(rig, 0);
+    let data: Vec<u8> = (1..=MAX_MESSAGE as u8).collect();
+    for length in 1..=MAX_MESSAGE {
+        client.send(0, 63, &data[..length]).unwrap();
+        expect(&client.receive(soon(), None).unwrap(), 0, 63, &data[..length]);
+    }
+    assert!(matches!(client.send(0, 0, &[]), Err(Error::BadLength { .. })));
+    assert!(matches!(client.send(0, 0, &[0; MAX_MESSAGE + 1]), Err(Error::BadLength { .. })));
+    assert!(matches!(client.send(ATTACHMENTS, 0, &[0]), Err(Error::NoSuch { .. })));
+    assert!(matches!(client.send(0, TAGS as u16, &[0]), Err(Error::NoSuch { .. })));
+}
+
+/// A store of another length or to another place is refused and counted, posted or trapped.
+pub fn a_bad_length_or_address_is_refused(rig: &dyn Rig) {
+    let (device, mut client) = open(rig, 0);
+    let other = rig.open("send0", "user1");
+    let window = other.bar(SEND_BAR).unwrap();
+
+    window.posted_write(0, &[0; MAX_MESSAGE + 1]).unwrap();
+    window.posted_write(0, &[0; posted::MAX_DATA]).unwrap();
+    window.posted_write(32, &[1]).unwrap();
+    window.write32(4, 1).unwrap();
+
+    assert_eq!(other.bar(0).unwrap().read64(REG_BAD).unwrap(), 4);
+    assert_eq!(client.try_receive().unwrap(), None);
+    window.write_burst16(0, &[7; 16]).unwrap();
+    until(&device, || client.try_receive().unwrap().is_some_and(|message| message.data() == [7; 16]));
+}
+
+/// Nobody has the target.
+pub fn a_send_to_nobody_is_refused(rig: &dyn Rig) {
+    let (_device, mut client) = open(rig, 0);
+    assert!(client.is_present(0).unwrap() && !client.is_present(2).unwrap());
+
+    client.send(2, 0, &[1]).unwrap();
+
+    assert_eq!(client.stalls_and_refusals().unwrap(), (0, 1));
+}
+
+/// The ninth message waits until the target takes the first, and what is behind it waits too.
+pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
+    let (device, mut sender) = open(rig, 0);
+    let (_target_device, mut target) = open(rig, 1);
+    let (_bystander_device, mut bystander) = open(rig, 2);
+    stall(rig, &device, &mut sender, 1);
+    sender.send(2, 5, &[100]).unwrap();
+    bystander.send(2, 6, &[101]).unwrap();
+
+    expect(&bystander.receive(soon(), None).unwrap(), 2, 6, &[101]);
+    assert_eq!(bystander.try_receive().unwrap(), None);
+    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[0]);
+    expect(&bystander.receive(soon(), None).unwrap(), 0, 5, &[100]);
+
+    for number in 1..=CREDITS {
+        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+    }
+    assert_eq!(sender.stalls_and_refusals().unwrap(), (1, 0));
+}
+
+/// Everything that waits for credits fits the ring; then the ring is full, and nothing of it is lost.
+pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
+    let (device, mut sender) = open(rig, 0);
+    let (_target_device, mut target) = open(rig, 1);
+    let room = CREDITS + RING;
+    for number in 0..room {
+        sender.send(1, 0, &[number as u8]).unwrap();
+    }
+    until(&device, || counter(rig, SEND, "delivered") == CREDITS);
+    assert!(matches!(sender.try_send(1, 0, &[0]), Err(Error::RingFull { .. })));
+
+    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[0]);
+    sender.send(1, 0, &[room as u8]).unwrap();
+
+    for number in 1..=room {
+        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+    }
+    assert_eq!(target.try_receive().unwrap(), None);
+}
+
+/// A made-up read pointer gives no credits.
+pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
+    let (device, mut sender) = open(rig, 0);
+    let (target_device, mut target) = open(rig, 1);
+    let head = target_device.bar(1).unwrap().window(WIN_HEAD, 8).unwrap();
+    stall(rig, &device, &mut sender, 1);
+
+    head.store_u64_release(0, 1 << 40).unwrap();
+    target_device.doorbell().after_store().unwrap();
+    target_device.flush().unwrap();
+
+    assert_eq!(counter(rig, SEND, "delivered"), CREDITS);
+    for number in 0..=CREDITS {
+        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+    }
+}
+
+/// A reset of the target gives its credits back. The message that waited arrives, those in the mailbox are lost.
+pub fn a_reset_of_the_target_lets_a_stalled_send_pass(rig: &dyn Rig) {
+    let (device, mut sender) = open(rig, 0);
+    let (target_device, target) = open(rig, 1);
+    stall(rig, &device, &mut sender, 1);
+
+    drop(target);
+    target_device.reset().unwrap();
+    let mut target = AddressedSend::open(&target_device).unwrap();
+
+    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[CREDITS as u8]);
+    assert_eq!(target.try_receive().unwrap(), None);
+}
+
+/// A reset of the sender is not held up by its own stalled send, which is lost with everything behind it.
+pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
+    let (device, mut sender) = open(rig, 0);
+    let (_target_device, mut target) = open(rig, 1);
+    stall(rig, &device, &mut sender, 1);
+
+    drop(sender);
+    device.reset().unwrap();
+    let mut sender = AddressedSend::open(&device).unwrap();
+    sender.send(1, 1, &[200]).unwrap();
+
+    for number in 0..CREDITS {
+        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+    }
+    expect(&target.receive(soon(), None).unwrap(), 0, 1, &[200]);
+}
+
+/// A target that leaves sets free who waits for it.
+pub fn a_target_that_leaves_lets_a_stalled_send_go(rig: &dyn Rig) {
+    let (device, mut sender) = open(rig, 0);
+    let (target_device, target) = open(rig, 1);
+    stall(rig, &device, &mut sender, 1);
+
+    drop((target, target_device));
+    until(&device, || counter(rig, SEND, "bad_sends") == 1);
+
+    assert_eq!(sender.stalls_and_refusals().unwrap(), (1, 1));
+}
+
+/// The operator's reset clears what clients blocked.
+pub fn an_operators_reset_clears_a_stall(rig: &dyn Rig) {
+    let (device, mut sender) = open(rig, 0);
+    let (target_device, target) = open(rig, 1);
+    stall(rig, &device, &mut sender, 1);
+    drop((sender, target));
+
+    rig.reset("send0");
+    // Both find their generation gone, and begin again.
+    device.reset().unwrap();
+    target_device.reset().unwrap();
+
+    let mut sender = AddressedSend::open(&device).unwrap();
+    let mut target = AddressedSend::open(&target_device).unwrap();
+    sender.send(1, 2, &[1]).unwrap();
+    expect(&target.receive(soon(), None).unwrap(), 0, 2, &[1]);
+}
+
+/// A trapped read waits behind a stalled record, but the control page answers.
+pub fn a_trapped_read_waits_behind_a_stalled_send(rig: &dyn Rig) {
+    let (device, mut sender) = open(rig, 0);
+    let (_target_device, mut target) = open(rig, 1);
+    let registers = device.bar(0).unwrap();
+    stall(rig, &device, &mut sender, 1);
+
+    assert_eq!(registers.read32(CONTROL + control::ATTACHMENT).unwrap(), 0);
+    let reader = registers.clone();
+    let waiting = std::thread::spawn(move || reader.read64(REG_STALLS));
+    assert_eq!(target.receive(soon(), None).unwrap().data(), [0]);
+
+    assert_eq!(waiting.join().unwrap(), Ok(1));
+}
+
+/// A producer that died between the cells of a record left a ring that a reset empties; the ring works afterwards.
+pub fn a_half_written_record_wedges_nothing(rig: &dyn Rig) {
+    let (device, client) = open(rig, 0);
+    let (_target_device, mut target) = open(rig, 1);
+    drop(client);
+    let ring = device.bar(1).unwrap().window(0, RING * posted::CELL as u64).unwrap();
+    let registers = device.bar(0).unwrap();
+    let cell = posted::CELL as u64;
+    // The second cell of a record is there, the first is not.
+    ring.store_u64_release(cell, posted::PHASE).unwrap();
+    device.doorbell().after_store().unwrap();
+
+    registers.write32(CONTROL + control::RING_SELECT, 0).unwrap();
+    assert_eq!(registers.read32(CONTROL + control::RING_STATE).unwrap(), 1 << 31);
+    registers.write32(CONTROL + control::RING_RESET, 0).unwrap();
+    assert_eq!(ring.load_u64_acquire(cell).unwrap(), 0);
+    let mut client = AddressedSend::open(&device).unwrap();
+    for number in 0..2 * RING {
+        client.send(1, 0, &[number as u8]).unwrap();
+        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+    }
+
+    assert_eq!(malformed(rig, 0), 0);
+}
+
+/// Records that make no sense, or aim at memory or at the core's own pages, are skipped and counted.
+pub fn malformed_records_are_skipped(rig: &dyn Rig) {
+    let (device, client) = open(rig, 0);
+    drop(client);
+    let ring = device.bar(1).unwrap().window(0, RING * posted::CELL as u64).unwrap();
+    let bad = [
+        posted::header(SEND_BAR, 0, 0),
+        posted::header(SEND_BAR, 0, 513),
+        posted::header(7, 0, 4),
+        posted::header(3, 0, 4),
+        posted::header(0, CONTROL as u32, 4),
+        posted::header(1, WIN_HEAD as u32, 8),
+        posted::header(2, MIRROR_MAILBOX as u32, 8),
+        posted::header(SEND_BAR, SEND_WINDOW as u32 - 1, 8),
+        posted::header(SEND_BAR, u32::MAX, 8),
+    ];
+
+    for (cell, header) in bad.iter().enumerate() {
+        ring.store_u64_release((cell * posted::CELL) as u64, header | posted::PHASE).unwrap();
+    }
+    device.doorbell().after_store().unwrap();
+    until(&device, || malformed(rig, 0) == bad.len() as u64);
+
+    assert_eq!(counter(rig, SEND, "delivered") + counter(rig, SEND, "bad_sends"), 0);
+    let registers = device.bar(0).unwrap();
+    assert_eq!(registers.read32(CONTROL + control::RING_STATE).unwrap(), bad.len() as u32 | 1 << 31);
+}
+
+/// The interrupt comes when the mailbox was empty.
+pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &dyn Rig) {
+    let (_device, mut sender) = open(rig, 0);
+    let (target_device, mut target) = open(rig, 1);
+    let interrupt = target.receive_interrupt().unwrap();
+
+    sender.send(1, 0, &[1]).unwrap();
+    sender.send(1, 0, &[2]).unwrap();
+    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    until(&target_device, || counter(rig, SEND, "delivered") == 2);
+
+    assert_eq!(interrupt.take(), 0);
+    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[1]);
+    expect(&target.receive(soon(), None).unwrap(), 0, 0, &[2]);
+    sender.send(1, 0, &[3]).unwrap();
+    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+}
+
+/// Who waits longer than the deadline is told, and nothing is sent.
+pub fn a_full_ring_times_out(rig: &dyn Rig) {
+    let (device, sender) = open(rig, 0);
+    let (_target_device, mut target) = open(rig, 1);
+    drop(sender);
+    let mut poster = device.poster(0).unwrap();
+    let at = address(1, 0).unwrap();
+    let room = CREDITS + RING;
+    for number in 0..room {
+        poster.post(SEND_BAR, at, &[number as u8]).unwrap();
+    }
+    poster.set_timeout(SHORT);
+
+    assert!(matches!(poster.post(SEND_BAR, at, &[255]), Err(Error::Timeout { .. })));
+
+    for number in 0..room {
+        expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
+    }
+    device.flush().unwrap();
+    assert_eq!(target.try_receive().unwrap(), None);
+}
+
+/// What a client may do in [`any_sequence_arrives_in_order`].
+#[derive(Clone, Debug)]
+enum Action {
+    Send { source: u16, target: u16, tag: u16, data: Vec<u8> },
+    Receive { who: u16 },
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let who = || 0..ATTACHMENTS;
+    let data = prop::collection::vec(any::<u8>(), 1..=MAX_MESSAGE);
+    prop_oneof![
+        3 => (who(), who(), 0..TAGS as u16, data)
+            .prop_map(|(source, target, tag, data)| Action::Send { source, target, tag, data }),
+        2 => who().prop_map(|who| Action::Receive { who }),
+    ]
+}
+
+/// The messages on their way from each client to each, oldest first.
+type Model = [[VecDeque<(u16, Vec<u8>)>; ATTACHMENTS as usize]; ATTACHMENTS as usize];
+
+/// Takes a message, which must be the oldest on its way from its source. Whether there was one.
+fn take(client: &mut AddressedSend, who: u16, model: &mut Model) -> Result<bool, TestCaseError> {
+    let Some(message) = client.try_receive().unwrap() else { return Ok(false) };
+    let oldest = model[usize::from(message.source)][usize::from(who)].pop_front();
+    prop_assert_eq!(oldest, Some((message.tag, message.data().to_vec())));
+    Ok(true)
+}
+
+/// Whatever is sent and taken: from each client to each, messages arrive complete and in order, and none twice.
+pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
+    let clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who)).collect();
+    let device = clients[0].0.clone();
+    let clients = RefCell::new(clients.into_iter().map(|(_, client)| client).collect::<Vec<_>>());
+    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
+
+    let outcome = runner.run(&prop::collection::vec(action(), 1..300), |actions| {
+        let mut clients = clients.borrow_mut();
+        let mut model = Model::default();
+        for action in actions {
+            match action {
+                Action::Send { source, target, tag, data } => {
+                    match clients[usize::from(source)].try_send(target, tag, &data) {
+                        Ok(()) => model[usize::from(source)][usize::from(target)].push_back((tag, data)),
+                        Err(error) => prop_assert_eq!(error, Error::RingFull { ring: 0 }),
+                    }
+                }
+                Action::Receive { who } => {
+                    take(&mut clients[usize::from(who)], who, &mut model)?;
+                }
+            }
+        }
+        let deadline = soon();
+        let mut relax = device.new_relax();
+        while model.iter().flatten().any(|queue| !queue.is_empty()) {
+            prop_assert!(!deadline.has_passed(), "messages got lost");
+            for (who, client) in clients.iter_mut().enumerate() {
+                while take(client, who as u16, &mut model)? {
+                    relax.reset();
+                }
+            }
+            device.relax(&mut relax).unwrap();
+        }
+        Ok(())
+    });
+
+    outcome.unwrap();
+}

@@ -1,0 +1,369 @@
+//! DMA engine.
+
+use std::cell::RefCell;
+
+use nicforge_driver::{Device, DmaBuffer, DmaPermission, Error, HugePages, REGION_CONFIG, WriteMode};
+use nicforge_hwi::proof::dma_engine::*;
+use nicforge_proof_driver::dma_engine::{DmaEngine, Outcome, piece};
+use nicforge_shm::SharedMemory;
+use proptest::{prelude::*, test_runner::TestRunner};
+
+use super::until;
+use crate::backing::{Rig, soon};
+
+/// The piece that the engine moves at once.
+const PIECE: usize = 65536;
+const GOOD: Outcome = Outcome { done: 1, errors: 0 };
+/// Where no buffer lies: the driver hands out addresses from 1 MiB to 512 GiB.
+const NOWHERE: u64 = 1 << 40;
+/// Offset of the command register in configuration space, and its value with memory decoding, but without DMA.
+const COMMAND: u64 = 4;
+const MEMORY_ONLY: u16 = 0x0002;
+/// Offset of the MSI-X pending bits in BAR 0: behind 4 KiB of registers, the control page, and the table.
+const PENDING: u64 = 0x3000;
+
+fn open(rig: &dyn Rig, user: &str) -> (Device, DmaEngine) {
+    let device = rig.open("dma0", user);
+    let engine = DmaEngine::open(&device).unwrap();
+    (device, engine)
+}
+
+fn buffer(device: &Device, len: usize, private: bool) -> DmaBuffer {
+    if private { device.private_dma_buffer(len) } else { device.dma_buffer(len, HugePages::Never) }.unwrap()
+}
+
+/// Bytes that differ from their neighbours and from those a page or a piece further.
+fn pattern(len: usize, seed: u8) -> Vec<u8> {
+    (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8 ^ seed).collect()
+}
+
+fn read(buffer: &DmaBuffer, offset: u64, len: usize) -> Vec<u8> {
+    let mut data = vec![0; len];
+    buffer.read(offset, &mut data).unwrap();
+    data
+}
+
+/// Copies `len` bytes between two offsets, and checks them and what lies around them.
+fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offsets: (u64, u64), len: usize) {
+    let (source, destination) = offsets;
+    let data = pattern(len, len as u8);
+    from.write(source, &data).unwrap();
+    to.write(0, &vec![0; to.len() as usize]).unwrap();
+
+    let outcome =
+        engine.copy(&[piece(from.iova() + source, to.iova() + destination, len as u32)], soon()).unwrap();
+
+    assert_eq!(outcome, GOOD, "{len} bytes from {source} to {destination}");
+    let all = read(to, 0, to.len() as usize);
+    let (before, rest) = all.split_at(destination as usize);
+    let (copied, after) = rest.split_at(len);
+    assert!(copied == data, "{len} bytes from {source} to {destination} differ");
+    assert!(before.iter().chain(after).all(|byte| *byte == 0), "bytes around {len} were written");
+}
+
+/// Lengths around everything that is a boundary.
+const LENGTHS: [usize; 14] =
+    [0, 1, 3, 63, 64, 4095, 4096, 4097, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5, 1_048_575, 1_048_576];
+
+fn copies(rig: &dyn Rig, private_source: bool, private_destination: bool) {
+    let (device, mut engine) = open(rig, "user0");
+    let room = MAX_LENGTH as usize + 4096;
+    let from = buffer(&device, room, private_source);
+    let to = buffer(&device, room, private_destination);
+    for (turn, len) in LENGTHS.into_iter().enumerate() {
+        let offsets = (turn as u64 * 5 % 64, turn as u64 * 11 % 4096);
+        copy_and_check(&mut engine, &from, &to, offsets, len);
+    }
+}
+
+/// Memory that the device maps: every length, unaligned.
+pub fn copies_within_mapped_memory(rig: &dyn Rig) {
+    copies(rig, false, false);
+}
+
+/// Memory that the device reads by messages.
+pub fn copies_from_private_memory(rig: &dyn Rig) {
+    copies(rig, true, false);
+}
+
+/// Memory that the device writes by messages; the interrupt comes behind the data.
+pub fn copies_to_private_memory(rig: &dyn Rig) {
+    copies(rig, false, true);
+}
+
+/// Both by messages.
+pub fn copies_within_private_memory(rig: &dyn Rig) {
+    copies(rig, true, true);
+}
+
+/// The driver may look at the mirror instead of waiting for the interrupt, which does not disturb a later wait.
+pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let memory = buffer(&device, 8192, false);
+    let list = [piece(memory.iova(), memory.iova() + 4096, 100)];
+
+    for _ in 0..3 {
+        engine.start(&list).unwrap();
+        assert_eq!(engine.poll(soon(), None).unwrap(), GOOD);
+    }
+
+    assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
+}
+
+/// The longest list, with pieces that depend on each other: they are copied in order.
+pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let memory = buffer(&device, 64 * (MAX_DESCRIPTORS as usize + 1), false);
+    memory.write(0, &pattern(64, 7)).unwrap();
+    let list: Vec<_> =
+        (0..u64::from(MAX_DESCRIPTORS)).map(|n| memory.iova() + n * 64).map(|at| piece(at, at + 64, 64)).collect();
+
+    let outcome = engine.copy(&list, soon()).unwrap();
+
+    assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
+    assert_eq!(read(&memory, u64::from(MAX_DESCRIPTORS) * 64, 64), pattern(64, 7));
+}
+
+/// Expects the second of three pieces to fail, the first to be done and the third not.
+fn expect_failure(rig: &dyn Rig, errors: u32, bad: impl FnOnce(&Device, u64) -> Descriptor) {
+    let (device, mut engine) = open(rig, "user0");
+    let memory = buffer(&device, 12288, false);
+    memory.write(0, &[5; 4096]).unwrap();
+    let at = memory.iova();
+
+    let list = [piece(at, at + 4096, 4096), bad(&device, at), piece(at, at + 8192, 4096)];
+    let outcome = engine.copy(&list, soon()).unwrap();
+
+    assert_eq!(outcome, Outcome { done: 1, errors });
+    assert_eq!(read(&memory, 4096, 4096), [5; 4096]);
+    assert_eq!(read(&memory, 8192, 4096), [0; 4096]);
+    assert_eq!(engine.copy(&list[..1], soon()).unwrap(), GOOD);
+}
+
+/// One byte more than a descriptor may copy.
+pub fn a_descriptor_that_is_too_long_is_refused(rig: &dyn Rig) {
+    expect_failure(rig, STATUS_BAD_DESCRIPTOR, |_, at| piece(at, at, MAX_LENGTH + 1));
+}
+
+/// A reserved field that is not zero.
+pub fn a_descriptor_with_reserved_bits_is_refused(rig: &dyn Rig) {
+    expect_failure(rig, STATUS_BAD_DESCRIPTOR, |_, at| Descriptor { reserved: 1, ..piece(at, at, 1) });
+}
+
+/// Nothing is mapped where it reads.
+pub fn an_unmapped_source_ends_the_list_with_an_error(rig: &dyn Rig) {
+    expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(NOWHERE, at, 1));
+}
+
+/// Nothing is mapped where it writes.
+pub fn an_unmapped_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
+    expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, NOWHERE, 1));
+}
+
+/// The last byte is not mapped any more.
+pub fn a_source_that_leaves_its_buffer_ends_the_list_with_an_error(rig: &dyn Rig) {
+    expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at + 12288 - 10, at + 8192, 11));
+}
+
+/// Addresses that wrap around.
+pub fn a_source_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
+    expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(u64::MAX - 5, at + 8192, 100));
+}
+
+/// Addresses that wrap around.
+pub fn a_destination_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
+    expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, u64::MAX - 5, 100));
+}
+
+/// Memory that the device may only read.
+pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
+    let mut kept = None;
+    expect_failure(rig, STATUS_DMA_ERROR, |device, at| {
+        let memory = SharedMemory::create("read-only", 4096).unwrap();
+        let target = kept.insert(device.map_dma(&memory, 0, 4096, DmaPermission::READ_ONLY).unwrap());
+        piece(at, target.iova(), 1)
+    });
+}
+
+/// A list where nothing is mapped, and one that wraps around the end of the address space.
+pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let registers = device.bar(0).unwrap();
+    for list in [NOWHERE, u64::MAX - 15, 0] {
+        registers.write64(REG_LIST, list).unwrap();
+
+        let outcome = engine.copy(&[piece(0, 0, 1), piece(0, 0, 1)], soon()).unwrap();
+
+        assert_eq!(outcome, Outcome { done: 0, errors: STATUS_DMA_ERROR }, "list at {list:#x}");
+    }
+}
+
+/// Counts and list addresses that make no sense.
+pub fn a_bad_start_is_refused(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let registers = device.bar(0).unwrap();
+    let memory = buffer(&device, 4096, false);
+    let list = registers.read64(REG_LIST).unwrap();
+
+    assert_eq!(engine.copy(&[], soon()).unwrap().errors, STATUS_BAD_START);
+    registers.write64(REG_LIST, list + 4).unwrap();
+    assert_eq!(engine.copy(&[piece(0, 0, 1)], soon()).unwrap().errors, STATUS_BAD_START);
+    registers.write64(REG_LIST, list).unwrap();
+    let error = device.interrupt(VECTOR_ERROR.into()).unwrap();
+    registers.write32(REG_COUNT, MAX_DESCRIPTORS + 1).unwrap();
+    registers.write32(REG_START, 1).unwrap();
+    assert_eq!(error.wait(soon(), None).unwrap(), 1);
+    assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
+    assert!(matches!(engine.start(&[piece(0, 0, 0); MAX_DESCRIPTORS as usize + 1]), Err(Error::BadLength { .. })));
+    device.reset().unwrap();
+
+    let mut engine = DmaEngine::open(&device).unwrap();
+    assert_eq!(engine.copy(&[piece(memory.iova(), memory.iova(), 1)], soon()).unwrap(), GOOD);
+}
+
+/// A start behind another start in the same ring: the first goes on, the second is refused.
+pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let memory = buffer(&device, 1 << 20, true);
+    memory.write(0, &[3; 1000]).unwrap();
+    let half = memory.len() / 2;
+    let registers = device.bar(0).unwrap();
+    let mirror = device.bar(2).unwrap();
+
+    engine.start(&[piece(memory.iova(), memory.iova() + half, half as u32)]).unwrap();
+    registers.posted_write(REG_START, &1u32.to_le_bytes()).unwrap();
+    until(&device, || mirror.read64(MIRROR_ENDED) == Ok(2));
+
+    // By messages: the trapped read comes behind them.
+    assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
+    assert_eq!(registers.read32(REG_DONE).unwrap(), 1);
+    until(&device, || read(&memory, half, 1000) == [3; 1000]);
+}
+
+/// Without bus mastering there is no DMA.
+pub fn a_function_without_bus_mastering_reaches_nothing(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let memory = buffer(&device, 4096, false);
+    let list = [piece(memory.iova(), memory.iova(), 1)];
+    let backing = device.backing();
+    let mut command = [0; 2];
+    backing.read(REGION_CONFIG, COMMAND, &mut command).unwrap();
+
+    backing.write(REGION_CONFIG, COMMAND, &MEMORY_ONLY.to_le_bytes(), WriteMode::Confirmed).unwrap();
+    assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
+    backing.write(REGION_CONFIG, COMMAND, &command, WriteMode::Confirmed).unwrap();
+
+    assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
+}
+
+/// A vector that nobody bound leaves its pending bit, and the mirror tells the end all the same.
+pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
+    let device = rig.open("dma0", "user0");
+    let registers = device.bar(0).unwrap();
+    let mirror = device.bar(2).unwrap();
+
+    registers.write32(REG_START, 1).unwrap();
+    until(&device, || mirror.read64(MIRROR_ENDED) == Ok(1));
+
+    assert_eq!(registers.read64(PENDING).unwrap(), 1 << VECTOR_ERROR);
+}
+
+/// The same address means other memory for another client.
+pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
+    let (first_device, mut first) = open(rig, "user0");
+    let (second_device, mut second) = open(rig, "user1");
+    let mine = buffer(&first_device, 8192, false);
+    let yours = buffer(&second_device, 8192, false);
+    assert_eq!(mine.iova(), yours.iova());
+    mine.write(0, &[1; 100]).unwrap();
+    yours.write(0, &[2; 100]).unwrap();
+    let list = [piece(mine.iova(), mine.iova() + 4096, 100)];
+
+    first.start(&list).unwrap();
+    second.start(&list).unwrap();
+
+    assert_eq!(first.wait(soon(), None).unwrap(), GOOD);
+    assert_eq!(second.wait(soon(), None).unwrap(), GOOD);
+    assert_eq!((read(&mine, 4096, 100), read(&yours, 4096, 100)), (vec![1; 100], vec![2; 100]));
+}
+
+/// Memory that was given back is not reached any more.
+pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let memory = buffer(&device, 4096, false);
+    let list = [piece(memory.iova(), memory.iova() + 100, 100)];
+    assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
+    let kept = memory.window().clone();
+
+    drop(memory);
+    kept.write(0, &[1; 100]).unwrap();
+
+    assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
+    let mut copy = [9; 100];
+    kept.read(100, &mut copy).unwrap();
+    assert_eq!(copy, [0; 100]);
+}
+
+/// A reset while messages are on the way: they come to nothing, and the next list is copied.
+pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let memory = buffer(&device, 1 << 20, true);
+    let half = memory.len() / 2;
+    for _ in 0..10 {
+        engine.start(&[piece(memory.iova(), memory.iova() + half, half as u32)]).unwrap();
+        device.reset().unwrap();
+        engine = DmaEngine::open(&device).unwrap();
+        assert_eq!(engine.outcome(), Some(Outcome { done: 0, errors: 0 }));
+    }
+    memory.write(0, &pattern(1000, 1)).unwrap();
+
+    let outcome = engine.copy(&[piece(memory.iova(), memory.iova() + half, 1000)], soon()).unwrap();
+
+    assert_eq!(outcome, GOOD);
+    assert_eq!(read(&memory, half, 1000), pattern(1000, 1));
+}
+
+/// Bytes in each of the two buffers of [`any_list_does_what_copies_in_order_do`].
+const ARENA: usize = 3 * PIECE;
+
+/// Any list within a mapped and a private buffer does what the same copies in a byte array do.
+pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
+    let (device, engine) = open(rig, "user0");
+    let engine = RefCell::new(engine);
+    let buffers = [buffer(&device, ARENA, false), buffer(&device, ARENA, true)];
+    let place = || (0..2usize, 0..ARENA);
+    let lengths = prop_oneof![0..64usize, 0..ARENA];
+    let lists = prop::collection::vec((place(), place(), lengths), 1..16);
+    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
+
+    let outcome = runner.run(&lists, |list| {
+        let mut model = [pattern(ARENA, 0), pattern(ARENA, 0x50)];
+        for (buffer, bytes) in buffers.iter().zip(&model) {
+            buffer.write(0, bytes).unwrap();
+        }
+        let mut descriptors = Vec::new();
+        for ((from, source), (to, destination), length) in list {
+            let length = length.min(ARENA - source).min(ARENA - destination);
+            descriptors.push(piece(
+                buffers[from].iova() + source as u64,
+                buffers[to].iova() + destination as u64,
+                length as u32,
+            ));
+            for at in (0..length).step_by(PIECE) {
+                let part = PIECE.min(length - at);
+                let moved = model[from][source + at..source + at + part].to_vec();
+                model[to][destination + at..destination + at + part].copy_from_slice(&moved);
+            }
+        }
+
+        let outcome = engine.borrow_mut().copy(&descriptors, soon()).unwrap();
+
+        prop_assert_eq!(outcome, Outcome { done: descriptors.len() as u32, errors: 0 });
+        for (buffer, bytes) in buffers.iter().zip(&model) {
+            prop_assert!(read(buffer, 0, ARENA) == *bytes);
+        }
+        Ok(())
+    });
+
+    outcome.unwrap();
+}

@@ -1,0 +1,62 @@
+//! The generated C headers: the hardware interface for C drivers, and the user libraries' C API.
+//!
+//! The first is written by [`hwi`], because its constants live in modules and C has none; the second by cbindgen.
+
+mod hwi;
+
+use std::path::{Path, PathBuf};
+
+use crate::steps::Failed;
+
+/// A generated file and what it should hold.
+struct Generated {
+    path: PathBuf,
+    text: String,
+}
+
+/// Write all headers.
+pub(crate) fn write(root: &Path) -> Result<(), Failed> {
+    for header in generate(root)? {
+        std::fs::write(&header.path, header.text)
+            .map_err(|error| Failed::new(format!("{}: {error}", header.path.display())))?;
+        eprintln!("    wrote {}", header.path.display());
+    }
+    Ok(())
+}
+
+/// Compare all headers with what they should be.
+pub(crate) fn check(root: &Path) -> Result<(), Failed> {
+    for header in generate(root)? {
+        if std::fs::read_to_string(&header.path).ok().as_deref() != Some(&header.text) {
+            return Err(Failed::new(format!(
+                "{} is out of date; run `cargo xtask headers` and commit it",
+                header.path.display()
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
+    Ok(vec![
+        Generated {
+            path: root.join("kmod-shim/include/nicforge_hwi.h"),
+            text: hwi::generate(&root.join("device-model/hwi/src"))?,
+        },
+        fcnp(root)?,
+    ])
+}
+
+fn fcnp(root: &Path) -> Result<Generated, Failed> {
+    let room = root.join("userlib/fcnp/c-api");
+    let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).map_err(Failed::new)?;
+    let bindings = cbindgen::Builder::new()
+        .with_config(config)
+        .with_src(room.join("src/lib.rs"))
+        .generate()
+        .map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+    let mut text = Vec::new();
+    bindings.write(&mut text);
+    let text = String::from_utf8(text).map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+    Ok(Generated { path: room.join("include/nicforge_fcnp.h"), text })
+}

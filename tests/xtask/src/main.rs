@@ -1,0 +1,93 @@
+//! The project's own build tasks. `cargo xtask --help` lists them.
+//!
+//! - `test`: every test there is, with what they need set up first;
+//! - `lint`: formatting, clippy, generated files up to date;
+//! - `doc`: the API documentation and the book, with all links checked;
+//! - `headers`: write the generated C headers anew.
+//!
+//! `.ci/run` calls the first three.
+
+mod headers;
+mod steps;
+
+use std::{path::PathBuf, process::ExitCode};
+
+use clap::{Parser, Subcommand};
+
+use steps::{Failed, Steps};
+
+#[derive(Parser)]
+#[command(name = "cargo xtask", about = "nicforge's own build tasks")]
+struct Arguments {
+    #[command(subcommand)]
+    task: Task,
+}
+
+#[derive(Subcommand)]
+enum Task {
+    /// Run all tests.
+    Test,
+    /// Check formatting, lints and generated files.
+    Lint,
+    /// Build the API documentation and the book and check their links.
+    Doc,
+    /// Write the generated C headers anew.
+    Headers,
+    /// All that CI runs: test, lint, doc.
+    Ci,
+}
+
+fn main() -> ExitCode {
+    let task = Arguments::parse().task;
+    match run(&task) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failed) => {
+            eprintln!("xtask: {failed}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(task: &Task) -> Result<(), Failed> {
+    let steps = Steps::new(root()?);
+    match task {
+        Task::Test => test(&steps),
+        Task::Lint => lint(&steps),
+        Task::Doc => doc(&steps),
+        Task::Headers => headers::write(steps.root()),
+        Task::Ci => test(&steps).and_then(|()| lint(&steps)).and_then(|()| doc(&steps)),
+    }
+}
+
+fn test(steps: &Steps) -> Result<(), Failed> {
+    // The program and the C libraries first: whole-system tests start them.
+    steps.cargo("build what the whole-system tests start", &["build", "-p", "nicforge", "-p", "nicforge-fcnp-c"])?;
+    steps.cargo("tests", &["test", "--workspace"])?;
+    steps.cargo_with(
+        "model checking of the posted-write ring (loom)",
+        &["test", "--release", "-p", "nicforge-shm", "--test", "loom"],
+        &[("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "3"), ("CARGO_TARGET_DIR", "target/loom")],
+    )
+}
+
+fn lint(steps: &Steps) -> Result<(), Failed> {
+    steps.cargo("formatting", &["fmt", "--all", "--", "--check"])?;
+    steps.cargo("clippy", &["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"])?;
+    steps.say("generated C headers");
+    headers::check(steps.root())
+}
+
+fn doc(steps: &Steps) -> Result<(), Failed> {
+    steps.cargo_with(
+        "API documentation",
+        &["doc", "--workspace", "--no-deps"],
+        &[("RUSTDOCFLAGS", "-D warnings")],
+    )?;
+    steps.cargo("the book", &["run", "--quiet", "-p", "nicforge-book"])
+}
+
+fn root() -> Result<PathBuf, Failed> {
+    // tests/xtask is two levels below.
+    let here = PathBuf::from(env!("CARGO_MANIFEST_DIR"));
+    here.ancestors().nth(2).map(PathBuf::from).ok_or_else(|| Failed::new("the workspace was not found"))
+}
