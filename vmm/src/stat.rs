@@ -48,15 +48,13 @@ pub struct NodeSnapshot {
 }
 
 impl NodeSnapshot {
-    /// The sum of the device's counters whose name is `name` or starts with `name` and `_`.
+    /// The sum of the device's counters called `name`, for all its virtual channels (`vc0_name`, `vc1_name`, ...).
     pub fn counter(&self, name: &str) -> u64 {
-        self.counters
-            .iter()
-            .filter(|(counter, _)| {
-                counter.strip_prefix(name).is_some_and(|rest| rest.is_empty() || rest.starts_with('_'))
-            })
-            .map(|(_, value)| value)
-            .sum()
+        let matches = |counter: &str| match counter.strip_prefix("vc").and_then(|rest| rest.split_once('_')) {
+            Some((_, rest)) => rest == name,
+            None => counter == name,
+        };
+        self.counters.iter().filter(|(counter, _)| matches(counter)).map(|(_, value)| value).sum()
     }
 }
 
@@ -226,7 +224,7 @@ mod tests {
                 name: "io0".into(),
                 role: "io".into(),
                 rank: 0,
-                counters: vec![("sent_vc0".into(), 2), ("sent_vc1".into(), 3), ("sentinel".into(), 100)],
+                counters: vec![("vc0_sent".into(), 2), ("vc1_sent".into(), 3), ("vc1_sent_twice".into(), 100)],
                 attachments: vec![AttachmentSnapshot { name: "core0".into(), pid: Some(7), ..Default::default() }],
             }],
         }

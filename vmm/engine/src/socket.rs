@@ -18,11 +18,14 @@ use nicforge_vfio_user::{
 use nix::{
     errno::Errno as SystemErrno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::socket::{
-        AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
-        listen, recv, send, socket, sockopt,
+    sys::{
+        signal::kill,
+        socket::{
+            AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
+            listen, recv, send, socket, sockopt,
+        },
     },
-    unistd::geteuid,
+    unistd::{Pid, geteuid},
 };
 
 use crate::error::EngineError;
@@ -120,6 +123,8 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
     match connect(probe.as_raw_fd(), address) {
         Err(SystemErrno::ECONNREFUSED) => {}
         Err(SystemErrno::ENOENT) => return Ok(()),
+        // The kernel may hold on to the socket of a killed server for a moment, while it takes its io_uring apart.
+        Ok(()) if listener_is_dead(&probe) => {}
         // It answers, or would if it were not so busy.
         Ok(()) | Err(SystemErrno::EAGAIN | SystemErrno::EPROTOTYPE) => {
             return Err(EngineError::SocketInUse { path: path.to_owned() });
@@ -130,6 +135,12 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(failed("removing the stale", error)),
         _ => Ok(()),
     }
+}
+
+/// Whether the process that listens at the other end does not exist any more.
+fn listener_is_dead(connected: &OwnedFd) -> bool {
+    getsockopt(connected, sockopt::PeerCredentials)
+        .is_ok_and(|peer| kill(Pid::from_raw(peer.pid()), None) == Err(SystemErrno::ESRCH))
 }
 
 /// The process of a client that may use the socket: the server's user, or root. `None` for anybody else.
