@@ -213,6 +213,10 @@ pub(crate) fn block(
         cancel.check()?;
     }
     let event = backing.event_fd();
+    if event.is_some() {
+        // What another call has read already makes no descriptor readable.
+        backing.attend()?;
+    }
     let all = fds.iter().copied().chain(event).chain(cancel.map(AsFd::as_fd));
     let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
     match ppoll(&mut polled, timeout.map(TimeSpec::from_duration), None) {

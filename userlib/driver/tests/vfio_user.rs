@@ -15,7 +15,7 @@ use common::{
 };
 use nicforge_driver::{
     Cancel, Deadline, Device, DmaMemory, DmaPermission, Error, GoneCause, HugePages, IRQ_INTX, IRQ_MSIX,
-    OpenOptions, REGION_CONFIG, Relax,
+    OpenOptions, Patience, REGION_CONFIG, Relax,
 };
 use nicforge_hwi::attachment::mirror;
 use nicforge_shm::{MemoryError, SharedMemory};
@@ -212,6 +212,30 @@ fn private_buffer_is_served_while_the_client_blocks_for_an_interrupt() {
     });
 
     assert_eq!((count, read), (Ok(1), Ok(b"block".to_vec())));
+}
+
+#[test]
+fn many_dma_messages_at_once_are_all_served_by_a_waiter_that_only_sleeps() {
+    const MESSAGES: u64 = 50;
+    let server = Server::start(Fake::new());
+    let patience = Patience { spins: 0, yields: 0, ..Patience::DEFAULT };
+    let device = Device::open_vfio_user(&server.path, OpenOptions { patience, ..options() }).unwrap();
+    let buffer = device.private_dma_buffer(4096).unwrap();
+    {
+        let mut orders = server.shared.orders.lock().unwrap();
+        let order = |at| Order::DmaWrite { address: buffer.iova() + at, data: vec![1] };
+        orders.extend((0..MESSAGES).map(order));
+    }
+
+    let mut bytes = [0; MESSAGES as usize];
+    device
+        .wait_until(Deadline::after(LONG), None, || {
+            buffer.read(0, &mut bytes).unwrap();
+            bytes.iter().all(|byte| *byte == 1)
+        })
+        .unwrap();
+
+    assert_eq!(bytes, [1; MESSAGES as usize]);
 }
 
 #[test]

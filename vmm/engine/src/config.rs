@@ -44,6 +44,10 @@ pub struct EngineConfig {
     pub budget: u32,
     /// Messages of one client handled in a row.
     pub messages: u32,
+    /// Bytes of data in one message of a client. QEMU takes up to 64 MiB.
+    pub max_transfer: u32,
+    /// Bytes of replies that may wait for a client to read them before its requests wait.
+    pub max_queued: usize,
     /// What each client may take.
     pub quotas: Quotas,
     /// How long a register access may wait for the device before it is answered with `EAGAIN`. QEMU gives up after 5 s.
@@ -64,6 +68,8 @@ impl Default for EngineConfig {
             cool_after: Duration::from_micros(50),
             budget: 64,
             messages: 16,
+            max_transfer: 1 << 20,
+            max_queued: 4 << 20,
             quotas: Quotas::default(),
             stall_limit: Duration::from_secs(2),
             dma_limit: Duration::from_secs(5),

@@ -4,7 +4,10 @@ use std::{
     collections::{HashMap, VecDeque},
     fs::File,
     path::Path,
-    sync::mpsc::{self, Receiver, SyncSender},
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, SyncSender},
+    },
     time::{Duration, Instant},
 };
 
@@ -20,6 +23,7 @@ use crate::{
     config::EngineConfig,
     error::EngineError,
     helper::Helper,
+    sink::Signals,
     socket::{Listener, Refusal},
     stats::{AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, ServerCounters, Snapshot},
     stop::{Stop, Waker},
@@ -28,8 +32,6 @@ use crate::{
 
 /// Turns with work between two looks at the sockets.
 const BUSY_TURNS: u32 = 16;
-/// A sleep shorter than this is not worth its two system calls.
-const SHORTEST_SLEEP: Duration = Duration::from_micros(50);
 
 /// Steps a machine and serves its attachments. See the crate.
 pub struct Engine {
@@ -37,6 +39,7 @@ pub struct Engine {
     pub(crate) config: EngineConfig,
     pub(crate) events: Box<dyn EventLoop>,
     pub(crate) helper: Helper,
+    pub(crate) signals: Arc<Signals>,
     pub(crate) ports: Vec<Port>,
     pub(crate) served: HashMap<(FunctionId, AttachmentId), usize>,
     /// Clients there are.
@@ -59,7 +62,10 @@ pub struct Engine {
     commands: Receiver<Command>,
     sender: SyncSender<Command>,
     start: Instant,
+    /// When everything was looked at last, since `start`.
+    scanned: Duration,
     seen_faults: u64,
+    seen_rescues: u64,
     turns: u64,
     sleeps: u64,
 }
@@ -73,7 +79,8 @@ impl Engine {
         let events = wait::choose(config.event_loop)?;
         tracing::info!(event_loop = events.name(), "the engine's event loop");
         let waker = Waker::new()?;
-        let helper = Helper::start(waker.clone())?;
+        let signals = Arc::new(Signals::default());
+        let helper = Helper::start(waker.clone(), Arc::clone(&signals))?;
         let (sender, commands) = mpsc::sync_channel(MAX_COMMANDS);
         machine.set_cool_after(nanoseconds(config.cool_after));
         Ok(Self {
@@ -81,6 +88,7 @@ impl Engine {
             config,
             events,
             helper,
+            signals,
             ports: Vec::new(),
             served: HashMap::new(),
             clients: 0,
@@ -95,6 +103,8 @@ impl Engine {
             commands,
             sender,
             start: Instant::now(),
+            scanned: Duration::ZERO,
+            seen_rescues: 0,
             seen_faults: nicforge_shm::guard_faults(),
             turns: 0,
             sleeps: 0,
@@ -155,7 +165,7 @@ impl Engine {
     }
 
     /// Step the machine and serve clients until `stop` says so. Clients that are still there lose their attachments then; the
-    /// sockets are removed when the engine is dropped.
+    /// sockets are removed when the engine is dropped. The thread must not block SIGBUS, by which truncated files are noticed.
     ///
     /// # Errors
     /// [`EngineError::Wait`] when the event loop fails.
@@ -192,11 +202,11 @@ impl Engine {
         let mut events = Vec::with_capacity(64);
         // Turns in a row that found nothing, and turns since the sockets were looked at.
         let (mut empty, mut unlooked) = (0, 0);
-        let mut rescan = false;
+        let mut asleep = false;
         while !stop.is_stopped() {
             self.turns += 1;
-            let next = self.step(rescan);
-            rescan = false;
+            let next = self.step(asleep);
+            asleep = matches!(next, Next::At(_));
             let now = Instant::now();
             self.route(now);
             if !self.stalled.is_empty() {
@@ -213,11 +223,10 @@ impl Engine {
                 Next::Poll => empty = self.rest(empty),
                 Next::At(_) if !self.stalled.is_empty() => empty = self.rest(empty),
                 Next::At(time) => match self.sleep_time(time, now) {
-                    Some(time) if time < SHORTEST_SLEEP => empty = self.rest(empty),
+                    Some(time) if time < self.events.shortest_sleep() => empty = self.rest(empty),
                     time => {
                         self.sleeps += 1;
                         self.events.wait(time, &mut events).map_err(|reason| self.failed(reason))?;
-                        rescan = events.is_empty() && self.clients > 0;
                         look = false;
                         empty = 0;
                     }
@@ -232,14 +241,18 @@ impl Engine {
         Ok(())
     }
 
-    /// One step of the machine. When it slept, nobody may have told it of something in memory: everything is looked at once,
-    /// and what has nothing goes back to sleep at once.
-    fn step(&mut self, rescan: bool) -> Next {
-        let time = Nanos(nanoseconds(self.start.elapsed()));
-        if !rescan {
+    /// One step of the machine. Every now and then everything is looked at, whatever it promised: a client's wake-up can get
+    /// lost. When the whole machine was asleep, what has nothing to do goes back to sleep at once.
+    fn step(&mut self, asleep: bool) -> Next {
+        let now = self.start.elapsed();
+        let time = Nanos(nanoseconds(now));
+        if self.clients == 0 || now.saturating_sub(self.scanned) < self.config.safety_timeout {
             return self.machine.step(time, self.config.budget);
         }
-        self.machine.set_cool_after(0);
+        self.scanned = now;
+        if asleep {
+            self.machine.set_cool_after(0);
+        }
         self.machine.rescan();
         let next = self.machine.step(time, self.config.budget);
         self.machine.set_cool_after(nanoseconds(self.config.cool_after));
@@ -257,14 +270,17 @@ impl Engine {
     }
 
     /// How long to sleep: until the machine has something to do or something is due; with clients no longer than the safety
-    /// time-out. `None`: until something happens.
+    /// time-out. `None`: until something happens. Only the machine's own time is worth waiting for awake.
     fn sleep_time(&self, machine: Nanos, now: Instant) -> Option<Duration> {
-        let safety = (self.clients > 0).then_some(self.config.safety_timeout);
-        let machine = (machine < Nanos::NEVER).then(|| {
-            Duration::from_nanos(machine.0).saturating_sub(now.saturating_duration_since(self.start))
-        });
+        let since_start = now.saturating_duration_since(self.start);
+        let safety = (self.clients > 0)
+            .then(|| self.config.safety_timeout.saturating_sub(since_start.saturating_sub(self.scanned)));
         let deadline = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
-        [safety, machine, deadline].into_iter().flatten().min()
+        let coarse =
+            [safety, deadline].into_iter().flatten().min().map(|time| time.max(self.events.shortest_sleep()));
+        let machine =
+            (machine < Nanos::NEVER).then(|| Duration::from_nanos(machine.0).saturating_sub(since_start));
+        [coarse, machine].into_iter().flatten().min()
     }
 
     fn handle_events(&mut self, events: &mut Vec<Event>) {
@@ -296,6 +312,11 @@ impl Engine {
         if faults != self.seen_faults {
             self.seen_faults = faults;
             self.end_faulted();
+        }
+        let rescues = self.signals.rescues();
+        if rescues != self.seen_rescues {
+            self.seen_rescues = rescues;
+            self.end_blocking();
         }
         if let Some(deadline) = self.deadline {
             let now = Instant::now();

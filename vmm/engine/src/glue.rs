@@ -22,7 +22,7 @@ use crate::{
     helper::Helper,
     memory::Backing,
     session::{PendingMap, Session, Stalled, StalledKind},
-    sink::{self, EventFdSink},
+    sink::{self, EventFdSink, Signals},
     stats::ServerCounters,
 };
 
@@ -36,6 +36,7 @@ pub(crate) struct Glue<'a> {
     pub(crate) machine: &'a mut Machine,
     pub(crate) session: &'a mut Session,
     pub(crate) helper: &'a Helper,
+    pub(crate) signals: &'a Arc<Signals>,
     pub(crate) counters: &'a mut ServerCounters,
     /// Names the client to the helper.
     pub(crate) port: usize,
@@ -81,13 +82,14 @@ impl Glue<'_> {
     }
 
     fn bind(&mut self, index: u32, start: u32, fds: Vec<Option<OwnedFd>>) -> Result<(), Errno> {
+        let owner = (self.port as u64) << 32 | u64::from(self.generation);
         let mut sinks = Vec::with_capacity(fds.len());
         for fd in fds {
-            sinks.push(match fd {
-                Some(fd) => Some(Arc::new(EventFdSink::new(fd)?) as Arc<dyn InterruptSink>),
-                None => None,
-            });
+            sinks.push(fd.map(|fd| EventFdSink::bind(fd, owner, self.signals)).transpose()?);
         }
+        self.session.remember_sinks(sinks.iter().flatten());
+        self.helper.watch_signals();
+        let sinks = sinks.into_iter().map(|sink| sink.map(|sink| sink as Arc<dyn InterruptSink>)).collect();
         let (function, who) = (self.session.function, self.session.who);
         self.machine
             .bind_interrupts(function, who, index, start, sinks)

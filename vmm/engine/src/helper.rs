@@ -1,20 +1,41 @@
-//! The thread that maps and unmaps client memory, so that the engine need not wait for the kernel to do it.
+//! The thread that maps and unmaps client memory, so that the engine need not wait for the kernel to do it. While eventfds are
+//! bound it also watches the engine's writes to them.
 
 use std::{
     os::fd::{AsFd, OwnedFd},
-    sync::mpsc,
+    sync::{
+        Arc,
+        mpsc::{self, RecvTimeoutError},
+    },
     thread::JoinHandle,
+    time::{Duration, Instant},
 };
 
 use nicforge_shm::{Access, MemoryError, SharedMemory};
 
-use crate::{error::EngineError, stop::Waker};
+use crate::{
+    error::EngineError,
+    sink::{Signals, Watch},
+    stop::Waker,
+};
+
+/// How often the engine's writes to eventfds are looked at.
+const LOOK: Duration = Duration::from_millis(200);
 
 /// What the thread does. A client has one mapping under way at a time, and what is dropped was mapped before, so that the
 /// queue is bounded by the clients' quotas.
 enum Job {
-    Map { port: usize, generation: u32, fd: OwnedFd, offset: u64, length: usize, access: Access },
+    Map {
+        port: usize,
+        generation: u32,
+        fd: OwnedFd,
+        offset: u64,
+        length: usize,
+        access: Access,
+    },
     Drop(Vec<SharedMemory>),
+    /// Eventfds were bound: there is something to watch.
+    Watch,
 }
 
 /// A mapping that is done, or failed.
@@ -32,12 +53,12 @@ pub(crate) struct Helper {
 
 impl Helper {
     /// Start the thread. It wakes the engine when something is done.
-    pub(crate) fn start(waker: Waker) -> Result<Self, EngineError> {
+    pub(crate) fn start(waker: Waker, signals: Arc<Signals>) -> Result<Self, EngineError> {
         let (jobs, inbox) = mpsc::channel();
         let (outbox, done) = mpsc::channel();
         let thread = std::thread::Builder::new()
             .name("nicforge-map".to_owned())
-            .spawn(move || work(&inbox, &outbox, &waker))
+            .spawn(move || work(&inbox, &outbox, &waker, Watch::new(signals)))
             .map_err(|reason| EngineError::Helper { reason })?;
         Ok(Self { jobs: Some(jobs), done, thread: Some(thread) })
     }
@@ -63,6 +84,11 @@ impl Helper {
         }
     }
 
+    /// Eventfds were bound.
+    pub(crate) fn watch_signals(&self) {
+        self.send(Job::Watch);
+    }
+
     pub(crate) fn take_done(&self) -> Option<Mapped> {
         self.done.try_recv().ok()
     }
@@ -82,11 +108,17 @@ impl Drop for Helper {
     }
 }
 
-fn work(inbox: &mpsc::Receiver<Job>, outbox: &mpsc::Sender<Mapped>, waker: &Waker) {
-    while let Ok(job) = inbox.recv() {
+fn work(inbox: &mpsc::Receiver<Job>, outbox: &mpsc::Sender<Mapped>, waker: &Waker, mut watch: Watch) {
+    let mut watching = false;
+    loop {
+        let job = if watching {
+            inbox.recv_timeout(LOOK)
+        } else {
+            inbox.recv().map_err(|_| RecvTimeoutError::Disconnected)
+        };
         match job {
-            Job::Drop(memory) => drop(memory),
-            Job::Map { port, generation, fd, offset, length, access } => {
+            Ok(Job::Drop(memory)) => drop(memory),
+            Ok(Job::Map { port, generation, fd, offset, length, access }) => {
                 let result = SharedMemory::map_guarded(fd.as_fd(), offset, length, access);
                 drop(fd);
                 if outbox.send(Mapped { port, generation, result }).is_err() {
@@ -94,6 +126,12 @@ fn work(inbox: &mpsc::Receiver<Job>, outbox: &mpsc::Sender<Mapped>, waker: &Wake
                 }
                 waker.wake();
             }
+            Ok(Job::Watch) => watching = true,
+            Err(RecvTimeoutError::Timeout) => watching = watch.is_needed(),
+            Err(RecvTimeoutError::Disconnected) => return,
+        }
+        if watching {
+            watch.look(Instant::now());
         }
     }
 }

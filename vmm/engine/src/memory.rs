@@ -215,3 +215,78 @@ impl ClientMemory {
         self.ranges.len()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const RW: u32 = DMA_FLAG_WRITE | nicforge_vfio_user::DMA_FLAG_READ;
+
+    fn map(address: u64, offset: u64, size: u64) -> DmaMap {
+        DmaMap { flags: RW, offset, address, size }
+    }
+
+    fn file(len: usize) -> (SharedMemory, OwnedFd) {
+        let memory = SharedMemory::create("test", len).unwrap();
+        let fd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        (memory, fd)
+    }
+
+    /// Prepares a range and maps what it wants, as the engine does.
+    fn place(memory: &mut ClientMemory, map: &DmaMap, fd: &OwnedFd) -> Window {
+        let (id, window) = match memory.prepare(map, Some(fd.try_clone().unwrap())).unwrap() {
+            Backing::Wanted(wanted) => {
+                let mapped =
+                    SharedMemory::map_guarded(wanted.fd.as_fd(), wanted.offset, wanted.length, wanted.access)
+                        .unwrap();
+                memory.adopt(wanted.place(), mapped, map).unwrap()
+            }
+            Backing::Ready(id, window) => (id, window),
+            Backing::Remote => panic!("a file was given"),
+        };
+        memory.insert(map, Some(id));
+        window
+    }
+
+    #[test]
+    fn ranges_of_one_file_share_its_mapping_until_the_last_is_gone() {
+        let mut memory = ClientMemory::new(Quotas::default());
+        let (_keep, fd) = file(0x4000);
+        let first = place(&mut memory, &map(0, 0, 0x1000), &fd);
+        let second = place(&mut memory, &map(0x8000, 0x2000, 0x1000), &fd);
+        assert_eq!(second.base_address() - first.base_address(), 0x2000);
+        memory.remove(&DmaUnmap::Range { address: 0, size: 0x1000 });
+        assert_eq!(memory.sweep().len(), 0);
+        memory.remove(&DmaUnmap::Range { address: 0x8000, size: 0x1000 });
+        assert_eq!(memory.sweep().len(), 1);
+        assert_eq!((memory.mapped_bytes(), memory.ranges()), (0, 0));
+    }
+
+    #[test]
+    fn a_read_only_mapping_does_not_serve_a_range_for_writing() {
+        let mut memory = ClientMemory::new(Quotas::default());
+        let (_keep, fd) = file(0x2000);
+        let read = DmaMap { flags: nicforge_vfio_user::DMA_FLAG_READ, ..map(0, 0, 0x1000) };
+        assert!(!place(&mut memory, &read, &fd).is_writable());
+        assert!(place(&mut memory, &map(0x8000, 0x1000, 0x1000), &fd).is_writable());
+    }
+
+    #[test]
+    fn a_range_at_the_end_of_the_address_space_overlaps_itself_only() {
+        let mut memory = ClientMemory::new(Quotas::default());
+        let (_keep, fd) = file(0x1000);
+        let last = map(u64::MAX - 0xfff, 0, 0x1000);
+        place(&mut memory, &last, &fd);
+        assert!(matches!(memory.prepare(&last, None), Err(Errno::EEXIST)));
+        assert!(matches!(memory.prepare(&map(u64::MAX - 0x1fff, 0, 0x1000), None), Ok(Backing::Remote)));
+    }
+
+    #[test]
+    fn a_file_that_can_not_be_written_is_no_target() {
+        let memory = ClientMemory::new(Quotas::default());
+        let (keep, _) = file(0x1000);
+        let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&keep.fd().unwrap()));
+        let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());
+        assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(read_only)), Err(Errno::EACCES)));
+    }
+}

@@ -106,6 +106,8 @@ impl Engine {
         }
         let limits = ServerConfig {
             budget: self.config.messages,
+            max_data_xfer_size: self.config.max_transfer,
+            max_queued: self.config.max_queued,
             max_dma_maps: u32::try_from(self.config.quotas.ranges).unwrap_or(u32::MAX),
             ..ServerConfig::default()
         };
@@ -202,6 +204,7 @@ impl Engine {
             machine: &mut self.machine,
             session: &mut client.session,
             helper: &self.helper,
+            signals: &self.signals,
             counters: &mut port.counters,
             port: index,
             generation: port.generation,
@@ -386,6 +389,15 @@ impl Engine {
                     tracing::debug!(%error, "a client that is not attached was given up");
                 }
                 self.end(index, End::Evicted("it cut a file short that is mapped for DMA"));
+            }
+        }
+    }
+
+    /// End the clients whose eventfds made the engine wait.
+    pub(crate) fn end_blocking(&mut self) {
+        for index in 0..self.ports.len() {
+            if self.ports[index].client.as_ref().is_some_and(|client| client.session.is_blocking()) {
+                self.end(index, End::Evicted("a write to its eventfd had to wait"));
             }
         }
     }

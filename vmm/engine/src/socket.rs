@@ -21,8 +21,8 @@ use nix::{
     sys::{
         signal::kill,
         socket::{
-            AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt,
-            listen, recv, send, socket, sockopt,
+            AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
+            getsockopt, listen, recv, send, socket, sockopt,
         },
     },
     unistd::{Pid, geteuid},

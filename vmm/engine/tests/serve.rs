@@ -1,15 +1,30 @@
 //! A client's life: coming, accessing, interrupts, DMA, going.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
 
 mod common;
 
-use std::{os::fd::AsFd, sync::Arc};
+use std::{
+    io::{IoSlice, Read, Write},
+    os::{
+        fd::{AsFd, AsRawFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    sync::Arc,
+};
 
 use common::*;
-use nicforge_vfio_user::{Client, DmaUnmap, Errno, IrqAction, IrqPayload, PCI_INTX_IRQ, PCI_MSIX_IRQ};
+use nicforge_shm::{Access, Producer, SharedCells};
+use nicforge_vfio_user::{
+    Client, DmaUnmap, Errno, IrqAction, IrqPayload, PCI_INTX_IRQ, PCI_MSIX_IRQ,
+    wire::{Command, HEADER_SIZE, Header},
+};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
 
 /// BAR of the attachment's windows, and the offset of the device's own part in it.
 const WINDOW_BAR: u32 = 1;
 const WINDOW: u64 = 0x1_0000;
+/// The posted-write ring: 64 cells.
+const RING_BYTES: u64 = 64 * 64;
 
 both_loops! {
     fn registers_are_read_and_written(config) {
@@ -53,10 +68,10 @@ both_loops! {
         let served = Served::start(config);
         let first = served.client(A);
         first.region_write(WINDOW_BAR, WINDOW, &[7; 64], false).unwrap();
-        let kept = map_bar(&first, WINDOW_BAR);
+        let kept = map_bar(&first, WINDOW_BAR, Access::ReadOnly);
         drop(first);
         let second = served.client(A);
-        let fresh = map_bar(&second, WINDOW_BAR);
+        let fresh = map_bar(&second, WINDOW_BAR, Access::ReadOnly);
         let mut bytes = [1; 64];
         fresh.read(WINDOW, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 64]);
@@ -179,6 +194,62 @@ both_loops! {
         assert_eq!(remote.err().unwrap().errno(), Errno::EEXIST);
     }
 
+    fn a_busy_machine_still_serves_its_sockets(config) {
+        let served = Served::start(config);
+        let client = served.client(A);
+        write32(&client, reg::BUSY, 1);
+        assert_eq!(read32(&client, reg::SCRATCH), 0);
+        assert_eq!(read32(&served.client(B), reg::SCRATCH), 0);
+        assert!(served.snapshot().hot_functions == 1);
+    }
+
+    fn a_posted_record_is_found_when_its_wake_up_got_lost(config) {
+        let served = Served::start(config);
+        let client = served.client(A);
+        let windows = map_bar(&client, WINDOW_BAR, Access::ReadWrite);
+        let cells = SharedCells::new(windows.window(0, RING_BYTES).unwrap()).unwrap();
+        let mut producer = Producer::new(cells);
+        served.until("the machine sleeps", |snapshot| snapshot.hot_functions == 0);
+        producer.try_push(|| 0, 0, reg::SCRATCH as u32, &7_u32.to_le_bytes()).unwrap();
+        served.until("the record is carried out", |snapshot| {
+            snapshot.functions[0].attachments[0].counters.posted_writes == 1
+        });
+        assert_eq!(read32(&client, reg::SCRATCH), 7);
+    }
+
+    fn thousands_of_small_ranges_of_one_file_cost_one_mapping(config) {
+        const RANGES: u64 = 2000;
+        let served = Served::start(config);
+        let client = served.client(A);
+        let memory = memory(RANGES as usize * 0x1000);
+        for index in 0..RANGES {
+            client.dma_map(range(index * 0x2000, index * 0x1000, 0x1000), memory.fd()).unwrap();
+        }
+        let seen = client_of(&served.snapshot(), A).unwrap();
+        assert_eq!((seen.ranges, seen.mapped_bytes), (RANGES as usize, RANGES * 0x1000));
+        client.dma_unmap(DmaUnmap::Range { address: 0, size: RANGES * 0x2000 }).unwrap();
+        let seen = client_of(&served.snapshot(), A).unwrap();
+        assert_eq!((seen.ranges, seen.mapped_bytes), (0, 0));
+    }
+
+    fn requests_that_are_sent_ahead_are_answered_in_order(config) {
+        const MAPS: u16 = 20;
+        let served = Served::start(config);
+        let mut raw = negotiated(&served.path(A));
+        for id in 0..MAPS {
+            let memory = memory(0x1000);
+            send_map(&raw, id, u64::from(id) * 0x1000, memory.fd().unwrap());
+        }
+        raw.write_all(&Header::request(MAPS, Command::DeviceReset, 0, false).to_bytes()).unwrap();
+        for id in 0..=MAPS {
+            let mut reply = [0; HEADER_SIZE];
+            raw.read_exact(&mut reply).unwrap();
+            let reply = Header::parse(&reply).unwrap();
+            assert_eq!((reply.id, reply.reply_error()), (id, None));
+        }
+        assert_eq!(client_of(&served.snapshot(), A).unwrap().ranges, usize::from(MAPS));
+    }
+
     fn reset_clears_the_attachment_and_keeps_its_client(config) {
         let served = Served::start(config);
         let client = served.client(A);
@@ -212,4 +283,18 @@ fn copy(client: &Client, source: u64, target: u64, length: u32) {
     write64(client, reg::SOURCE, source);
     write64(client, reg::TARGET, target);
     write32(client, reg::COPY, length);
+}
+
+/// A DMA_MAP of one page of a file, for reading and writing.
+fn send_map(raw: &UnixStream, id: u16, address: u64, file: BorrowedFd<'_>) {
+    let mut message = Header::request(id, Command::DmaMap, 32, false).to_bytes().to_vec();
+    message.extend(32_u32.to_le_bytes());
+    message.extend(3_u32.to_le_bytes());
+    for word in [0, address, 0x1000] {
+        message.extend(u64::to_le_bytes(word));
+    }
+    let fds = [file.as_raw_fd()];
+    let rights = [ControlMessage::ScmRights(&fds)];
+    let sent = sendmsg::<()>(raw.as_raw_fd(), &[IoSlice::new(&message)], &rights, MsgFlags::empty(), None);
+    assert_eq!(sent, Ok(message.len()));
 }

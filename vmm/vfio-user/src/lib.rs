@@ -15,6 +15,8 @@
 
 pub mod client;
 mod errno;
+#[cfg(any(test, feature = "fuzz"))]
+pub mod fuzz;
 pub mod server;
 pub mod socket;
 mod types;
@@ -23,6 +25,7 @@ pub mod wire;
 pub use client::{Client, ClientConfig, ClientError, GuestMemory, IrqPayload};
 pub use errno::Errno;
 pub use server::{
-    CompleteError, ConnectionError, DmaError, Handler, Outcome, Progress, ServerConfig, ServerConnection, Token,
+    CompleteError, ConnectionError, DmaError, Handler, Outcome, Progress, ServerConfig, ServerConnection,
+    Token,
 };
 pub use types::*;

@@ -262,7 +262,8 @@ pub trait Backing: Send + Sync + 'static {
         None
     }
 
-    /// Deals with what made [`Backing::event_fd`] readable, without waiting.
+    /// Deals with all that made [`Backing::event_fd`] readable, without waiting. Also called before each wait that blocks, for
+    /// what was read already.
     ///
     /// # Errors
     /// [`Error::DeviceGone`].

@@ -35,6 +35,8 @@ use crate::{
 const REGIONS: usize = 9;
 /// Turns of yielding between two looks at the socket, when nothing but the server's end is expected there.
 const LOOK_EVERY: u32 = 64;
+/// Messages served before the caller's own wait goes on.
+const MESSAGES_AT_ONCE: u32 = 4096;
 
 /// A range that the server may ask for by messages.
 struct Range {
@@ -226,7 +228,7 @@ impl VfioUser {
         if let Some(known) = slot.get() {
             return Ok(known);
         }
-        let told = self.0.client.region_info(region).map_err(|error| failed("asking for a region", error))?;
+        let told = self.done("asking for a region", self.0.client.region_info(region))?;
         let mappable =
             told.mappable().into_iter().map(|area| MappableArea { offset: area.offset, len: area.size });
         let info = RegionInfo {
@@ -255,15 +257,28 @@ impl VfioUser {
         action: IrqAction,
         payload: IrqPayload<'_>,
     ) -> Result<(), Error> {
-        self.0.client.set_irqs(index, start, action, payload).map_err(|error| failed(what, error))
+        self.done(what, self.0.client.set_irqs(index, start, action, payload))
     }
 
+    /// The result of a call. It may have read messages behind its reply, which no descriptor announces any more to a thread
+    /// that blocks: they are served here.
+    fn done<T>(&self, what: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
+        let value = result.map_err(|error| failed(what, error))?;
+        if self.0.memory.has_private() {
+            self.serve()?;
+        }
+        Ok(value)
+    }
+
+    /// Serves the messages that are there. A server that never stops sending them does not hold the caller.
     fn serve(&self) -> Result<(), Error> {
-        self.0
-            .client
-            .poll_incoming(Duration::ZERO)
-            .map(drop)
-            .map_err(|error| failed("serving DMA messages", error))
+        for _ in 0..MESSAGES_AT_ONCE {
+            let served = self.0.client.poll_incoming(Duration::ZERO);
+            if served.map_err(|error| failed("serving DMA messages", error))? == 0 {
+                break;
+            }
+        }
+        Ok(())
     }
 }
 
@@ -295,16 +310,13 @@ impl Backing for VfioUser {
 
     fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         self.check(region, offset, out.len())?;
-        self.0.client.region_read(region, offset, out).map_err(|error| failed("a trapped read", error))
+        self.done("a trapped read", self.0.client.region_read(region, offset, out))
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
         self.check(region, offset, data.len())?;
         let posted = mode == WriteMode::Posted;
-        self.0
-            .client
-            .region_write(region, offset, data, posted)
-            .map_err(|error| failed("a trapped write", error))
+        self.done("a trapped write", self.0.client.region_write(region, offset, data, posted))
     }
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
@@ -319,7 +331,7 @@ impl Backing for VfioUser {
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
-        let told = self.0.client.irq_info(index).map_err(|error| failed("asking for interrupts", error))?;
+        let told = self.done("asking for interrupts", self.0.client.irq_info(index))?;
         Ok(IrqInfo {
             count: if told.flags & wire::IRQ_FLAG_EVENTFD == 0 { 0 } else { told.count },
             maskable: told.flags & wire::IRQ_FLAG_MASKABLE != 0,
@@ -342,7 +354,7 @@ impl Backing for VfioUser {
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
-        self.0.client.irq_disable(index).map_err(|error| failed("unbinding interrupts", error))
+        self.done("unbinding interrupts", self.0.client.irq_disable(index))
     }
 
     fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
@@ -377,15 +389,16 @@ impl Backing for VfioUser {
         if !self.0.memory.insert(iova, Range { len, memory, permission, private: fd.is_none() }) {
             return Err(Error::Refused { what, errno: Errno::EEXIST.raw() });
         }
-        self.0.client.dma_map(map, fd).map_err(|error| {
+        let mapped = self.0.client.dma_map(map, fd);
+        if mapped.is_err() {
             self.0.memory.remove(iova, len);
-            failed(what, error)
-        })
+        }
+        self.done(what, mapped)
     }
 
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
         let range = DmaUnmap::Range { address: iova, size: len };
-        let result = self.0.client.dma_unmap(range).map_err(|error| failed("unmapping memory", error));
+        let result = self.done("unmapping memory", self.0.client.dma_unmap(range));
         self.0.memory.remove(iova, len);
         result
     }
@@ -394,7 +407,7 @@ impl Backing for VfioUser {
         if !self.0.can_reset {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
-        self.0.client.reset().map_err(|error| failed("resetting the device", error))
+        self.done("resetting the device", self.0.client.reset())
     }
 
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {

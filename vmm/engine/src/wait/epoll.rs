@@ -75,10 +75,14 @@ impl EventLoop for Epoll {
         false
     }
 
+    fn shortest_sleep(&self) -> Duration {
+        Duration::from_millis(1)
+    }
+
     fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {
-        // Whole milliseconds, rounded up: a sleep that ends early would be a loop.
+        // Whole milliseconds, rounded down; what is left is less than the shortest sleep.
         let timeout = timeout.map_or(EpollTimeout::NONE, |timeout| {
-            let milliseconds = timeout.as_nanos().div_ceil(1_000_000).min(60_000);
+            let milliseconds = timeout.as_millis().min(60_000);
             EpollTimeout::try_from(milliseconds as i32).unwrap_or(EpollTimeout::MAX)
         });
         self.collect(timeout, events)

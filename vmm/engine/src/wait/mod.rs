@@ -52,6 +52,9 @@ pub(crate) trait EventLoop: Send {
     /// Whether [`EventLoop::poll`] costs no system call when nothing is ready.
     fn poll_is_cheap(&self) -> bool;
 
+    /// A sleep shorter than this does not end in time, or is not worth its system calls.
+    fn shortest_sleep(&self) -> Duration;
+
     /// Sleep until something is ready or the time is over (`None`: for good).
     fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()>;
 }
@@ -76,5 +79,93 @@ pub(crate) fn choose(kind: EventLoopKind) -> Result<Box<dyn EventLoop>, EngineEr
                 epoll()
             }
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{
+        io::{Read, Write},
+        os::{fd::AsFd, unix::net::UnixStream},
+    };
+
+    use super::*;
+
+    const TOKEN: u64 = 7;
+    const LONG: Option<Duration> = Some(Duration::from_secs(20));
+
+    fn loops() -> Vec<Box<dyn EventLoop>> {
+        let kinds = [EventLoopKind::Epoll, EventLoopKind::IoUring];
+        kinds.into_iter().filter_map(|kind| choose(kind).ok()).collect()
+    }
+
+    /// Waits until something is reported; reports may come in pieces.
+    fn next(events: &mut dyn EventLoop, wanted: impl Fn(&Event) -> bool) {
+        let mut found = Vec::new();
+        for _ in 0..16 {
+            events.wait(LONG, &mut found).unwrap();
+            if found.iter().any(&wanted) {
+                return;
+            }
+        }
+        panic!("not reported: {found:?}");
+    }
+
+    fn none(events: &mut dyn EventLoop) {
+        let mut found = Vec::new();
+        events.poll(&mut found).unwrap();
+        assert_eq!(found, []);
+    }
+
+    #[test]
+    fn readiness_is_reported_when_it_changes_and_not_again() {
+        for mut events in loops() {
+            let (mut near, mut far) = UnixStream::pair().unwrap();
+            events.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
+            none(&mut *events);
+            far.write_all(&[1]).unwrap();
+            next(&mut *events, |event| event.token == TOKEN && event.readable && !event.hangup);
+            none(&mut *events);
+            near.read_exact(&mut [0]).unwrap();
+            far.write_all(&[2]).unwrap();
+            next(&mut *events, |event| event.readable);
+            events.unwatch(near.as_fd(), TOKEN);
+        }
+    }
+
+    #[test]
+    fn watching_again_reports_what_is_ready_already() {
+        for mut events in loops() {
+            let (near, mut far) = UnixStream::pair().unwrap();
+            events.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
+            far.write_all(&[1]).unwrap();
+            next(&mut *events, |event| event.readable);
+            events.rewatch(near.as_fd(), TOKEN, Interest { read: true, write: true }).unwrap();
+            next(&mut *events, |event| event.token == TOKEN && event.readable && event.writable);
+        }
+    }
+
+    #[test]
+    fn a_hang_up_is_reported_without_any_interest() {
+        for mut events in loops() {
+            let (near, far) = UnixStream::pair().unwrap();
+            events.watch(near.as_fd(), TOKEN, Interest { read: false, write: false }).unwrap();
+            drop(far);
+            next(&mut *events, |event| event.hangup);
+        }
+    }
+
+    #[test]
+    fn nothing_is_reported_of_what_is_not_watched_any_more() {
+        for mut events in loops() {
+            let (near, mut far) = UnixStream::pair().unwrap();
+            events.watch(near.as_fd(), TOKEN, Interest::READ).unwrap();
+            far.write_all(&[1]).unwrap();
+            events.unwatch(near.as_fd(), TOKEN);
+            none(&mut *events);
+            drop(near);
+            // The event loop holds nothing open.
+            assert_eq!(far.read(&mut [0]).unwrap_or(0), 0);
+        }
     }
 }

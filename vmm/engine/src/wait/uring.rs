@@ -189,17 +189,18 @@ impl EventLoop for Uring {
         let call = submission.taskrun() || submission.cq_overflow() || !submission.is_empty();
         drop(submission);
         if call {
-            match self.ring.submitter().submit_with_args(1, &SubmitArgs::new().timespec(&Timespec::new())) {
-                Ok(_) => {}
-                Err(error) if transient(&error) => {}
-                Err(error) => return Err(error),
-            }
+            // This also fetches the reports that the flags announce.
+            self.submit()?;
         }
         self.collect(events)
     }
 
     fn poll_is_cheap(&self) -> bool {
         true
+    }
+
+    fn shortest_sleep(&self) -> Duration {
+        Duration::from_micros(50)
     }
 
     fn wait(&mut self, timeout: Option<Duration>, events: &mut Vec<Event>) -> io::Result<()> {

@@ -2,7 +2,11 @@
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
 use std::{
-    os::fd::{AsFd, OwnedFd},
+    io::{Read, Write as _},
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::net::UnixStream,
+    },
     path::{Path, PathBuf},
     sync::Arc,
     thread::JoinHandle,
@@ -11,9 +15,7 @@ use std::{
 
 use nicforge_core::{
     context::Context,
-    device::{
-        Address, AttachmentId, Counter, Device, DmaToken, Ended, FunctionId, Progress, Reset, Write,
-    },
+    device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, FunctionId, Progress, Reset, Write},
     dma::DmaError,
     machine::Machine,
     spec::{AttachmentSpec, FunctionSpec, Identity},
@@ -22,6 +24,7 @@ use nicforge_engine::{Engine, EngineConfig, EngineHandle, EventLoopKind, Snapsho
 use nicforge_shm::{Access, SharedMemory};
 use nicforge_vfio_user::{
     Client, ClientConfig, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, Errno, GuestMemory, IrqAction, IrqPayload,
+    wire::{Command, Header, VersionMessage, build_version},
 };
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -51,6 +54,8 @@ pub mod reg {
     pub const COPIED: u64 = 0x38;
     /// A write drives INTx.
     pub const LINE: u64 = 0x40;
+    /// A write keeps the device busy with nothing, until 0 is written.
+    pub const BUSY: u64 = 0x48;
 }
 
 const WINDOW: u64 = 0x1_0000;
@@ -69,6 +74,7 @@ struct Side {
 pub struct TestDevice {
     sides: [Side; 2],
     credits: u64,
+    busy: bool,
     sent: u64,
     closed: u64,
     evicted: u64,
@@ -77,10 +83,15 @@ pub struct TestDevice {
 
 impl Device for TestDevice {
     fn spec(&self) -> FunctionSpec {
-        let identity =
-            Identity { vendor: 0x1efc, device: 0x7e57, subsystem_vendor: 0, subsystem: 0, class: 0x02_80_00, revision: 1 };
-        let attachments =
-            ["a", "b"].map(|name| AttachmentSpec { name: name.to_owned(), group: 0 }).to_vec();
+        let identity = Identity {
+            vendor: 0x1efc,
+            device: 0x7e57,
+            subsystem_vendor: 0,
+            subsystem: 0,
+            class: 0x02_80_00,
+            revision: 1,
+        };
+        let attachments = ["a", "b"].map(|name| AttachmentSpec { name: name.to_owned(), group: 0 }).to_vec();
         FunctionSpec::nic(identity, attachments, 0x1000, 4, 64, WINDOW, 0)
     }
 
@@ -113,10 +124,10 @@ impl Device for TestDevice {
             reg::SOURCE => side.source = value,
             reg::TARGET => side.target = value,
             reg::COPY => {
-                if context.dma_read(from, side.source, value as usize, DmaToken(side.target)).is_err() {
-                    side.bad += 1;
-                }
+                let started = context.dma_read(from, side.source, value as usize, DmaToken(side.target));
+                side.bad += u32::from(started.is_err());
             }
+            reg::BUSY => self.busy = value != 0,
             reg::LINE => context.set_intx(from, value != 0),
             _ => {}
         }
@@ -158,7 +169,7 @@ impl Device for TestDevice {
     }
 
     fn step(&mut self, _: &mut Context<'_>, _: u32) -> Progress {
-        Progress::Idle
+        if self.busy { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -343,10 +354,25 @@ pub fn range(address: u64, offset: u64, size: u64) -> DmaMap {
 }
 
 /// The file behind a BAR, mapped here.
-pub fn map_bar(client: &Client, bar: u32) -> SharedMemory {
+pub fn map_bar(client: &Client, bar: u32, access: Access) -> SharedMemory {
     let info = client.region_info(bar).unwrap();
     let fd: OwnedFd = info.fd.unwrap();
-    SharedMemory::map(fd.as_fd(), info.offset, info.size as usize, Access::ReadOnly).unwrap()
+    SharedMemory::map(fd.as_fd(), info.offset, info.size as usize, access).unwrap()
+}
+
+/// A stream on which the version has been negotiated.
+pub fn negotiated(path: &Path) -> UnixStream {
+    let mut raw = UnixStream::connect(path).unwrap();
+    raw.set_read_timeout(Some(LONG)).unwrap();
+    let version = VersionMessage { major: 0, minor: 0, has_json: false, capabilities: None };
+    let payload = build_version(&version);
+    raw.write_all(&Header::request(1, Command::Version, payload.len(), false).to_bytes()).unwrap();
+    raw.write_all(&payload).unwrap();
+    let mut header = [0; 16];
+    raw.read_exact(&mut header).unwrap();
+    let mut rest = vec![0; Header::parse(&header).unwrap().size as usize - 16];
+    raw.read_exact(&mut rest).unwrap();
+    raw
 }
 
 /// Client memory that is reached by messages.
@@ -368,18 +394,31 @@ impl GuestMemory for Plain {
     }
 }
 
-/// Two tests from one body: with io_uring (where it works) and with epoll.
+/// What most tests hold.
+pub struct Nothing;
+
+impl Nothing {
+    pub fn hold() -> Self {
+        Self
+    }
+}
+
+/// Two tests from one body: with io_uring (where it works) and with epoll. With `holding f;` in front, each holds what `f()` gives
+/// from its very beginning.
 #[macro_export]
 macro_rules! both_loops {
-    ($($(#[$doc:meta])* fn $name:ident($config:ident) $body:block)*) => {$(
+    ($(fn $name:ident($config:ident) $body:block)*) => {
+        $crate::both_loops! { holding $crate::common::Nothing::hold; $(fn $name($config) $body)* }
+    };
+    (holding $guard:path; $(fn $name:ident($config:ident) $body:block)*) => {$(
         mod $name {
             use super::*;
 
-            $(#[$doc])*
             fn body(#[allow(unused_mut)] mut $config: nicforge_engine::EngineConfig) $body
 
             #[test]
             fn with_io_uring() {
+                let _guard = $guard();
                 if let Some(config) = $crate::common::config(nicforge_engine::EventLoopKind::IoUring) {
                     body(config);
                 }
@@ -387,6 +426,7 @@ macro_rules! both_loops {
 
             #[test]
             fn with_epoll() {
+                let _guard = $guard();
                 body($crate::common::config(nicforge_engine::EventLoopKind::Epoll).unwrap());
             }
         }

@@ -71,9 +71,14 @@ impl std::fmt::Debug for Exchange {
 /// What the thread that reads is after.
 #[derive(Clone, Copy)]
 enum Goal {
-    Reply { id: u16, command: Command },
+    Reply {
+        id: u16,
+        command: Command,
+    },
     /// Requests of the server, until the count differs from this.
-    Incoming { served: u64 },
+    Incoming {
+        served: u64,
+    },
 }
 
 /// Why the thread that reads has stopped.
@@ -92,7 +97,8 @@ impl Exchange {
         max_data: u32,
     ) -> Self {
         let Framed { fd, rx, tx } = framed;
-        let state = State { rx: Some(rx), tx, waiting: Vec::new(), next_id: 0, dead: None, served: 0, sleepers: 0 };
+        let state =
+            State { rx: Some(rx), tx, waiting: Vec::new(), next_id: 0, dead: None, served: 0, sleepers: 0 };
         Self {
             fd,
             state: Mutex::new(state),
@@ -128,7 +134,13 @@ impl Exchange {
             return Err(ClientError::System { call: "request", errno: Errno::EBUSY });
         }
         let id = fresh_id(&mut state);
-        self.send(&mut state, &Header::request(id, command, fixed.len() + data.len(), false), fixed, data, fds)?;
+        self.send(
+            &mut state,
+            &Header::request(id, command, fixed.len() + data.len(), false),
+            fixed,
+            data,
+            fds,
+        )?;
         state.waiting.push(Waiting { id, command, reply: None });
         self.wait_reply(state, id, command, deadline, take)
     }
@@ -144,7 +156,13 @@ impl Exchange {
         let mut state = self.lock();
         check_dead(&state)?;
         let id = fresh_id(&mut state);
-        self.send(&mut state, &Header::request(id, command, fixed.len() + data.len(), true), fixed, data, &[])?;
+        self.send(
+            &mut state,
+            &Header::request(id, command, fixed.len() + data.len(), true),
+            fixed,
+            data,
+            &[],
+        )?;
         while state.tx.queued() > 0 {
             check_dead(&state)?;
             if deadline.is_over() {
@@ -342,7 +360,10 @@ impl Exchange {
             if header.message_type() == MessageType::Reply {
                 match goal {
                     Goal::Reply { id, command } if header.id == id && header.command == command => {
-                        return Stop::Reply(on_reply(header, Reply { payload: message.payload, fds: message.fds }));
+                        return Stop::Reply(on_reply(
+                            header,
+                            Reply { payload: message.payload, fds: message.fds },
+                        ));
                     }
                     _ => self.deliver(message),
                 }

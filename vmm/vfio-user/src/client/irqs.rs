@@ -81,7 +81,9 @@ impl Client {
     ) -> Result<(), ClientError> {
         let most = (self.limits.max_msg_fds as usize).min(crate::socket::MAX_MESSAGE_FDS);
         if most == 0 && fds.iter().any(Option::is_some) {
-            return Err(ClientError::Argument("the server takes no descriptors, so it cannot signal interrupts"));
+            return Err(ClientError::Argument(
+                "the server takes no descriptors, so it cannot signal interrupts",
+            ));
         }
         let flags = action | vfio::VFIO_IRQ_SET_DATA_EVENTFD;
         let mut at = start;

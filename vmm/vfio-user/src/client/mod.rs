@@ -224,7 +224,8 @@ impl Client {
         }
         // A reply carries as much as is asked for, a server's request as much as we said; both are bounded.
         let data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
-        let framed = Framed::new(fd, data.saturating_add(requests::MAX_INFO_REPLY), config.max_msg_fds as usize);
+        let framed =
+            Framed::new(fd, data.saturating_add(requests::MAX_INFO_REPLY), config.max_msg_fds as usize);
         let exchange = Exchange::new(framed, config.spin, config.memory.clone(), config.max_data_xfer_size);
         let proposal = VersionMessage {
             major: VERSION_MAJOR,
@@ -241,7 +242,8 @@ impl Client {
         };
         let command = Command::Version;
         let body = build_version(&proposal);
-        let answer = exchange.call(command, &body, &[], &[], deadline, |reply| Ok(parse_version(reply.payload)))?;
+        let answer =
+            exchange.call(command, &body, &[], &[], deadline, |reply| Ok(parse_version(reply.payload)))?;
         let answer = answer.map_err(|error| malformed(command, error))?;
         if answer.major != VERSION_MAJOR || answer.minor > VERSION_MINOR {
             let what = format!("version {}.{} was not proposed", answer.major, answer.minor);

@@ -66,8 +66,7 @@ impl Client {
         deadline: Deadline,
     ) -> Result<(RegionInfo, u32), ClientError> {
         let command = Command::DeviceGetRegionInfo;
-        let request =
-            RegionInfoPayload { argsz: argsz.into(), index: index.into(), ..Default::default() };
+        let request = RegionInfoPayload { argsz: argsz.into(), index: index.into(), ..Default::default() };
         self.exchange.call(command, request.as_bytes(), &[], &[], deadline, |reply| {
             let (mut info, argsz) =
                 parse_region_info(reply.payload).map_err(|error| malformed(command, error))?;

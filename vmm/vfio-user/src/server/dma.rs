@@ -159,9 +159,12 @@ impl DmaTable {
         handler: &mut dyn Handler,
     ) -> Result<bool, FrameError> {
         let Some(index) = self.find(header) else { return Ok(false) };
+        let most_queued = limits.queue.saturating_add(self.capacity.saturating_mul(limits.transfer));
         let operation = &mut self.operations[index];
         let result = match header.reply_error() {
             Some(errno) => Err(errno),
+            // It answers requests that it has not even read: going on would only fill the queue.
+            None if out.queued() > most_queued => Err(Errno::EPROTO),
             None => operation.take(payload),
         };
         if result.is_ok() && operation.done < operation.len {

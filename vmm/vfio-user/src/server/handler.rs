@@ -2,8 +2,8 @@
 
 use std::os::fd::OwnedFd;
 
-use crate::types::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 use crate::Errno;
+use crate::types::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 
 /// Names an operation between a [`Handler`] and its connection; chosen by the handler's side.
 pub type Token = u64;

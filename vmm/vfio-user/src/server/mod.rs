@@ -10,8 +10,8 @@
 //! served first, and each request that defers again is asked about in turn. Replies to our own DMA requests do
 //! not wait either. What stands behind more than a buffer of requests is not seen before those in front of it.
 //!
-//! **Back pressure.** Replies that the socket does not take are queued. At
-//! [`ServerConfig::max_queued`] bytes no more requests are taken until the client reads.
+//! **Back pressure.** Replies that the socket does not take are queued. At [`ServerConfig::max_queued`] bytes or 32
+//! descriptors no more requests are taken until the client reads.
 //!
 //! **Endings.** An error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`],
 //! end the connection: drop it. Malformed *requests* are answered with an errno and end nothing; malformed
@@ -20,10 +20,12 @@
 mod dma;
 mod handler;
 mod irqs;
+mod negotiation;
 mod session;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{UnixCredentials, getsockopt, sockopt};
 
 pub use dma::DmaError;
@@ -39,6 +41,9 @@ use session::{Kind, Session, State};
 
 /// Room for a message's fixed structure and the interrupts of a `DATA_BOOL`, beside its data.
 const MESSAGE_OVERHEAD: usize = HEADER_SIZE + 4096;
+
+/// Descriptors of replies that may wait for the socket before requests are left alone.
+const MAX_QUEUED_FDS: usize = 32;
 
 /// Limits of a connection.
 #[derive(Clone, Debug)]
@@ -207,7 +212,8 @@ impl ServerConnection {
         })
     }
 
-    /// The event loop should call [`Self::on_readable`] when the socket is readable.
+    /// The event loop should call [`Self::on_readable`] when the socket is readable. On a hang-up, which polling
+    /// reports unasked, it should call it in any case.
     pub fn wants_read(&self) -> bool {
         match (&self.session.deferred, self.session.state) {
             (_, State::Ended) => false,
@@ -327,7 +333,8 @@ impl ServerConnection {
     }
 
     fn is_clogged(&self) -> bool {
-        self.framed.queued() >= self.session.config.max_queued
+        // A small reply may hold a descriptor, of which a process has fewer than bytes.
+        self.framed.queued() >= self.session.config.max_queued || self.framed.queued_fds() >= MAX_QUEUED_FDS
     }
 
     fn drive(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
@@ -380,7 +387,9 @@ impl ServerConnection {
             }
         }
         if !self.framed.rx.has_room() {
-            return Ok(Some(Progress::Blocked));
+            // Nothing can be read, so only the socket's state tells that the client has gone.
+            let gone = self.has_hung_up();
+            return Ok(Some(if gone { Progress::Closed } else { Progress::Blocked }));
         }
         match self.framed.fill()? {
             Fill::Data { .. } => Ok(None),
@@ -411,6 +420,12 @@ impl ServerConnection {
             session.scanned = from + size as u64;
         }
         Ok(())
+    }
+
+    fn has_hung_up(&self) -> bool {
+        let mut fds = [PollFd::new(self.framed.as_fd(), PollFlags::empty())];
+        let _ = poll(&mut fds, PollTimeout::ZERO);
+        fds[0].revents().is_some_and(|events| events.intersects(PollFlags::POLLHUP | PollFlags::POLLERR))
     }
 
     fn end(&self) -> Result<Progress, ConnectionError> {

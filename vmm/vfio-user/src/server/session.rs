@@ -16,9 +16,9 @@ use crate::wire::*;
 /// The parts of a request that its reply needs.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
-    id: u16,
-    command: Command,
-    no_reply: bool,
+    pub(super) id: u16,
+    pub(super) command: Command,
+    pub(super) no_reply: bool,
 }
 
 /// What a deferred request needs when it ends.
@@ -72,7 +72,7 @@ pub(super) struct Session {
     /// Resets seen there that have not been served.
     pub(super) resets_ahead: u32,
     /// Most bytes of data in one access.
-    transfer: usize,
+    pub(super) transfer: usize,
     scratch: Vec<u8>,
 }
 
@@ -177,7 +177,12 @@ impl Session {
         }
     }
 
-    fn fail(&mut self, out: &mut Outlet<'_>, request: Request, errno: Errno) -> Result<(), FrameError> {
+    pub(super) fn fail(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        errno: Errno,
+    ) -> Result<(), FrameError> {
         self.counters.failed += 1;
         if request.no_reply {
             return Ok(());
@@ -200,65 +205,6 @@ impl Session {
                 self.deferred = Some(Deferred { token, request, kind, result: None, data, asked: false });
                 Ok(())
             }
-        }
-    }
-
-    fn version(
-        &mut self,
-        out: &mut Outlet<'_>,
-        request: Request,
-        payload: &[u8],
-    ) -> Result<(), ConnectionError> {
-        if request.command != Command::Version {
-            self.fail(out, request, Errno::EINVAL)?;
-            return Err(ConnectionError::NotNegotiated { command: request.command });
-        }
-        let proposed = match parse_version(payload) {
-            Ok(proposed) => proposed,
-            Err(error) => {
-                self.fail(out, request, Errno::EINVAL)?;
-                return Err(error.into());
-            }
-        };
-        if proposed.major != VERSION_MAJOR {
-            self.fail(out, request, Errno::ENOTSUP)?;
-            return Err(ConnectionError::Major { major: proposed.major });
-        }
-        let asked = proposed.capabilities.clone().unwrap_or_default();
-        // Zero bytes a message would make every transfer endless.
-        let transfer = asked.max_data_xfer_size.unwrap_or(DEFAULT_MAX_DATA_XFER_SIZE.into());
-        if transfer == 0 {
-            self.fail(out, request, Errno::EINVAL)?;
-            return Err(ConnectionError::NoTransfers);
-        }
-        let answer = VersionMessage {
-            major: VERSION_MAJOR,
-            minor: proposed.minor.min(VERSION_MINOR),
-            has_json: proposed.has_json,
-            capabilities: proposed.capabilities.as_ref().map(|asked| self.answer(asked)),
-        };
-        // What the client did not name it takes to have its default.
-        if asked.max_data_xfer_size.is_none() {
-            self.transfer = DEFAULT_MAX_DATA_XFER_SIZE as usize;
-        }
-        self.limits.transfer = usize::try_from(transfer).unwrap_or(usize::MAX).min(self.config.max_data_xfer_size as usize);
-        self.new_limit = Some(self.config.message_limit(self.transfer.max(self.limits.transfer)));
-        self.peer = asked;
-        self.state = State::Running;
-        Ok(reply(out, request, &build_version(&answer), &[], &[])?)
-    }
-
-    /// A subset of what the client named, as the specification wants it; this also keeps the reply no longer
-    /// than the request, but for a digit or two.
-    fn answer(&self, asked: &Capabilities) -> Capabilities {
-        let config = &self.config;
-        Capabilities {
-            max_msg_fds: asked.max_msg_fds.map(|_| config.max_msg_fds.into()),
-            max_data_xfer_size: asked.max_data_xfer_size.map(|_| config.max_data_xfer_size.into()),
-            pgsizes: asked.pgsizes.map(|_| config.pgsizes),
-            max_dma_maps: asked.max_dma_maps.map(|_| config.max_dma_maps.into()),
-            write_multiple: asked.write_multiple.filter(|wanted| *wanted && config.write_multiple),
-            twin_socket: None,
         }
     }
 
@@ -507,7 +453,7 @@ fn acknowledge(out: &mut Outlet<'_>, request: Request, kind: &Kind) -> Result<()
 }
 
 /// Sends header, `fixed` and `data` in one piece, unless the client wants no reply.
-fn reply(
+pub(super) fn reply(
     out: &mut Outlet<'_>,
     request: Request,
     fixed: &[u8],
@@ -537,6 +483,8 @@ fn range_is_valid(address: u64, size: u64) -> bool {
 fn write_is_valid(record: &[u8]) -> bool {
     MultiWrite::read_from_bytes(record).is_ok_and(|write| {
         let count = write.count.get();
-        count >= 1 && count as usize <= write.data.len() && write.offset.get().checked_add(count.into()).is_some()
+        count >= 1
+            && count as usize <= write.data.len()
+            && write.offset.get().checked_add(count.into()).is_some()
     })
 }

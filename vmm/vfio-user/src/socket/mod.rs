@@ -16,8 +16,8 @@ mod sys;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-pub use receive::{Fill, Message};
 pub(crate) use receive::Receiver;
+pub use receive::{Fill, Message};
 pub(crate) use send::{Outlet, Sender};
 
 /// Most descriptors that are kept for messages not handed out yet. What is above is closed on arrival.
@@ -119,6 +119,11 @@ impl Framed {
     /// Bytes that wait for the socket to take them.
     pub fn queued(&self) -> usize {
         self.tx.queued()
+    }
+
+    /// Descriptors that wait for the socket to take them.
+    pub fn queued_fds(&self) -> usize {
+        self.tx.queued_fds()
     }
 }
 

@@ -138,7 +138,8 @@ impl Receiver {
     /// Makes room behind `end`, by moving what is there or by doubling the buffer.
     fn make_room(&mut self) -> bool {
         let length = self.buffer.len();
-        if self.start >= length / 2 && self.start > 0 || (self.start > 0 && length >= self.capacity()) {
+        let worthwhile = self.start >= length / 2 || length >= self.capacity();
+        if self.start > 0 && worthwhile {
             self.buffer.copy_within(self.start..self.end, 0);
             self.end -= self.start;
             self.start = 0;
@@ -215,7 +216,8 @@ impl Receiver {
     /// Takes the whole message of `size` bytes at stream position `from` out of the stream, as if it had never
     /// come; what is behind it moves up, and its descriptors are closed.
     pub(crate) fn remove(&mut self, from: u64, size: usize) {
-        let Some(offset) = from.checked_sub(self.position).and_then(|offset| usize::try_from(offset).ok()) else {
+        let Some(offset) = from.checked_sub(self.position).and_then(|offset| usize::try_from(offset).ok())
+        else {
             return;
         };
         if size > self.buffered().saturating_sub(offset) {

@@ -20,11 +20,16 @@ struct Outgoing {
 pub(crate) struct Sender {
     queue: VecDeque<Outgoing>,
     queued: usize,
+    queued_fds: usize,
 }
 
 impl Sender {
     pub(crate) fn queued(&self) -> usize {
         self.queued
+    }
+
+    pub(crate) fn queued_fds(&self) -> usize {
+        self.queued_fds
     }
 
     pub(crate) fn send(
@@ -49,6 +54,7 @@ impl Sender {
         bytes.extend_from_slice(head.get(sent..).unwrap_or_default());
         bytes.extend_from_slice(&body[sent.saturating_sub(head.len())..]);
         self.queued += bytes.len();
+        self.queued_fds += owned.len();
         self.queue.push_back(Outgoing { bytes, sent: 0, fds: owned });
         Ok(())
     }
@@ -60,6 +66,7 @@ impl Sender {
             if sent == 0 {
                 return Ok(());
             }
+            self.queued_fds -= first.fds.len();
             first.fds.clear();
             first.sent += sent;
             self.queued -= sent;
@@ -98,7 +105,12 @@ pub(crate) struct Outlet<'a> {
 }
 
 impl Outlet<'_> {
-    pub(crate) fn send(&mut self, head: &[u8], body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), FrameError> {
+    pub(crate) fn send(
+        &mut self,
+        head: &[u8],
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<(), FrameError> {
         self.tx.send(self.socket, head, body, fds)
     }
 

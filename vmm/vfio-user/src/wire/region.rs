@@ -51,7 +51,8 @@ pub enum RegionInfoError {
 pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
     let mut caps = Vec::new();
     if !info.areas.is_empty() {
-        let size = CAP_HEADER + size_of::<SparseMmapCap>() + info.areas.len() * size_of::<SparseAreaPayload>();
+        let size =
+            CAP_HEADER + size_of::<SparseMmapCap>() + info.areas.len() * size_of::<SparseAreaPayload>();
         let next = if info.region_type.is_some() { (BASE + size) as u32 } else { 0 };
         let header = CapHeader { id: CAP_SPARSE.into(), version: 1.into(), next: next.into() };
         let areas = SparseMmapCap { nr_areas: (info.areas.len() as u32).into(), reserved: 0.into() };

@@ -87,7 +87,8 @@ pub fn parse_version(payload: &[u8]) -> Result<VersionMessage, VersionError> {
         return Err(VersionError::TooLong(json.len()));
     }
     let text = json.split(|byte| *byte == 0).next().unwrap_or_default();
-    let data: VersionData = if text.is_empty() { VersionData::default() } else { serde_json::from_slice(text)? };
+    let data: VersionData =
+        if text.is_empty() { VersionData::default() } else { serde_json::from_slice(text)? };
     Ok(VersionMessage {
         major: version.major.get(),
         minor: version.minor.get(),

@@ -1,0 +1,147 @@
+//! Descriptors and processor time. These tests look at the whole process, so that they run one after another.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+
+mod common;
+
+use std::{
+    io::Read,
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::{Duration, Instant},
+};
+
+use common::*;
+use nicforge_core::device::FunctionId;
+use nicforge_vfio_user::Client;
+use nix::{
+    sys::{
+        resource::{Resource, getrlimit, setrlimit},
+        socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket},
+    },
+    time::{ClockId, clock_gettime},
+};
+
+static ALONE: Mutex<()> = Mutex::new(());
+
+fn alone() -> MutexGuard<'static, ()> {
+    ALONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+both_loops! {
+    holding alone;
+
+    fn ten_thousand_connections_leak_nothing(config) {
+        let served = Served::start(config);
+        let connect = |count| {
+            for _ in 0..count {
+                drop(UnixStream::connect(served.path(A)).unwrap());
+            }
+            // Whoever comes now is served when all before have been.
+            drop(patient_client(&served));
+            served.until_free(A);
+        };
+        connect(100);
+        let before = descriptors();
+        connect(10_000);
+        assert_eq!(descriptors(), before);
+    }
+
+    fn a_thousand_whole_clients_leak_nothing(config) {
+        let served = Served::start(config);
+        let memory = memory(0x2000);
+        let connect = |count| {
+            for _ in 0..count {
+                let client = served.client(A);
+                client.dma_map(range(0, 0, 0x2000), memory.fd()).unwrap();
+                bind(&client, nicforge_vfio_user::PCI_MSIX_IRQ, 0);
+                write32(&client, reg::SCRATCH, 1);
+            }
+            served.until_free(A);
+        };
+        connect(10);
+        let (before, mappings) = (descriptors(), maps());
+        connect(1_000);
+        assert_eq!(descriptors(), before);
+        // The helper unmaps in its own time.
+        let deadline = Instant::now() + LONG;
+        while maps() > mappings + 8 {
+            assert!(Instant::now() < deadline, "{} mappings, {mappings} before", maps());
+            std::thread::yield_now();
+        }
+    }
+
+    fn connections_beyond_the_first_are_all_turned_away(config) {
+        let served = Served::start(config);
+        let first = served.client(A);
+        let before = descriptors();
+        let crowd: Vec<_> = (0..200).map(|_| UnixStream::connect(served.path(A)).unwrap()).collect();
+        for mut second in crowd {
+            second.set_read_timeout(Some(LONG)).unwrap();
+            assert_eq!(second.read(&mut [0]).unwrap_or(0), 0);
+        }
+        assert_eq!(read32(&first, reg::SCRATCH), 0);
+        assert_eq!(descriptors(), before);
+    }
+
+    fn without_descriptors_clients_are_turned_away_until_there_are_some(config) {
+        let served = Served::start(config);
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let early = socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        let address = UnixAddr::new(&served.path(A)).unwrap();
+        let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE).unwrap();
+        setrlimit(Resource::RLIMIT_NOFILE, early.as_raw_fd() as u64 + 1, hard).unwrap();
+        let connected = connect(early.as_raw_fd(), &address);
+        let mut early = UnixStream::from(early);
+        early.set_read_timeout(Some(LONG)).unwrap();
+        let end = early.read(&mut [0]);
+        setrlimit(Resource::RLIMIT_NOFILE, soft, hard).unwrap();
+        connected.unwrap();
+        assert_eq!(end.unwrap_or(0), 0);
+        assert_eq!(read32(&patient_client(&served), reg::SCRATCH), 0);
+    }
+
+    fn an_idle_machine_of_65_nodes_leaves_the_processor_alone(config) {
+        let served = Served::start_nodes(config, 65);
+        assert_eq!(busy_share(&served), 0.0, "without clients nothing is to be done at all");
+        let clients: Vec<_> = (0..65)
+            .map(|node| Client::connect(served.dir.path().join(format!("node{node}-0.sock")), LONG).unwrap())
+            .collect();
+        let share = busy_share(&served);
+        println!("{}: {:.2} % with 65 idle clients", served.event_loop, share * 100.0);
+        assert!(share < 0.02, "{share}");
+        assert!(clients.iter().all(Client::is_alive));
+        assert_eq!(served.handle.call(LONG, |control| control.machine().functions()).unwrap(), 65);
+        assert!(served.handle.reset_function(FunctionId(64), LONG).unwrap().is_ok());
+    }
+}
+
+/// The share of a processor that the engine takes when it is left alone, rounded down to a thousandth.
+fn busy_share(served: &Served) -> f64 {
+    const INTERVAL: Duration = Duration::from_millis(500);
+    let used =
+        || served.handle.call(LONG, |_| clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap()).unwrap();
+    let before = used();
+    // Nothing is waited for: this is the time that is measured.
+    std::thread::sleep(INTERVAL);
+    let used = Duration::from(used()) - Duration::from(before);
+    (used.as_secs_f64() / INTERVAL.as_secs_f64() * 1000.0).floor() / 1000.0
+}
+
+/// A client that tries again while the attachment is taken.
+fn patient_client(served: &Served) -> Client {
+    let deadline = Instant::now() + LONG;
+    loop {
+        match Client::connect(served.path(A), LONG) {
+            Ok(client) => return client,
+            Err(error) => assert!(Instant::now() < deadline, "{error}"),
+        }
+    }
+}
+
+fn descriptors() -> usize {
+    std::fs::read_dir("/proc/self/fd").unwrap().count()
+}
+
+fn maps() -> usize {
+    std::fs::read_to_string("/proc/self/maps").unwrap().lines().count()
+}

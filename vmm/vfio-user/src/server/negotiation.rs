@@ -1,0 +1,71 @@
+//! `VERSION`: what both sides can do, and how large a message may be from then on.
+
+use super::ConnectionError;
+use super::session::{Request, Session, State, reply};
+use crate::Errno;
+use crate::socket::Outlet;
+use crate::wire::*;
+
+impl Session {
+    /// Serves the first message, which must be a version; anything else ends the connection.
+    pub(super) fn version(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+    ) -> Result<(), ConnectionError> {
+        if request.command != Command::Version {
+            self.fail(out, request, Errno::EINVAL)?;
+            return Err(ConnectionError::NotNegotiated { command: request.command });
+        }
+        let proposed = match parse_version(payload) {
+            Ok(proposed) => proposed,
+            Err(error) => {
+                self.fail(out, request, Errno::EINVAL)?;
+                return Err(error.into());
+            }
+        };
+        if proposed.major != VERSION_MAJOR {
+            self.fail(out, request, Errno::ENOTSUP)?;
+            return Err(ConnectionError::Major { major: proposed.major });
+        }
+        let asked = proposed.capabilities.clone().unwrap_or_default();
+        // Zero bytes a message would make every transfer endless.
+        let transfer = asked.max_data_xfer_size.unwrap_or(DEFAULT_MAX_DATA_XFER_SIZE.into());
+        if transfer == 0 {
+            self.fail(out, request, Errno::EINVAL)?;
+            return Err(ConnectionError::NoTransfers);
+        }
+        let answer = VersionMessage {
+            major: VERSION_MAJOR,
+            // Ours is the lowest there is, so it is never above what was proposed.
+            minor: VERSION_MINOR,
+            has_json: proposed.has_json,
+            capabilities: proposed.capabilities.as_ref().map(|asked| self.answer(asked)),
+        };
+        // What the client did not name it takes to have its default.
+        if asked.max_data_xfer_size.is_none() {
+            self.transfer = DEFAULT_MAX_DATA_XFER_SIZE as usize;
+        }
+        self.limits.transfer =
+            usize::try_from(transfer).unwrap_or(usize::MAX).min(self.config.max_data_xfer_size as usize);
+        self.new_limit = Some(self.config.message_limit(self.transfer.max(self.limits.transfer)));
+        self.peer = asked;
+        self.state = State::Running;
+        Ok(reply(out, request, &build_version(&answer), &[], &[])?)
+    }
+
+    /// A subset of what the client named, as the specification wants it; this also keeps the reply no longer
+    /// than the request, but for a digit or two.
+    fn answer(&self, asked: &Capabilities) -> Capabilities {
+        let config = &self.config;
+        Capabilities {
+            max_msg_fds: asked.max_msg_fds.map(|_| config.max_msg_fds.into()),
+            max_data_xfer_size: asked.max_data_xfer_size.map(|_| config.max_data_xfer_size.into()),
+            pgsizes: asked.pgsizes.map(|_| config.pgsizes),
+            max_dma_maps: asked.max_dma_maps.map(|_| config.max_dma_maps.into()),
+            write_multiple: asked.write_multiple.filter(|wanted| *wanted && config.write_multiple),
+            twin_socket: None,
+        }
+    }
+}
