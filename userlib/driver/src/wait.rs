@@ -147,10 +147,11 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// About a microsecond of spinning, a millisecond or two of yielding, then sleeps of 20 us to 1 ms.
+    /// About a microsecond of spinning, then yielding for a hundred microseconds or more, then sleeps of 20 us to 1 ms. Who waits
+    /// for longer than that is in the way of whom it waits for, where processors are few.
     pub const DEFAULT: Self = Self {
         spins: 32,
-        yields: 2000,
+        yields: 100,
         first_sleep: Duration::from_micros(20),
         longest_sleep: Duration::from_millis(1),
     };

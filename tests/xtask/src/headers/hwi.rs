@@ -133,10 +133,37 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
         }
         whole.push_str(&line);
     }
-    let plain = whole.replace(['`', '[', ']'], "").replace("*/", "* /");
-    if !plain.is_empty() {
-        let _ = writeln!(text, "{indent}/* {plain} */");
+    let plain =
+        whole.replace(['`', '[', ']'], "").replace("*/", "* /").replace("super::", "").replace("crate::", "");
+    let lines = wrapped(&plain);
+    match lines.as_slice() {
+        [] => {}
+        [one] => {
+            let _ = writeln!(text, "{indent}/* {one} */");
+        }
+        many => {
+            let _ = writeln!(text, "{indent}/*");
+            for line in many {
+                let _ = writeln!(text, "{indent} * {line}");
+            }
+            let _ = writeln!(text, "{indent} */");
+        }
     }
+}
+
+/// Words in lines that stay within the kernel's 80 columns.
+fn wrapped(text: &str) -> Vec<String> {
+    let mut lines: Vec<String> = Vec::new();
+    for word in text.split_whitespace() {
+        match lines.last_mut() {
+            Some(line) if line.len() + word.len() < 70 => {
+                line.push(' ');
+                line.push_str(word);
+            }
+            _ => lines.push(word.to_owned()),
+        }
+    }
+    lines
 }
 
 fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {

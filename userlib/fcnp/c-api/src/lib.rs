@@ -5,8 +5,9 @@
 //! `include/fcnp_cn.h` and `include/fcnp_ion.h` give the calls the names they had on the machine, where the two kinds of
 //! node had a header each.
 //!
-//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation; the handles are
-//! counted references, so that a call in another thread outlives a close.
+//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. Handles are boxes that C
+//! gives back once; the endpoints of the calls without a handle are counted, so that a call in another thread outlives
+//! `fcnp_exit`.
 #![allow(unsafe_code, non_camel_case_types)]
 
 mod endpoint;

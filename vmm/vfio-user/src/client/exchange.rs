@@ -15,6 +15,8 @@ use crate::Errno;
 use crate::socket::{Fill, FrameError, Framed, Message, Receiver, Sender};
 use crate::wire::{Command, HEADER_SIZE, Header, MessageType};
 
+/// Looks at the socket, while a reply is awaited busily, before the processor is offered to others between two of them.
+const LOOKS_BEFORE_YIELD: u32 = 8;
 /// Most requests that wait for a reply at a time.
 const MAX_WAITING: usize = 1024;
 
@@ -327,6 +329,7 @@ impl Exchange {
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
     ) -> Stop<T> {
         let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
+        let mut looks = 0u32;
         loop {
             let message = match rx.next_message() {
                 Ok(Some(message)) => message,
@@ -338,7 +341,13 @@ impl Exchange {
                                 return Stop::Deadline;
                             }
                             if spin_end.is_some_and(|end| Instant::now() < end) && !queued {
-                                std::hint::spin_loop();
+                                // The server may be waiting for this very processor.
+                                looks = looks.saturating_add(1);
+                                if looks < LOOKS_BEFORE_YIELD {
+                                    std::hint::spin_loop();
+                                } else {
+                                    std::thread::yield_now();
+                                }
                                 continue;
                             }
                             let write = if queued { PollFlags::POLLOUT } else { PollFlags::empty() };

@@ -1,0 +1,233 @@
+/*
+ * FCNP, the Fast Collective Network Protocol of the Blue Gene/P, on nicforge's tree devices.
+ *
+ * Programs written for the machine include <fcnp_cn.h> (compute node) or <fcnp_ion.h> (I/O node) instead, which give the
+ * calls their original names. Link with -lnicforge_fcnp_c.
+ */
+
+#ifndef NICFORGE_FCNP_H
+#define NICFORGE_FCNP_H
+
+/* Generated from src/lib.rs: change that, then run `cargo xtask headers`. */
+
+#include <stdarg.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+/*
+ FCNP on a compute core.
+ */
+typedef struct nicforge_fcnp_compute nicforge_fcnp_compute;
+
+/*
+ FCNP on an I/O node.
+ */
+typedef struct nicforge_fcnp_io nicforge_fcnp_io;
+
+/*
+ How an endpoint behaves. All zero is the default.
+ */
+typedef struct nicforge_fcnp_options {
+  /*
+   I/O node: the daemon thread sleeps until an interrupt when it has polled for a while. Otherwise it polls always.
+   */
+  bool use_interrupts;
+  /*
+   How long it polls before that, in microseconds; 0 for 50.
+   */
+  uint64_t poll_us;
+  /*
+   How long a call may take, in milliseconds; 0 for ever.
+   */
+  uint64_t timeout_ms;
+  /*
+   How long opening may take, in milliseconds; 0 for 10,000.
+   */
+  uint64_t open_timeout_ms;
+} nicforge_fcnp_options;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ Text of the calling thread's last error; empty when there was none. Valid until its next error.
+ */
+const char *nicforge_fcnp_last_error(void);
+
+/*
+ Opens FCNP on the compute core whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when
+ that is NULL. Waits for the I/O node's process. `options` may be NULL. Gives 0 and the handle in `*compute`, or a
+ negative error number.
+
+ # Safety
+ `socket` and `options` are NULL or valid; `compute` is valid.
+ */
+int32_t nicforge_fcnp_open_compute(const char *socket,
+                                   const struct nicforge_fcnp_options *options,
+                                   struct nicforge_fcnp_compute **compute);
+
+/*
+ Closes it. A call that is on in another thread must have ended, or end by nicforge_fcnp_compute_cancel first. NULL is
+ allowed.
+
+ # Safety
+ `compute` is NULL or a handle that is not used any more.
+ */
+void nicforge_fcnp_close_compute(struct nicforge_fcnp_compute *compute);
+
+/*
+ Sends `size` bytes to the I/O node. Gives the number of bytes that both sides agreed on, or a negative error number.
+
+ # Safety
+ `compute` is a handle; `ptr` has `size` readable bytes.
+ */
+ptrdiff_t nicforge_fcnp_compute_write(const struct nicforge_fcnp_compute *compute,
+                                      const void *ptr,
+                                      size_t size);
+
+/*
+ Receives up to `size` bytes from the I/O node. Gives the number of bytes that both sides agreed on, or a negative error
+ number.
+
+ # Safety
+ `compute` is a handle; `ptr` has `size` writable bytes.
+ */
+ptrdiff_t nicforge_fcnp_compute_read(const struct nicforge_fcnp_compute *compute,
+                                     void *ptr,
+                                     size_t size);
+
+/*
+ The core's rank in its pset, by which the I/O node calls it, or a negative error number.
+
+ # Safety
+ `compute` is a handle.
+ */
+ptrdiff_t nicforge_fcnp_compute_rank(const struct nicforge_fcnp_compute *compute);
+
+/*
+ While `on`, calls that are on and later ones end with -ECANCELED. 0, or a negative error number.
+
+ # Safety
+ `compute` is a handle.
+ */
+int32_t nicforge_fcnp_compute_cancel(const struct nicforge_fcnp_compute *compute, bool on);
+
+/*
+ Serves FCNP on the I/O node whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that
+ is NULL. `options` may be NULL. Gives 0 and the handle in `*io`, or a negative error number.
+
+ # Safety
+ `socket` and `options` are NULL or valid; `io` is valid.
+ */
+int32_t nicforge_fcnp_open_io(const char *socket,
+                              const struct nicforge_fcnp_options *options,
+                              struct nicforge_fcnp_io **io);
+
+/*
+ Closes it, as nicforge_fcnp_close_compute does. NULL is allowed.
+
+ # Safety
+ `io` is NULL or a handle that is not used any more.
+ */
+void nicforge_fcnp_close_io(struct nicforge_fcnp_io *io);
+
+/*
+ Sends `size` bytes to compute core `core`: 4 times its node's rank in the pset, plus the core of the node. Gives the
+ number of bytes that both sides agreed on, or a negative error number.
+
+ # Safety
+ `io` is a handle; `ptr` has `size` readable bytes.
+ */
+ptrdiff_t nicforge_fcnp_io_write(const struct nicforge_fcnp_io *io,
+                                 const void *ptr,
+                                 size_t size,
+                                 uint32_t core);
+
+/*
+ Receives up to `size` bytes from compute core `core`. Gives the number of bytes that both sides agreed on, or a negative
+ error number.
+
+ # Safety
+ `io` is a handle; `ptr` has `size` writable bytes.
+ */
+ptrdiff_t nicforge_fcnp_io_read(const struct nicforge_fcnp_io *io,
+                                void *ptr,
+                                size_t size,
+                                uint32_t core);
+
+/*
+ Compute cores of the pset, or a negative error number.
+
+ # Safety
+ `io` is a handle.
+ */
+ptrdiff_t nicforge_fcnp_io_cores(const struct nicforge_fcnp_io *io);
+
+/*
+ While `on`, calls that are on and later ones end with -ECANCELED. 0, or a negative error number.
+
+ # Safety
+ `io` is a handle.
+ */
+int32_t nicforge_fcnp_io_cancel(const struct nicforge_fcnp_io *io, bool on);
+
+/*
+ fcnp_init on a compute node: opens the core that NICFORGE_SOCKET names. Compute cores poll in either case.
+ */
+int32_t nicforge_fcnp_cn_init(bool use_interrupts);
+
+/*
+ fcnp_exit on a compute node. Calls that are on end with -ECANCELED.
+ */
+int32_t nicforge_fcnp_cn_exit(void);
+
+/*
+ fcnp_write on a compute node.
+
+ # Safety
+ `ptr` has `size` readable bytes.
+ */
+ptrdiff_t nicforge_fcnp_cn_write(const void *ptr, size_t size);
+
+/*
+ fcnp_read on a compute node.
+
+ # Safety
+ `ptr` has `size` writable bytes.
+ */
+ptrdiff_t nicforge_fcnp_cn_read(void *ptr, size_t size);
+
+/*
+ fcnp_init on an I/O node: serves the one that NICFORGE_SOCKET names.
+ */
+int32_t nicforge_fcnp_ion_init(bool use_interrupts);
+
+/*
+ fcnp_exit on an I/O node. Calls that are on end with -ECANCELED.
+ */
+int32_t nicforge_fcnp_ion_exit(void);
+
+/*
+ fcnp_write on an I/O node.
+
+ # Safety
+ `ptr` has `size` readable bytes.
+ */
+ptrdiff_t nicforge_fcnp_ion_write(const void *ptr, size_t size, uint32_t core);
+
+/*
+ fcnp_read on an I/O node.
+
+ # Safety
+ `ptr` has `size` writable bytes.
+ */
+ptrdiff_t nicforge_fcnp_ion_read(void *ptr, size_t size, uint32_t core);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* NICFORGE_FCNP_H */
