@@ -3,6 +3,8 @@
 //! It has configuration space, windows, posted-write rings, a DMA map and interrupts of its own, and ends alone. While no
 //! client has it, it has no memory at all; each tenant gets new files, so that whoever kept the old ones reaches nothing.
 
+use std::sync::atomic::Ordering;
+
 use nicforge_hwi::{attachment::mirror, posted};
 use nicforge_shm::{Consumer, MemoryError, SharedCells, SharedMemory, SharedU32, SharedU64};
 
@@ -10,7 +12,7 @@ use crate::{
     device::DmaToken,
     dma::{DmaError, DmaMap},
     interrupt::Interrupts,
-    machine::MachineError,
+    machine::{DMA_QUOTA, MachineError},
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
 };
@@ -18,15 +20,15 @@ use crate::{
 /// What the core counts for each attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttachmentCounters {
-    /// Trapped reads.
+    /// Trapped reads of BARs.
     pub trapped_reads: u64,
-    /// Trapped writes.
+    /// Trapped writes of BARs that were carried out.
     pub trapped_writes: u64,
     /// Records out of posted-write rings.
     pub posted_writes: u64,
-    /// Writes that stalled at least once.
+    /// Writes, trapped or out of a ring, that stalled at least once.
     pub stalls: u64,
-    /// Ring cells that made no sense and were skipped.
+    /// Ring records that made no sense, or that went where a record may not go, and were skipped.
     pub malformed_records: u64,
     /// Interrupts raised.
     pub interrupts: u64,
@@ -55,8 +57,15 @@ impl Ring {
         let consumed = self.consumer.consumed();
         if consumed != self.published {
             self.published = consumed;
-            self.head.store(consumed, std::sync::atomic::Ordering::Release);
+            self.head.store(consumed, Ordering::Release);
         }
+    }
+
+    /// Lose what is in it and start at its first cell again.
+    pub(crate) fn reset(&mut self) {
+        self.consumer.reset();
+        self.stalled = false;
+        self.publish();
     }
 }
 
@@ -81,6 +90,8 @@ pub(crate) struct Tenant {
     pub(crate) mirror: Option<MirrorWords>,
     pub(crate) remote_reads: Vec<RemoteRead>,
     pub(crate) remote_writes: Vec<u64>,
+    /// An interrupt was raised behind `remote_writes` and is held.
+    pub(crate) interrupt_waits: bool,
 }
 
 /// One attachment of a function.
@@ -94,22 +105,31 @@ pub(crate) struct Attachment {
     pub(crate) memories: [Option<SharedMemory>; 6],
     pub(crate) ring_selected: u32,
     pub(crate) counters: AttachmentCounters,
+    /// DMA reads that are over and were not handed to the device yet.
+    pub(crate) waiting_reads: usize,
+    /// The level at which the device drives INTx.
+    pub(crate) intx: bool,
+    /// The last trapped write was refused.
+    pub(crate) write_stalled: bool,
     /// DMA met a file that the client had truncated.
     pub(crate) faulted: bool,
 }
 
 impl Attachment {
-    pub(crate) fn new(spec: &FunctionSpec, dma_quota: usize) -> Self {
+    pub(crate) fn new(spec: &FunctionSpec) -> Self {
         Self {
             generation: 0,
             config: ConfigSpace::new(spec),
             msix: spec.msix.map(|msix| MsixTable::new(msix.vectors)),
             interrupts: Interrupts::new(spec),
-            dma: DmaMap::new(dma_quota),
+            dma: DmaMap::new(DMA_QUOTA),
             tenant: None,
             memories: Default::default(),
             ring_selected: 0,
             counters: AttachmentCounters::default(),
+            waiting_reads: 0,
+            intx: false,
+            write_stalled: false,
             faulted: false,
         }
     }
@@ -119,9 +139,9 @@ impl Attachment {
         let mut rings = Vec::new();
         let mut words = None;
         if let Some(ring_spec) = spec.rings {
-            let page = self.memories[usize::from(ring_spec.mirror_bar)].as_ref();
+            let page = self.memory(ring_spec.mirror_bar);
             if let Some(page) = page {
-                page.u32(mirror::MAGIC)?.store(mirror::MAGIC_VALUE, std::sync::atomic::Ordering::Release);
+                page.u32(mirror::MAGIC)?.store(mirror::MAGIC_VALUE, Ordering::Release);
                 words = Some(MirrorWords {
                     generation: page.u32(mirror::GENERATION)?,
                     heartbeat: page.u64(mirror::HEARTBEAT)?,
@@ -129,7 +149,7 @@ impl Attachment {
                     flags: page.u32(mirror::FLAGS)?,
                 });
             }
-            if let (Some(cells), Some(page)) = (self.memories[usize::from(ring_spec.bar)].as_ref(), page) {
+            if let (Some(cells), Some(page)) = (self.memory(ring_spec.bar), page) {
                 let bytes = u64::from(ring_spec.cells) * posted::CELL as u64;
                 for index in 0..u64::from(ring_spec.count) {
                     let window = cells.window(u64::from(ring_spec.offset) + index * bytes, bytes)?;
@@ -142,8 +162,13 @@ impl Attachment {
                 }
             }
         }
-        self.tenant =
-            Some(Tenant { rings, mirror: words, remote_reads: Vec::new(), remote_writes: Vec::new() });
+        self.tenant = Some(Tenant {
+            rings,
+            mirror: words,
+            remote_reads: Vec::new(),
+            remote_writes: Vec::new(),
+            interrupt_waits: false,
+        });
         self.next_generation();
         Ok(())
     }
@@ -151,18 +176,21 @@ impl Attachment {
     /// Forget the tenant and everything of its.
     pub(crate) fn vacate(&mut self, spec: &FunctionSpec) {
         self.tenant = None;
-        self.dma.unmap_all();
+        self.dma = DmaMap::new(DMA_QUOTA);
         self.interrupts.reset();
         self.config = ConfigSpace::new(spec);
         self.msix = spec.msix.map(|msix| MsixTable::new(msix.vectors));
         self.memories = Default::default();
         self.ring_selected = 0;
+        self.intx = false;
+        self.write_stalled = false;
         self.faulted = false;
         self.generation = self.generation.wrapping_add(1);
     }
 
     /// A reset that the tenant survives: rings emptied, own windows zeroed, answers to DMA on the way ignored. The DMA map
-    /// and the bound interrupts stay, as with a reset through Linux' VFIO.
+    /// and the bound interrupts stay, as with a reset through Linux' VFIO. [`Attachment::next_generation`] tells the client,
+    /// once the device is reset too.
     pub(crate) fn reset(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         self.config.reset();
         if let Some(msix) = &mut self.msix {
@@ -170,31 +198,41 @@ impl Attachment {
         }
         self.interrupts.clear();
         self.ring_selected = 0;
-        for (bar, memory) in spec.bars.iter().zip(&self.memories) {
-            if let (Some(bar), Some(memory)) = (bar, memory)
-                && bar.scope == Scope::Attachment
-            {
-                for area in &bar.areas {
-                    // The core's own words in the mirror page are written again below or stay valid.
-                    let keep =
-                        if area.kind == AreaKind::Mirrored && area.offset == 0 { mirror::SIZE } else { 0 };
-                    if area.length > keep {
-                        memory.zero(area.offset + keep, area.length - keep)?;
-                    }
-                }
-            }
-        }
+        self.intx = false;
+        self.write_stalled = false;
+        self.faulted = false;
+        let zeroed = self.zero_windows(spec);
         if let Some(tenant) = &mut self.tenant {
             tenant.remote_reads.clear();
             tenant.remote_writes.clear();
+            tenant.interrupt_waits = false;
             for ring in &mut tenant.rings {
-                ring.consumer.reset();
-                ring.stalled = false;
-                ring.publish();
+                ring.reset();
             }
         }
-        self.next_generation();
+        zeroed
+    }
+
+    fn zero_windows(&self, spec: &FunctionSpec) -> Result<(), MemoryError> {
+        for (index, (bar, memory)) in spec.bars.iter().zip(&self.memories).enumerate() {
+            let (Some(bar), Some(memory)) = (bar, memory) else { continue };
+            if bar.scope != Scope::Attachment {
+                continue;
+            }
+            // The core's own words in the mirror page stay: a client reads them at any time.
+            let mirror = spec.rings.is_some_and(|rings| usize::from(rings.mirror_bar) == index);
+            for area in &bar.areas {
+                let keep = if mirror && area.offset == 0 { mirror::SIZE } else { 0 };
+                memory.zero(area.offset + keep, area.length - keep)?;
+            }
+        }
         Ok(())
+    }
+
+    /// Assert or deassert INTx as the device drives it, and as configuration space allows.
+    pub(crate) fn drive_intx(&mut self) {
+        let allowed = !self.config.intx_disabled() && !self.config.msix_enabled();
+        self.interrupts.set_intx(self.intx && allowed);
     }
 
     /// Count a DMA error.
@@ -203,17 +241,22 @@ impl Attachment {
         self.faulted |= matches!(error, DmaError::Faulted { .. });
     }
 
-    fn next_generation(&mut self) {
+    fn memory(&self, bar: u8) -> Option<&SharedMemory> {
+        self.memories.get(usize::from(bar))?.as_ref()
+    }
+
+    /// Tell the client, in its mirror, that it starts anew.
+    pub(crate) fn next_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         if let Some(words) = self.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
-            words.flags.store(0, std::sync::atomic::Ordering::Release);
-            words.generation.store(self.generation, std::sync::atomic::Ordering::Release);
+            words.flags.store(0, Ordering::Release);
+            words.generation.store(self.generation, Ordering::Release);
         }
     }
 
     pub(crate) fn set_sleeping(&self, sleeping: bool) {
         if let Some(words) = self.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
-            words.sleeping.store(sleeping.into(), std::sync::atomic::Ordering::SeqCst);
+            words.sleeping.store(sleeping.into(), Ordering::SeqCst);
         }
     }
 }

@@ -15,7 +15,8 @@ use crate::{
     trace::{Event, TraceSink},
 };
 
-/// The most DMA messages to a client that wait for an answer.
+/// The most DMA reads of an attachment that are under way, by message or waiting to be handed to the device, and the most
+/// DMA writes by message that wait for an answer.
 pub const MAX_REMOTE: usize = 32;
 /// The most DMA reads of a machine that have data waiting to be handed to a device.
 const MAX_BUFFERS: usize = 64;
@@ -50,6 +51,16 @@ pub enum Outgoing {
         /// What, at most [`MAX_DMA`] bytes.
         data: Vec<u8>,
     },
+}
+
+impl Outgoing {
+    fn owner(&self) -> (FunctionId, AttachmentId) {
+        match self {
+            Self::DmaRead { function, attachment, .. } | Self::DmaWrite { function, attachment, .. } => {
+                (*function, *attachment)
+            }
+        }
+    }
 }
 
 /// A DMA read that is over and waits to be handed to its device.
@@ -104,18 +115,40 @@ impl Shared {
 
     /// A buffer with a copy of `data`, from the pool while it lasts: an answer that has come must not be refused.
     pub(crate) fn buffer_with(&mut self, data: &[u8]) -> Box<[u8]> {
-        match self.buffer() {
-            Some(mut buffer) if data.len() <= buffer.len() => {
-                buffer[..data.len()].copy_from_slice(data);
-                buffer
-            }
-            _ => data.into(),
+        if data.len() <= MAX_DMA
+            && let Some(mut buffer) = self.buffer()
+        {
+            buffer[..data.len()].copy_from_slice(data);
+            return buffer;
         }
+        data.into()
     }
 
     pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
         if buffer.len() == MAX_DMA && self.buffers.len() < MAX_BUFFERS {
             self.buffers.push(buffer);
+        }
+    }
+
+    /// Forget what `who`, or every attachment of the function, has not sent or not been handed yet.
+    pub(crate) fn forget(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
+        let id = function.id;
+        self.outgoing.retain(|message| {
+            let (owner, attachment) = message.owner();
+            owner != id || who.is_some_and(|who| attachment != who)
+        });
+        for index in (0..function.completions.len()).rev() {
+            if who.is_none_or(|who| function.completions[index].who == who)
+                && let Some(completion) = function.completions.remove(index)
+                && let Ok(filled) = completion.result
+            {
+                self.give_back(filled.buffer);
+            }
+        }
+        for (index, attachment) in function.attachments.iter_mut().enumerate() {
+            if who.is_none_or(|who| usize::from(who.0) == index) {
+                attachment.waiting_reads = 0;
+            }
         }
     }
 }
@@ -128,6 +161,16 @@ pub(crate) struct FunctionState {
     pub(crate) attachments: Vec<Attachment>,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) wake_at: Nanos,
+}
+
+impl FunctionState {
+    /// Have the result of a DMA read handed to the device.
+    pub(crate) fn complete(&mut self, completion: Completion) {
+        if let Some(attachment) = self.attachments.get_mut(usize::from(completion.who.0)) {
+            attachment.waiting_reads += 1;
+        }
+        self.completions.push_back(completion);
+    }
 }
 
 /// Why a DMA operation could not be started now: the bound on operations under way is reached. Try again in a later step.
@@ -173,32 +216,39 @@ impl Context<'_> {
         self.fabric.ports(self.function.id, self.shared.now)
     }
 
-    /// Call [`crate::device::Device::step`] at this time at the latest. The earliest wish counts; each is good for one call.
+    /// Call [`crate::device::Device::step`] at this time at the latest. A function has one timer: the earliest wish counts, and
+    /// when it has come the others are forgotten.
     pub fn wake_at(&mut self, time: Nanos) {
         self.function.wake_at = self.function.wake_at.min(time);
     }
 
-    /// Raise an MSI-X vector of an attachment. It does not overtake the attachment's DMA writes.
+    /// Raise an MSI-X vector of an attachment. It does not overtake the attachment's DMA writes. Nothing happens while no
+    /// client has the attachment.
     pub fn interrupt(&mut self, who: AttachmentId, vector: u16) {
-        self.shared.trace(self.function.id, who, Event::Interrupt { vector });
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
-        if attachment.tenant.is_none() {
-            return;
-        }
+        let Some(tenant) = &mut attachment.tenant else { return };
         attachment.counters.interrupts += 1;
-        if attachment.interrupts.raise_msix(vector) == Raised::Pending
-            && let Some(msix) = &mut attachment.msix
-        {
-            msix.set_pending(vector);
+        match attachment.interrupts.raise_msix(vector) {
+            Raised::Held => tenant.interrupt_waits = true,
+            Raised::Pending => {
+                if let Some(msix) = &mut attachment.msix {
+                    msix.set_pending(vector);
+                }
+            }
+            Raised::Delivered | Raised::Spurious => {}
         }
+        self.shared.trace(self.function.id, who, Event::Interrupt { vector });
     }
 
-    /// Drive an attachment's INTx line.
+    /// Drive an attachment's INTx line: a level, which a reset takes back. Nothing happens while no client has the attachment.
     pub fn set_intx(&mut self, who: AttachmentId, asserted: bool) {
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
+        let Some(tenant) = &mut attachment.tenant else { return };
+        let rises = asserted && !attachment.intx;
+        tenant.interrupt_waits |= rises && attachment.interrupts.is_holding();
+        attachment.intx = asserted;
         attachment.config.set_interrupt_status(asserted);
-        let enabled = asserted && !attachment.config.intx_disabled() && attachment.tenant.is_some();
-        attachment.interrupts.set_intx(enabled);
+        attachment.drive_intx();
     }
 
     /// Start reading client memory: at most [`MAX_DMA`] bytes at `iova`. The data, or the error, comes to
@@ -210,11 +260,17 @@ impl Context<'_> {
         length: usize,
         token: DmaToken,
     ) -> Result<(), Busy> {
-        self.shared.trace(self.function.id, who, Event::DmaRead { iova, length });
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else {
-            self.function.completions.push_back(Completion { who, token, result: Err(DmaError::Gone) });
+            if self.function.completions.len() >= MAX_REMOTE {
+                return Err(Busy);
+            }
+            self.function.complete(Completion { who, token, result: Err(DmaError::Gone) });
             return Ok(());
         };
+        let remote = attachment.tenant.as_ref().map_or(0, |tenant| tenant.remote_reads.len());
+        if remote + attachment.waiting_reads >= MAX_REMOTE {
+            return Err(Busy);
+        }
         let result = match check(attachment, iova, length, false) {
             Ok(Reach::Local) => {
                 let mut buffer = self.shared.buffer().ok_or(Busy)?;
@@ -231,20 +287,13 @@ impl Context<'_> {
             }
             Ok(Reach::Remote) => {
                 let Some(tenant) = attachment.tenant.as_mut() else { return Err(Busy) };
-                if tenant.remote_reads.len() >= MAX_REMOTE {
-                    return Err(Busy);
-                }
                 let id = self.shared.next_id;
                 self.shared.next_id += 1;
                 tenant.remote_reads.push(RemoteRead { id, token, length });
                 let function = self.function.id;
-                self.shared.outgoing.push_back(Outgoing::DmaRead {
-                    id,
-                    function,
-                    attachment: who,
-                    iova,
-                    length,
-                });
+                let message = Outgoing::DmaRead { id, function, attachment: who, iova, length };
+                self.shared.outgoing.push_back(message);
+                self.shared.trace(function, who, Event::DmaRead { iova, length });
                 return Ok(());
             }
             Err(error) => Err(error),
@@ -252,20 +301,21 @@ impl Context<'_> {
         if let Err(error) = &result {
             attachment.note(error);
         }
-        self.function.completions.push_back(Completion { who, token, result });
+        self.function.complete(Completion { who, token, result });
+        self.shared.trace(self.function.id, who, Event::DmaRead { iova, length });
         Ok(())
     }
 
     /// Write client memory: at most [`MAX_DMA`] bytes at `iova`. Posted: an interrupt raised afterwards comes behind it.
     /// [`DmaError::Busy`] means "try again in a later step", every other error is final; the device sets its error bit.
     pub fn dma_write(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
-        self.shared.trace(self.function.id, who, Event::DmaWrite { iova, length: data.len() });
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         let result = match check(attachment, iova, data.len(), true) {
             Ok(Reach::Local) => attachment.dma.write_local(iova, data),
             Ok(Reach::Remote) => {
                 let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
-                if tenant.remote_writes.len() >= MAX_REMOTE {
+                // An interrupt waits until no write is under way; with more and more writes it would wait for ever.
+                if tenant.interrupt_waits || tenant.remote_writes.len() >= MAX_REMOTE {
                     return Err(DmaError::Busy);
                 }
                 let id = self.shared.next_id;
@@ -287,6 +337,7 @@ impl Context<'_> {
             Ok(()) => attachment.counters.dma_written_bytes += data.len() as u64,
             Err(error) => attachment.note(error),
         }
+        self.shared.trace(self.function.id, who, Event::DmaWrite { iova, length: data.len() });
         result
     }
 

@@ -32,6 +32,9 @@ pub enum Write {
     Accepted,
     /// The device can't take it now (no credits); the same write is offered again later, and nothing of the same ring
     /// or of the same trapped stream passes it. Nothing of it has had an effect.
+    ///
+    /// A record in a ring is offered in each turn of the function, and does not keep it from going cold: what gives the credit
+    /// back (the fabric, a timer, a client's store to memory) wakes it.
     Stalled,
 }
 
@@ -47,10 +50,11 @@ pub enum Progress {
 /// How far a reset reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reset {
-    /// One attachment: the client's own reset request, a function-level reset, or its end. Its windows are zeroed or new, its
-    /// rings empty, its interrupts unbound.
+    /// One attachment: the client's own reset request, a function-level reset, or its end. When the client stays, its own
+    /// windows are zeroed already, its rings empty, its INTx line not asserted; what it maps and binds stays. Memory of
+    /// [`crate::spec::Scope::Group`] is the device's to clear.
     Attachment(AttachmentId),
-    /// The whole function, by the operator.
+    /// The whole function, by the operator: as for each attachment that has a client, and what they share.
     Function,
 }
 

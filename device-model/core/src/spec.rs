@@ -119,7 +119,7 @@ pub struct RingSpec {
     pub cells: u32,
     /// BAR (mapped, attachment scope) of the rings, and the offset of ring 0 in it.
     pub bar: u8,
-    /// See `bar`; a multiple of 4096.
+    /// See `bar`; a multiple of 4096. Bar and offset mean nothing when there are no rings.
     pub offset: u32,
     /// BAR (mirrored, attachment scope) whose first page is the attachment mirror.
     pub mirror_bar: u8,
@@ -145,7 +145,7 @@ pub struct MsixSpec {
 /// One attachment of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachmentSpec {
-    /// Name in sockets and tables: letters, digits, `-`.
+    /// Name in sockets and tables: 1 to [`MAX_NAME`] letters, digits, `-`.
     pub name: String,
     /// Which memory of [`Scope::Group`] it sees.
     pub group: u8,
@@ -168,14 +168,17 @@ pub struct FunctionSpec {
     pub rings: Option<RingSpec>,
 }
 
+/// The longest name of an attachment in bytes.
+pub const MAX_NAME: usize = 64;
+
 /// Size of BAR 0's part that the core adds behind a NIC's own registers in [`FunctionSpec::nic`]: control page, MSI-X table
 /// (at most 256 vectors), pending bits.
 pub const CORE_REGISTERS: u64 = 0x3000;
 
 impl FunctionSpec {
     /// The usual shape of a nicforge NIC: BAR 0 with `registers` bytes of the device's own (a multiple of 4096), then the core's
-    /// control page and MSI-X; BAR 1 the attachment's windows, a ring of `ring_cells` and `windows` bytes of the device's own
-    /// from offset 0x10000 on; BAR 2 the attachment mirror, its first page the core's and then `mirror` bytes of the
+    /// control page and MSI-X (at most 256 vectors); BAR 1 the attachment's windows, a ring of `ring_cells` and `windows` bytes
+    /// of the device's own from offset 0x10000 on, or behind a ring that is longer; BAR 2 the attachment mirror, its first page the core's and then `mirror` bytes of the
     /// device's. The device adds BARs 3 to 5.
     pub fn nic(
         identity: Identity,
@@ -226,6 +229,13 @@ impl FunctionSpec {
         if self.attachments.is_empty() || self.attachments.len() > usize::from(u16::MAX) {
             return Err(SpecError::Attachments { count: self.attachments.len() });
         }
+        for (index, attachment) in self.attachments.iter().enumerate() {
+            let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
+            let name = &attachment.name;
+            if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(good) {
+                return Err(SpecError::Name { attachment: index });
+            }
+        }
         for (index, bar) in self.bars.iter().enumerate() {
             if let Some(bar) = bar {
                 self.validate_bar(index as u8, bar)?;
@@ -247,9 +257,38 @@ impl FunctionSpec {
                 return Err(SpecError::Rings { count: rings.count, cells: rings.cells });
             }
             let bytes = u64::from(rings.count) * u64::from(rings.cells) * posted::CELL as u64;
-            self.area(rings.bar, rings.offset.into(), bytes, AreaKind::Mapped)?;
+            if bytes > 0 {
+                self.area(rings.bar, rings.offset.into(), bytes, AreaKind::Mapped)?;
+            }
             self.area(rings.mirror_bar, 0, attachment::mirror::SIZE, AreaKind::Mirrored)?;
             self.trapped(rings.control_bar, rings.control_offset.into(), attachment::control::SIZE)?;
+        }
+        self.disjoint()
+    }
+
+    /// Whether the core's tables and pages lie apart.
+    fn disjoint(&self) -> Result<(), SpecError> {
+        let control = self
+            .rings
+            .map(|rings| (rings.control_bar, u64::from(rings.control_offset), attachment::control::SIZE));
+        let msix = self.msix.map(|msix| {
+            let vectors = u64::from(msix.vectors);
+            (
+                (msix.bar, u64::from(msix.table), vectors * 16),
+                (msix.bar, u64::from(msix.pba), vectors.div_ceil(64) * 8),
+            )
+        });
+        let places = [control, msix.map(|(table, _)| table), msix.map(|(_, pba)| pba)];
+        for (index, place) in places.iter().enumerate() {
+            for other in &places[index + 1..] {
+                if let (&Some((bar, offset, length)), &Some((other_bar, start, size))) = (place, other)
+                    && bar == other_bar
+                    && offset < start + size
+                    && start < offset + length
+                {
+                    return Err(SpecError::Place { bar, offset, length });
+                }
+            }
         }
         Ok(())
     }
@@ -292,7 +331,8 @@ impl FunctionSpec {
 
     fn trapped(&self, bar: u8, offset: u64, length: u64) -> Result<(), SpecError> {
         let free = self.bar(bar).is_some_and(|spec| {
-            offset % 4096 == 0
+            offset.is_multiple_of(4096)
+                && spec.kind != BarKind::Io
                 && offset + length <= spec.size
                 && spec
                     .areas
@@ -304,7 +344,7 @@ impl FunctionSpec {
 
     fn area(&self, bar: u8, offset: u64, length: u64, kind: AreaKind) -> Result<(), SpecError> {
         let inside = self.bar(bar).is_some_and(|spec| {
-            offset % 4096 == 0
+            offset.is_multiple_of(4096)
                 && spec.scope == Scope::Attachment
                 && spec.areas.iter().any(|area| {
                     area.kind == kind && area.offset <= offset && offset + length <= area.offset + area.length
@@ -322,6 +362,12 @@ pub enum SpecError {
     Attachments {
         /// How many there are.
         count: usize,
+    },
+    /// An attachment's name is empty, too long, or has other characters than letters, digits and `-`.
+    #[error("attachment {attachment} needs a name of 1 to 64 letters, digits and `-`")]
+    Name {
+        /// Its number.
+        attachment: usize,
     },
     /// A BAR's size is not a power of two or out of range.
     #[error(
@@ -365,8 +411,8 @@ pub enum SpecError {
         /// Cells in each.
         cells: u32,
     },
-    /// A table, page or ring does not lie where it must.
-    #[error("BAR {bar}: {length:#x} bytes at {offset:#x} do not lie in space of the right kind")]
+    /// A table, page or ring does not lie where it must, or overlaps another.
+    #[error("BAR {bar}: {length:#x} bytes at {offset:#x} do not lie in free space of the right kind")]
     Place {
         /// Which BAR.
         bar: u8,

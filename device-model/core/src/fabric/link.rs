@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{FaultHook, Packet};
+use super::{FaultHook, Node, Packet};
 use crate::{device::FunctionId, time::Nanos};
 
 /// Virtual channels of a link at most.
@@ -54,41 +54,43 @@ pub struct LaneStats {
     pub retransmissions: u64,
 }
 
-/// One direction of a link.
+/// One direction of a link: what its virtual channels share.
 pub(super) struct Path {
-    /// The node that receives and the one that sends, as indices into the fabric's table.
-    pub(super) receiver: u32,
-    pub(super) sender: u32,
+    /// The end that sends: a node as an index into the fabric's table, and its port.
+    pub(super) sender: (u32, u8),
     pub(super) receiver_end: (FunctionId, u8),
     /// Its lanes in the fabric's table: one a virtual channel from here on.
     pub(super) first_lane: u32,
     pub(super) channels: u8,
-    pub(super) up: bool,
-    pub(super) delay: u64,
+    delay: u64,
     /// Time a byte takes in 2^-32 ns.
     per_byte: u128,
     /// When the last transmission ends, in 2^-32 ns.
     busy_until: u128,
+    /// Transmissions since the hook was put on.
     pub(super) transmissions: u64,
     pub(super) hook: Option<FaultHook>,
 }
 
-/// A time in 2^-32 ns.
+/// Bits behind the point of a time in 2^-32 ns.
 const FRACTION: u32 = 32;
 
 impl Path {
-    pub(super) fn new(sender: u32, receiver: u32, end: (FunctionId, u8), lane: u32, spec: &LinkSpec) -> Self {
+    pub(super) fn new(
+        sender: (u32, u8),
+        receiver_end: (FunctionId, u8),
+        first_lane: u32,
+        spec: &LinkSpec,
+    ) -> Self {
         let per_byte = match spec.bits_per_second {
             0 => 0,
             bits => ((8 * 1_000_000_000u128) << FRACTION) / u128::from(bits),
         };
         Self {
-            receiver,
             sender,
-            receiver_end: end,
-            first_lane: lane,
+            receiver_end,
+            first_lane,
             channels: spec.credits.len() as u8,
-            up: true,
             delay: spec.delay,
             per_byte,
             busy_until: 0,
@@ -97,13 +99,19 @@ impl Path {
         }
     }
 
+    /// The path's lanes in the fabric's table.
+    pub(super) fn lanes(&self) -> std::ops::Range<usize> {
+        self.first_lane as usize..self.first_lane as usize + usize::from(self.channels)
+    }
+
+    /// Whether a packet takes the delay and nothing else, so that nobody has to look here.
+    pub(super) fn is_plain(&self) -> bool {
+        self.per_byte == 0 && self.hook.is_none()
+    }
+
     /// Puts `bytes` on the wire as soon as it is free; returns when the last of them is at the other end.
-    #[inline]
     pub(super) fn transmit(&mut self, now: Nanos, bytes: u64) -> Nanos {
         self.transmissions += 1;
-        if self.per_byte == 0 && self.busy_until == 0 {
-            return now.after(self.delay);
-        }
         let start = self.busy_until.max(u128::from(now.0) << FRACTION);
         self.busy_until = start + self.per_byte * u128::from(bytes);
         // Rounded up: a packet is not there before its last bit.
@@ -120,31 +128,96 @@ impl Path {
 
 /// A virtual channel of one direction.
 pub(super) struct Lane {
-    pub(super) path: u32,
     /// Packets sent and not yet taken; room for all credits.
     pub(super) queue: VecDeque<Packet>,
     /// How many of them have arrived, from the front.
     pub(super) visible: u32,
     pub(super) credits: u32,
+    /// The nodes at the ends, the receiver's port, and the virtual channel.
+    pub(super) sender: u32,
+    pub(super) receiver: u32,
+    pub(super) port: u8,
+    pub(super) channel: u8,
+    /// Nothing but the delay happens to a packet: see [`Path::is_plain`].
+    pub(super) plain: bool,
+    pub(super) starved: bool,
+    pub(super) path: u32,
+    pub(super) delay: u64,
     /// When the last packet arrives, so that a delayed one is not overtaken.
     pub(super) last_arrival: Nanos,
-    pub(super) starved: bool,
     pub(super) stats: LaneStats,
 }
 
 impl Lane {
-    pub(super) fn new(path: u32, credits: u32) -> Self {
+    pub(super) fn new(path: u32, ends: (u32, u32, u8), channel: u8, credits: u32, spec: &LinkSpec) -> Self {
+        let (sender, receiver, port) = ends;
         Self {
-            path,
             queue: VecDeque::with_capacity(credits as usize),
             visible: 0,
             credits,
-            last_arrival: Nanos::ZERO,
+            sender,
+            receiver,
+            port,
+            channel,
+            plain: spec.bits_per_second == 0,
             starved: false,
+            path,
+            delay: spec.delay,
+            last_arrival: Nanos::ZERO,
             stats: LaneStats::default(),
         }
     }
 
+    /// Whether a packet sent now is visible now.
+    #[inline]
+    pub(super) fn is_instant(&self) -> bool {
+        self.plain && self.delay == 0
+    }
+
+    /// Adds a packet that arrives at `arrival`.
+    #[inline]
+    pub(super) fn push(&mut self, arrival: Nanos, packet: Packet) {
+        self.last_arrival = arrival;
+        self.stats.packets += 1;
+        self.stats.bytes += packet.wire_bytes();
+        self.queue.push_back(packet);
+    }
+
+    /// Takes the first packet, if it has arrived.
+    #[inline]
+    pub(super) fn pop_arrived(&mut self, nodes: &mut [Node]) -> Option<Packet> {
+        if self.visible == 0 {
+            return None;
+        }
+        let packet = self.queue.pop_front()?;
+        self.visible -= 1;
+        if self.visible == 0 {
+            nodes[self.receiver as usize].arrived[usize::from(self.channel) % MAX_CHANNELS] &=
+                !(1 << (self.port % 64));
+        }
+        Some(packet)
+    }
+
+    /// The next packet has arrived.
+    #[inline]
+    pub(super) fn show_next(&mut self, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+        self.visible += 1;
+        let node = &mut nodes[self.receiver as usize];
+        node.arrived[usize::from(self.channel) % MAX_CHANNELS] |= 1 << (self.port % 64);
+        node.wake(self.receiver, woken);
+    }
+
+    /// A credit has come back.
+    #[inline]
+    pub(super) fn give_credit(&mut self, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+        self.credits += 1;
+        self.starved = false;
+        if self.credits == 1 {
+            nodes[self.sender as usize].wake(self.sender, woken);
+        }
+    }
+
+    #[cold]
     pub(super) fn note_stall(&mut self) {
         if !self.starved {
             self.starved = true;

@@ -48,7 +48,8 @@ pub const MAX_FUNCTIONS: u32 = 1 << 16;
 pub const MAX_PORTS: u8 = 64;
 /// Size of packet buffers in bytes unless [`Fabric::set_max_packet`] says otherwise.
 pub const DEFAULT_MAX_PACKET: usize = 2048;
-/// Packets that a fabric's pool makes at most unless [`Fabric::set_pool_bound`] says otherwise.
+/// Packets that a fabric's pool makes at most, beside as many as its links have credits, unless [`Fabric::set_pool_bound`] says
+/// otherwise.
 pub const DEFAULT_POOL_BOUND: usize = 1 << 16;
 
 /// Why a fabric can't be built as asked.
@@ -104,11 +105,16 @@ pub enum FabricError {
     },
 }
 
-/// A port's link: the path out and the path in.
+/// A port's link.
 #[derive(Clone, Copy, Debug)]
 struct End {
+    /// First lane out, and first lane in.
     out: u32,
     inward: u32,
+    /// Virtual channels.
+    channels: u8,
+    /// Whether it takes packets.
+    up: bool,
 }
 
 /// What the fabric knows of a function.
@@ -116,12 +122,25 @@ struct End {
 struct Node {
     function: FunctionId,
     ends: Vec<Option<End>>,
+    /// Ports at which packets wait, a bit a port, by virtual channel.
+    arrived: [u64; MAX_CHANNELS],
     woken: bool,
     /// Wires it takes part in, those it drives high, and those where it fired: a bit a wire.
     member: u8,
     high: u8,
     fired_and: u8,
     fired_or: u8,
+}
+
+impl Node {
+    /// Queues the node, whose index is `index`, to be stepped.
+    #[inline]
+    fn wake(&mut self, index: u32, woken: &mut VecDeque<u32>) {
+        if !self.woken {
+            self.woken = true;
+            woken.push_back(index);
+        }
+    }
 }
 
 /// The links of a machine. See the module.
@@ -132,6 +151,8 @@ pub struct Fabric {
     /// Two a link: forward, backward.
     paths: Vec<Path>,
     lanes: Vec<Lane>,
+    /// Credits of all lanes together.
+    credits: usize,
     pool: Pool,
     schedule: Schedule,
     woken: VecDeque<u32>,
@@ -154,6 +175,7 @@ impl Fabric {
             nodes: Vec::new(),
             paths: Vec::new(),
             lanes: Vec::new(),
+            credits: 0,
             pool: Pool::new(DEFAULT_MAX_PACKET, DEFAULT_POOL_BOUND),
             schedule: Schedule::default(),
             woken: VecDeque::new(),
@@ -189,10 +211,13 @@ impl Fabric {
             }
         }
         let (from, to) = (self.node_of(a.0)?, self.node_of(b.0)?);
-        let forward = self.add_path(from, to, b, &spec);
-        let backward = self.add_path(to, from, a, &spec);
-        self.plug(from, a.1, End { out: forward, inward: backward });
-        self.plug(to, b.1, End { out: backward, inward: forward });
+        let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
+        let (_, back) = self.add_path((to, b.1), (from, a), &spec);
+        let channels = spec.credits.len() as u8;
+        self.plug(from, a.1, End { out, inward: back, channels, up: true });
+        self.plug(to, b.1, End { out: back, inward: out, channels, up: true });
+        self.wake(from);
+        self.wake(to);
         Ok(LinkId(forward / 2))
     }
 
@@ -204,15 +229,19 @@ impl Fabric {
         ends[usize::from(port)] = Some(end);
     }
 
-    fn add_path(&mut self, from: u32, to: u32, end: (FunctionId, u8), spec: &LinkSpec) -> u32 {
-        let path = self.paths.len() as u32;
-        self.paths.push(Path::new(from, to, end, self.lanes.len() as u32, spec));
-        for &credits in &spec.credits {
-            self.lanes.push(Lane::new(path, credits));
-            // A credit is with the sender, under a packet, or on its way back: one event at a time.
-            self.schedule.reserve(credits as usize);
+    /// Adds a path and its lanes; returns its index and that of its first lane.
+    fn add_path(&mut self, from: (u32, u8), to: (u32, (FunctionId, u8)), spec: &LinkSpec) -> (u32, u32) {
+        let (path, first_lane) = (self.paths.len() as u32, self.lanes.len() as u32);
+        self.paths.push(Path::new(from, to.1, first_lane, spec));
+        for (channel, &credits) in spec.credits.iter().enumerate() {
+            let ends = (from.0, to.0, to.1.1);
+            self.lanes.push(Lane::new(path, ends, channel as u8, credits, spec));
+            self.credits += credits as usize;
+            self.pool.raise_bound(credits as usize);
         }
-        path
+        // A credit is with the sender, under a packet, or on its way back: one event at a time.
+        self.schedule.reserve(self.credits + self.wires.len());
+        (path, first_lane)
     }
 
     /// The node of a function, made if need be.
@@ -231,6 +260,7 @@ impl Fabric {
         self.nodes.push(Node {
             function,
             ends: Vec::new(),
+            arrived: [0; MAX_CHANNELS],
             woken: false,
             member: 0,
             high: 0,
@@ -252,7 +282,7 @@ impl Fabric {
         self.pool.size()
     }
 
-    /// The most packets that may exist at once.
+    /// The most packets that may exist at once, whatever links are added later.
     pub fn set_pool_bound(&mut self, packets: usize) {
         self.pool.set_bound(packets);
     }
@@ -283,8 +313,8 @@ impl Fabric {
         self.schedule.next()
     }
 
-    /// A function to step: a packet arrived, a channel without credit has one again, or a wire changed. Each is named once
-    /// until it is taken here.
+    /// A function to step: a packet arrived, a channel without credit has one again, a wire changed, or a link was plugged in,
+    /// went down or came up. Each is named once until it is taken here.
     #[inline]
     pub fn pop_woken(&mut self) -> Option<FunctionId> {
         let node = &mut self.nodes[self.woken.pop_front()? as usize];
@@ -300,7 +330,13 @@ impl Fabric {
         hook: Option<FaultHook>,
     ) -> Result<(), FabricError> {
         let path = self.path(link, direction)?;
-        self.paths[path].hook = hook;
+        let path = &mut self.paths[path];
+        path.hook = hook;
+        path.transmissions = 0;
+        let (lanes, plain) = (path.lanes(), path.is_plain());
+        for lane in &mut self.lanes[lanes] {
+            lane.plain = plain;
+        }
         Ok(())
     }
 
@@ -308,8 +344,11 @@ impl Fabric {
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> Result<(), FabricError> {
         for direction in [Direction::Forward, Direction::Backward] {
             let path = self.path(link, direction)?;
-            self.paths[path].up = up;
-            self.wake(self.paths[path].sender);
+            let (node, port) = self.paths[path].sender;
+            if let Some(Some(end)) = self.nodes[node as usize].ends.get_mut(usize::from(port)) {
+                end.up = up;
+            }
+            self.wake(node);
         }
         Ok(())
     }
@@ -322,10 +361,8 @@ impl Fabric {
         channel: usize,
     ) -> Result<LaneStats, FabricError> {
         let path = &self.paths[self.path(link, direction)?];
-        if channel >= usize::from(path.channels) {
-            return Err(FabricError::NoChannel { link, channel });
-        }
-        Ok(self.lanes[path.first_lane as usize + channel].stats)
+        let lane = path.lanes().nth(channel).ok_or(FabricError::NoChannel { link, channel })?;
+        Ok(self.lanes[lane].stats)
     }
 
     /// The links there are: 0 to this, less one.
@@ -363,32 +400,14 @@ impl Fabric {
     #[inline]
     fn happen(&mut self, due: Nanos, event: Event) {
         match event {
-            Event::Arrival { lane } => {
-                let lane = &mut self.lanes[lane as usize];
-                lane.visible += 1;
-                let receiver = self.paths[lane.path as usize].receiver;
-                self.wake(receiver);
-            }
-            Event::Credit { lane } => {
-                let lane = &mut self.lanes[lane as usize];
-                lane.credits += 1;
-                lane.starved = false;
-                if lane.credits == 1 {
-                    let sender = self.paths[lane.path as usize].sender;
-                    self.wake(sender);
-                }
-            }
+            Event::Arrival { lane } => self.lanes[lane as usize].show_next(&mut self.nodes, &mut self.woken),
+            Event::Credit { lane } => self.lanes[lane as usize].give_credit(&mut self.nodes, &mut self.woken),
             Event::Wire { wire } => self.show_wire(wire, due),
         }
     }
 
-    #[inline]
     fn wake(&mut self, node: u32) {
-        let entry = &mut self.nodes[node as usize];
-        if !entry.woken {
-            entry.woken = true;
-            self.woken.push_back(node);
-        }
+        self.nodes[node as usize].wake(node, &mut self.woken);
     }
 
     /// Sets the level a node drives a wire with. `fire` tells whether it is to fall by itself.
@@ -445,23 +464,21 @@ impl Fabric {
         let rises = (and && !line.shown.and, or && !line.shown.or);
         line.shown.and_rises += u64::from(rises.0);
         line.shown.or_rises += u64::from(rises.1);
+        let mut fell = false;
         for &member in &line.members {
             let entry = &mut self.nodes[member as usize];
             let falls = (rises.0 && entry.fired_and & bit != 0) || (rises.1 && entry.fired_or & bit != 0);
             if falls {
+                fell = true;
                 line.high -= u32::from(entry.high & bit != 0);
                 set(&mut entry.high, bit, false);
                 set(&mut entry.fired_and, bit, false);
                 set(&mut entry.fired_or, bit, false);
             }
-            if !entry.woken {
-                entry.woken = true;
-                self.woken.push_back(member);
-            }
+            entry.wake(member, &mut self.woken);
         }
-        if rises == (false, false) {
-            (line.shown.and, line.shown.or) = (and, or);
-        } else {
+        (line.shown.and, line.shown.or) = (and, or);
+        if fell {
             // What fell by itself did so at this moment: nobody can see it high any more.
             (line.shown.and, line.shown.or) = line.driven();
             line.later = line.later.map(|(at, _)| (at, line.driven()));

@@ -54,11 +54,13 @@ pub(super) struct Pool {
     /// Buffers that exist, free or not.
     made: usize,
     bound: usize,
+    /// The bound was given and does not follow the links.
+    fixed: bool,
 }
 
 impl Pool {
     pub(super) fn new(size: usize, bound: usize) -> Self {
-        Self { size, free: Vec::new(), made: 0, bound }
+        Self { size, free: Vec::new(), made: 0, bound, fixed: false }
     }
 
     /// Changes the size of new buffers. Those of another size are dropped when they come back.
@@ -72,6 +74,14 @@ impl Pool {
 
     pub(super) fn set_bound(&mut self, bound: usize) {
         self.bound = bound;
+        self.fixed = true;
+    }
+
+    /// Makes room for packets on a link, so that no link can take what others need.
+    pub(super) fn raise_bound(&mut self, packets: usize) {
+        if !self.fixed {
+            self.bound += packets;
+        }
     }
 
     pub(super) fn size(&self) -> usize {

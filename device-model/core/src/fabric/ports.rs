@@ -47,14 +47,21 @@ impl<'a> Ports<'a> {
     /// Index of the lane out of a port, if it is there and up.
     #[inline]
     fn lane_out(&self, port: u8, channel: usize) -> Option<usize> {
-        let path = &self.fabric.paths[self.end(port)?.out as usize];
-        (channel < usize::from(path.channels) && path.up).then_some(path.first_lane as usize + channel)
+        let end = self.end(port)?;
+        (channel < usize::from(end.channels) && end.up).then_some(end.out as usize + channel)
     }
 
     #[inline]
     fn lane_in(&self, port: u8, channel: usize) -> Option<usize> {
-        let path = &self.fabric.paths[self.end(port)?.inward as usize];
-        (channel < usize::from(path.channels)).then_some(path.first_lane as usize + channel)
+        let end = self.end(port)?;
+        (channel < usize::from(end.channels)).then_some(end.inward as usize + channel)
+    }
+
+    /// Ports at which a packet has arrived on a virtual channel, a bit a port.
+    #[inline]
+    pub fn arrived(&self, channel: usize) -> u64 {
+        let node = self.node.and_then(|node| self.fabric.nodes.get(node as usize));
+        node.and_then(|node| node.arrived.get(channel)).copied().unwrap_or(0)
     }
 
     /// Packets that can be sent now on a virtual channel. When it is 0, the function is woken once it no longer is.
@@ -79,39 +86,65 @@ impl<'a> Ports<'a> {
     #[inline]
     pub fn send(&mut self, port: u8, channel: usize, packet: Packet) -> Result<(), Packet> {
         let Some(index) = self.lane_out(port, channel) else { return Err(packet) };
-        let fabric = &mut *self.fabric;
-        let lane = &mut fabric.lanes[index];
+        let lane = &mut self.fabric.lanes[index];
         if lane.credits == 0 {
             lane.note_stall();
             return Err(packet);
         }
+        self.put(index, packet);
+        Ok(())
+    }
+
+    /// Sends the packet that arrived first at port `from` on through port `to`. False when there is none, or it can't be sent
+    /// now; then nothing has changed.
+    #[inline]
+    pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
+        let (Some(inward), Some(out)) = (self.lane_in(from, channel), self.lane_out(to, channel)) else {
+            return false;
+        };
+        let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
+        let Ok([inward_lane, out_lane]) = lanes.get_disjoint_mut([inward, out]) else { return false };
+        if out_lane.credits == 0 {
+            out_lane.note_stall();
+            return false;
+        }
+        if !(out_lane.is_instant() && inward_lane.delay == 0) {
+            let packet = self.take(from, channel);
+            let taken = packet.is_some();
+            packet.into_iter().for_each(|packet| self.put(out, packet));
+            return taken;
+        }
+        // What `take` and `put` do, in one go.
+        let Some(packet) = inward_lane.pop_arrived(nodes) else { return false };
+        inward_lane.give_credit(nodes, woken);
+        out_lane.credits -= 1;
+        out_lane.push(self.now, packet);
+        out_lane.show_next(nodes, woken);
+        true
+    }
+
+    /// Puts a packet on a lane that has a credit.
+    #[inline]
+    fn put(&mut self, index: usize, mut packet: Packet) {
+        let fabric = &mut *self.fabric;
+        let lane = &mut fabric.lanes[index];
         lane.credits -= 1;
-        let path = &mut fabric.paths[lane.path as usize];
-        let bytes = packet.wire_bytes();
-        let mut packet = packet;
-        let mut arrival = if path.hook.is_none() {
-            path.transmit(self.now, bytes)
+        let mut arrival = if lane.plain {
+            self.now.after(lane.delay)
         } else {
-            let (arrival, repeats) = transmit_with_faults(path, self.now, &mut packet);
+            let (arrival, repeats) = transmit(&mut fabric.paths[lane.path as usize], self.now, &mut packet);
             lane.stats.retransmissions += repeats;
             arrival
         };
         arrival = arrival.max(lane.last_arrival);
-        lane.last_arrival = arrival;
-        lane.stats.packets += 1;
-        lane.stats.bytes += bytes;
-        lane.queue.push_back(packet);
+        lane.push(arrival, packet);
         fabric.at(self.now, arrival, Event::Arrival { lane: index as u32 });
-        Ok(())
     }
 
     /// What a virtual channel out of a port has carried, as the function's link errors show it.
     pub fn sent(&self, port: u8, channel: usize) -> super::LaneStats {
-        let lane = self
-            .end(port)
-            .map(|end| &self.fabric.paths[end.out as usize])
-            .filter(|path| channel < usize::from(path.channels));
-        lane.map_or_else(Default::default, |path| self.fabric.lanes[path.first_lane as usize + channel].stats)
+        let end = self.end(port).filter(|end| channel < usize::from(end.channels));
+        end.map_or_else(Default::default, |end| self.fabric.lanes[end.out as usize + channel].stats)
     }
 
     /// The packet that arrived first on a virtual channel.
@@ -134,13 +167,9 @@ impl<'a> Ports<'a> {
     pub fn take(&mut self, port: u8, channel: usize) -> Option<Packet> {
         let index = self.lane_in(port, channel)?;
         let lane = &mut self.fabric.lanes[index];
-        if lane.visible == 0 {
-            return None;
-        }
-        lane.visible -= 1;
-        let packet = lane.queue.pop_front()?;
-        let delay = self.fabric.paths[lane.path as usize].delay;
-        self.fabric.at(self.now, self.now.after(delay), Event::Credit { lane: index as u32 });
+        let packet = lane.pop_arrived(&mut self.fabric.nodes)?;
+        let back = self.now.after(lane.delay);
+        self.fabric.at(self.now, back, Event::Credit { lane: index as u32 });
         Some(packet)
     }
 
@@ -202,26 +231,22 @@ impl<'a> Ports<'a> {
     }
 }
 
-/// Transmits until the hook lets the packet pass; returns its arrival and how often it was repeated.
-#[cold]
-fn transmit_with_faults(path: &mut super::link::Path, now: Nanos, packet: &mut Packet) -> (Nanos, u64) {
+/// Transmits until the hook, if any, lets the packet pass; returns its arrival and how often it was repeated.
+fn transmit(path: &mut super::link::Path, now: Nanos, packet: &mut Packet) -> (Nanos, u64) {
     let mut repeats = 0;
-    let mut extra = 0;
     let bytes = packet.wire_bytes();
     loop {
         let transmission = path.transmissions;
         let fault = path.hook.as_mut().map_or(Fault::None, |hook| hook(packet, transmission));
         let arrival = path.transmit(now, bytes);
         match fault {
-            Fault::Corrupt if repeats < u64::from(MAX_RETRIES) => {
+            Fault::None => return (arrival, repeats),
+            Fault::Delay(nanoseconds) => return (arrival.after(nanoseconds), repeats),
+            Fault::Corrupt if repeats == u64::from(MAX_RETRIES) => return (arrival, repeats),
+            Fault::Corrupt => {
                 repeats += 1;
                 path.wait_for_repeat(now);
             }
-            Fault::Delay(nanoseconds) => extra = nanoseconds,
-            Fault::None | Fault::Corrupt => {}
-        }
-        if fault != Fault::Corrupt || repeats == u64::from(MAX_RETRIES) {
-            return (arrival.after(extra), repeats);
         }
     }
 }

@@ -23,8 +23,9 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
+    /// Makes room for this many events in all.
     pub(super) fn reserve(&mut self, events: usize) {
-        self.events.reserve(events);
+        self.events.reserve(events.saturating_sub(self.events.len()));
     }
 
     pub(super) fn add(&mut self, due: Nanos, event: Event) {

@@ -1,1 +1,380 @@
+//! The fabric through its public interface.
 
+use proptest::prelude::*;
+
+use super::*;
+
+const A: FunctionId = FunctionId(0);
+const B: FunctionId = FunctionId(1);
+
+fn pair(spec: LinkSpec) -> (Fabric, LinkId) {
+    let mut fabric = Fabric::new();
+    let link = fabric.connect((A, 0), (B, 0), spec).unwrap();
+    while fabric.pop_woken().is_some() {}
+    (fabric, link)
+}
+
+fn send(fabric: &mut Fabric, now: u64, channel: usize, number: u64) -> bool {
+    let mut ports = fabric.ports(A, Nanos(now));
+    let Some(mut packet) = ports.new_packet(256) else { return false };
+    packet.header = number;
+    match ports.send(0, channel, packet) {
+        Ok(()) => true,
+        Err(packet) => {
+            ports.recycle(packet);
+            false
+        }
+    }
+}
+
+fn receive(fabric: &mut Fabric, now: u64, channel: usize) -> Option<u64> {
+    fabric.advance(Nanos(now));
+    let mut ports = fabric.ports(B, Nanos(now));
+    let packet = ports.take(0, channel)?;
+    let header = packet.header;
+    ports.recycle(packet);
+    Some(header)
+}
+
+#[test]
+fn a_packet_over_a_link_without_delay_is_there_at_once() {
+    let (mut fabric, _) = pair(LinkSpec::default());
+
+    assert!(send(&mut fabric, 5, 0, 42));
+
+    assert_eq!(fabric.pop_woken(), Some(B));
+    assert_eq!(fabric.pop_woken(), None);
+    assert_eq!(fabric.next_event(), Nanos::NEVER);
+    assert_eq!(receive(&mut fabric, 5, 0), Some(42));
+    assert_eq!(receive(&mut fabric, 5, 0), None);
+}
+
+#[test]
+fn a_packet_is_visible_after_serialisation_and_delay() {
+    // 256 bytes at 1 Gb/s: 2048 ns.
+    let (mut fabric, _) = pair(LinkSpec { delay: 100, bits_per_second: 1_000_000_000, credits: vec![4] });
+    assert!(send(&mut fabric, 1000, 0, 1));
+    assert!(send(&mut fabric, 1000, 0, 2));
+
+    assert_eq!(fabric.next_event(), Nanos(1000 + 2048 + 100));
+    assert_eq!(receive(&mut fabric, 3147, 0), None);
+    assert_eq!(receive(&mut fabric, 3148, 0), Some(1));
+    assert_eq!(fabric.next_event(), Nanos(3148 + 100), "the credit is on its way back");
+    assert_eq!(receive(&mut fabric, 5195, 0), None);
+    assert_eq!(receive(&mut fabric, 5196, 0), Some(2));
+}
+
+#[test]
+fn framing_counts_for_the_bandwidth_and_fractions_of_a_nanosecond_add_up() {
+    // 260 bytes at 6.8 Gb/s: 305.88 ns.
+    let (mut fabric, _) = pair(LinkSpec { delay: 0, bits_per_second: 6_800_000_000, credits: vec![1000] });
+    for _ in 0..1000 {
+        let mut ports = fabric.ports(A, Nanos(0));
+        let mut packet = ports.new_packet(256).unwrap();
+        packet.framing = 4;
+        assert!(ports.send(0, 0, packet).is_ok());
+    }
+
+    fabric.advance(Nanos(305_882));
+    let before = (0..1000).filter(|_| receive(&mut fabric, 305_882, 0).is_some()).count();
+
+    assert_eq!(before, 999);
+    assert!(receive(&mut fabric, 305_883, 0).is_some());
+}
+
+#[test]
+fn credits_bound_what_is_under_way_and_come_back_after_the_delay() {
+    let (mut fabric, link) = pair(LinkSpec { delay: 10, bits_per_second: 0, credits: vec![2, 1] });
+    assert!(send(&mut fabric, 0, 0, 1) && send(&mut fabric, 0, 0, 2));
+
+    assert!(!send(&mut fabric, 0, 0, 3));
+    assert!(send(&mut fabric, 0, 1, 4), "the other channel has its own credits");
+
+    assert_eq!(receive(&mut fabric, 10, 0), Some(1));
+    assert!(!send(&mut fabric, 19, 0, 3));
+    while fabric.pop_woken().is_some() {}
+    fabric.advance(Nanos(20));
+    assert_eq!(fabric.pop_woken(), Some(A));
+    assert!(send(&mut fabric, 20, 0, 3));
+    assert_eq!(fabric.link_stats(link, Direction::Forward, 0).unwrap().stalls, 1);
+    assert_eq!(fabric.link_stats(link, Direction::Forward, 0).unwrap().packets, 3);
+}
+
+#[test]
+fn a_function_is_woken_once_until_it_is_popped() {
+    let (mut fabric, _) = pair(LinkSpec::default());
+    for number in 0..3 {
+        send(&mut fabric, 0, 0, number);
+    }
+
+    assert_eq!(fabric.pop_woken(), Some(B));
+    assert_eq!(fabric.pop_woken(), None);
+    send(&mut fabric, 0, 0, 3);
+    assert_eq!(fabric.pop_woken(), Some(B));
+}
+
+#[test]
+fn both_ends_of_a_new_link_are_woken() {
+    let mut fabric = Fabric::new();
+
+    fabric.connect((A, 0), (B, 0), LinkSpec::default()).unwrap();
+
+    assert_eq!([fabric.pop_woken(), fabric.pop_woken(), fabric.pop_woken()], [Some(A), Some(B), None]);
+}
+
+#[test]
+fn a_link_that_is_down_takes_nothing_and_delivers_what_it_has() {
+    let (mut fabric, link) = pair(LinkSpec { delay: 10, bits_per_second: 0, credits: vec![4] });
+    send(&mut fabric, 0, 0, 1);
+    fabric.set_link_up(link, false).unwrap();
+
+    assert!(!send(&mut fabric, 0, 0, 2));
+    assert_eq!(fabric.ports(A, Nanos(0)).credits(0, 0), 0);
+    assert_eq!(receive(&mut fabric, 10, 0), Some(1));
+    while fabric.pop_woken().is_some() {}
+    fabric.set_link_up(link, true).unwrap();
+    assert_eq!(fabric.pop_woken(), Some(A));
+    assert!(send(&mut fabric, 11, 0, 2));
+}
+
+#[test]
+fn a_corrupt_packet_costs_another_transmission_and_a_round_trip() {
+    let (mut fabric, link) = pair(LinkSpec { delay: 100, bits_per_second: 1_000_000_000, credits: vec![4] });
+    let hook = Box::new(|_: &mut Packet, number| if number == 0 { Fault::Corrupt } else { Fault::None });
+    fabric.set_fault(link, Direction::Forward, Some(hook)).unwrap();
+
+    send(&mut fabric, 0, 0, 1);
+
+    let arrival = 2048 + 200 + 2048 + 100;
+    assert_eq!(receive(&mut fabric, arrival - 1, 0), None);
+    assert_eq!(receive(&mut fabric, arrival, 0), Some(1));
+    assert_eq!(fabric.link_stats(link, Direction::Forward, 0).unwrap().retransmissions, 1);
+}
+
+#[test]
+fn a_hook_that_always_corrupts_slows_the_link_down_only() {
+    let (mut fabric, link) = pair(LinkSpec::default());
+    fabric.set_fault(link, Direction::Forward, Some(Box::new(|_, _| Fault::Corrupt))).unwrap();
+
+    assert!(send(&mut fabric, 0, 0, 1));
+
+    assert_eq!(receive(&mut fabric, 0, 0), Some(1));
+    let retries = fabric.link_stats(link, Direction::Forward, 0).unwrap().retransmissions;
+    assert_eq!(retries, u64::from(MAX_RETRIES));
+}
+
+#[test]
+fn a_delayed_packet_is_not_overtaken_in_its_channel() {
+    let (mut fabric, link) = pair(LinkSpec { delay: 1, bits_per_second: 0, credits: vec![4, 4] });
+    let hook = Box::new(|_: &mut Packet, number| if number == 0 { Fault::Delay(500) } else { Fault::None });
+    fabric.set_fault(link, Direction::Forward, Some(hook)).unwrap();
+    for (channel, number) in [(0, 1), (0, 2), (1, 3)] {
+        send(&mut fabric, 0, channel, number);
+    }
+
+    assert_eq!(receive(&mut fabric, 500, 0), None);
+    assert_eq!(receive(&mut fabric, 500, 1), Some(3));
+    assert_eq!(receive(&mut fabric, 501, 0), Some(1));
+    assert_eq!(receive(&mut fabric, 501, 0), Some(2));
+}
+
+#[test]
+fn the_pool_makes_no_more_packets_than_its_bound_and_reuses_them() {
+    let (mut fabric, _) = pair(LinkSpec::default());
+    fabric.set_pool_bound(2);
+    let mut ports = fabric.ports(A, Nanos(0));
+    let packets: Vec<_> = (0..3).map(|_| ports.new_packet(10)).collect();
+    assert_eq!(packets.iter().flatten().count(), 2);
+
+    for packet in packets.into_iter().flatten() {
+        ports.recycle(packet);
+    }
+
+    assert_eq!(ports.new_packet(20).map(|packet| packet.len()), Some(20));
+    assert!(ports.new_packet(DEFAULT_MAX_PACKET + 1).is_none());
+    assert_eq!(fabric.packets_in_use(), 1);
+}
+
+#[test]
+fn packets_of_an_old_size_make_room_when_they_come_back() {
+    let (mut fabric, _) = pair(LinkSpec::default());
+    fabric.set_pool_bound(1);
+    let old = fabric.ports(A, Nanos(0)).new_packet(4).unwrap();
+    fabric.set_max_packet(64);
+    let mut ports = fabric.ports(A, Nanos(0));
+    assert!(ports.new_packet(64).is_none());
+
+    ports.recycle(old);
+
+    assert_eq!(ports.new_packet(64).map(|packet| packet.len()), Some(64));
+}
+
+#[test]
+fn links_that_make_no_sense_are_refused() {
+    let (mut fabric, _) = pair(LinkSpec::default());
+    let with = |credits: Vec<u32>| LinkSpec { credits, ..LinkSpec::default() };
+
+    let taken = fabric.connect((A, 0), (B, 1), LinkSpec::default());
+    let itself = fabric.connect((A, 1), (A, 1), LinkSpec::default());
+    let port = fabric.connect((A, 64), (B, 1), LinkSpec::default());
+    let function = fabric.connect((FunctionId(1 << 16), 0), (B, 1), LinkSpec::default());
+
+    assert_eq!(taken, Err(FabricError::PortTaken { function: A, port: 0 }));
+    assert_eq!(itself, Err(FabricError::PortTaken { function: A, port: 1 }));
+    assert_eq!(port, Err(FabricError::PortOutOfRange { function: A, port: 64 }));
+    assert_eq!(function, Err(FabricError::FunctionOutOfRange { function: FunctionId(1 << 16) }));
+    assert_eq!(fabric.connect((A, 1), (B, 1), with(vec![])), Err(FabricError::Channels { count: 0 }));
+    assert_eq!(fabric.connect((A, 1), (B, 1), with(vec![1; 17])), Err(FabricError::Channels { count: 17 }));
+    assert_eq!(fabric.connect((A, 1), (B, 1), with(vec![1, 0])), Err(FabricError::Credits { credits: 0 }));
+    assert_eq!(
+        fabric.link_stats(LinkId(1), Direction::Forward, 0),
+        Err(FabricError::NoLink { link: LinkId(1) })
+    );
+    assert_eq!(fabric.links(), 1);
+    assert_eq!(fabric.link_ends(LinkId(0)), Ok([(A, 0), (B, 0)]));
+}
+
+#[test]
+fn ports_that_do_not_exist_take_and_give_nothing() {
+    let (mut fabric, _) = pair(LinkSpec::default());
+    let mut ports = fabric.ports(FunctionId(9), Nanos(0));
+    let packet = ports.new_packet(1).unwrap();
+
+    assert_eq!(ports.count(), 0);
+    assert!(ports.send(0, 0, packet).is_err());
+    assert!(ports.peek(0, 0).is_none());
+    let mut ports = fabric.ports(A, Nanos(0));
+    assert_eq!((ports.count(), ports.connected(0), ports.connected(1)), (1, true, false));
+    assert_eq!(ports.credits(0, 2), 0);
+    assert!(ports.take(0, 2).is_none());
+}
+
+fn members(count: u32) -> Fabric {
+    let mut fabric = Fabric::new();
+    for function in 0..count {
+        fabric.ports(FunctionId(function), Nanos(0)).join_wire(0, true);
+    }
+    while fabric.pop_woken().is_some() {}
+    fabric
+}
+
+#[test]
+fn the_and_of_a_wire_rises_when_the_last_member_fires_and_falls_for_all() {
+    let mut fabric = members(3);
+    for function in 0..3 {
+        assert_eq!(fabric.ports(A, Nanos(0)).wire(0).and_rises, 0);
+        fabric.ports(FunctionId(function), Nanos(0)).fire_wire(0, Combine::And);
+    }
+
+    let state = fabric.ports(A, Nanos(0)).wire(0);
+
+    assert_eq!(state, WireState { and: false, or: false, and_rises: 1, or_rises: 1 });
+    assert_eq!((0..4).filter_map(|_| fabric.pop_woken()).count(), 3);
+}
+
+#[test]
+fn members_see_a_wire_after_its_delay() {
+    let mut fabric = members(2);
+    fabric.set_wire_delay(1300);
+    fabric.ports(A, Nanos(0)).drive_wire(0, true);
+    fabric.ports(B, Nanos(100)).drive_wire(0, true);
+
+    fabric.advance(Nanos(1299));
+    assert_eq!(fabric.ports(A, Nanos(1299)).wire(0), WireState::default());
+    fabric.advance(Nanos(1300));
+    assert!(fabric.ports(A, Nanos(1300)).wire(0).or);
+    assert!(!fabric.ports(A, Nanos(1300)).wire(0).and);
+    fabric.advance(Nanos(1400));
+
+    assert!(fabric.ports(A, Nanos(1400)).wire(0).and);
+    assert_eq!(fabric.next_event(), Nanos::NEVER);
+}
+
+#[test]
+fn who_leaves_a_wire_is_not_waited_for() {
+    let mut fabric = members(2);
+    fabric.ports(A, Nanos(0)).fire_wire(0, Combine::And);
+
+    fabric.ports(B, Nanos(0)).join_wire(0, false);
+
+    assert_eq!(fabric.ports(A, Nanos(0)).wire(0).and_rises, 1);
+    fabric.ports(B, Nanos(0)).drive_wire(0, true);
+    assert!(!fabric.ports(A, Nanos(0)).wire(0).or);
+}
+
+/// What a client of the fabric does next in the property test.
+#[derive(Clone, Copy, Debug)]
+enum Action {
+    Send(usize),
+    Receive(usize),
+    Wait(u64),
+}
+
+fn actions() -> impl Strategy<Value = Vec<Action>> {
+    let action = prop_oneof![
+        4 => (0usize..2).prop_map(Action::Send),
+        4 => (0usize..2).prop_map(Action::Receive),
+        1 => (0u64..2000).prop_map(Action::Wait),
+    ];
+    prop::collection::vec(action, 1..400)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(128))]
+
+    #[test]
+    fn whatever_happens_packets_keep_their_order_and_number(
+        actions in actions(),
+        delay in prop_oneof![Just(0u64), 1u64..500],
+        rate in prop_oneof![Just(0u64), Just(1_000_000_000u64), Just(6_800_000_000)],
+        credits in prop::collection::vec(1u32..9, 2),
+        faults in prop::collection::vec(0u8..6, 1..20),
+    ) {
+        let (mut fabric, link) = pair(LinkSpec { delay, bits_per_second: rate, credits: credits.clone() });
+        let hook = Box::new(move |_: &mut Packet, number: u64| match faults[number as usize % faults.len()] {
+            0 => Fault::Corrupt,
+            1 => Fault::Delay(number % 700),
+            _ => Fault::None,
+        });
+        fabric.set_fault(link, Direction::Forward, Some(hook)).unwrap();
+        let (mut now, mut sent, mut received) = (0, [0u64; 2], [0u64; 2]);
+        for action in actions {
+            match action {
+                Action::Send(channel) => sent[channel] += u64::from(send(&mut fabric, now, channel, sent[channel])),
+                Action::Receive(channel) => {
+                    if let Some(number) = receive(&mut fabric, now, channel) {
+                        prop_assert_eq!(number, received[channel]);
+                        received[channel] += 1;
+                    }
+                }
+                Action::Wait(time) => {
+                    now += time;
+                    fabric.advance(Nanos(now));
+                }
+            }
+            for channel in 0..2 {
+                prop_assert!(sent[channel] - received[channel] <= u64::from(credits[channel]));
+            }
+        }
+
+        // In the end everything arrives, and every credit comes back.
+        while fabric.next_event() != Nanos::NEVER {
+            now = fabric.next_event().0;
+            fabric.advance(Nanos(now));
+        }
+        for (channel, received) in received.iter_mut().enumerate() {
+            while let Some(number) = receive(&mut fabric, now, channel) {
+                prop_assert_eq!(number, *received);
+                *received += 1;
+            }
+        }
+        prop_assert_eq!(sent, received);
+        while fabric.next_event() != Nanos::NEVER {
+            now = fabric.next_event().0;
+            fabric.advance(Nanos(now));
+        }
+        let ports = fabric.ports(A, Nanos(now));
+        prop_assert_eq!([ports.credits(0, 0), ports.credits(0, 1)], [credits[0], credits[1]]);
+        prop_assert_eq!(fabric.packets_in_use(), 0);
+    }
+}

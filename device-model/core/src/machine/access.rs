@@ -1,13 +1,15 @@
 //! Accesses to the regions of an attachment: configuration space and BARs.
 
-use nicforge_hwi::attachment::control;
-use nicforge_shm::Peek;
 use thiserror::Error;
 
-use super::{Machine, MachineError, region, schedule};
+use super::{
+    Machine, MachineError,
+    place::{self, Place},
+    region,
+};
 use crate::{
     device::{Address, AttachmentId, FunctionId, Write},
-    spec::{AreaKind, FunctionSpec},
+    pci::MAX_TABLE_WRITE,
     trace::Event,
 };
 
@@ -32,8 +34,9 @@ pub enum AccessError {
     /// No such attachment, or nobody has it.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The region does not exist or the access passes its end.
-    #[error("region {region}: {length} bytes at {offset:#x} are outside")]
+    /// The region does not exist, the access passes its end, or it is a write that passes a border between mapped memory,
+    /// registers, the control page and MSI-X.
+    #[error("region {region}: {length} bytes at {offset:#x} are outside, or a write across a border")]
     OutOfRange {
         /// VFIO region index.
         region: u32,
@@ -58,59 +61,11 @@ pub enum AccessError {
     },
 }
 
-/// What a piece of a BAR is.
-enum Place {
-    Memory,
-    Mirror,
-    Control(u64),
-    MsixTable(u64),
-    PendingBits(u64),
-    Device,
-}
-
-fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
-    // The second value: bytes from `at` to where something else may begin.
-    let page_end = 4096 - at.offset % 4096;
-    if let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) {
-        for area in &bar.areas {
-            if (area.offset..area.offset + area.length).contains(&at.offset) {
-                let left = area.offset + area.length - at.offset;
-                return match area.kind {
-                    AreaKind::Mapped => (Place::Memory, left),
-                    AreaKind::Mirrored => (Place::Mirror, left),
-                };
-            }
-        }
-    }
-    if let Some(rings) = spec.rings
-        && rings.control_bar == at.bar
-        && let Some(offset) = at.offset.checked_sub(rings.control_offset.into())
-        && offset < control::SIZE
-    {
-        return (Place::Control(offset), control::SIZE - offset);
-    }
-    if let Some(msix) = spec.msix
-        && msix.bar == at.bar
-    {
-        let table = u64::from(msix.vectors) * 16;
-        let pending = u64::from(msix.vectors).div_ceil(64) * 8;
-        if let Some(offset) = at.offset.checked_sub(msix.table.into())
-            && offset < table
-        {
-            return (Place::MsixTable(offset), table - offset);
-        }
-        if let Some(offset) = at.offset.checked_sub(msix.pba.into())
-            && offset < pending
-        {
-            return (Place::PendingBits(offset), pending - offset);
-        }
-    }
-    (Place::Device, page_end)
-}
-
 impl Machine {
     /// A trapped read of a region. The attachment's rings are drained first; while a record in them is stalled the read waits
     /// behind it, except in the control page (of which the generation does wait: reading it is a flush).
+    ///
+    /// Configuration space is apart: it waits for nothing.
     pub fn read(
         &mut self,
         function: FunctionId,
@@ -121,30 +76,32 @@ impl Machine {
     ) -> Result<Access, AccessError> {
         self.tenant(function, who)?;
         self.check(function, region_index, offset, data.len())?;
+        if data.is_empty() {
+            return Ok(Access::Done);
+        }
         data.fill(0xff);
         if region_index == region::CONFIG {
             self.attachment_mut(function, who)?.config.read(offset, data);
             return Ok(Access::Done);
         }
-        let bar = region_index as u8;
+        let length = data.len();
+        let at = Address { bar: region_index as u8, offset };
         self.wake(function);
-        // A client flushes by reading the generation; the rest of the control page answers whatever the rings hold.
-        if self.control_offset(function, Address { bar, offset }).is_none_or(|offset| offset == control::GENERATION)
-            && !self.drain_rings(function, who, schedule::DRAIN_RECORDS)
-        {
+        let passes = place::passes_rings(&self.slot(function, who)?.0.state.spec, at, length, false);
+        if !passes && !self.drain_rings(function, who) {
             return Ok(Access::Stalled);
         }
-        let length = data.len();
         self.attachment_mut(function, who)?.counters.trapped_reads += 1;
-        self.shared.trace(function, who, Event::Read { at: Address { bar, offset }, length });
+        self.shared.trace(function, who, Event::Read { at, length });
         let mut done = 0;
         while done < length {
-            let at = Address { bar, offset: offset + done as u64 };
+            let at = Address { bar: at.bar, offset: offset + done as u64 };
             done += self.read_piece(function, who, at, &mut data[done..])?;
         }
         Ok(Access::Done)
     }
 
+    /// Read what lies in one place. Gives how many bytes that were, at least 1.
     fn read_piece(
         &mut self,
         function: FunctionId,
@@ -153,7 +110,7 @@ impl Machine {
         data: &mut [u8],
     ) -> Result<usize, AccessError> {
         let (slot, index) = self.slot(function, who)?;
-        let (place, left) = place(&slot.state.spec, at);
+        let (place, left) = place::place(&slot.state.spec, at);
         let length = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let attachment = &mut slot.state.attachments[index];
         match place {
@@ -176,10 +133,10 @@ impl Machine {
                 Ok(length)
             }
             Place::Control(offset) => {
-                let word = (offset & !3, (offset & 3) as usize);
-                let take = length.min(4 - word.1);
-                let value = self.read_control(function, who, word.0)?.to_le_bytes();
-                data[..take].copy_from_slice(&value[word.1..word.1 + take]);
+                let (word, within) = (offset & !3, (offset & 3) as usize);
+                let take = length.min(4 - within);
+                let value = self.read_control(function, who, word).to_le_bytes();
+                data[..take].copy_from_slice(&value[within..within + take]);
                 Ok(take)
             }
             Place::Device => {
@@ -191,6 +148,9 @@ impl Machine {
     }
 
     /// A trapped write to a region. Rings are drained first, as for [`Machine::read`].
+    ///
+    /// It lies in one place as a whole: the device's registers, mapped memory, the control page, the MSI-X table. Of the control
+    /// page only aligned 32-bit words are taken.
     pub fn write(
         &mut self,
         function: FunctionId,
@@ -201,154 +161,94 @@ impl Machine {
     ) -> Result<Access, AccessError> {
         self.tenant(function, who)?;
         self.check(function, region_index, offset, data.len())?;
-        if region_index == region::CONFIG {
-            let effect = self.attachment_mut(function, who)?.config.write(offset, data);
-            if effect.function_level_reset {
-                self.reset_attachment(function, who)?;
-            }
-            return Ok(Access::Done);
-        }
-        let bar = region_index as u8;
-        let at = Address { bar, offset };
-        self.wake(function);
         if data.is_empty() {
             return Ok(Access::Done);
         }
-        if self.control_offset(function, at).is_none() && !self.drain_rings(function, who, schedule::DRAIN_RECORDS) {
-            return Ok(Access::Stalled);
+        if region_index == region::CONFIG {
+            self.write_config(function, who, offset, data)?;
+            return Ok(Access::Done);
         }
-        let (slot, index) = self.slot(function, who)?;
-        let (place, left) = place(&slot.state.spec, at);
-        let attachment = &mut slot.state.attachments[index];
-        let crosses = data.len() as u64 > left;
+        let length = data.len();
+        let at = Address { bar: region_index as u8, offset };
+        let spec = &self.slot(function, who)?.0.state.spec;
+        let (place, left) = place::place(spec, at);
         match place {
             Place::Mirror => return Err(AccessError::ReadOnly { region: region_index }),
-            Place::Memory if crosses => {
-                return Err(AccessError::OutOfRange { region: region_index, offset, length: data.len() });
+            Place::Device if length > MAX_WRITE => {
+                return Err(AccessError::TooWide { region: region_index, length });
             }
+            Place::Device if place::is_device(spec, at, length) => {}
+            Place::Device => return Err(AccessError::OutOfRange { region: region_index, offset, length }),
+            _ if length as u64 > left => {
+                return Err(AccessError::OutOfRange { region: region_index, offset, length });
+            }
+            _ => {}
+        }
+        let passes = place::passes_rings(spec, at, length, true);
+        self.wake(function);
+        if !passes && !self.drain_rings(function, who) {
+            return Ok(Access::Stalled);
+        }
+        match place {
+            // Memory of a mirror was refused, and pending bits are not written by software.
+            Place::Mirror | Place::PendingBits(_) => {}
             Place::Memory => {
-                if let Some(memory) = &attachment.memories[usize::from(bar)] {
+                if let Some(memory) = &self.attachment_mut(function, who)?.memories[usize::from(at.bar)] {
                     memory.write(offset, data).map_err(MachineError::from)?;
                 }
             }
             Place::MsixTable(table) => {
-                let length = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
-                if let Some(msix) = &mut attachment.msix {
-                    msix.write(table, &data[..length]);
+                if let Some(msix) = &mut self.attachment_mut(function, who)?.msix {
+                    for (index, piece) in data.chunks(MAX_TABLE_WRITE).enumerate() {
+                        // Whatever this unmasks is not bound, or its interrupt would not be pending.
+                        let _ = msix.write(table + (index * MAX_TABLE_WRITE) as u64, piece);
+                    }
                 }
             }
-            Place::PendingBits(_) => {}
             Place::Control(control_offset) => {
-                let mut word = [0; 4];
-                let take = data.len().min(4);
-                word[..take].copy_from_slice(&data[..take]);
-                self.write_control(function, who, control_offset, u32::from_le_bytes(word))?;
+                for (index, word) in data.chunks(4).enumerate() {
+                    let offset = control_offset + 4 * index as u64;
+                    if let (Ok(word), true) = (<[u8; 4]>::try_from(word), offset.is_multiple_of(4)) {
+                        self.write_control(function, who, offset, u32::from_le_bytes(word));
+                    }
+                }
             }
             Place::Device => {
-                if data.len() > MAX_WRITE {
-                    return Err(AccessError::TooWide { region: region_index, length: data.len() });
-                }
                 let outcome = self.call(function, |device, context| device.write(context, who, at, data));
-                if outcome == Some(Write::Stalled) {
+                let stalled = outcome == Some(Write::Stalled);
+                let attachment = self.attachment_mut(function, who)?;
+                let newly = stalled && !attachment.write_stalled;
+                attachment.write_stalled = stalled;
+                attachment.counters.stalls += u64::from(newly);
+                if newly {
                     self.shared.trace(function, who, Event::Stalled { at });
+                }
+                if stalled {
                     return Ok(Access::Stalled);
                 }
             }
         }
         self.attachment_mut(function, who)?.counters.trapped_writes += 1;
-        self.shared.trace(function, who, Event::Write { at, length: data.len() });
+        self.shared.trace(function, who, Event::Write { at, length });
         Ok(Access::Done)
     }
 
-    /// Carry out what an attachment's rings hold, at most `limit` records a ring. False when one is stalled.
-    pub(super) fn drain_rings(&mut self, function: FunctionId, who: AttachmentId, limit: u32) -> bool {
-        let Ok(tenant) = self.tenant(function, who) else { return true };
-        let rings = tenant.rings.len();
-        let mut all_drained = true;
-        for ring in 0..rings {
-            all_drained &= self.drain_ring(function, who, ring, limit) != Drained::Stalled;
-        }
-        all_drained
-    }
-
-    pub(super) fn drain_ring(
+    fn write_config(
         &mut self,
         function: FunctionId,
         who: AttachmentId,
-        ring_index: usize,
-        limit: u32,
-    ) -> Drained {
-        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return Drained::Nothing };
-        let index = usize::from(who.0);
-        // The ring is taken out of the function while its device is called, which gets the rest of the function.
-        let Some(mut ring) = slot
-            .state
-            .attachments
-            .get_mut(index)
-            .and_then(|attachment| attachment.tenant.as_mut())
-            .filter(|tenant| ring_index < tenant.rings.len())
-            .map(|tenant| tenant.rings.swap_remove(ring_index))
-        else {
-            return Drained::Nothing;
-        };
-        let mut outcome = Drained::Nothing;
-        for _ in 0..limit {
-            let record = match ring.consumer.peek() {
-                Peek::Empty => break,
-                Peek::Malformed { .. } => {
-                    ring.consumer.pop();
-                    slot.state.attachments[index].counters.malformed_records += 1;
-                    outcome = Drained::Some;
-                    continue;
-                }
-                Peek::Record(record) => record,
-            };
-            let at = Address { bar: record.bar, offset: record.offset.into() };
-            let data = record.data;
-            let length = data.len();
-            let inside =
-                slot.state.spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref).is_some_and(|bar| {
-                    at.offset.checked_add(length as u64).is_some_and(|end| end <= bar.size)
-                }) && matches!(place(&slot.state.spec, at).0, Place::Device);
-            if !inside {
-                ring.consumer.pop();
-                slot.state.attachments[index].counters.malformed_records += 1;
-                outcome = Drained::Some;
-                continue;
-            }
-            let mut context = crate::context::Context {
-                function: &mut slot.state,
-                shared: &mut self.shared,
-                fabric: &mut self.fabric,
-            };
-            match slot.device.write(&mut context, who, at, data) {
-                Write::Accepted => {
-                    ring.consumer.pop();
-                    ring.stalled = false;
-                    slot.state.attachments[index].counters.posted_writes += 1;
-                    self.shared.trace(function, who, Event::Posted { at, length });
-                    outcome = Drained::Some;
-                }
-                Write::Stalled => {
-                    if !ring.stalled {
-                        ring.stalled = true;
-                        slot.state.attachments[index].counters.stalls += 1;
-                        self.shared.trace(function, who, Event::Stalled { at });
-                    }
-                    outcome = Drained::Stalled;
-                    break;
-                }
-            }
+        offset: u64,
+        data: &[u8],
+    ) -> Result<(), MachineError> {
+        let attachment = self.attachment_mut(function, who)?;
+        let effect = attachment.config.write(offset, data);
+        if effect.function_level_reset {
+            return self.reset_attachment(function, who);
         }
-        ring.publish();
-        if let Some(tenant) =
-            slot.state.attachments.get_mut(index).and_then(|attachment| attachment.tenant.as_mut())
-        {
-            tenant.rings.push(ring);
-            let last = tenant.rings.len() - 1;
-            tenant.rings.swap(ring_index, last);
+        if effect.interrupts_changed {
+            attachment.drive_intx();
         }
-        outcome
+        Ok(())
     }
 
     fn check(
@@ -360,75 +260,11 @@ impl Machine {
     ) -> Result<(), AccessError> {
         let (slot, _) = self.slot(function, AttachmentId(0))?;
         let size = region::size(&slot.state.spec, index);
-        if offset.checked_add(length as u64).is_none_or(|end| end > size) {
+        if size == 0 || offset.checked_add(length as u64).is_none_or(|end| end > size) {
             return Err(AccessError::OutOfRange { region: index, offset, length });
         }
         Ok(())
     }
-
-    /// Where in the control page an access goes, if it does.
-    fn control_offset(&self, function: FunctionId, at: Address) -> Option<u64> {
-        match place(&self.slots.get(function.0 as usize)?.state.spec, at).0 {
-            Place::Control(offset) => Some(offset),
-            _ => None,
-        }
-    }
-
-    fn read_control(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        offset: u64,
-    ) -> Result<u32, MachineError> {
-        let attachment = self.attachment_mut(function, who)?;
-        Ok(match offset {
-            control::RING_SELECT => attachment.ring_selected,
-            control::RING_STATE => attachment
-                .tenant
-                .as_ref()
-                .and_then(|tenant| tenant.rings.get(attachment.ring_selected as usize))
-                .map_or(u32::MAX, |ring| {
-                    let (cell, phase) = ring.consumer.state();
-                    cell | (u32::from(phase) << 31)
-                }),
-            control::GENERATION => attachment.generation,
-            control::ATTACHMENT => who.0.into(),
-            _ => u32::MAX,
-        })
-    }
-
-    fn write_control(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        offset: u64,
-        value: u32,
-    ) -> Result<(), MachineError> {
-        let attachment = self.attachment_mut(function, who)?;
-        match offset {
-            control::WAKE => attachment.counters.wakes += 1,
-            control::RING_SELECT => attachment.ring_selected = value,
-            control::RING_RESET => {
-                if let Some(ring) =
-                    attachment.tenant.as_mut().and_then(|tenant| tenant.rings.get_mut(value as usize))
-                {
-                    ring.consumer.reset();
-                    ring.stalled = false;
-                    ring.publish();
-                }
-            }
-            _ => {}
-        }
-        Ok(())
-    }
-}
-
-/// What draining a ring did.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Drained {
-    Nothing,
-    Some,
-    Stalled,
 }
 
 /// The widest naturally aligned access at `offset`, at most 8 bytes.

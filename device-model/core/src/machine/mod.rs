@@ -4,16 +4,26 @@
 //! [`Machine::write`]), calls [`Machine::step`] with the time, and takes what comes out ([`Machine::pop_outgoing`]).
 //!
 //! - `mod.rs`: building, coming and going of clients, resets;
-//! - `access.rs`: accesses to regions;
+//! - `access.rs`: accesses to regions, `place.rs`: what lies where in them;
+//! - `rings.rs`: posted writes, and the control page;
+//! - `dma.rs`: client memory and the answers to DMA messages;
 //! - `schedule.rs`: stepping, going to sleep, waking up;
 //! - `query.rs`: what can be asked without changing anything.
 
 mod access;
+mod dma;
+mod place;
 mod query;
+mod rings;
 mod schedule;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    cmp::Reverse,
+    collections::{BinaryHeap, VecDeque},
+    sync::atomic::Ordering,
+};
 
+use nicforge_hwi::attachment::mirror;
 use nicforge_shm::{
     MemoryError, RingError,
     wake::{Membarrier, Sleeper},
@@ -28,12 +38,12 @@ pub use self::{
 pub use crate::context::Outgoing;
 use crate::{
     attachment::{Attachment, memory_for},
-    context::{Completion, Context, FunctionState, Shared},
+    context::{Context, FunctionState, Shared},
     device::{AttachmentId, Device, Ended, FunctionId, Reset},
-    dma::{DmaBacking, DmaError, DmaMapError, DmaPermission},
+    dma::DmaMapError,
     fabric::Fabric,
-    interrupt::{InterruptSink, IrqError},
-    spec::{Scope, SpecError},
+    interrupt::{IrqError, MSIX, Raised, Sink},
+    spec::{MAX_NAME, Scope, SpecError},
     time::Nanos,
     trace::{Event, TraceSink},
 };
@@ -44,8 +54,8 @@ pub const DMA_QUOTA: usize = 65_536;
 /// Whether the machine looks at a function's mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Heat {
-    /// Every turn; nothing was found since the time given.
-    Hot { idle_since: Nanos },
+    /// Every turn; nothing was found since the time given, which is `None` until the first turn.
+    Hot { idle_since: Option<Nanos> },
     /// Not until somebody wakes it.
     Cold,
 }
@@ -56,6 +66,9 @@ struct Slot {
     heat: Heat,
     /// In [`Machine::hot`], or about to be.
     queued: bool,
+    /// When the device wants its next step; [`Nanos::NEVER`] when it does not say. An entry of [`Machine::timers`] with
+    /// another time is stale.
+    timer: Nanos,
 }
 
 /// See the module.
@@ -64,7 +77,7 @@ pub struct Machine {
     fabric: Fabric,
     shared: Shared,
     hot: VecDeque<FunctionId>,
-    timers: std::collections::BinaryHeap<std::cmp::Reverse<(Nanos, FunctionId)>>,
+    timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
     cool_after: u64,
     heartbeat_due: Nanos,
     heartbeat: u64,
@@ -128,7 +141,7 @@ impl Machine {
             fabric: Fabric::new(),
             shared: Shared::new(),
             hot: VecDeque::new(),
-            timers: std::collections::BinaryHeap::new(),
+            timers: BinaryHeap::new(),
             cool_after: schedule::COOL_AFTER,
             heartbeat_due: Nanos::ZERO,
             heartbeat: 0,
@@ -142,7 +155,7 @@ impl Machine {
         let spec = device.spec();
         spec.validate()?;
         let id = FunctionId(self.slots.len() as u32);
-        let attachments = spec.attachments.iter().map(|_| Attachment::new(&spec, DMA_QUOTA)).collect();
+        let attachments = spec.attachments.iter().map(|_| Attachment::new(&spec)).collect();
         let state = FunctionState {
             id,
             name: name.to_owned(),
@@ -151,7 +164,7 @@ impl Machine {
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
         };
-        self.slots.push(Slot { state, device, heat: Heat::Cold, queued: false });
+        self.slots.push(Slot { state, device, heat: Heat::Cold, queued: false, timer: Nanos::NEVER });
         Ok(id)
     }
 
@@ -186,10 +199,7 @@ impl Machine {
             let Some(spec) = spec else { continue };
             *memory = match (&neighbour, spec.scope) {
                 (Some(theirs), Scope::Group) => theirs[bar].clone(),
-                _ => memory_for(
-                    &format!("{}-{}-bar{bar}", state.name, state.spec.attachments[index].name),
-                    spec,
-                )?,
+                _ => memory_for(&memory_name(&state.name, &state.spec.attachments[index].name, bar), spec)?,
             };
         }
         let attachment = &mut state.attachments[index];
@@ -213,14 +223,17 @@ impl Machine {
         why: Ended,
     ) -> Result<(), MachineError> {
         self.tenant(function, who)?;
-        self.drain_rings(function, who, schedule::DRAIN_RECORDS);
+        if why == Ended::Evicted {
+            self.mark_dead(function, who)?;
+        }
+        self.drain_rings(function, who);
         self.call(function, |device, context| {
             device.detached(context, who, why);
             device.reset(context, Reset::Attachment(who));
         });
-        let (slot, _) = self.slot(function, who)?;
-        drop_completions(&mut slot.state.completions, Some(who));
-        slot.state.attachments[usize::from(who.0)].vacate(&slot.state.spec);
+        self.forget_dma(function, Some(who));
+        let (slot, index) = self.slot(function, who)?;
+        slot.state.attachments[index].vacate(&slot.state.spec);
         self.shared.trace(function, who, Event::Detached);
         self.wake(function);
         Ok(())
@@ -229,84 +242,74 @@ impl Machine {
     /// Reset an attachment whose client stays.
     pub fn reset_attachment(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         self.tenant(function, who)?;
-        let (slot, _) = self.slot(function, who)?;
-        drop_completions(&mut slot.state.completions, Some(who));
-        slot.state.attachments[usize::from(who.0)].reset(&slot.state.spec)?;
+        self.forget_dma(function, Some(who));
+        let (slot, index) = self.slot(function, who)?;
+        let zeroed = slot.state.attachments[index].reset(&slot.state.spec);
         self.shared.trace(function, who, Event::Reset);
         self.call(function, |device, context| device.reset(context, Reset::Attachment(who)));
+        self.attachment_mut(function, who)?.next_generation();
         self.wake(function);
-        Ok(())
+        Ok(zeroed?)
     }
 
-    /// Reset a whole function, clients or not. This is the operator's: it always works, whatever clients did.
+    /// Reset a whole function, clients or not. This is the operator's: it always works, whatever clients did. Memory of
+    /// [`Scope::Group`] is left to the device.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
+        self.slot(function, AttachmentId(0))?;
+        self.forget_dma(function, None);
         let (slot, _) = self.slot(function, AttachmentId(0))?;
-        drop_completions(&mut slot.state.completions, None);
-        for attachment in &mut slot.state.attachments {
+        let mut zeroed = Ok(());
+        let mut clients = Vec::new();
+        for (index, attachment) in slot.state.attachments.iter_mut().enumerate() {
             if attachment.tenant.is_some() {
-                attachment.reset(&slot.state.spec)?;
+                zeroed = zeroed.and(attachment.reset(&slot.state.spec));
+                clients.push(AttachmentId(index as u16));
             }
         }
+        for &who in &clients {
+            self.shared.trace(function, who, Event::Reset);
+        }
         self.call(function, |device, context| device.reset(context, Reset::Function));
+        for who in clients {
+            self.attachment_mut(function, who)?.next_generation();
+        }
         self.wake(function);
-        Ok(())
+        Ok(zeroed?)
     }
 
     /// Tell the attachment's client, in its mirror, that it was given up.
     pub fn mark_dead(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        let tenant = self.tenant(function, who)?;
-        if let Some(words) = &tenant.mirror {
-            words
-                .flags
-                .store(nicforge_hwi::attachment::mirror::FLAG_DEAD, std::sync::atomic::Ordering::Release);
+        if let Some(words) = &self.tenant(function, who)?.mirror {
+            words.flags.store(mirror::FLAG_DEAD, Ordering::Release);
         }
         Ok(())
     }
 
-    /// Let the attachment's DMA reach memory.
-    pub fn dma_map(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        iova: u64,
-        length: u64,
-        permission: DmaPermission,
-        backing: DmaBacking,
-    ) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
-        Ok(self.attachment_mut(function, who)?.dma.map(iova, length, permission, backing)?)
-    }
-
-    /// Take memory back. When this returns, no DMA reaches it any more.
-    pub fn dma_unmap(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        iova: u64,
-        length: u64,
-    ) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
-        Ok(self.attachment_mut(function, who)?.dma.unmap(iova, length)?)
-    }
-
-    /// Take all memory back.
-    pub fn dma_unmap_all(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
-        self.tenant(function, who)?;
-        self.attachment_mut(function, who)?.dma.unmap_all();
-        Ok(())
-    }
-
-    /// Connect vectors `start..` of VFIO interrupt index `index` to sinks, or to nothing.
+    /// Connect vectors `start..` of VFIO interrupt index `index` to sinks, or to nothing. An MSI-X vector that is pending fires
+    /// when it is connected.
     pub fn bind_interrupts(
         &mut self,
         function: FunctionId,
         who: AttachmentId,
         index: u32,
         start: u32,
-        sinks: Vec<Option<Arc<dyn InterruptSink>>>,
+        sinks: Vec<Sink>,
     ) -> Result<(), MachineError> {
         self.tenant(function, who)?;
-        Ok(self.attachment_mut(function, who)?.interrupts.bind(index, start, sinks)?)
+        let count = sinks.len() as u32;
+        let attachment = self.attachment_mut(function, who)?;
+        attachment.interrupts.bind(index, start, sinks)?;
+        if index == MSIX
+            && let Some(msix) = &mut attachment.msix
+        {
+            // The range was found to exist, so that the vectors are below 2048.
+            for vector in (start..start + count).map(|vector| vector as u16) {
+                if msix.clear_pending(vector) && attachment.interrupts.raise_msix(vector) == Raised::Pending {
+                    msix.set_pending(vector);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The interrupts of an attachment, for masking, triggering and taking apart.
@@ -319,69 +322,6 @@ impl Machine {
         Ok(&mut self.attachment_mut(function, who)?.interrupts)
     }
 
-    /// The next DMA message for a client.
-    pub fn pop_outgoing(&mut self) -> Option<Outgoing> {
-        self.shared.outgoing.pop_front()
-    }
-
-    /// A client answered a DMA read. An answer nobody waits for (after a reset) is ignored.
-    pub fn dma_read_done(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        id: u64,
-        result: Result<&[u8], DmaError>,
-    ) -> Result<(), MachineError> {
-        let tenant = self.tenant(function, who)?;
-        let Some(position) = tenant.remote_reads.iter().position(|read| read.id == id) else { return Ok(()) };
-        let read = tenant.remote_reads.swap_remove(position);
-        let result = match result {
-            Ok(data) if data.len() == read.length => {
-                Ok(crate::context::Filled { buffer: self.shared.buffer_with(data), length: data.len() })
-            }
-            Ok(data) => Err(DmaError::ShortAnswer { length: data.len(), wanted: read.length }),
-            Err(error) => Err(error),
-        };
-        let attachment = self.attachment_mut(function, who)?;
-        match &result {
-            Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
-            Err(error) => attachment.note(error),
-        }
-        let (slot, _) = self.slot(function, who)?;
-        slot.state.completions.push_back(Completion { who, token: read.token, result });
-        self.wake(function);
-        Ok(())
-    }
-
-    /// A client answered a DMA write.
-    pub fn dma_write_done(
-        &mut self,
-        function: FunctionId,
-        who: AttachmentId,
-        id: u64,
-        result: Result<(), DmaError>,
-    ) -> Result<(), MachineError> {
-        let tenant = self.tenant(function, who)?;
-        let Some(position) = tenant.remote_writes.iter().position(|&write| write == id) else {
-            return Ok(());
-        };
-        tenant.remote_writes.swap_remove(position);
-        let last = tenant.remote_writes.is_empty();
-        let attachment = self.attachment_mut(function, who)?;
-        if let Err(error) = &result {
-            attachment.note(error);
-        }
-        if last {
-            for &vector in attachment.interrupts.release() {
-                if let Some(msix) = &mut attachment.msix {
-                    msix.set_pending(vector);
-                }
-            }
-        }
-        self.wake(function);
-        Ok(())
-    }
-
     /// Call a device with its context.
     fn call<R>(
         &mut self,
@@ -392,11 +332,15 @@ impl Machine {
         let mut context =
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
         let result = f(slot.device.as_mut(), &mut context);
-        if slot.state.wake_at < Nanos::NEVER {
-            self.timers.push(std::cmp::Reverse((slot.state.wake_at, function)));
-            slot.state.wake_at = Nanos::NEVER;
-        }
+        self.arm(function);
         Some(result)
+    }
+
+    /// Forget DMA messages that were not sent, and reads that are over and were not handed to the device.
+    fn forget_dma(&mut self, function: FunctionId, who: Option<AttachmentId>) {
+        if let Some(slot) = self.slots.get_mut(function.0 as usize) {
+            self.shared.forget(&mut slot.state, who);
+        }
     }
 
     fn slot(&mut self, function: FunctionId, who: AttachmentId) -> Result<(&mut Slot, usize), MachineError> {
@@ -428,7 +372,8 @@ impl Machine {
     }
 }
 
-/// Drop the completions of `who`, or all.
-fn drop_completions(completions: &mut VecDeque<Completion>, who: Option<AttachmentId>) {
-    completions.retain(|completion| who.is_some_and(|who| completion.who != who));
+/// What a BAR's memory is called in `/proc`, where a name of the function's that is too long or odd would be refused.
+fn memory_name(function: &str, attachment: &str, bar: usize) -> String {
+    let function: String = function.chars().filter(char::is_ascii_graphic).take(MAX_NAME).collect();
+    format!("{function}-{attachment}-bar{bar}")
 }

@@ -5,16 +5,14 @@
 //! barrier for all the functions that go cold together, and looks once more. From then on a client that stores something
 //! finds the word set and wakes the function by a trapped write. So the writer needs no fence.
 
-use std::cmp::Reverse;
+use std::{cmp::Reverse, sync::atomic::Ordering};
 
-use super::{Heat, Machine, access::Drained};
+use super::{Heat, Machine};
 use crate::{
     device::{AttachmentId, FunctionId, Progress},
     time::Nanos,
 };
 
-/// Records taken out of a ring in a row before anything else has its turn.
-pub(super) const DRAIN_RECORDS: u32 = 4096;
 /// How long a function stays hot without work, in nanoseconds, unless [`Machine::set_cool_after`] says otherwise.
 pub(super) const COOL_AFTER: u64 = 50_000;
 /// How often the heartbeat of every client's mirror moves, in nanoseconds.
@@ -34,15 +32,19 @@ pub enum Next {
 }
 
 impl Machine {
-    /// Do work for about `budget` packets a function, for each function once.
+    /// Do work for about `budget` packets a function (at least 1), for each function once.
+    ///
+    /// While there are clients, call it every 50 ms or so whatever it said last: it moves the heartbeat in their mirrors.
     pub fn step(&mut self, now: Nanos, budget: u32) -> Next {
         self.shared.now = self.shared.now.max(now);
         let now = self.shared.now;
+        let budget = budget.max(1);
         self.beat(now);
-        while let Some(&Reverse((time, function))) = self.timers.peek()
+        while let Some((time, function)) = self.next_timer()
             && time <= now
         {
             self.timers.pop();
+            self.slots[function.0 as usize].timer = Nanos::NEVER;
             self.wake(function);
         }
         self.collect_woken();
@@ -55,13 +57,14 @@ impl Machine {
         }
         if !self.cooling.is_empty() {
             busy |= self.cool_down(budget);
+            self.collect_woken();
         }
         if busy || !self.shared.outgoing.is_empty() {
             Next::Now
         } else if !self.hot.is_empty() {
             Next::Poll
         } else {
-            let timer = self.timers.peek().map_or(Nanos::NEVER, |Reverse((time, _))| *time);
+            let timer = self.next_timer().map_or(Nanos::NEVER, |(time, _)| time);
             Next::At(timer.min(self.fabric.next_event()))
         }
     }
@@ -83,18 +86,48 @@ impl Machine {
 
     /// Look at a function in the next step, and for a while afterwards.
     pub fn wake(&mut self, function: FunctionId) {
-        let now = self.shared.now;
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return };
         if slot.heat == Heat::Cold {
             for attachment in &slot.state.attachments {
                 attachment.set_sleeping(false);
             }
         }
-        slot.heat = Heat::Hot { idle_since: now };
+        slot.heat = Heat::Hot { idle_since: None };
         if !slot.queued {
             slot.queued = true;
             self.hot.push_back(function);
         }
+    }
+
+    /// Take over a device's wish for a step.
+    pub(super) fn arm(&mut self, function: FunctionId) {
+        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return };
+        let wish = std::mem::replace(&mut slot.state.wake_at, Nanos::NEVER);
+        if wish >= slot.timer {
+            return;
+        }
+        slot.timer = wish;
+        self.timers.push(Reverse((wish, function)));
+        // Stale entries are dropped when their time comes, or here when they are many.
+        if self.timers.len() > 2 * self.slots.len() + 64 {
+            self.timers.clear();
+            for (index, slot) in self.slots.iter().enumerate() {
+                if slot.timer < Nanos::NEVER {
+                    self.timers.push(Reverse((slot.timer, FunctionId(index as u32))));
+                }
+            }
+        }
+    }
+
+    /// The first timer that is not stale. It stays in the heap.
+    fn next_timer(&mut self) -> Option<(Nanos, FunctionId)> {
+        while let Some(&Reverse((time, function))) = self.timers.peek() {
+            if self.slots.get(function.0 as usize).is_some_and(|slot| slot.timer == time) {
+                return Some((time, function));
+            }
+            self.timers.pop();
+        }
+        None
     }
 
     fn collect_woken(&mut self) {
@@ -115,8 +148,8 @@ impl Machine {
             return busy;
         };
         if busy {
-            *idle_since = now;
-        } else if now >= idle_since.after(cool_after) {
+            *idle_since = Some(now);
+        } else if now >= idle_since.get_or_insert(now).after(cool_after) {
             slot.queued = false;
             self.cooling.push(function);
             return false;
@@ -130,13 +163,9 @@ impl Machine {
         let mut busy = self.complete(function);
         let attachments = self.slots.get(function.0 as usize).map_or(0, |slot| slot.state.attachments.len());
         for attachment in 0..attachments {
-            let rings = self.slots[function.0 as usize].state.attachments[attachment]
-                .tenant
-                .as_ref()
-                .map_or(0, |tenant| tenant.rings.len());
-            for ring in 0..rings {
-                let who = AttachmentId(attachment as u16);
-                busy |= self.drain_ring(function, who, ring, budget) == Drained::Some;
+            let who = AttachmentId(attachment as u16);
+            for ring in 0..self.rings(function, who) {
+                busy |= self.drain_ring(function, who, ring, budget).moved;
             }
         }
         busy |= self.call(function, |device, context| device.step(context, budget)) == Some(Progress::Busy);
@@ -153,6 +182,9 @@ impl Machine {
                 break;
             };
             any = true;
+            if let Ok(attachment) = self.attachment_mut(function, completion.who) {
+                attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
+            }
             match completion.result {
                 Ok(filled) => {
                     let data = &filled.buffer[..filled.length];
@@ -173,15 +205,19 @@ impl Machine {
 
     /// Let the functions in `cooling` go cold, unless a client wrote something in the meantime.
     fn cool_down(&mut self, budget: u32) -> bool {
-        for &function in &self.cooling {
-            for attachment in &self.slots[function.0 as usize].state.attachments {
+        // Those that somebody woke after their turn have another one.
+        let slots = &mut self.slots;
+        self.cooling.retain(|function| !slots[function.0 as usize].queued);
+        for function in &self.cooling {
+            let slot = &mut slots[function.0 as usize];
+            slot.heat = Heat::Cold;
+            for attachment in &slot.state.attachments {
                 attachment.set_sleeping(true);
             }
         }
         self.sleeper.barrier();
         let mut busy = false;
         while let Some(function) = self.cooling.pop() {
-            self.slots[function.0 as usize].heat = Heat::Cold;
             if self.run(function, budget) {
                 self.wake(function);
                 busy = true;
@@ -199,7 +235,7 @@ impl Machine {
         for slot in &self.slots {
             for attachment in &slot.state.attachments {
                 if let Some(words) = attachment.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
-                    words.heartbeat.store(self.heartbeat, std::sync::atomic::Ordering::Relaxed);
+                    words.heartbeat.store(self.heartbeat, Ordering::Relaxed);
                 }
             }
         }

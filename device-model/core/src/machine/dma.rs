@@ -1,0 +1,107 @@
+//! Client memory: mapping it, and what clients answer to DMA messages.
+
+use super::{Machine, MachineError};
+use crate::{
+    context::{Completion, Filled, Outgoing},
+    device::{AttachmentId, FunctionId},
+    dma::{DmaBacking, DmaError, DmaPermission},
+};
+
+impl Machine {
+    /// Let the attachment's DMA reach memory.
+    pub fn dma_map(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+        iova: u64,
+        length: u64,
+        permission: DmaPermission,
+        backing: DmaBacking,
+    ) -> Result<(), MachineError> {
+        self.tenant(function, who)?;
+        Ok(self.attachment_mut(function, who)?.dma.map(iova, length, permission, backing)?)
+    }
+
+    /// Take memory back. When this returns, no DMA reaches it any more.
+    pub fn dma_unmap(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+        iova: u64,
+        length: u64,
+    ) -> Result<(), MachineError> {
+        self.tenant(function, who)?;
+        Ok(self.attachment_mut(function, who)?.dma.unmap(iova, length)?)
+    }
+
+    /// Take all memory back.
+    pub fn dma_unmap_all(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
+        self.tenant(function, who)?;
+        self.attachment_mut(function, who)?.dma.unmap_all();
+        Ok(())
+    }
+
+    /// The next DMA message for a client.
+    pub fn pop_outgoing(&mut self) -> Option<Outgoing> {
+        self.shared.outgoing.pop_front()
+    }
+
+    /// A client answered a DMA read. An answer nobody waits for (after a reset) is ignored.
+    pub fn dma_read_done(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+        id: u64,
+        result: Result<&[u8], DmaError>,
+    ) -> Result<(), MachineError> {
+        let tenant = self.tenant(function, who)?;
+        let Some(position) = tenant.remote_reads.iter().position(|read| read.id == id) else { return Ok(()) };
+        let read = tenant.remote_reads.swap_remove(position);
+        let result = match result {
+            Ok(data) if data.len() == read.length => {
+                Ok(Filled { buffer: self.shared.buffer_with(data), length: data.len() })
+            }
+            Ok(data) => Err(DmaError::ShortAnswer { length: data.len(), wanted: read.length }),
+            Err(error) => Err(error),
+        };
+        let attachment = self.attachment_mut(function, who)?;
+        match &result {
+            Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
+            Err(error) => attachment.note(error),
+        }
+        let (slot, _) = self.slot(function, who)?;
+        slot.state.complete(Completion { who, token: read.token, result });
+        self.wake(function);
+        Ok(())
+    }
+
+    /// A client answered a DMA write.
+    pub fn dma_write_done(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+        id: u64,
+        result: Result<(), DmaError>,
+    ) -> Result<(), MachineError> {
+        let tenant = self.tenant(function, who)?;
+        let Some(position) = tenant.remote_writes.iter().position(|&write| write == id) else {
+            return Ok(());
+        };
+        tenant.remote_writes.swap_remove(position);
+        let last = tenant.remote_writes.is_empty();
+        tenant.interrupt_waits &= !last;
+        let attachment = self.attachment_mut(function, who)?;
+        if let Err(error) = &result {
+            attachment.note(error);
+        }
+        if last {
+            for &vector in attachment.interrupts.release() {
+                if let Some(msix) = &mut attachment.msix {
+                    msix.set_pending(vector);
+                }
+            }
+        }
+        self.wake(function);
+        Ok(())
+    }
+}

@@ -1,0 +1,144 @@
+//! Taking records out of posted-write rings.
+
+use nicforge_hwi::attachment::control;
+use nicforge_shm::{Cells, Peek};
+
+use super::{Machine, place};
+use crate::{
+    context::Context,
+    device::{Address, AttachmentId, FunctionId, Write},
+    trace::Event,
+};
+
+/// What draining a ring did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Drained {
+    /// Records were taken out.
+    pub(super) moved: bool,
+    /// The device could not take the next one.
+    pub(super) stalled: bool,
+}
+
+impl Machine {
+    /// Carry out what an attachment's rings hold now: at most as many records a ring as it has cells, so that a client that goes
+    /// on posting does not keep the caller here. False when a ring is stalled.
+    pub(super) fn drain_rings(&mut self, function: FunctionId, who: AttachmentId) -> bool {
+        let mut all_drained = true;
+        for ring in 0..self.rings(function, who) {
+            all_drained &= !self.drain_ring(function, who, ring, u32::MAX).stalled;
+        }
+        all_drained
+    }
+
+    /// How many rings an attachment has. None while nobody has it.
+    pub(super) fn rings(&self, function: FunctionId, who: AttachmentId) -> usize {
+        self.slots
+            .get(function.0 as usize)
+            .and_then(|slot| slot.state.attachments.get(usize::from(who.0)))
+            .and_then(|attachment| attachment.tenant.as_ref())
+            .map_or(0, |tenant| tenant.rings.len())
+    }
+
+    /// Carry out at most `limit` records of a ring, and no more than it has cells.
+    pub(super) fn drain_ring(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+        ring_index: usize,
+        limit: u32,
+    ) -> Drained {
+        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return Drained::default() };
+        let index = usize::from(who.0);
+        let tenant = slot.state.attachments.get_mut(index).and_then(|attachment| attachment.tenant.as_mut());
+        let Some(tenant) = tenant else { return Drained::default() };
+        let Some(ring) = tenant.rings.get_mut(ring_index) else { return Drained::default() };
+        if ring.consumer.peek() == Peek::Empty {
+            return Drained::default();
+        }
+        // The rings are taken out of the function while its device is called, which gets the rest of the function.
+        let mut rings = std::mem::take(&mut tenant.rings);
+        let ring = &mut rings[ring_index];
+        let (mut posted, mut malformed, mut newly_stalled) = (0, 0, false);
+        let mut stalled = false;
+        for _ in 0..limit.min(ring.consumer.cells().count() as u32) {
+            let record = match ring.consumer.peek() {
+                Peek::Empty => break,
+                Peek::Malformed { .. } => None,
+                Peek::Record(record) => Some(record),
+            };
+            let write = record
+                .map(|record| (Address { bar: record.bar, offset: record.offset.into() }, record.data))
+                .filter(|(at, data)| place::is_device(&slot.state.spec, *at, data.len()));
+            let Some((at, data)) = write else {
+                ring.consumer.pop();
+                malformed += 1;
+                continue;
+            };
+            let length = data.len();
+            let mut context =
+                Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
+            match slot.device.write(&mut context, who, at, data) {
+                Write::Accepted => {
+                    ring.consumer.pop();
+                    ring.stalled = false;
+                    posted += 1;
+                    self.shared.trace(function, who, Event::Posted { at, length });
+                }
+                Write::Stalled => {
+                    if !ring.stalled {
+                        ring.stalled = true;
+                        newly_stalled = true;
+                        self.shared.trace(function, who, Event::Stalled { at });
+                    }
+                    stalled = true;
+                    break;
+                }
+            }
+        }
+        ring.publish();
+        if let Some(attachment) = slot.state.attachments.get_mut(index) {
+            attachment.counters.posted_writes += posted;
+            attachment.counters.malformed_records += malformed;
+            attachment.counters.stalls += u64::from(newly_stalled);
+            if let Some(tenant) = &mut attachment.tenant {
+                tenant.rings = rings;
+            }
+        }
+        self.arm(function);
+        Drained { moved: posted + malformed > 0, stalled }
+    }
+
+    pub(super) fn read_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64) -> u32 {
+        let Ok(attachment) = self.attachment_mut(function, who) else { return u32::MAX };
+        match offset {
+            control::RING_SELECT => attachment.ring_selected,
+            control::RING_STATE => attachment
+                .tenant
+                .as_ref()
+                .and_then(|tenant| tenant.rings.get(attachment.ring_selected as usize))
+                .map_or(u32::MAX, |ring| {
+                    let (cell, phase) = ring.consumer.state();
+                    cell | (u32::from(phase) << 31)
+                }),
+            control::GENERATION => attachment.generation,
+            control::ATTACHMENT => who.0.into(),
+            _ => u32::MAX,
+        }
+    }
+
+    pub(super) fn write_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64, value: u32) {
+        let Ok(attachment) = self.attachment_mut(function, who) else { return };
+        match offset {
+            // Every trapped access wakes the function.
+            control::WAKE => attachment.counters.wakes += 1,
+            control::RING_SELECT => attachment.ring_selected = value,
+            control::RING_RESET => {
+                let rings = attachment.tenant.as_mut().map(|tenant| &mut tenant.rings);
+                if let Some(ring) = rings.and_then(|rings| rings.get_mut(value as usize)) {
+                    ring.reset();
+                }
+            }
+            _ => {}
+        }
+    }
+}

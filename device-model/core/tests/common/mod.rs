@@ -1,0 +1,388 @@
+//! A device that writes down what it is asked and does what a test tells it, and what tests do to a machine that holds it.
+#![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Arc, Mutex, MutexGuard,
+        atomic::{AtomicU32, Ordering},
+    },
+};
+
+use nicforge_core::{
+    context::Context,
+    device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, FunctionId, Progress, Reset, Write},
+    dma::{DmaBacking, DmaError, DmaPermission},
+    interrupt::InterruptSink,
+    machine::{Access, AccessError, Machine, Next, Outgoing, region},
+    spec::{Area, AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, Scope},
+    time::Nanos,
+};
+use nicforge_hwi::attachment::{control, mirror};
+use nicforge_shm::{Producer, PushError, SharedCells, SharedMemory};
+
+/// The first function of a machine, and its first attachments.
+pub const F: FunctionId = FunctionId(0);
+pub const A: AttachmentId = AttachmentId(0);
+pub const B: AttachmentId = AttachmentId(1);
+pub const C: AttachmentId = AttachmentId(2);
+
+/// Places in the BARs of [`spec`].
+pub const CONTROL: u64 = 0x1000;
+pub const MSIX_TABLE: u64 = 0x2000;
+pub const PENDING_BITS: u64 = 0x3000;
+pub const WINDOWS: u64 = 0x1_0000;
+pub const RING_CELLS: u32 = 64;
+pub const VECTORS: u16 = 4;
+/// BAR of the group's memory, and the one with an area between registers.
+pub const BAR_GROUP: u32 = 3;
+pub const BAR_MIXED: u32 = 4;
+
+/// Registers, a ring and windows, a mirror, memory of the group, and a BAR of which a part is memory. Attachments 0 and 1 are
+/// one group, 2 is another.
+pub fn spec() -> FunctionSpec {
+    let identity = Identity {
+        vendor: 0x1234,
+        device: 0x5678,
+        subsystem_vendor: 0x1234,
+        subsystem: 1,
+        class: 0x02_80_00,
+        revision: 1,
+    };
+    let attachments = [("a", 0), ("b", 0), ("c", 1)]
+        .map(|(name, group)| AttachmentSpec { name: name.to_owned(), group })
+        .to_vec();
+    let mut spec = FunctionSpec::nic(identity, attachments, 0x1000, VECTORS, RING_CELLS, 0x1_0000, 0x1000);
+    spec.bars[3] = Some(BarSpec::memory(0x1000, AreaKind::Mapped, Scope::Group));
+    spec.bars[4] = Some(BarSpec {
+        size: 0x4000,
+        kind: BarKind::Memory32 { prefetchable: false },
+        scope: Scope::Attachment,
+        areas: vec![Area { offset: 0x1000, length: 0x1000, kind: AreaKind::Mapped }],
+    });
+    spec
+}
+
+/// What the device was asked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Call {
+    Attached(AttachmentId),
+    Detached(AttachmentId, Ended),
+    Reset(Reset),
+    Read(AttachmentId, Address, usize),
+    Write(AttachmentId, Address, Vec<u8>),
+    Done(AttachmentId, DmaToken, Result<Vec<u8>, DmaError>),
+    Step(Nanos),
+}
+
+type Action = Box<dyn FnOnce(&mut Context<'_>) + Send>;
+
+/// What a test and its device share.
+#[derive(Default)]
+pub struct Script {
+    pub calls: Vec<Call>,
+    /// Done in the next call that brings work: a step, or a write of the device's registers.
+    pub actions: VecDeque<Action>,
+    /// Attachments whose writes are refused.
+    pub stalled: Vec<AttachmentId>,
+    /// What steps say.
+    pub busy: bool,
+}
+
+/// The test's hold on a device.
+#[derive(Clone, Default)]
+pub struct Probe(Arc<Mutex<Script>>);
+
+impl Probe {
+    pub fn script(&self) -> MutexGuard<'_, Script> {
+        self.0.lock().unwrap()
+    }
+
+    /// Have the device do something when it is called next.
+    pub fn tell(&self, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
+        self.script().actions.push_back(Box::new(action));
+    }
+
+    /// Everything but steps, since the last time.
+    pub fn calls(&self) -> Vec<Call> {
+        let calls = std::mem::take(&mut self.script().calls);
+        calls.into_iter().filter(|call| !matches!(call, Call::Step(_))).collect()
+    }
+
+    pub fn steps(&self) -> usize {
+        let calls = std::mem::take(&mut self.script().calls);
+        calls.iter().filter(|call| matches!(call, Call::Step(_))).count()
+    }
+
+    /// The data of the writes that the device accepted, since the last time.
+    pub fn written(&self) -> Vec<Vec<u8>> {
+        let write = |call| if let Call::Write(_, _, data) = call { Some(data) } else { None };
+        self.calls().into_iter().filter_map(write).collect()
+    }
+
+    /// The DMA reads that ended since the last time.
+    pub fn done(&self) -> Vec<(u64, Result<Vec<u8>, DmaError>)> {
+        let done =
+            |call| if let Call::Done(_, token, result) = call { Some((token.0, result)) } else { None };
+        self.calls().into_iter().filter_map(done).collect()
+    }
+}
+
+struct ProbeDevice {
+    spec: FunctionSpec,
+    probe: Probe,
+}
+
+impl ProbeDevice {
+    fn note(&self, call: Call) {
+        self.probe.script().calls.push(call);
+    }
+
+    fn act(&self, context: &mut Context<'_>) {
+        let actions = std::mem::take(&mut self.probe.script().actions);
+        for action in actions {
+            action(context);
+        }
+    }
+}
+
+impl Device for ProbeDevice {
+    fn spec(&self) -> FunctionSpec {
+        self.spec.clone()
+    }
+
+    /// Each byte is the low byte of its offset.
+    fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+        self.note(Call::Read(from, at, data.len()));
+        for (index, byte) in data.iter_mut().enumerate() {
+            *byte = (at.offset as usize + index) as u8;
+        }
+    }
+
+    fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
+        if self.probe.script().stalled.contains(&from) {
+            return Write::Stalled;
+        }
+        self.note(Call::Write(from, at, data.to_vec()));
+        self.act(context);
+        Write::Accepted
+    }
+
+    fn attached(&mut self, _: &mut Context<'_>, who: AttachmentId) {
+        self.note(Call::Attached(who));
+    }
+
+    fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, why: Ended) {
+        self.note(Call::Detached(who, why));
+    }
+
+    fn reset(&mut self, _: &mut Context<'_>, reach: Reset) {
+        self.note(Call::Reset(reach));
+    }
+
+    fn dma_done(
+        &mut self,
+        _: &mut Context<'_>,
+        who: AttachmentId,
+        token: DmaToken,
+        result: Result<&[u8], DmaError>,
+    ) {
+        self.note(Call::Done(who, token, result.map(<[u8]>::to_vec)));
+    }
+
+    fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
+        self.note(Call::Step(context.now()));
+        self.act(context);
+        if self.probe.script().busy { Progress::Busy } else { Progress::Idle }
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        vec![Counter { name: "probes", value: 1 }]
+    }
+}
+
+/// Add a device of this description.
+pub fn add(machine: &mut Machine, name: &str, spec: FunctionSpec) -> (FunctionId, Probe) {
+    let probe = Probe::default();
+    let device = ProbeDevice { spec, probe: probe.clone() };
+    (machine.add_function(name, Box::new(device)).unwrap(), probe)
+}
+
+/// A machine of one function that nobody has attached to.
+pub fn machine() -> (Machine, Probe) {
+    let mut machine = Machine::new();
+    let (_, probe) = add(&mut machine, "node0", spec());
+    (machine, probe)
+}
+
+/// A machine of one function whose first attachment has a client that may start DMA.
+pub fn attached() -> (Machine, Probe) {
+    let (mut machine, probe) = machine();
+    attach(&mut machine, A);
+    probe.calls();
+    (machine, probe)
+}
+
+pub fn attach(machine: &mut Machine, who: AttachmentId) {
+    machine.attach(F, who).unwrap();
+    set_bus_master(machine, who);
+}
+
+pub fn set_bus_master(machine: &mut Machine, who: AttachmentId) {
+    write(machine, who, region::CONFIG, 0x04, &0x0006u16.to_le_bytes());
+}
+
+/// A write that is carried out.
+pub fn write(machine: &mut Machine, who: AttachmentId, region: u32, offset: u64, data: &[u8]) {
+    assert_eq!(machine.write(F, who, region, offset, data).unwrap(), Access::Done);
+}
+
+/// A read of `N` bytes that is carried out.
+pub fn read<const N: usize>(machine: &mut Machine, who: AttachmentId, region: u32, offset: u64) -> [u8; N] {
+    let mut data = [0; N];
+    assert_eq!(machine.read(F, who, region, offset, &mut data).unwrap(), Access::Done);
+    data
+}
+
+pub fn try_read(
+    machine: &mut Machine,
+    region: u32,
+    offset: u64,
+    length: usize,
+) -> Result<Access, AccessError> {
+    machine.read(F, A, region, offset, &mut vec![0; length])
+}
+
+pub fn read_control(machine: &mut Machine, who: AttachmentId, register: u64) -> u32 {
+    u32::from_le_bytes(read(machine, who, 0, CONTROL + register))
+}
+
+pub fn write_control(machine: &mut Machine, who: AttachmentId, register: u64, value: u32) {
+    write(machine, who, 0, CONTROL + register, &value.to_le_bytes());
+}
+
+/// A client's view of its memory.
+pub fn memory(machine: &Machine, who: AttachmentId, bar: u32) -> SharedMemory {
+    machine.region(F, who, bar).unwrap().memory.unwrap()
+}
+
+/// A word of a client's mirror.
+pub fn mirror_word(memory: &SharedMemory, offset: u64) -> u32 {
+    memory.u32(offset).unwrap().load(Ordering::Acquire)
+}
+
+pub fn is_sleeping(memory: &SharedMemory) -> bool {
+    mirror_word(memory, mirror::SLEEPING) != 0
+}
+
+/// The writing end of a client's ring.
+pub struct Ring {
+    producer: Producer<SharedCells>,
+    mirror: SharedMemory,
+    memory: SharedMemory,
+}
+
+impl Ring {
+    /// Of a function in which [`spec`] puts one ring at the start of BAR 1.
+    pub fn new(machine: &Machine, function: FunctionId, who: AttachmentId) -> Self {
+        let memory = machine.region(function, who, 1).unwrap().memory.unwrap();
+        let mirror = machine.region(function, who, 2).unwrap().memory.unwrap();
+        Self { producer: producer(&memory), mirror, memory }
+    }
+
+    pub fn push(&mut self, bar: u8, offset: u32, data: &[u8]) -> Result<(), PushError> {
+        let consumed = || mirror_word(&self.mirror, mirror::RING_HEAD);
+        self.producer.try_push(consumed, bar, offset, data)
+    }
+
+    /// Push a record that the device takes, with this number in it.
+    pub fn push_number(&mut self, number: u32) {
+        self.push(0, 0x10, &number.to_le_bytes()).unwrap();
+    }
+
+    /// Start again at cell 0, after a reset.
+    pub fn restart(&mut self) {
+        self.producer = producer(&self.memory);
+    }
+}
+
+fn producer(memory: &SharedMemory) -> Producer<SharedCells> {
+    let bytes = u64::from(RING_CELLS) * 64;
+    Producer::new(SharedCells::new(memory.window(0, bytes).unwrap()).unwrap())
+}
+
+/// The numbers that [`Ring::push_number`] sent and the device took.
+pub fn numbers(probe: &Probe) -> Vec<u32> {
+    let number = |data: Vec<u8>| u32::from_le_bytes(data.try_into().unwrap());
+    probe.written().into_iter().map(number).collect()
+}
+
+/// Client memory of a page at `iova` that the device reaches directly.
+pub fn map_local(machine: &mut Machine, who: AttachmentId, iova: u64, length: usize) -> SharedMemory {
+    let memory = SharedMemory::create("client", length).unwrap();
+    let backing = DmaBacking::Memory(memory.whole());
+    machine.dma_map(F, who, iova, length as u64, DmaPermission::READ_WRITE, backing).unwrap();
+    memory
+}
+
+/// Client memory that the device reaches by messages.
+pub fn map_remote(machine: &mut Machine, who: AttachmentId, iova: u64, length: u64) {
+    machine.dma_map(F, who, iova, length, DmaPermission::READ_WRITE, DmaBacking::Remote).unwrap();
+}
+
+/// The messages there are.
+pub fn outgoing(machine: &mut Machine) -> Vec<Outgoing> {
+    std::iter::from_fn(|| machine.pop_outgoing()).collect()
+}
+
+pub fn id_of(message: &Outgoing) -> u64 {
+    match message {
+        Outgoing::DmaRead { id, .. } | Outgoing::DmaWrite { id, .. } => *id,
+    }
+}
+
+/// Counts its signals.
+#[derive(Default)]
+pub struct Count(AtomicU32);
+
+impl Count {
+    pub fn get(&self) -> u32 {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+impl InterruptSink for Count {
+    fn signal(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// Bind one interrupt of an index.
+pub fn bind(machine: &mut Machine, who: AttachmentId, index: u32, vector: u32) -> Arc<Count> {
+    let count = Arc::new(Count::default());
+    machine.bind_interrupts(F, who, index, vector, vec![Some(count.clone())]).unwrap();
+    count
+}
+
+/// Step, always with the same time, until the machine has nothing to do at once. Gives what it said last.
+pub fn settle(machine: &mut Machine, now: u64) -> Next {
+    for _ in 0..10_000 {
+        let next = machine.step(Nanos(now), 64);
+        if next != Next::Now {
+            return next;
+        }
+    }
+    panic!("the machine does not come to rest");
+}
+
+/// Let the whole machine go cold. Gives the time when it has.
+pub fn go_cold(machine: &mut Machine, now: u64) -> u64 {
+    settle(machine, now);
+    let later = now + 1_000_000;
+    settle(machine, later);
+    assert_eq!(machine.hot_functions(), 0);
+    later
+}
+
+pub const GENERATION: u64 = control::GENERATION;
