@@ -283,6 +283,11 @@ pub const fn exceptions(error_word: u32) -> (u32, u32) {
     (((receive & 0xff00) << 8) | (receive & 0x3f), ((inject & 0xffc0) << 10) | ((inject & 0x3f) << 1))
 }
 
+const _: () = {
+    let (prx, pix) = exceptions(error_word(prx::ALL, pix::ALL));
+    assert!(prx == prx::ALL && pix == pix::ALL);
+};
+
 /// The global interrupt (barrier) unit, one a node. 4 channels; all registers are 32 bits wide.
 ///
 /// A channel is *direct* (a level that software drives; its state is the OR over all nodes) or *sticky*: armed for AND it makes a

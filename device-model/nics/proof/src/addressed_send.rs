@@ -64,7 +64,13 @@ impl AddressedSend {
     }
 
     /// Deliver a message; `None` when it can't be delivered to anybody.
-    fn deliver(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Option<Write> {
+    fn deliver(
+        &mut self,
+        context: &mut Context<'_>,
+        from: AttachmentId,
+        at: Address,
+        data: &[u8],
+    ) -> Option<Write> {
         let Send { target, tag } = Send::decode(at, data.len())?;
         let mailbox = self.ports[usize::from(target.0)].mailbox.as_mut()?;
         if mailbox.credits() == 0 {
@@ -121,7 +127,8 @@ impl Device for AddressedSend {
             (0, REG_STALLS) => answer(data, port.stalls.to_le_bytes()),
             (0, REG_BAD) => answer(data, port.bad.to_le_bytes()),
             (0, REG_PRESENT) => {
-                let bits = self.ports.iter().enumerate().map(|(n, port)| u32::from(port.mailbox.is_some()) << n);
+                let bits =
+                    self.ports.iter().enumerate().map(|(n, port)| u32::from(port.mailbox.is_some()) << n);
                 answer(data, bits.sum::<u32>().to_le_bytes());
             }
             _ => {}
@@ -161,7 +168,7 @@ impl Send {
         let sound = at.offset < SEND_WINDOW
             && at.offset.is_multiple_of(1 << SEND_TAG_SHIFT)
             && (1..=MAX_MESSAGE).contains(&length);
-        sound.then(|| Self {
+        sound.then_some(Self {
             target: AttachmentId((at.offset >> SEND_TARGET_SHIFT) as u16 % ATTACHMENTS),
             tag: ((at.offset >> SEND_TAG_SHIFT) % TAGS) as u16,
         })

@@ -248,7 +248,11 @@ impl Channel {
             }
             State::Copy { offset, under_way: false } => {
                 // Descriptors without bytes are done already.
-                while self.descriptors.get(self.done as usize).is_some_and(|descriptor| descriptor.length == 0) {
+                while self
+                    .descriptors
+                    .get(self.done as usize)
+                    .is_some_and(|descriptor| descriptor.length == 0)
+                {
                     self.done += 1;
                 }
                 match self.descriptors.get(self.done as usize) {
@@ -277,7 +281,8 @@ impl Channel {
     fn load(&mut self, bytes: &[u8]) {
         let size = size_of::<Descriptor>();
         self.descriptors.clear();
-        self.descriptors.extend(bytes.chunks_exact(size).filter_map(|bytes| Descriptor::read_from_bytes(bytes).ok()));
+        self.descriptors
+            .extend(bytes.chunks_exact(size).filter_map(|bytes| Descriptor::read_from_bytes(bytes).ok()));
         self.state = State::Copy { offset: 0, under_way: false };
     }
 
@@ -293,7 +298,8 @@ impl Channel {
     fn copied(&mut self, length: u32) {
         let State::Copy { offset, .. } = self.state else { return };
         let offset = offset + length;
-        let over = self.descriptors.get(self.done as usize).is_none_or(|descriptor| offset >= descriptor.length);
+        let over =
+            self.descriptors.get(self.done as usize).is_none_or(|descriptor| offset >= descriptor.length);
         self.done += u32::from(over);
         self.state = State::Copy { offset: if over { 0 } else { offset }, under_way: false };
     }

@@ -13,10 +13,7 @@
 //! Nothing is ever lost for want of room. A client that does not take its messages out of the receive slots fills them up,
 //! then the queue, then the send slots, and then its own sends have to wait.
 
-use std::{
-    collections::VecDeque,
-    sync::atomic::Ordering,
-};
+use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use nicforge_core::{
     context::Context,
@@ -140,7 +137,8 @@ impl Device for SlotFifo {
                 context.set_intx(from, lane.error != 0);
             }
             (REG_PORT, _, Some(word)) => {
-                if !lane.push_word(word) {
+                let taken = lane.push_word(word);
+                if !taken {
                     self.fail(context, from, ERROR_FULL);
                 }
             }

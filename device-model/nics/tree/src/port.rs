@@ -113,7 +113,14 @@ impl Port {
     }
 
     /// Makes packets of what has been pushed.
+    #[inline]
     pub(crate) fn form(&mut self, channel: &mut Channel, ports: &mut Ports<'_>) {
+        if channel.staged != (0, 0) || !self.quads.is_empty() || !self.headers.is_empty() {
+            self.form_packets(channel, ports);
+        }
+    }
+
+    fn form_packets(&mut self, channel: &mut Channel, ports: &mut Ports<'_>) {
         while self.quads.len() >= QUADS as usize && !self.headers.is_empty() {
             let Some(mut packet) = ports.new_packet(PAYLOAD) else { break };
             for (bytes, quad) in

@@ -3,11 +3,15 @@
 mod common;
 
 use common::{Rig, irq_to, payload, to};
-use nicforge_core::fabric::{Direction, Fault, LinkSpec};
+use nicforge_core::{
+    fabric::{Direction, Fault, LinkSpec},
+    machine::Next,
+};
 use nicforge_hwi::{
     tree::{mirror, window},
     tree_dcr::{exceptions, pix, prx, status},
 };
+use nicforge_tree::Route;
 
 #[test]
 fn every_node_reaches_every_node_of_two_psets() {
@@ -136,6 +140,19 @@ fn a_packet_for_an_address_that_does_not_exist_is_discarded_and_noted() {
 }
 
 #[test]
+fn a_packet_that_is_routed_back_where_it_came_from_is_discarded() {
+    let mut rig = Rig::with(&[1], LinkSpec::default(), |config| {
+        config.routes.targets[1] = Route::Port(config.node_address as u8 ^ 1)
+    });
+    let io = rig.core(0);
+
+    rig.send_all(&io, &[(to(1), payload(1))]);
+
+    assert_eq!(rig.counter(1, "vc1_no_target"), 1);
+    assert_eq!(rig.machine.fabric().packets_in_use(), 0);
+}
+
+#[test]
 fn a_bad_receive_pointer_is_ignored_and_noted() {
     let mut rig = Rig::psets(&[2]);
     let (io, compute) = (rig.core(0), rig.core(1));
@@ -159,7 +176,8 @@ fn the_mirror_says_who_and_where_the_node_is() {
     let io = rig.core(3);
 
     let words = |client: &common::Client| {
-        [mirror::NODE_ADDRESS, mirror::CHANNEL, mirror::SEND_DEPTH, mirror::RECV_DEPTH].map(|at| client.mirror(at))
+        [mirror::NODE_ADDRESS, mirror::CHANNEL, mirror::SEND_DEPTH, mirror::RECV_DEPTH]
+            .map(|at| client.mirror(at))
     };
     assert_eq!(words(&compute), [5, 1, 8, 8]);
     assert_eq!(compute.mirror(mirror::NODES), 7);
@@ -191,7 +209,8 @@ fn checksum_errors_on_a_link_cost_time_and_nothing_else() {
     let mut rig = Rig::with(&[4], link, |_| {});
     let (io, compute) = (rig.core(0), rig.core(4));
     let last = *rig.links.last().unwrap();
-    let hook = Box::new(|_: &mut _, transmission| if transmission % 3 == 1 { Fault::Corrupt } else { Fault::None });
+    let hook =
+        Box::new(|_: &mut _, transmission| if transmission % 3 == 1 { Fault::Corrupt } else { Fault::None });
     rig.machine.fabric().set_fault(last, Direction::Forward, Some(hook)).unwrap();
     for number in 0..40 {
         rig.send_all(&io, &[(to(4), payload(number))]);
@@ -217,4 +236,48 @@ fn a_deep_fifo_holds_what_its_depth_says() {
         assert_eq!(compute.receive().unwrap().1, payload(number));
         rig.run();
     }
+}
+
+#[test]
+fn a_stream_reaches_the_payload_ceiling_of_the_link_both_ways_at_once() {
+    let link = LinkSpec { delay: 50, bits_per_second: 6_800_000_000, credits: vec![8, 8] };
+    let mut rig = Rig::with(&[4], link, |_| {});
+    let (io, compute) = (rig.core(0), rig.core(4));
+    let (start, mut received) = (rig.now, [0u32; 2]);
+    while received != [1000, 1000] {
+        let _ = rig.machine.step(rig.now, 64);
+        while io.try_send(to(4), &payload(1)) || compute.try_send(to(0), &payload(2)) {}
+        for (count, client) in received.iter_mut().zip([&compute, &io]) {
+            while *count < 1000 && client.receive().is_some() {
+                *count += 1;
+            }
+        }
+        if rig.machine.step(rig.now, 64) != Next::Now {
+            rig.now = rig.machine.fabric().next_event().min(rig.now.after(1000));
+        }
+    }
+
+    // 256 of 260 bytes are payload; two hops and a full FIFO at the start cost little.
+    let gigabits = 1000.0 * 256.0 * 8.0 / (rig.now.0 - start.0) as f64;
+    assert!((6.6..6.7).contains(&gigabits), "{gigabits} Gb/s");
+}
+
+#[test]
+fn a_fabric_that_is_short_of_packets_slows_down_and_loses_nothing() {
+    let mut rig = Rig::psets(&[4]);
+    let (io, compute) = (rig.core(0), rig.core(4));
+    rig.machine.fabric().set_pool_bound(2);
+    let (mut sent, mut received) = (0, 0);
+    while received < 50 {
+        while sent < 50 && io.try_send(to(4), &payload(sent)) {
+            sent += 1;
+        }
+        rig.run();
+        rig.now = rig.now.after(10_000);
+        while let Some((_, data)) = compute.receive() {
+            assert_eq!(data, payload(received));
+            received += 1;
+        }
+    }
+    assert_eq!(rig.machine.fabric().packets_in_use(), 0);
 }

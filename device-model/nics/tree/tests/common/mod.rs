@@ -1,5 +1,6 @@
 //! A machine of tree NICs in process, and clients that drive them through mapped memory and trapped accesses.
 #![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails the test")]
 
 use std::sync::{
     Arc,
@@ -14,30 +15,30 @@ use nicforge_core::{
     time::Nanos,
 };
 use nicforge_hwi::tree::{
-    ATTACHMENT_ADMIN, BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, vector,
-    window,
+    ATTACHMENT_ADMIN, BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror,
+    vector, window,
 };
 use nicforge_shm::SharedMemory;
 use nicforge_tree::{Topology, TreeConfig, TreeNic};
 
-pub type Payload = [u8; PAYLOAD];
+pub(crate) type Payload = [u8; PAYLOAD];
 
 /// Turns after which a machine that is still busy is taken for one that never rests.
 const MANY_TURNS: usize = 200_000;
 
-pub struct Rig {
-    pub machine: Machine,
-    pub now: Nanos,
-    pub functions: Vec<FunctionId>,
-    pub links: Vec<LinkId>,
+pub(crate) struct Rig {
+    pub(crate) machine: Machine,
+    pub(crate) now: Nanos,
+    pub(crate) functions: Vec<FunctionId>,
+    pub(crate) links: Vec<LinkId>,
 }
 
 impl Rig {
-    pub fn psets(compute_nodes: &[u32]) -> Self {
+    pub(crate) fn psets(compute_nodes: &[u32]) -> Self {
         Self::with(compute_nodes, LinkSpec::default(), |_| {})
     }
 
-    pub fn with(compute_nodes: &[u32], link: LinkSpec, change: impl Fn(&mut TreeConfig)) -> Self {
+    pub(crate) fn with(compute_nodes: &[u32], link: LinkSpec, change: impl Fn(&mut TreeConfig)) -> Self {
         let topology = Topology::psets(compute_nodes).unwrap();
         let mut machine = Machine::new();
         let functions: Vec<_> = (0..topology.nodes.len() as u32)
@@ -56,16 +57,13 @@ impl Rig {
                 machine.fabric().connect(end(tie.a), end(tie.b), link.clone()).unwrap()
             })
             .collect();
-        for &function in &functions {
-            machine.wake(function);
-        }
         let mut rig = Self { machine, now: Nanos::ZERO, functions, links };
         rig.run();
         rig
     }
 
     /// Steps, and lets time pass, until nothing moves any more.
-    pub fn run(&mut self) {
+    pub(crate) fn run(&mut self) {
         let mut quiet = 0;
         for _ in 0..MANY_TURNS {
             if self.machine.step(self.now, 64) == Next::Now {
@@ -83,57 +81,55 @@ impl Rig {
         panic!("the machine does not come to rest");
     }
 
-    pub fn attach(&mut self, node: u32, attachment: u16) -> Client {
+    pub(crate) fn attach(&mut self, node: u32, attachment: u16) -> Client {
         let function = self.functions[node as usize];
         let who = AttachmentId(attachment);
         self.machine.attach(function, who).unwrap();
         self.run();
-        let memory = |bar: u8| {
-            self.machine.region(function, who, bar.into()).unwrap().memory.unwrap()
-        };
+        let memory = |bar: u8| self.machine.region(function, who, bar.into()).unwrap().memory.unwrap();
         Client { node, function, who, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
     }
 
-    pub fn core(&mut self, node: u32) -> Client {
+    pub(crate) fn core(&mut self, node: u32) -> Client {
         self.attach(node, 0)
     }
 
-    pub fn admin(&mut self, node: u32) -> Client {
+    pub(crate) fn admin(&mut self, node: u32) -> Client {
         self.attach(node, ATTACHMENT_ADMIN)
     }
 
     /// The client dies; nothing is stepped afterwards.
-    pub fn kill(&mut self, client: &Client) {
+    pub(crate) fn kill(&mut self, client: &Client) {
         self.machine.detach(client.function, client.who, Ended::Closed).unwrap();
     }
 
-    pub fn read<const N: usize>(&mut self, client: &Client, offset: u64) -> [u8; N] {
+    pub(crate) fn read<const N: usize>(&mut self, client: &Client, offset: u64) -> [u8; N] {
         let mut data = [0; N];
         let access = self.machine.read(client.function, client.who, 0, offset, &mut data).unwrap();
         assert_eq!(access, Access::Done);
         data
     }
 
-    pub fn read32(&mut self, client: &Client, offset: u64) -> u32 {
+    pub(crate) fn read32(&mut self, client: &Client, offset: u64) -> u32 {
         u32::from_le_bytes(self.read(client, offset))
     }
 
-    pub fn write(&mut self, client: &Client, offset: u64, data: &[u8]) {
+    pub(crate) fn write(&mut self, client: &Client, offset: u64, data: &[u8]) {
         let access = self.machine.write(client.function, client.who, 0, offset, data).unwrap();
         assert_eq!(access, Access::Done);
     }
 
-    pub fn write32(&mut self, client: &Client, offset: u64, value: u32) {
+    pub(crate) fn write32(&mut self, client: &Client, offset: u64, value: u32) {
         self.write(client, offset, &value.to_le_bytes());
     }
 
-    pub fn counter(&self, node: u32, name: &str) -> u64 {
+    pub(crate) fn counter(&self, node: u32, name: &str) -> u64 {
         let counters = self.machine.counters(self.functions[node as usize]);
         counters.iter().find(|counter| counter.name == name).unwrap().value
     }
 
     /// Counts a client's interrupts from now on.
-    pub fn interrupts(&mut self, client: &Client) -> Vec<Arc<Count>> {
+    pub(crate) fn interrupts(&mut self, client: &Client) -> Vec<Arc<Count>> {
         let counts: Vec<_> = (0..vector::COUNT).map(|_| Arc::new(Count(AtomicU64::new(0)))).collect();
         let sinks = counts.iter().map(|count| Some(count.clone() as Arc<dyn InterruptSink>)).collect();
         self.machine.bind_interrupts(client.function, client.who, interrupt::MSIX, 0, sinks).unwrap();
@@ -141,7 +137,7 @@ impl Rig {
     }
 
     /// Sends as much of `packets` as goes, running the machine in between, and reads nothing. Returns how many went.
-    pub fn send_all(&mut self, client: &Client, packets: &[(Header, Payload)]) -> usize {
+    pub(crate) fn send_all(&mut self, client: &Client, packets: &[(Header, Payload)]) -> usize {
         for (sent, (header, payload)) in packets.iter().enumerate() {
             if !client.try_send(*header, payload) {
                 self.run();
@@ -155,7 +151,7 @@ impl Rig {
     }
 }
 
-pub struct Count(AtomicU64);
+pub(crate) struct Count(AtomicU64);
 
 impl InterruptSink for Count {
     fn signal(&self) {
@@ -164,39 +160,39 @@ impl InterruptSink for Count {
 }
 
 impl Count {
-    pub fn take(&self) -> u64 {
+    pub(crate) fn take(&self) -> u64 {
         self.0.swap(0, Ordering::Relaxed)
     }
 }
 
-pub struct Client {
-    pub node: u32,
-    pub function: FunctionId,
-    pub who: AttachmentId,
-    pub window: SharedMemory,
-    pub mirror: SharedMemory,
+pub(crate) struct Client {
+    pub(crate) node: u32,
+    pub(crate) function: FunctionId,
+    pub(crate) who: AttachmentId,
+    pub(crate) window: SharedMemory,
+    pub(crate) mirror: SharedMemory,
 }
 
 impl Client {
     /// A word of the channel mirror.
-    pub fn mirror(&self, offset: u64) -> u32 {
+    pub(crate) fn mirror(&self, offset: u64) -> u32 {
         self.mirror.u32(offset).unwrap().load(Ordering::Acquire)
     }
 
-    pub fn window(&self, offset: u64) -> u32 {
+    pub(crate) fn window(&self, offset: u64) -> u32 {
         self.window.u32(offset).unwrap().load(Ordering::Acquire)
     }
 
-    pub fn set_window(&self, offset: u64, value: u32) {
+    pub(crate) fn set_window(&self, offset: u64, value: u32) {
         self.window.u32(offset).unwrap().store(value, Ordering::Release);
     }
 
-    pub fn presence(&self, node: u32, core: usize) -> u8 {
+    pub(crate) fn presence(&self, node: u32, core: usize) -> u8 {
         self.mirror(mirror::PRESENCE + 4 * u64::from(node)).to_le_bytes()[core]
     }
 
     /// Puts a packet into a send slot. False when there is no free one.
-    pub fn try_send(&self, header: Header, payload: &Payload) -> bool {
+    pub(crate) fn try_send(&self, header: Header, payload: &Payload) -> bool {
         let depth = self.mirror(mirror::SEND_DEPTH);
         let tail = self.window(window::SEND_TAIL);
         if tail.wrapping_sub(self.mirror(mirror::SEND_HEAD)) >= depth {
@@ -211,14 +207,14 @@ impl Client {
     }
 
     /// Takes a packet out of the receive slots.
-    pub fn receive(&self) -> Option<(Header, Payload)> {
+    pub(crate) fn receive(&self) -> Option<(Header, Payload)> {
         let packet = self.peek(0)?;
         self.set_window(window::RECV_HEAD, self.window(window::RECV_HEAD).wrapping_add(1));
         Some(packet)
     }
 
     /// The packet `ahead` of the first in the receive slots.
-    pub fn peek(&self, ahead: u32) -> Option<(Header, Payload)> {
+    pub(crate) fn peek(&self, ahead: u32) -> Option<(Header, Payload)> {
         let depth = self.mirror(mirror::RECV_DEPTH);
         let number = self.window(window::RECV_HEAD).wrapping_add(ahead);
         let slot = mirror::RECV + u64::from(number % depth) * SLOT;
@@ -232,20 +228,20 @@ impl Client {
     }
 
     /// What is in the receive slots, without taking it.
-    pub fn waiting(&self) -> usize {
+    pub(crate) fn waiting(&self) -> usize {
         (0..self.mirror(mirror::RECV_DEPTH)).take_while(|&ahead| self.peek(ahead).is_some()).count()
     }
 }
 
 /// A payload that names itself.
-pub fn payload(seed: u32) -> Payload {
+pub(crate) fn payload(seed: u32) -> Payload {
     std::array::from_fn(|index| (seed.wrapping_mul(31).wrapping_add(index as u32) >> (index % 3)) as u8)
 }
 
-pub fn to(target: u32) -> Header {
+pub(crate) fn to(target: u32) -> Header {
     Header::point_to_point(0, target, false)
 }
 
-pub fn irq_to(target: u32) -> Header {
+pub(crate) fn irq_to(target: u32) -> Header {
     Header::point_to_point(0, target, true)
 }

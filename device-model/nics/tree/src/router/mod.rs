@@ -3,9 +3,12 @@
 //! A packet with one target is moved when the target has room. One with several is taken out, copied to each target as it gets
 //! room, and holds up its own source only. The two virtual channels share nothing that one could wait for.
 
+mod collective;
+mod news;
+
 use nicforge_core::fabric::{Packet, Ports};
 use nicforge_hwi::{
-    tree::{Header, PAYLOAD, PORTS, VCS},
+    tree::{Header, PORTS, VCS},
     tree_dcr::{pix, rcfg},
 };
 
@@ -13,7 +16,7 @@ use crate::{
     alu,
     config::{CLASSES, ClassRoute, Route, Routes},
     fifo::{Channel, Head, Room},
-    presence::{self, Presence, SYMBOL_BYTES},
+    presence::{self, Presence},
 };
 
 /// Sources of packets at a node: ports 0 to 2, the send FIFO, the ALU.
@@ -26,6 +29,8 @@ const ALU: usize = 4;
 const BURST: u32 = 8;
 /// The target bit of the receive FIFO.
 const TO_LOCAL: u8 = 1 << LOCAL;
+/// The bits of all ports.
+const ALL_PORTS: u8 = (1 << PORTS) - 1;
 
 /// A packet on its way to several targets.
 struct Held {
@@ -84,6 +89,8 @@ pub(crate) struct Router {
     /// General configuration register.
     pub(crate) rcfg: u32,
     held: [[Option<Held>; SOURCES]; VCS],
+    /// Sources for which something is held, a bit a source.
+    held_mask: [u8; VCS],
     /// Which sources wait, a bit a source.
     blocked: [u8; VCS],
     /// Ports with a link.
@@ -103,6 +110,7 @@ impl Router {
             classes: routes.classes,
             rcfg: 0,
             held: Default::default(),
+            held_mask: [0; VCS],
             blocked: [0; VCS],
             connected: 0,
             first: 0,
@@ -132,6 +140,7 @@ impl Router {
             }
         }
         self.blocked = [0; VCS];
+        self.held_mask = [0; VCS];
     }
 
     /// Sources that wait, a bit a source: ports, send FIFO, ALU.
@@ -151,6 +160,12 @@ impl Router {
         if self.rcfg & rcfg::MAN != 0 {
             return false;
         }
+        let idle = (0..VCS)
+            .all(|channel| around.presence.ports_waiting[channel] == 0 && self.active(around, channel) == 0);
+        if idle {
+            self.blocked = [0; VCS];
+            return false;
+        }
         self.look_at_links(around.ports);
         let mut left = budget.max(1);
         let mut moved_any = false;
@@ -162,12 +177,20 @@ impl Router {
                         self.flush_presence(around, channel, port);
                     }
                 }
-                for turn in 0..SOURCES {
-                    let source = (self.first + turn) % SOURCES;
-                    moved += self.drain(around, channel, source, BURST.min(left));
+                let sources = self.active(around, channel);
+                self.blocked[channel] &= sources;
+                // The sources from `first` on, then those before it.
+                let later = 0xffu8 << self.first;
+                for part in [sources & later, sources & !later] {
+                    let mut part = part;
+                    while part != 0 {
+                        let source = part.trailing_zeros() as usize;
+                        part &= part - 1;
+                        moved += self.drain(around, channel, source, BURST.min(left));
+                    }
                 }
             }
-            self.first = (self.first + 1) % SOURCES;
+            self.first = if self.first + 1 == SOURCES { 0 } else { self.first + 1 };
             moved_any |= moved > 0;
             left = left.saturating_sub(moved);
             if moved == 0 || left == 0 {
@@ -176,17 +199,31 @@ impl Router {
         }
     }
 
+    /// Sources that have something, a bit a source.
+    #[inline]
+    fn active(&self, around: &mut Surroundings<'_, '_>, channel: usize) -> u8 {
+        let mut sources = (around.ports.arrived(channel) as u8 & ALL_PORTS) | self.held_mask[channel];
+        if around.injecting && around.channels[channel].head() != Head::Empty {
+            sources |= TO_LOCAL;
+        }
+        sources
+    }
+
     /// Moves up to `limit` packets of a source.
     #[inline]
     fn drain(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize, limit: u32) -> u32 {
         let bit = 1u8 << source;
-        for moved in 0..limit {
+        let mut passed = 0;
+        if source < PORTS && self.held_mask[channel] & bit == 0 {
+            passed = self.pass_on(around, channel, source, limit);
+            if passed > 0 {
+                self.blocked[channel] &= !bit;
+            }
+        }
+        for moved in passed..limit {
             match self.advance(around, channel, source) {
                 Move::Moved => self.blocked[channel] &= !bit,
-                Move::Empty => {
-                    self.blocked[channel] &= !bit;
-                    return moved;
-                }
+                Move::Empty => return moved,
                 Move::Blocked => {
                     if self.blocked[channel] & bit == 0 {
                         self.blocked[channel] |= bit;
@@ -199,9 +236,42 @@ impl Router {
         limit
     }
 
+    /// The common case by itself: moves point-to-point packets from port to port as long as nothing else comes up.
+    #[inline]
+    fn pass_on(
+        &mut self,
+        around: &mut Surroundings<'_, '_>,
+        channel: usize,
+        source: usize,
+        limit: u32,
+    ) -> u32 {
+        if self.rcfg != 0 || around.presence.ports_waiting[channel] != 0 {
+            return 0;
+        }
+        let open = self.connected & !(1 << source);
+        let mut moved = 0;
+        while moved < limit {
+            let Some(packet) = around.ports.peek(source as u8, channel) else { break };
+            let header = packet.header;
+            // The bits of a presence symbol and the lack of the point-to-point bit both end this.
+            if header >> 32 != 0 || !Header(header as u32).is_point_to_point() {
+                break;
+            }
+            let Some(&Route::Port(port)) = self.targets.get(Header(header as u32).target() as usize) else {
+                break;
+            };
+            if open & (1 << port) == 0 || !around.ports.forward(source as u8, port, channel) {
+                break;
+            }
+            moved += 1;
+        }
+        self.counters[channel].forwarded += u64::from(moved);
+        moved
+    }
+
     #[inline]
     fn advance(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
-        if self.held[channel][source].is_some() {
+        if self.held_mask[channel] & (1 << source) != 0 {
             return self.advance_held(around, channel, source);
         }
         let header = if source < PORTS {
@@ -276,7 +346,7 @@ impl Router {
         }
         if targets & (targets - 1) != 0 {
             let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
-            self.held[channel][source] = Some(Held { packet, targets });
+            self.hold(channel, source, Held { packet, targets });
             let _ = self.advance_held(around, channel, source);
             return Move::Moved;
         }
@@ -292,7 +362,17 @@ impl Router {
             };
         }
         let port = targets.trailing_zeros() as usize;
-        if !self.port_ready(around, channel, port) {
+        if !self.port_open(around, channel, port) {
+            return Move::Blocked;
+        }
+        if source < PORTS {
+            if !around.ports.forward(source as u8, port as u8, channel) {
+                return Move::Blocked;
+            }
+            self.counters[channel].forwarded += 1;
+            return Move::Moved;
+        }
+        if !around.ports.ready(port as u8, channel) {
             return Move::Blocked;
         }
         let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
@@ -333,15 +413,20 @@ impl Router {
         }
     }
 
-    /// Whether a packet can go out of a port now; presence symbols that wait there go first.
-    #[inline]
+    /// Whether a packet can go out of a port now.
     fn port_ready(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
+        self.port_open(around, channel, port) && around.ports.ready(port as u8, channel)
+    }
+
+    /// Whether nothing but credits can keep a packet from going out of a port; presence symbols that wait there go first.
+    #[inline]
+    fn port_open(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
         if around.presence.ports_waiting[channel] & (1 << port) != 0
             && !self.flush_presence(around, channel, port)
         {
             return false;
         }
-        self.rcfg & (rcfg::TGT00 >> (4 * port + channel)) == 0 && around.ports.ready(port as u8, channel)
+        self.rcfg & (rcfg::TGT00 >> (4 * port + channel)) == 0
     }
 
     fn discard(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
@@ -352,176 +437,6 @@ impl Router {
             around.channels[channel].inject_error(pix::ADDR0);
         }
         Move::Moved
-    }
-
-    /// Copies a held packet to the targets that have room.
-    fn advance_held(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
-        let Some(mut held) = self.held[channel][source].take() else { return Move::Empty };
-        let before = held.targets;
-        if held.targets & TO_LOCAL != 0 {
-            let room = around.channels[channel].room(Header(held.packet.header as u32));
-            if room != Room::No {
-                self.deliver(around, channel, &held.packet, room);
-                held.targets &= !TO_LOCAL;
-            }
-        }
-        for port in 0..PORTS {
-            let bit = 1u8 << port;
-            if held.targets & bit == 0 || !self.port_ready(around, channel, port) {
-                continue;
-            }
-            if held.targets == bit {
-                self.transmit(around, channel, port, held.packet);
-                return Move::Moved;
-            }
-            let Some(mut copy) = around.ports.new_packet(PAYLOAD) else {
-                self.starved = true;
-                break;
-            };
-            copy.bytes_mut().copy_from_slice(held.packet.bytes());
-            copy.header = held.packet.header;
-            copy.framing = held.packet.framing;
-            self.transmit(around, channel, port, copy);
-            held.targets &= !bit;
-        }
-        if held.targets == 0 {
-            around.ports.recycle(held.packet);
-            return Move::Moved;
-        }
-        let moved = if held.targets == before { Move::Blocked } else { Move::Moved };
-        self.held[channel][source] = Some(held);
-        moved
-    }
-
-    /// Combines the packets of a class once every source has one.
-    fn combine(
-        &mut self,
-        around: &mut Surroundings<'_, '_>,
-        channel: usize,
-        route: ClassRoute,
-        header: Header,
-    ) -> Move {
-        if self.held[channel][ALU].is_some() {
-            return Move::Blocked;
-        }
-        let sources = route.children() & self.connected | if route.sends() { TO_LOCAL } else { 0 };
-        for source in 0..=LOCAL {
-            if sources & (1 << source) != 0 && !self.has_operand(around, channel, source, header.class()) {
-                return Move::Blocked;
-            }
-        }
-        // The send FIFO first: taking from it is what can fail, for want of a packet.
-        let mut result: Option<Packet> = None;
-        for source in [LOCAL, 0, 1, 2] {
-            if sources & (1 << source) == 0 {
-                continue;
-            }
-            let Some(operand) = self.take(around, channel, source) else { return Move::Blocked };
-            result = Some(match result {
-                None => operand,
-                Some(result) => self.reduce(around, channel, result, operand),
-            });
-        }
-        let Some(packet) = result else { return Move::Blocked };
-        let targets = up_targets(route) & (self.connected | TO_LOCAL);
-        if targets == 0 {
-            self.counters[channel].no_target += 1;
-        }
-        self.held[channel][ALU] = Some(Held { packet, targets });
-        let _ = self.advance_held(around, channel, ALU);
-        Move::Moved
-    }
-
-    /// Whether an operand of the class is first at a source.
-    fn has_operand(
-        &self,
-        around: &mut Surroundings<'_, '_>,
-        channel: usize,
-        source: usize,
-        class: u32,
-    ) -> bool {
-        let disabled = source < PORTS && self.rcfg & (rcfg::SRC00 >> (4 * source + channel)) != 0;
-        if disabled || self.held[channel][source].is_some() {
-            return false;
-        }
-        let header = if source == LOCAL {
-            match around.channels[channel].head() {
-                Head::Packet(header) if around.injecting => header,
-                _ => return false,
-            }
-        } else {
-            match around.ports.peek(source as u8, channel) {
-                Some(packet) if presence::parse(packet.header).is_none() => Header(packet.header as u32),
-                _ => return false,
-            }
-        };
-        !header.is_point_to_point() && header.class() == class && alu::combines(header.opcode())
-    }
-
-    fn reduce(
-        &mut self,
-        around: &mut Surroundings<'_, '_>,
-        channel: usize,
-        mut result: Packet,
-        operand: Packet,
-    ) -> Packet {
-        let (header, other) = (Header(result.header as u32), Header(operand.header as u32));
-        if let (Some(sum), Some(bytes)) =
-            (result.bytes_mut().first_chunk_mut::<PAYLOAD>(), operand.bytes().first_chunk::<PAYLOAD>())
-        {
-            alu::combine(header.opcode(), header.operand_bytes(), sum, bytes);
-        }
-        let counters = &mut self.counters[channel];
-        counters.combined += 1;
-        if (header.opcode(), header.operand_bytes()) != (other.opcode(), other.operand_bytes()) {
-            counters.mismatched += 1;
-        }
-        if other.irq() {
-            result.header |=
-                u64::from(Header::point_to_point(0, 0, true).0 & !Header::point_to_point(0, 0, false).0);
-        }
-        around.ports.recycle(operand);
-        result
-    }
-
-    /// Notes presence news from a port, or our own, shows it and passes it on.
-    fn learn(
-        &mut self,
-        around: &mut Surroundings<'_, '_>,
-        channel: usize,
-        node: u32,
-        word: u32,
-        from: Option<usize>,
-    ) {
-        let onward = self.connected & !from.map_or(0, |port| 1 << port);
-        if around.presence.learn(channel, node, word, onward) {
-            self.counters[channel].presence += 1;
-            around.channels[channel].show_presence(node, word, around.presence.changes(channel));
-            for port in 0..PORTS {
-                self.flush_presence(around, channel, port);
-            }
-        }
-    }
-
-    /// Sends the presence symbols that wait at a port. False when some still do.
-    fn flush_presence(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
-        while let Some(symbol) = around.presence.first(channel, port) {
-            if !around.ports.ready(port as u8, channel) {
-                return false;
-            }
-            let Some(mut packet) = around.ports.new_packet(0) else {
-                self.starved = true;
-                return false;
-            };
-            packet.header = symbol;
-            packet.framing = SYMBOL_BYTES;
-            if let Err(packet) = around.ports.send(port as u8, channel, packet) {
-                around.ports.recycle(packet);
-                return false;
-            }
-            around.presence.sent(channel, port);
-        }
-        true
     }
 }
 

@@ -1,0 +1,184 @@
+//! The receive FIFO: slots that the NIC fills; and the lock boxes, of which one guards it.
+
+use std::sync::atomic::Ordering;
+
+use nicforge_hwi::{
+    tree::{Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, vector, window},
+    tree_dcr::{LOCK_OWNER_NIC, prx},
+};
+
+use super::{Channel, Room};
+
+impl Channel {
+    /// Packets in the receive FIFO.
+    #[inline]
+    pub(crate) fn recv_count(&self) -> u32 {
+        self.recv_tail.wrapping_sub(self.recv_head)
+    }
+
+    pub(crate) fn recv_head(&self) -> u32 {
+        self.recv_head
+    }
+
+    pub(crate) fn recv_tail(&self) -> u32 {
+        self.recv_tail
+    }
+
+    /// Whether a packet can be delivered here.
+    #[inline]
+    pub(crate) fn room(&mut self, header: Header) -> Room {
+        let Some(windows) = &self.windows else {
+            return if self.was_up { Room::Sink } else { Room::No };
+        };
+        if self.guard && !header.irq() {
+            if windows.lock_recv.load(Ordering::Acquire) == 0 {
+                return Room::Sink;
+            }
+            self.guard = false;
+        }
+        if self.recv_count() < self.recv_depth {
+            return Room::Yes;
+        }
+        self.poll_recv_head();
+        if self.recv_count() < self.recv_depth { Room::Yes } else { Room::No }
+    }
+
+    /// Whether the receive FIFO is full, as far as is known.
+    pub(crate) fn is_full(&self) -> bool {
+        self.recv_count() >= self.recv_depth
+    }
+
+    /// Puts a packet into the receive FIFO; [`Channel::room`] said yes.
+    #[inline]
+    pub(crate) fn deliver(&mut self, header: Header, payload: &[u8]) {
+        let (Some(windows), Some(payload)) = (&self.windows, payload.first_chunk::<PAYLOAD>()) else {
+            return;
+        };
+        let slot = mirror::RECV + u64::from(self.recv_tail_slot) * SLOT;
+        let _ = windows.mirror.write_array(slot + SLOT_PAYLOAD, payload);
+        let number = u64::from(self.recv_tail.wrapping_add(1)) | (u64::from(header.0) << 32);
+        let _ = windows.mirror.store_u64_release(slot + SLOT_CONTROL, number);
+        if header.irq() {
+            self.irq[(self.recv_tail_slot / 64) as usize] |= 1 << (self.recv_tail_slot % 64);
+            self.irq_count += 1;
+            self.events |= 1 << vector::RECV_IRQ;
+        }
+        self.recv_tail = self.recv_tail.wrapping_add(1);
+        self.recv_tail_slot += 1;
+        if self.recv_tail_slot == self.recv_depth {
+            self.recv_tail_slot = 0;
+        }
+    }
+
+    /// Frees the receive slots that software has done with.
+    #[inline]
+    pub(crate) fn poll_recv_head(&mut self) {
+        let Some(windows) = &self.windows else { return };
+        let head = windows.recv_head.load(Ordering::Acquire);
+        if head != self.recv_head {
+            self.free_until(head);
+        }
+    }
+
+    fn free_until(&mut self, head: u32) {
+        let freed = head.wrapping_sub(self.recv_head);
+        if freed > self.recv_count() {
+            if self.bad_head != Some(head) {
+                self.bad_head = Some(head);
+                self.receive_error(if self.number == 0 { prx::PFU0 } else { prx::PFU1 });
+            }
+            return;
+        }
+        self.bad_head = None;
+        if self.irq_count == 0 {
+            self.recv_head = head;
+            self.recv_head_slot = (self.recv_head_slot + freed) % self.recv_depth;
+        } else {
+            for _ in 0..freed {
+                self.free_one();
+            }
+        }
+    }
+
+    fn free_one(&mut self) {
+        let (word, bit) = ((self.recv_head_slot / 64) as usize, 1u64 << (self.recv_head_slot % 64));
+        if self.irq[word] & bit != 0 {
+            self.irq[word] &= !bit;
+            self.irq_count -= 1;
+        }
+        self.recv_head = self.recv_head.wrapping_add(1);
+        self.recv_head_slot = (self.recv_head_slot + 1) % self.recv_depth;
+    }
+
+    /// Frees receive slots on software's behalf (the port), and says so where software would.
+    pub(crate) fn advance_recv_head(&mut self, head: u32) {
+        self.free_until(head);
+        if let Some(windows) = &self.windows {
+            windows.recv_head.store(self.recv_head, Ordering::Release);
+        }
+    }
+
+    /// Header of packet `number`, which is in the receive FIFO.
+    pub(crate) fn received_header(&self, number: u32) -> Option<u32> {
+        let control = self.windows.as_ref()?.mirror.load_u64_relaxed(self.recv_slot(number)? + SLOT_CONTROL);
+        control.ok().map(|control| (control >> 32) as u32)
+    }
+
+    /// A quad of packet `number`, which is in the receive FIFO.
+    pub(crate) fn received_quad(&self, number: u32, quad: u32) -> Option<[u8; 16]> {
+        let offset = self.recv_slot(number)? + SLOT_PAYLOAD + 16 * u64::from(quad);
+        let mut bytes = [0; 16];
+        self.windows.as_ref()?.mirror.read_array(offset, &mut bytes).ok()?;
+        Some(bytes)
+    }
+
+    fn recv_slot(&self, number: u32) -> Option<u64> {
+        let ahead = number.wrapping_sub(self.recv_head);
+        let slot = (self.recv_head_slot + ahead) % self.recv_depth;
+        (ahead < self.recv_count()).then_some(mirror::RECV + u64::from(slot) * SLOT)
+    }
+
+    /// Frees the lock boxes of an attachment that ends.
+    pub(crate) fn free_locks(&mut self, attachment: u16) {
+        let Some(windows) = &self.windows else { return };
+        for number in 0..window::LOCK_BOXES {
+            let Ok(lock) = windows.window.u32(window::LOCK + number * window::LOCK_STRIDE) else { continue };
+            let owner = lock.load(Ordering::Acquire);
+            if owner & 0xffff == u32::from(attachment) + 1
+                && lock.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
+                && number == window::LOCK_RECV
+            {
+                self.guard = true;
+            }
+        }
+    }
+
+    /// While nobody reads what a dead reader was about to: discards packets without the irq bit from the front of the FIFO,
+    /// holding the reader's lock.
+    pub(crate) fn discard_orphans(&mut self) -> bool {
+        if !self.guard || self.recv_count() == 0 || self.front_has_irq() {
+            return false;
+        }
+        let Some(windows) = &self.windows else { return false };
+        let lock = windows.lock_recv.clone();
+        if lock.compare_exchange(0, LOCK_OWNER_NIC, Ordering::AcqRel, Ordering::Relaxed).is_err() {
+            self.guard = false;
+            return false;
+        }
+        self.poll_recv_head();
+        let before = self.discarded;
+        while self.recv_count() > 0 && !self.front_has_irq() {
+            self.free_one();
+            self.discarded += 1;
+        }
+        if let Some(windows) = &self.windows {
+            windows.recv_head.store(self.recv_head, Ordering::Release);
+        }
+        lock.store(0, Ordering::Release);
+        self.discarded != before
+    }
+
+    fn front_has_irq(&self) -> bool {
+        self.irq[(self.recv_head_slot / 64) as usize] & (1 << (self.recv_head_slot % 64)) != 0
+    }
+}

@@ -1,0 +1,109 @@
+//! What a channel shows of itself: exceptions, watermarks, the status word, the mirror.
+
+use nicforge_hwi::{
+    tree::{mirror, vector},
+    tree_dcr::{error_word, pix, prx, status, vcfg},
+};
+
+use super::{Channel, Shown};
+
+impl Channel {
+    /// Sets receive exceptions.
+    pub(crate) fn receive_error(&mut self, bits: u32) {
+        if bits & !self.prx != 0 {
+            self.prx |= bits;
+            self.events |= 1 << vector::ERROR;
+        }
+    }
+
+    /// Sets injection exceptions.
+    pub(crate) fn inject_error(&mut self, bits: u32) {
+        if bits & !self.pix != 0 {
+            self.pix |= bits;
+            self.events |= 1 << vector::ERROR;
+        }
+    }
+
+    /// Exceptions, watermarks included as they are now.
+    pub(crate) fn exceptions(&mut self) -> (u32, u32) {
+        let send = self.send_count();
+        self.exceptions_with(send)
+    }
+
+    fn exceptions_with(&self, send: u32) -> (u32, u32) {
+        let above = self.recv_count() > ((self.vcfg >> vcfg::RWM_SHIFT) & 7) * self.recv_depth / 8;
+        let below = send <= ((self.vcfg >> vcfg::IWM_SHIFT) & 7) * self.send_depth / 8;
+        let (above_bit, below_bit) =
+            if self.number == 0 { (prx::WM0, pix::WM0) } else { (prx::WM1, pix::WM1) };
+        (self.prx | if above { above_bit } else { 0 }, self.pix | if below { below_bit } else { 0 })
+    }
+
+    /// The port's status word.
+    pub(crate) fn status(&mut self) -> u32 {
+        let (send, recv) = (self.send_count(), self.recv_count());
+        self.status_with(send, 16 * recv, recv)
+    }
+
+    /// The status word with `send` packets in the send FIFO, these quads and headers in the receive FIFO.
+    pub(crate) fn status_with(&self, send: u32, quads: u32, headers: u32) -> u32 {
+        let (staged_quads, staged_headers) = self.staged;
+        status::word(16 * send + staged_quads, send + staged_headers, quads, self.irq_count > 0, headers)
+    }
+
+    /// Brings the mirror up to date. `enabled` are the watermark exceptions that count.
+    pub(crate) fn publish(&mut self, enabled: (u32, u32)) {
+        if self.windows.is_none() {
+            return;
+        }
+        let (send, recv) = (self.send_count(), self.recv_count());
+        let status = self.status_with(send, 16 * recv, recv);
+        let (prx_bits, pix_bits) = self.exceptions_with(send);
+        let now = Shown {
+            send_head: self.send_head,
+            recv_tail: self.recv_tail,
+            irq: self.irq_count,
+            status,
+            error: error_word(prx_bits, pix_bits),
+        };
+        let watermarks = (
+            prx_bits & enabled.0 & (prx::WM0 | prx::WM1) != 0,
+            pix_bits & enabled.1 & (pix::WM0 | pix::WM1) != 0,
+        );
+        if (watermarks.0 && !self.watermarks.0) || (watermarks.1 && !self.watermarks.1) {
+            self.events |= 1 << vector::WATERMARK;
+        }
+        self.watermarks = watermarks;
+        if now == self.shown {
+            return;
+        }
+        let Some(windows) = &self.windows else { return };
+        let shown = std::mem::replace(&mut self.shown, now);
+        if now.send_head != shown.send_head {
+            windows.show(mirror::SEND_HEAD, now.send_head);
+        }
+        if now.recv_tail != shown.recv_tail {
+            windows.show(mirror::RECV_TAIL, now.recv_tail);
+        }
+        if now.irq != shown.irq {
+            windows.show(mirror::RECV_IRQ, now.irq);
+        }
+        if now.status != shown.status {
+            windows.show(mirror::STATUS, now.status);
+        }
+        if now.error != shown.error {
+            windows.show(mirror::ERROR, now.error);
+        }
+    }
+
+    /// Vectors whose condition holds, as far as this channel is concerned.
+    pub(crate) fn conditions(&mut self, enabled: (u32, u32)) -> u32 {
+        let (prx_bits, pix_bits) = self.exceptions();
+        let (prx_bits, pix_bits) = (prx_bits & enabled.0, pix_bits & enabled.1);
+        let (receive_marks, inject_marks) = (prx::WM0 | prx::WM1, pix::WM0 | pix::WM1);
+        let watermark = prx_bits & receive_marks != 0 || pix_bits & inject_marks != 0;
+        let error = prx_bits & !receive_marks != 0 || pix_bits & !(inject_marks | pix::ENABLE) != 0;
+        (u32::from(self.irq_count > 0) << vector::RECV_IRQ)
+            | (u32::from(watermark) << vector::WATERMARK)
+            | (u32::from(error) << vector::ERROR)
+    }
+}

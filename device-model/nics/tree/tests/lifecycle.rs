@@ -1,0 +1,272 @@
+//! Clients that come, go and die: presence, lock boxes, what is left in the FIFOs.
+
+mod common;
+
+use common::{Rig, irq_to, payload, to};
+use nicforge_core::device::AttachmentId;
+use nicforge_hwi::{
+    tree::{mirror, vector, window},
+    tree_dcr::REG_INT_ENABLE,
+};
+
+const LOCK_RECV: u64 = window::LOCK + window::LOCK_RECV * window::LOCK_STRIDE;
+const LOCK_SEND: u64 = window::LOCK + window::LOCK_SEND * window::LOCK_STRIDE;
+
+#[test]
+fn a_core_that_comes_is_seen_by_all_nodes_on_both_channels() {
+    let mut rig = Rig::psets(&[3, 2]);
+    let watchers: Vec<_> = (0..7).map(|node| rig.admin(node)).collect();
+    let user = rig.attach(1, 2);
+
+    let _late = rig.attach(5, 3);
+
+    for watcher in &watchers {
+        assert_eq!(watcher.presence(5, 3), 1);
+        assert_eq!(watcher.presence(1, 2), 1);
+        assert_eq!(watcher.presence(5, 0), 0);
+    }
+    assert_eq!(user.presence(5, 3), 1);
+    assert_eq!(user.presence(1, 2), 1);
+}
+
+#[test]
+fn a_channel_that_opens_late_knows_who_is_up() {
+    let mut rig = Rig::psets(&[3]);
+    let first = rig.core(1);
+    rig.kill(&first);
+    let _second = rig.attach(1, 0);
+    let _third = rig.attach(2, 1);
+    rig.run();
+
+    let late = rig.core(3);
+
+    assert_eq!(late.presence(1, 0), 3);
+    assert_eq!(late.presence(2, 1), 1);
+    assert_eq!(late.presence(3, 0), 1);
+}
+
+#[test]
+fn the_news_of_a_death_comes_behind_what_the_dead_had_sent() {
+    let mut rig = Rig::psets(&[4]);
+    let (io, compute) = (rig.core(0), rig.core(4));
+    // More than the way to the I/O node holds, so that the rest is in the send FIFO when the core dies.
+    let packets: Vec<_> = (0..100).map(|number| (to(0), payload(number))).collect();
+    let sent = rig.send_all(&compute, &packets) as u32;
+    rig.kill(&compute);
+    rig.run();
+
+    let mut received = 0;
+    while io.presence(4, 0) == 1 {
+        assert_eq!(io.receive().unwrap().1, payload(received));
+        received += 1;
+        rig.run();
+    }
+
+    // Only what fits into the receive slots can be left.
+    while let Some((_, data)) = io.receive() {
+        assert_eq!(data, payload(received));
+        received += 1;
+    }
+    assert_eq!(io.presence(4, 0), 2);
+    assert_eq!(received, sent);
+}
+
+#[test]
+fn the_news_of_a_death_stays_behind_what_is_in_the_send_slots_of_the_cores_left() {
+    let mut rig = Rig::psets(&[4]);
+    let io = rig.core(0);
+    let (dead, _left) = (rig.attach(4, 0), rig.attach(4, 1));
+    let packets: Vec<_> = (0..100).map(|number| (to(0), payload(number))).collect();
+    let sent = rig.send_all(&dead, &packets) as u32;
+    rig.kill(&dead);
+    rig.run();
+
+    for number in 0..sent {
+        // The last packets may be in the receive slots when the news comes.
+        assert!(io.presence(4, 0) == 1 || sent - number <= 8);
+        assert_eq!(io.receive().unwrap().1, payload(number));
+        rig.run();
+    }
+
+    assert_eq!((io.presence(4, 0), io.presence(4, 1)), (2, 1));
+}
+
+#[test]
+fn presence_changes_are_counted_and_interrupt_whoever_asked() {
+    let mut rig = Rig::psets(&[2]);
+    let io = rig.core(0);
+    let counts = rig.interrupts(&io);
+    rig.write32(&io, REG_INT_ENABLE, 1 << vector::PRESENCE);
+    counts[usize::from(vector::PRESENCE)].take();
+    let before = io.mirror(mirror::PRESENCE_CHANGES);
+
+    let compute = rig.core(1);
+    rig.kill(&compute);
+    rig.run();
+
+    assert_eq!(io.mirror(mirror::PRESENCE_CHANGES), before + 2);
+    assert_eq!(counts[usize::from(vector::PRESENCE)].take(), 2);
+}
+
+#[test]
+fn a_change_before_the_interrupt_was_enabled_raises_it_then_and_once() {
+    let mut rig = Rig::psets(&[2]);
+    let io = rig.core(0);
+    let counts = rig.interrupts(&io);
+    let _compute = rig.core(1);
+    assert_eq!(counts[usize::from(vector::PRESENCE)].take(), 0);
+
+    rig.write32(&io, REG_INT_ENABLE, 1 << vector::PRESENCE);
+    rig.write32(&io, REG_INT_ENABLE, 1 << vector::PRESENCE);
+
+    assert_eq!(counts[usize::from(vector::PRESENCE)].take(), 1);
+}
+
+#[test]
+fn packets_for_a_node_that_went_down_are_discarded_and_block_nobody() {
+    let mut rig = Rig::psets(&[4]);
+    let (io, compute) = (rig.core(0), rig.core(4));
+    rig.kill(&compute);
+    rig.run();
+    let packets: Vec<_> = (0..100).map(|number| (to(4), payload(number))).collect();
+
+    assert_eq!(rig.send_all(&io, &packets), 100);
+
+    assert_eq!(rig.counter(4, "vc1_discarded"), 100);
+    let again = rig.core(4);
+    rig.send_all(&io, &[(to(4), payload(7))]);
+    assert_eq!(again.receive().unwrap().1, payload(7));
+}
+
+#[test]
+fn a_new_tenant_finds_empty_fifos_and_its_own_memory() {
+    let mut rig = Rig::psets(&[2]);
+    let (io, first) = (rig.core(0), rig.core(1));
+    rig.send_all(&io, &[(to(1), payload(1)), (irq_to(1), payload(2))]);
+    first.set_window(window::SRAM, 42);
+    rig.kill(&first);
+    rig.run();
+
+    let second = rig.core(1);
+
+    assert_eq!(second.waiting(), 0);
+    assert_eq!(second.window(window::SRAM), 0);
+    assert_eq!(second.mirror(mirror::RECV_TAIL), 0);
+    assert_eq!(second.mirror(mirror::RECV_IRQ), 0);
+    first.try_send(to(0), &payload(9));
+    rig.run();
+    assert_eq!(io.receive(), None);
+}
+
+#[test]
+fn the_cores_of_a_node_share_their_fifos_and_memory() {
+    let mut rig = Rig::psets(&[2]);
+    let (io, first, second) = (rig.core(0), rig.attach(1, 0), rig.attach(1, 1));
+
+    first.set_window(window::SRAM + 8, 7);
+    rig.send_all(&io, &[(to(1), payload(3))]);
+
+    assert_eq!(second.window(window::SRAM + 8), 7);
+    assert_eq!(second.receive().unwrap().1, payload(3));
+    assert_eq!(first.receive(), None);
+    rig.kill(&first);
+    rig.send_all(&second, &[(to(0), payload(4))]);
+    assert_eq!(io.receive().unwrap().1, payload(4));
+}
+
+#[test]
+fn lock_boxes_of_a_dead_core_are_freed_and_no_others() {
+    let mut rig = Rig::psets(&[2]);
+    let (first, second) = (rig.attach(1, 0), rig.attach(1, 1));
+    let lock = |number: u64| window::LOCK + number * window::LOCK_STRIDE;
+    second.set_window(LOCK_SEND, 0xabcd_0002);
+    second.set_window(lock(63), 0x0001_0001);
+    second.set_window(lock(30), 0x0000_0001);
+
+    rig.kill(&first);
+
+    assert_eq!(second.window(LOCK_SEND), 0xabcd_0002);
+    assert_eq!(second.window(lock(63)), 0);
+    assert_eq!(second.window(lock(30)), 0);
+}
+
+#[test]
+fn what_a_dead_reader_was_about_to_read_is_discarded_until_the_next_reader_comes() {
+    let mut rig = Rig::psets(&[4]);
+    let io = rig.core(0);
+    let (reader, other) = (rig.attach(4, 0), rig.attach(4, 1));
+    reader.set_window(LOCK_RECV, 1);
+    let packets: Vec<_> = (0..24).map(|number| (to(4), payload(number))).collect();
+    assert_eq!(rig.send_all(&io, &packets), 24);
+    rig.kill(&reader);
+    rig.run();
+
+    // The stream drains, more of it too; what has the irq bit stays.
+    rig.send_all(&io, &packets);
+    rig.send_all(&io, &[(irq_to(4), payload(99)), (to(4), payload(100))]);
+
+    assert_eq!(rig.counter(4, "vc1_discarded"), 49);
+    assert_eq!(other.waiting(), 1);
+    other.set_window(LOCK_RECV, 2);
+    assert_eq!(other.receive().unwrap(), (irq_to(4), payload(99)));
+    rig.send_all(&io, &[(to(4), payload(101))]);
+    assert_eq!(other.receive().unwrap().1, payload(101));
+}
+
+#[test]
+fn a_reset_of_an_attachment_shows_in_its_generation_and_spares_the_others() {
+    let mut rig = Rig::psets(&[2]);
+    let (io, first, second) = (rig.core(0), rig.attach(1, 0), rig.attach(1, 1));
+    first.set_window(LOCK_SEND, 1);
+    rig.send_all(&io, &[(to(1), payload(5))]);
+
+    rig.machine.reset_attachment(first.function, AttachmentId(0)).unwrap();
+    rig.run();
+
+    assert_eq!(io.presence(1, 0), 3);
+    assert_eq!(io.presence(1, 1), 1);
+    assert_eq!(second.window(LOCK_SEND), 0);
+    assert_eq!(second.receive().unwrap().1, payload(5));
+}
+
+#[test]
+fn an_operators_reset_clears_a_blocked_node_and_tells_the_peers() {
+    let mut rig = Rig::psets(&[4]);
+    let (io, compute) = (rig.core(0), rig.core(4));
+    let packets: Vec<_> = (0..100).map(|number| (to(4), payload(number))).collect();
+    rig.send_all(&io, &packets);
+
+    rig.machine.reset_function(compute.function).unwrap();
+    rig.run();
+
+    assert_eq!(io.presence(4, 0), 3);
+    assert_eq!(compute.mirror(mirror::NODE_ADDRESS), 4);
+    // What was still on its way arrives in the FIFO that is empty again.
+    while compute.receive().is_some() {
+        rig.run();
+    }
+    rig.send_all(&io, &[(to(4), payload(500))]);
+    assert_eq!(compute.receive().unwrap().1, payload(500));
+}
+
+#[test]
+fn tenants_that_come_and_go_at_a_blocked_tree_leave_a_bounded_rest() {
+    let mut rig = Rig::psets(&[1]);
+    let io = rig.core(0);
+    let fill: Vec<_> = (0..100).map(|number| (to(0), payload(number))).collect();
+    for _ in 0..50 {
+        let tenant = rig.core(1);
+        rig.send_all(&tenant, &fill);
+        rig.kill(&tenant);
+        rig.run();
+    }
+
+    // Two send FIFOs' worth are kept beside the receive FIFO and the link's buffers.
+    let mut received = 0;
+    while io.receive().is_some() {
+        received += 1;
+        rig.run();
+    }
+    assert_eq!(received, 8 + 4 + 16);
+    assert_eq!(io.presence(1, 0), 100);
+}
