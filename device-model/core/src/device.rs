@@ -71,12 +71,12 @@ pub enum Ended {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DmaToken(pub u64);
 
-/// A number that a device counts.
+/// A number that a device counts, or a level such as a FIFO's fill.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counter {
     /// Name in tables: lower case words with `_`.
     pub name: &'static str,
-    /// Value since the function was built.
+    /// How many since the function was built; of a level, its value when it was last looked at.
     pub value: u64,
 }
 

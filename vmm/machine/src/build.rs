@@ -142,6 +142,7 @@ pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> 
 fn add_psets(machine: &mut Machine, nodes: &mut Vec<Node>, description: &Description) -> Result<(), BuildError> {
     let sizes: Vec<u32> = description.pset.iter().map(|pset| *pset.as_ref().compute_nodes.as_ref()).collect();
     let topology = Topology::psets(&sizes)?;
+    machine.fabric().set_max_packet(tree::PAYLOAD);
     let (mut io_nodes, mut compute_nodes) = (0, 0);
     let mut functions = Vec::with_capacity(topology.nodes.len());
     for (address, node) in topology.nodes.iter().enumerate() {

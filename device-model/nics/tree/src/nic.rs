@@ -367,7 +367,12 @@ impl Device for TreeNic {
     fn counters(&self) -> Vec<Counter> {
         let [system, user] = &self.router.counters;
         let discarded = self.channels.each_ref().map(|channel| channel.discarded);
+        let [system_fill, user_fill] = self.channels.each_ref().map(Channel::fill);
         let list = [
+            ("vc0_send_fill", system_fill.0.into()),
+            ("vc0_recv_fill", system_fill.1.into()),
+            ("vc1_send_fill", user_fill.0.into()),
+            ("vc1_recv_fill", user_fill.1.into()),
             ("vc0_sent", system.sent),
             ("vc0_received", system.received),
             ("vc0_forwarded", system.forwarded),

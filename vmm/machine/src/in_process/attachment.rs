@@ -15,8 +15,8 @@ use nicforge_core::{
     machine::{Access, AccessError, MachineError},
 };
 use nicforge_driver::{
-    Backing, DmaMemory, DmaPermission, Error, GoneCause, InterruptSource, IrqInfo, MappableArea, PrivateMemory,
-    RegionInfo, Relax, WriteMode,
+    Backing, DmaMemory, DmaPermission, Error, GoneCause, InterruptSource, IrqInfo, MappableArea,
+    PrivateMemory, RegionInfo, Relax, WriteMode,
 };
 use nicforge_shm::{Access as MemoryAccess, SharedMemory};
 use nix::errno::Errno;
@@ -79,7 +79,10 @@ impl LocalAttachment {
             let outcome = self.with(|inner| {
                 let now = self.tenant_resets(inner);
                 if *resets.get_or_insert(now) != now {
-                    return Err(Error::Refused { what: "an access that a reset overtook", errno: Errno::ECANCELED as i32 });
+                    return Err(Error::Refused {
+                        what: "an access that a reset overtook",
+                        errno: Errno::ECANCELED as i32,
+                    });
                 }
                 f(inner)
             })?;
@@ -151,9 +154,8 @@ impl Backing for LocalAttachment {
     }
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        let view = self.with(|inner| {
-            inner.machine.region(self.function, self.who, region).map_err(machine_error)
-        })?;
+        let view =
+            self.with(|inner| inner.machine.region(self.function, self.who, region).map_err(machine_error))?;
         let Some(memory) = view.memory else { return Ok(None) };
         match memory.fd() {
             // As in another process: what is read-only there is read-only here.

@@ -133,7 +133,11 @@ impl LocalMachine {
     ///
     /// # Errors
     /// [`OpenError::Machine`] when there is no such attachment or somebody has it; [`OpenError::Broken`].
-    pub fn open(self: &Arc<Self>, function: FunctionId, who: AttachmentId) -> Result<Arc<dyn Backing>, OpenError> {
+    pub fn open(
+        self: &Arc<Self>,
+        function: FunctionId,
+        who: AttachmentId,
+    ) -> Result<Arc<dyn Backing>, OpenError> {
         let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
         inner.machine.attach(function, who)?;
         inner.last_tenant += 1;
@@ -150,7 +154,11 @@ impl LocalMachine {
     ///
     /// # Errors
     /// As [`LocalMachine::open`], and those for names that do not exist.
-    pub fn open_named(self: &Arc<Self>, function: &str, attachment: &str) -> Result<Arc<dyn Backing>, OpenError> {
+    pub fn open_named(
+        self: &Arc<Self>,
+        function: &str,
+        attachment: &str,
+    ) -> Result<Arc<dyn Backing>, OpenError> {
         let (function, who) = self.find(function, attachment)?;
         self.open(function, who)
     }
@@ -201,6 +209,7 @@ impl LocalMachine {
     pub fn with<R>(&self, f: impl FnOnce(&mut Machine) -> R) -> R {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let result = f(&mut inner.machine);
+        inner.answer_messages();
         drop(inner);
         self.sleepers.wake();
         result

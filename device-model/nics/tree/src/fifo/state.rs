@@ -44,6 +44,11 @@ impl Channel {
         self.status_with(send, 16 * recv, recv)
     }
 
+    /// Packets in the send and in the receive FIFO, as they were last looked at.
+    pub(crate) fn fill(&self) -> (u32, u32) {
+        (self.send_seen + self.side_packets, self.recv_count())
+    }
+
     /// The status word with `send` packets in the send FIFO, these quads and headers in the receive FIFO.
     pub(crate) fn status_with(&self, send: u32, quads: u32, headers: u32) -> u32 {
         let (staged_quads, staged_headers) = self.staged;

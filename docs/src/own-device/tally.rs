@@ -1,0 +1,295 @@
+//! The device of the chapter "Write your own device": registers, device, driver and test, in one file for reading.
+//!
+//! *Tally* adds the numbers that its clients write, and raises an interrupt when the sum reaches a target. Each client has
+//! a sum of its own.
+#![forbid(unsafe_code)]
+
+// ANCHOR: hwi
+/// The register map. In the project it belongs into a module of `device-model/hwi`.
+pub mod hwi {
+    /// PCI device id.
+    pub const DEVICE_TALLY: u16 = 0x0004;
+    /// Attachments of the card.
+    pub const ATTACHMENTS: u16 = 2;
+    /// BAR 0, write (32-bit): added to the sum. Posted writes welcome.
+    pub const REG_ADD: u64 = 0x00;
+    /// BAR 0, read (64-bit): the sum.
+    pub const REG_SUM: u64 = 0x08;
+    /// BAR 0, read-write (64-bit): the target; 0 for none.
+    pub const REG_TARGET: u64 = 0x10;
+    /// BAR 2 (mirror), 64-bit: the sum.
+    pub const MIRROR_SUM: u64 = 0x1000;
+    /// MSI-X vector: the sum has reached the target. Once for each target written.
+    pub const VECTOR_REACHED: u16 = 0;
+}
+// ANCHOR_END: hwi
+
+// ANCHOR: device
+/// The device. In the project it belongs into a crate of `device-model/nics`.
+pub mod device {
+    use std::sync::atomic::Ordering;
+
+    use nicforge_core::{
+        context::Context,
+        device::{Address, AttachmentId, Counter, Device, Ended, Reset, Write},
+        spec::{AttachmentSpec, FunctionSpec, Identity},
+    };
+    use nicforge_hwi::pci::VENDOR_ID;
+    use nicforge_shm::SharedU64;
+
+    use super::hwi::*;
+
+    /// The card.
+    #[derive(Default)]
+    pub struct Tally {
+        lanes: [Lane; ATTACHMENTS as usize],
+        added: u64,
+    }
+
+    /// What one client has. The state of power-on is the default one.
+    #[derive(Default)]
+    struct Lane {
+        sum: u64,
+        target: u64,
+        mirror: Option<SharedU64>,
+    }
+
+    impl Tally {
+        fn start(&mut self, context: &Context<'_>, who: AttachmentId) {
+            let mirror = context.memory(who, 2).and_then(|bar| bar.u64(MIRROR_SUM).ok());
+            self.lanes[usize::from(who.0)] = Lane { mirror, ..Lane::default() };
+        }
+    }
+
+    impl Device for Tally {
+        fn spec(&self) -> FunctionSpec {
+            let identity = Identity {
+                vendor: VENDOR_ID,
+                device: DEVICE_TALLY,
+                subsystem_vendor: VENDOR_ID,
+                subsystem: DEVICE_TALLY,
+                class: 0xff_00_00,
+                revision: 1,
+            };
+            let user = |number| AttachmentSpec { name: format!("user{number}"), group: number as u8 };
+            let users = (0..ATTACHMENTS).map(user).collect();
+            // 4 KiB of registers, one vector, a ring of 64 cells, no windows, 4 KiB of mirror.
+            FunctionSpec::nic(identity, users, 0x1000, 1, 64, 0, 0x1000)
+        }
+
+        fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+            self.start(context, who);
+        }
+
+        fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
+            self.lanes[usize::from(who.0)] = Lane::default();
+        }
+
+        fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
+            for who in (0..ATTACHMENTS).map(AttachmentId) {
+                let meant = reach == Reset::Function || reach == Reset::Attachment(who);
+                // A lane without memory has no client, or is losing it, and is in the state of power-on already.
+                if meant && self.lanes[usize::from(who.0)].mirror.is_some() {
+                    self.start(context, who);
+                }
+            }
+        }
+
+        fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
+            let lane = &self.lanes[usize::from(from.0)];
+            // `data` comes filled with ones: what nobody answers reads as that.
+            match (at.offset, data.len()) {
+                (REG_SUM, 8) => data.copy_from_slice(&lane.sum.to_le_bytes()),
+                (REG_TARGET, 8) => data.copy_from_slice(&lane.target.to_le_bytes()),
+                _ => {}
+            }
+        }
+
+        fn write(
+            &mut self,
+            context: &mut Context<'_>,
+            from: AttachmentId,
+            at: Address,
+            data: &[u8],
+        ) -> Write {
+            let lane = &mut self.lanes[usize::from(from.0)];
+            let was_reached = lane.is_reached();
+            match (at.offset, <[u8; 4]>::try_from(data), <[u8; 8]>::try_from(data)) {
+                (REG_ADD, Ok(bytes), _) => {
+                    lane.sum = lane.sum.wrapping_add(u32::from_le_bytes(bytes).into());
+                    self.added += 1;
+                }
+                (REG_TARGET, _, Ok(bytes)) => lane.target = u64::from_le_bytes(bytes),
+                _ => return Write::Accepted,
+            }
+            let now_reached = lane.is_reached() && (!was_reached || at.offset == REG_TARGET);
+            // Memory first, the interrupt after it: who is woken finds the sum.
+            if let Some(mirror) = &lane.mirror {
+                mirror.store(lane.sum, Ordering::Release);
+            }
+            if now_reached {
+                context.interrupt(from, VECTOR_REACHED);
+            }
+            Write::Accepted
+        }
+
+        fn counters(&self) -> Vec<Counter> {
+            vec![Counter { name: "added", value: self.added }]
+        }
+    }
+
+    impl Lane {
+        fn is_reached(&self) -> bool {
+            self.target != 0 && self.sum >= self.target
+        }
+    }
+}
+// ANCHOR_END: device
+
+// ANCHOR: driver
+/// The driver. In the project it belongs into a crate of `userlib`.
+pub mod driver {
+    use std::sync::atomic::Ordering;
+
+    use nicforge_driver::{Bar, Cancel, Deadline, Device, Error, Interrupt, Poster};
+    use nicforge_hwi::pci::VENDOR_ID;
+    use nicforge_shm::SharedU64;
+
+    use super::hwi::*;
+
+    /// The card, opened.
+    #[derive(Debug)]
+    pub struct Tally {
+        registers: Bar,
+        poster: Poster,
+        sum: SharedU64,
+        reached: Interrupt,
+    }
+
+    impl Tally {
+        /// Drives `device`.
+        ///
+        /// # Errors
+        /// [`Error::Unsupported`] when it is another device; what mapping its memory says.
+        pub fn open(device: &Device) -> Result<Self, Error> {
+            let identity = device.identity();
+            if (identity.vendor, identity.device) != (VENDOR_ID, DEVICE_TALLY) {
+                return Err(Error::Unsupported { what: "driving another device as a tally" });
+            }
+            Ok(Self {
+                registers: device.bar(0)?,
+                poster: device.poster(0)?,
+                sum: device.bar(2)?.window(MIRROR_SUM, 8)?.u64(0)?,
+                reached: device.interrupt(VECTOR_REACHED.into())?,
+            })
+        }
+
+        /// Adds `number`. No trap and no system call, unless the ring is full or the engine sleeps.
+        ///
+        /// # Errors
+        /// As [`Poster::post`].
+        pub fn add(&mut self, number: u32) -> Result<(), Error> {
+            self.poster.post(0, REG_ADD, &number.to_le_bytes())
+        }
+
+        /// The sum as the mirror shows it: a load, which may be behind the last [`Tally::add`].
+        pub fn shown(&self) -> u64 {
+            self.sum.load(Ordering::Acquire)
+        }
+
+        /// The sum with all that was added before: a trapped read, which waits for the ring.
+        ///
+        /// # Errors
+        /// Those of a trapped read.
+        pub fn sum(&self) -> Result<u64, Error> {
+            self.registers.read64(REG_SUM)
+        }
+
+        /// Asks for an interrupt at `target`.
+        ///
+        /// # Errors
+        /// Those of a trapped write.
+        pub fn set_target(&self, target: u64) -> Result<(), Error> {
+            self.registers.write64(REG_TARGET, target)
+        }
+
+        /// Waits for that interrupt.
+        ///
+        /// # Errors
+        /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+        pub fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
+            self.reached.wait(deadline, cancel).map(drop)
+        }
+    }
+}
+// ANCHOR_END: driver
+
+// ANCHOR: test
+#[cfg(test)]
+mod tests {
+    use nicforge_core::machine::Machine;
+    use nicforge_engine::EventLoopKind;
+    use nicforge_tests::backing::{InProcess, Rig, Served, soon};
+
+    use super::{device, driver::Tally};
+
+    fn machine() -> Machine {
+        let mut machine = Machine::new();
+        machine.add_function("tally0", Box::new(device::Tally::default())).unwrap();
+        machine
+    }
+
+    fn sum_that_reaches_the_target_interrupts(rig: &dyn Rig) {
+        let device = rig.open("tally0", "user0");
+        let mut tally = Tally::open(&device).unwrap();
+        tally.set_target(5050).unwrap();
+
+        (1..=100).for_each(|number| tally.add(number).unwrap());
+        tally.wait(soon(), None).unwrap();
+
+        assert_eq!(tally.shown(), 5050);
+        assert_eq!(tally.sum().unwrap(), 5050);
+    }
+
+    fn two_clients_have_sums_of_their_own(rig: &dyn Rig) {
+        let devices = ["user0", "user1"].map(|user| rig.open("tally0", user));
+        let [mut first, second] = devices.each_ref().map(|device| Tally::open(device).unwrap());
+
+        first.add(7).unwrap();
+
+        assert_eq!((first.sum().unwrap(), second.sum().unwrap()), (7, 0));
+    }
+
+    fn a_reset_starts_anew(rig: &dyn Rig) {
+        let device = rig.open("tally0", "user0");
+        let mut tally = Tally::open(&device).unwrap();
+        tally.add(7).unwrap();
+        tally.set_target(8).unwrap();
+
+        device.reset().unwrap();
+        tally.add(9).unwrap();
+
+        assert_eq!((tally.sum().unwrap(), tally.shown()), (9, 9));
+        assert!(tally.wait(nicforge_driver::Deadline::now(), None).is_err());
+    }
+
+    macro_rules! through_both_doors {
+        ($($body:ident)+) => {
+            mod in_process {
+                use super::*;
+                $(#[test] fn $body() { super::$body(&InProcess::new(machine())) })+
+            }
+            mod served {
+                use super::*;
+                $(#[test] fn $body() { super::$body(&Served::new(machine(), EventLoopKind::Auto)) })+
+            }
+        };
+    }
+
+    through_both_doors! {
+        sum_that_reaches_the_target_interrupts
+        two_clients_have_sums_of_their_own
+        a_reset_starts_anew
+    }
+}
+// ANCHOR_END: test
