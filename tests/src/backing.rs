@@ -11,8 +11,9 @@ use nicforge_core::{
     device::{AttachmentId, FunctionId},
     machine::Machine,
 };
-use nicforge_driver::{Deadline, Device, Error, Options};
-use nicforge_engine::{Engine, EngineConfig, EngineHandle, EventLoopKind, Stop};
+use nicforge_driver::{Deadline, Device, Error, OpenOptions};
+pub use nicforge_engine::EventLoopKind;
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
 use nicforge_machine::in_process::LocalMachine;
 use tempfile::TempDir;
 
@@ -79,7 +80,8 @@ impl Served {
             .map(|number| {
                 let id = FunctionId(number);
                 let attachments = &machine.spec(id).expect("the function is there").attachments;
-                let attachments = attachments.iter().map(|attachment| attachment.name.clone()).collect::<Vec<_>>();
+                let attachments =
+                    attachments.iter().map(|attachment| attachment.name.clone()).collect::<Vec<_>>();
                 (machine.name(id).expect("the function is there").to_owned(), attachments)
             })
             .collect();
@@ -93,7 +95,8 @@ impl Served {
         }
         let (handle, stop) = (engine.handle(), Stop::new().expect("an eventfd"));
         let ours = stop.clone();
-        let thread = std::thread::spawn(move || engine.run(&ours).expect("the engine runs until it is stopped"));
+        let thread =
+            std::thread::spawn(move || engine.run(&ours).expect("the engine runs until it is stopped"));
         Self { directory, handle, stop, engine: Some(thread), names }
     }
 
@@ -134,7 +137,8 @@ impl Rig for Served {
     }
 
     fn try_open(&self, function: &str, attachment: &str) -> Result<Device, String> {
-        Device::open_vfio_user(self.socket(function, attachment), Options::default()).map_err(|error| error.to_string())
+        Device::open_vfio_user(self.socket(function, attachment), OpenOptions::default())
+            .map_err(|error| error.to_string())
     }
 
     fn operate(&self, action: Box<dyn FnOnce(&mut Machine) + Send>) {
@@ -145,7 +149,10 @@ impl Rig for Served {
         let id = self.function(function);
         let who = self.names[id.0 as usize].1.iter().position(|name| name == attachment);
         let who = AttachmentId(who.unwrap_or_else(|| panic!("there is no attachment {attachment}")) as u16);
-        assert!(self.handle.evict(id, who, LIMIT).expect("the engine answers"), "the attachment has a client");
+        assert!(
+            self.handle.evict(id, who, LIMIT).expect("the engine answers"),
+            "the attachment has a client"
+        );
     }
 
     fn reset(&self, function: &str) {
@@ -183,6 +190,46 @@ impl Rig for InProcess {
     }
 
     fn reset(&self, function: &str) {
-        self.0.with(|machine| machine.reset_function(find(machine, function))).expect("the function is there");
+        self.0
+            .with(|machine| machine.reset_function(find(machine, function)))
+            .expect("the function is there");
     }
+}
+
+/// Test bodies as tests, each behind each door: `device(machine): body body ...;`, where `device` is a module of bodies in
+/// scope and `machine` an expression that makes a machine, with paths from the crate's root.
+#[macro_export]
+#[allow(
+    clippy::crate_in_macro_def,
+    reason = "the modules of bodies are named at the root of the crate that uses this"
+)]
+macro_rules! through_every_door {
+    ($($device:ident($machine:expr): $($body:ident)+;)+) => {
+        mod in_process {
+            $(mod $device {
+                $(#[test]
+                fn $body() {
+                    crate::$device::$body(&$crate::backing::InProcess::new($machine));
+                })+
+            })+
+        }
+
+        mod served {
+            $(mod $device {
+                $(#[test]
+                fn $body() {
+                    crate::$device::$body(&$crate::backing::Served::new($machine, $crate::backing::EventLoopKind::Auto));
+                })+
+            })+
+        }
+
+        mod served_by_epoll {
+            $(mod $device {
+                $(#[test]
+                fn $body() {
+                    crate::$device::$body(&$crate::backing::Served::new($machine, $crate::backing::EventLoopKind::Epoll));
+                })+
+            })+
+        }
+    };
 }

@@ -7,4 +7,6 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]
 
 pub mod backing;
+pub mod fcnp_body;
 pub mod proof_body;
+pub mod tree_body;

@@ -8,10 +8,7 @@ pub mod slot_fifo;
 
 use std::sync::mpsc;
 
-use nicforge_core::{
-    device::FunctionId,
-    machine::Machine,
-};
+use nicforge_core::{device::FunctionId, machine::Machine};
 use nicforge_driver::Device;
 use nicforge_proof::{AddressedSend, DmaEngine, SlotFifo};
 
@@ -42,7 +39,12 @@ fn ask<R: Send + 'static>(rig: &dyn Rig, question: impl FnOnce(&mut Machine) -> 
 /// A device's counter.
 fn counter(rig: &dyn Rig, function: FunctionId, name: &'static str) -> u64 {
     ask(rig, move |machine| {
-        machine.counters(function).into_iter().find(|counter| counter.name == name).expect("the counter exists").value
+        machine
+            .counters(function)
+            .into_iter()
+            .find(|counter| counter.name == name)
+            .expect("the counter exists")
+            .value
     })
 }
 

@@ -1,45 +1,12 @@
 //! The proof devices, through every door.
 
-use nicforge_engine::EventLoopKind;
 use nicforge_tests::{
-    backing::{InProcess, Served},
     proof_body::{self, addressed_send, dma_engine, slot_fifo},
+    through_every_door,
 };
 
-/// Each body as a test of its own, behind each door.
-macro_rules! through_every_door {
-    ($($device:ident: $($body:ident)+;)+) => {
-        mod in_process {
-            $(mod $device {
-                $(#[test]
-                fn $body() {
-                    crate::$device::$body(&crate::InProcess::new(crate::proof_body::machine()));
-                })+
-            })+
-        }
-
-        mod served {
-            $(mod $device {
-                $(#[test]
-                fn $body() {
-                    crate::$device::$body(&crate::Served::new(crate::proof_body::machine(), crate::EventLoopKind::Auto));
-                })+
-            })+
-        }
-
-        mod served_by_epoll {
-            $(mod $device {
-                $(#[test]
-                fn $body() {
-                    crate::$device::$body(&crate::Served::new(crate::proof_body::machine(), crate::EventLoopKind::Epoll));
-                })+
-            })+
-        }
-    };
-}
-
 through_every_door! {
-    slot_fifo:
+    slot_fifo(crate::proof_body::machine()):
         messages_come_back_in_order
         a_held_device_fills_up_and_goes_on_when_released
         a_reader_that_returns_nothing_fills_everything
@@ -58,13 +25,15 @@ through_every_door! {
         a_reset_starts_anew
         an_evicted_client_is_told
         any_sequence_behaves_like_queues;
-    dma_engine:
+    dma_engine(crate::proof_body::machine()):
         copies_within_mapped_memory
         copies_from_private_memory
         copies_to_private_memory
         copies_within_private_memory
+        copies_across_buffers_side_by_side
         the_end_can_be_polled_for
         a_list_of_all_descriptors_is_copied_in_order
+        more_pieces_than_messages_under_way_are_all_copied
         a_descriptor_that_is_too_long_is_refused
         a_descriptor_with_reserved_bits_is_refused
         an_unmapped_source_ends_the_list_with_an_error
@@ -72,6 +41,7 @@ through_every_door! {
         a_source_that_leaves_its_buffer_ends_the_list_with_an_error
         a_source_that_wraps_ends_the_list_with_an_error
         a_destination_that_wraps_ends_the_list_with_an_error
+        a_destination_that_wraps_behind_its_buffer_is_not_begun
         a_read_only_destination_ends_the_list_with_an_error
         an_unmapped_or_wrapping_list_ends_with_an_error
         a_bad_start_is_refused
@@ -82,7 +52,7 @@ through_every_door! {
         dropped_memory_is_out_of_reach
         a_reset_ends_a_list_and_the_next_one_is_copied
         any_list_does_what_copies_in_order_do;
-    addressed_send:
+    addressed_send(crate::proof_body::machine()):
         every_client_reaches_every_client
         every_length_arrives
         a_bad_length_or_address_is_refused

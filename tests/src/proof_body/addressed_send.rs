@@ -142,17 +142,24 @@ pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
 pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (target_device, mut target) = open(rig, 1);
+    let (_other_device, mut other) = open(rig, 2);
     let head = target_device.bar(1).unwrap().window(WIN_HEAD, 8).unwrap();
     stall(rig, &device, &mut sender, 1);
 
     head.store_u64_release(0, 1 << 40).unwrap();
     target_device.doorbell().after_store().unwrap();
-    target_device.flush().unwrap();
+    // The device looks at the pointer again, for the other sender.
+    other.send(1, 1, &[100]).unwrap();
+    until(&device, || counter(rig, SEND, "stalls") == 2);
 
     assert_eq!(counter(rig, SEND, "delivered"), CREDITS);
-    for number in 0..=CREDITS {
+    for number in 0..CREDITS {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+    let mut last = [target.receive(soon(), None).unwrap(), target.receive(soon(), None).unwrap()];
+    last.sort_by_key(|message| message.source);
+    expect(&last[0], 0, 0, &[CREDITS as u8]);
+    expect(&last[1], 2, 1, &[100]);
 }
 
 /// A reset of the target gives its credits back. The message that waited arrives, those in the mailbox are lost.
@@ -357,7 +364,8 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
     let clients: Vec<_> = (0..ATTACHMENTS).map(|who| open(rig, who)).collect();
     let device = clients[0].0.clone();
     let clients = RefCell::new(clients.into_iter().map(|(_, client)| client).collect::<Vec<_>>());
-    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
+    let mut runner =
+        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
 
     let outcome = runner.run(&prop::collection::vec(action(), 1..300), |actions| {
         let mut clients = clients.borrow_mut();

@@ -2,7 +2,9 @@
 
 use std::cell::RefCell;
 
-use nicforge_driver::{Device, DmaBuffer, DmaPermission, Error, HugePages, REGION_CONFIG, WriteMode};
+use nicforge_driver::{
+    Device, DmaBuffer, DmaMemory, DmaPermission, Error, HugePages, REGION_CONFIG, WriteMode,
+};
 use nicforge_hwi::proof::dma_engine::*;
 use nicforge_proof_driver::dma_engine::{DmaEngine, Outcome, piece};
 use nicforge_shm::SharedMemory;
@@ -96,6 +98,27 @@ pub fn copies_within_private_memory(rig: &dyn Rig) {
     copies(rig, true, true);
 }
 
+/// A piece over the border of two buffers that lie side by side, of the same and of different kinds.
+pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    for (left, right) in [(false, false), (true, true), (false, true), (true, false)] {
+        let buffers =
+            [buffer(&device, 4096, left), buffer(&device, 4096, right), buffer(&device, 4096, false)];
+        let [left, right, other] = &buffers;
+        assert_eq!(left.iova() + 4096, right.iova());
+        let data = pattern(200, 1);
+        other.write(0, &data).unwrap();
+
+        let there = piece(other.iova(), right.iova() - 150, 200);
+        let back = piece(right.iova() - 150, other.iova() + 2048, 200);
+        let outcome = engine.copy(&[there, back], soon()).unwrap();
+
+        assert_eq!(outcome, Outcome { done: 2, errors: 0 });
+        assert_eq!([read(left, 4096 - 150, 150), read(right, 0, 50)].concat(), data);
+        assert_eq!(read(other, 2048, 200), data);
+    }
+}
+
 /// The driver may look at the mirror instead of waiting for the interrupt, which does not disturb a later wait.
 pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
@@ -115,13 +138,34 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 64 * (MAX_DESCRIPTORS as usize + 1), false);
     memory.write(0, &pattern(64, 7)).unwrap();
-    let list: Vec<_> =
-        (0..u64::from(MAX_DESCRIPTORS)).map(|n| memory.iova() + n * 64).map(|at| piece(at, at + 64, 64)).collect();
+    let list: Vec<_> = (0..u64::from(MAX_DESCRIPTORS))
+        .map(|n| memory.iova() + n * 64)
+        .map(|at| piece(at, at + 64, 64))
+        .collect();
 
     let outcome = engine.copy(&list, soon()).unwrap();
 
     assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
     assert_eq!(read(&memory, u64::from(MAX_DESCRIPTORS) * 64, 64), pattern(64, 7));
+}
+
+/// More writes by message than may be under way at a time: the engine finds the core busy and tries again.
+pub fn more_pieces_than_messages_under_way_are_all_copied(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let count = u64::from(MAX_DESCRIPTORS);
+    let from = buffer(&device, 16 * count as usize, false);
+    let to = buffer(&device, 16 * count as usize, true);
+    let data = pattern(16 * count as usize, 3);
+    from.write(0, &data).unwrap();
+    // In reverse, so that a piece that was skipped or copied twice does not go unnoticed.
+    let list: Vec<_> =
+        (0..count).map(|n| piece(from.iova() + 16 * n, to.iova() + 16 * (count - 1 - n), 16)).collect();
+
+    let outcome = engine.copy(&list, soon()).unwrap();
+
+    assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
+    let reversed: Vec<u8> = data.chunks(16).rev().flatten().copied().collect();
+    assert!(read(&to, 0, reversed.len()) == reversed);
 }
 
 /// Expects the second of three pieces to fail, the first to be done and the third not.
@@ -175,6 +219,26 @@ pub fn a_destination_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, u64::MAX - 5, 100));
 }
 
+/// Addresses that wrap around behind a first part that is mapped: nothing is copied.
+pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
+    let (device, mut engine) = open(rig, "user0");
+    let source = buffer(&device, 2 * PIECE, false);
+    source.write(0, &[1; 2 * PIECE]).unwrap();
+    let last = SharedMemory::create("last-pages", PIECE).unwrap();
+    let at = (PIECE as u64).wrapping_neg();
+    let memory = DmaMemory::Shared { memory: last.clone(), offset: 0, len: PIECE as u64 };
+    device.backing().dma_map(at, memory, DmaPermission::READ_WRITE).unwrap();
+
+    let wraps = engine.copy(&[piece(source.iova(), at, 2 * PIECE as u32)], soon()).unwrap();
+    let mut begun = vec![0; PIECE];
+    last.read(0, &mut begun).unwrap();
+    let fits = engine.copy(&[piece(source.iova(), at, PIECE as u32)], soon()).unwrap();
+
+    assert_eq!(wraps, Outcome { done: 0, errors: STATUS_DMA_ERROR });
+    assert_eq!(fits, GOOD);
+    assert!(begun.iter().all(|byte| *byte == 0));
+}
+
 /// Memory that the device may only read.
 pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     let mut kept = None;
@@ -214,7 +278,10 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     registers.write32(REG_START, 1).unwrap();
     assert_eq!(error.wait(soon(), None).unwrap(), 1);
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
-    assert!(matches!(engine.start(&[piece(0, 0, 0); MAX_DESCRIPTORS as usize + 1]), Err(Error::BadLength { .. })));
+    assert!(matches!(
+        engine.start(&[piece(0, 0, 0); MAX_DESCRIPTORS as usize + 1]),
+        Err(Error::BadLength { .. })
+    ));
     device.reset().unwrap();
 
     let mut engine = DmaEngine::open(&device).unwrap();
@@ -334,7 +401,8 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
     let place = || (0..2usize, 0..ARENA);
     let lengths = prop_oneof![0..64usize, 0..ARENA];
     let lists = prop::collection::vec((place(), place(), lengths), 1..16);
-    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
+    let mut runner =
+        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
 
     let outcome = runner.run(&lists, |list| {
         let mut model = [pattern(ARENA, 0), pattern(ARENA, 0x50)];

@@ -365,7 +365,8 @@ impl Model {
 pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
     let (device, _) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
-    let mut runner = TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
+    let mut runner =
+        TestRunner::new(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) });
 
     let outcome = runner.run(&prop::collection::vec(action(), 1..100), |actions| {
         device.reset().unwrap();

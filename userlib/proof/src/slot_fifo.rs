@@ -68,7 +68,12 @@ impl SlotFifo {
     ///
     /// # Errors
     /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`]; the message was not sent.
-    pub fn send(&mut self, message: &Message, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
+    pub fn send(
+        &mut self,
+        message: &Message,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<(), Error> {
         let device = self.device.clone();
         device.wait_for(deadline, cancel, "a free send slot", || Ok(self.try_send(message)?.then_some(())))
     }

@@ -123,16 +123,14 @@ pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> 
     if !description.pset.is_empty() {
         add_psets(&mut machine, &mut nodes, description)?;
     }
-    let mut ranks = 0;
-    for function in &description.function {
+    for (function, rank) in description.function.iter().zip(0..) {
         let name = function.as_ref().name.as_ref();
         let device: Box<dyn Device> = match function.as_ref().kind {
             FunctionKind::SlotFifo => Box::new(nicforge_proof::SlotFifo::new()),
             FunctionKind::DmaEngine => Box::new(nicforge_proof::DmaEngine::new()),
             FunctionKind::AddressedSend => Box::new(nicforge_proof::AddressedSend::new()),
         };
-        let node = add_node(&mut machine, name, Role::Device, ranks, device, None)?;
-        ranks += 1;
+        let node = add_node(&mut machine, name, Role::Device, rank, device, None)?;
         nodes.push(node);
     }
     Ok((machine, Built { name: description.name.as_ref().clone(), nodes }))

@@ -1,0 +1,511 @@
+//! Test bodies of FCNP: applications on the compute cores and the I/O node of a pset, and what happens when they die.
+//!
+//! Each body gets a machine of its own ([`machine`]) behind some door.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Cancel, Deadline};
+use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Peer, tree::TreeChannel};
+use nicforge_hwi::tree::{Header, PAYLOAD};
+use nicforge_machine::{build::build, description::Description};
+
+use crate::backing::{LIMIT, Rig};
+
+/// Compute nodes of [`machine`].
+const NODES: u32 = 2;
+/// Packets in each FIFO of the real machine.
+pub const DEPTH: u32 = 8;
+/// More than all FIFOs and links on the way hold, so that a transfer of it cannot end before its reader takes something.
+const LARGE: usize = 4 << 20;
+
+/// A pset of an I/O node `io0` and compute nodes `cn0` and `cn1`, with FIFOs of `depth` packets.
+pub fn machine(depth: u32) -> Machine {
+    let text = format!("name = \"fcnp\"\n[[pset]]\ncompute_nodes = {NODES}\nfifo_depth = {depth}\n");
+    build(&Description::parse(&text, "fcnp.toml").unwrap()).unwrap().0
+}
+
+/// No call takes longer than a test may.
+fn config() -> Config {
+    Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
+}
+
+fn io_node(rig: &dyn Rig) -> IoNode {
+    IoNode::open(rig.open("io0", "core0"), config()).unwrap()
+}
+
+fn compute_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
+    let device = rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4));
+    ComputeCore::open(device, config()).unwrap()
+}
+
+/// Bytes that differ from message to message and from place to place.
+fn pattern(seed: usize, size: usize) -> Vec<u8> {
+    (0..size).map(|index| (index.wrapping_mul(7) ^ (index >> 8) ^ seed.wrapping_mul(31)) as u8).collect()
+}
+
+/// Spins, with a limit, until `condition` holds. For what another thread, which drives the machine, brings about.
+fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < LIMIT, "{what} does not come true");
+        thread::yield_now();
+    }
+}
+
+/// Sends messages of `sizes` there and back.
+fn echo(io: &IoNode, core: &ComputeCore, sizes: &[usize]) {
+    let rank = core.rank();
+    thread::scope(|scope| {
+        scope.spawn(move || {
+            let mut buffer = vec![0; sizes.iter().copied().max().unwrap_or(0)];
+            for size in sizes {
+                assert_eq!(io.read(rank, &mut buffer).unwrap(), *size);
+                assert_eq!(io.write(rank, &buffer[..*size]).unwrap(), *size);
+            }
+        });
+        for (seed, size) in sizes.iter().enumerate() {
+            let sent = pattern(seed, *size);
+            let mut received = vec![0; *size];
+            assert_eq!(core.write(&sent).unwrap(), *size);
+            assert_eq!(core.read(&mut received).unwrap(), *size);
+            assert!(sent == received, "a message of {size} bytes came back changed");
+        }
+    });
+}
+
+/// One message there and one back: all is well between the two.
+fn all_is_well(io: &IoNode, core: &ComputeCore) {
+    echo(io, core, &[100, 70_000]);
+}
+
+/// Every size to 1024, and those around multiples of what the packets carry and around 64 KB.
+fn sizes() -> Vec<usize> {
+    let multiples = (1..=16).flat_map(|count| [count * 240, count * 256]).chain([65_536, 131_072]);
+    let around = multiples.flat_map(|size| [size - 1, size, size + 1]).filter(|size| *size > 1024);
+    let mut sizes: Vec<_> = (0..=1024).chain(around).collect();
+    sizes.sort_unstable();
+    sizes.dedup();
+    sizes
+}
+
+/// Messages of all sizes.
+pub fn every_size_arrives_unchanged(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    echo(&io, &core, &sizes());
+}
+
+/// Messages of some sizes, whatever the depth of the FIFOs.
+pub fn messages_arrive_unchanged(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 5));
+    echo(&io, &core, &[0, 1, 240, 241, 256, 4096, 5000, 65_535, 300_000]);
+}
+
+/// Buffers at all offsets from an aligned address, on both sides.
+pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
+    const SIZES: [usize; 3] = [17, 256 + 240, 256 * 2 + 255];
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let combinations =
+        || SIZES.into_iter().flat_map(|size| (0..32 * 32).map(move |both| (size, both / 32, both % 32)));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut buffer = vec![0; 1024];
+            for (size, _, offset) in combinations() {
+                assert_eq!(io.read(0, &mut buffer[offset..offset + size]).unwrap(), size);
+                assert_eq!(io.write(0, &buffer[offset..offset + size]).unwrap(), size);
+            }
+        });
+        let (sent, mut received) = (pattern(1, 1024), vec![0; 1024]);
+        for (size, offset, _) in combinations() {
+            let range = offset..offset + size;
+            received.fill(0);
+            assert_eq!(core.write(&sent[range.clone()]).unwrap(), size);
+            assert_eq!(core.read(&mut received[range.clone()]).unwrap(), size);
+            assert!(
+                sent[range.clone()] == received[range],
+                "{size} bytes at offset {offset} came back changed"
+            );
+        }
+    });
+}
+
+/// The lesser of the sizes of both sides is transferred, and nothing else is touched.
+pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
+    const SIZES: [usize; 14] = [0, 1, 16, 239, 240, 241, 255, 256, 257, 496, 511, 512, 1000, 5000];
+    let (io, core) = (io_node(rig), compute_core(rig, 1));
+    let pairs = || SIZES.into_iter().flat_map(|ours| SIZES.map(|theirs| (ours, theirs)));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            for (_, size) in pairs() {
+                let mut buffer = vec![0xee; size];
+                let count = io.read(1, &mut buffer).unwrap();
+                assert!(
+                    buffer[..count] == pattern(3, count) && buffer[count..].iter().all(|byte| *byte == 0xee)
+                );
+                assert_eq!(io.write(1, &pattern(4, size)).unwrap(), count);
+            }
+        });
+        for (size, theirs) in pairs() {
+            let lesser = size.min(theirs);
+            assert_eq!(core.write(&pattern(3, size)).unwrap(), lesser);
+            let mut buffer = vec![0xee; size];
+            assert_eq!(core.read(&mut buffer).unwrap(), lesser);
+            assert!(
+                buffer[..lesser] == pattern(4, lesser) && buffer[lesser..].iter().all(|byte| *byte == 0xee)
+            );
+        }
+    });
+}
+
+/// All cores of both nodes read and write at once, each from two threads, so that acknowledgements are handed over and
+/// writes' acknowledgements interrupt data.
+pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
+    const MESSAGES: usize = 20;
+    let io = io_node(rig);
+    let cores: Vec<_> = (0..NODES * 4).map(|rank| compute_core(rig, rank)).collect();
+    let size = |rank: u32, message: usize| (rank as usize * 997 + message * 1013) % 9000;
+    let seed = |rank: u32, message: usize| rank as usize * 1000 + message;
+    thread::scope(|scope| {
+        for core in &cores {
+            let (io, rank) = (&io, core.rank());
+            scope.spawn(move || {
+                (0..MESSAGES).for_each(|message| {
+                    let sent = pattern(seed(rank, message), size(rank, message));
+                    assert_eq!(core.write(&sent).unwrap(), sent.len());
+                })
+            });
+            scope.spawn(move || {
+                (0..MESSAGES).for_each(|message| {
+                    let mut received = vec![0; 10_000];
+                    let count = core.read(&mut received).unwrap();
+                    assert!(received[..count] == pattern(seed(rank, message) + 1, size(rank, message)));
+                })
+            });
+            scope.spawn(move || {
+                (0..MESSAGES).for_each(|message| {
+                    let mut received = vec![0; 10_000];
+                    let count = io.read(rank, &mut received).unwrap();
+                    assert!(received[..count] == pattern(seed(rank, message), size(rank, message)));
+                })
+            });
+            scope.spawn(move || {
+                (0..MESSAGES).for_each(|message| {
+                    let sent = pattern(seed(rank, message) + 1, size(rank, message));
+                    assert_eq!(io.write(rank, &sent).unwrap(), sent.len());
+                })
+            });
+        }
+    });
+    let statistics = io.statistics();
+    assert_eq!((statistics.messages_sent, statistics.messages_received), (160, 160));
+    assert_eq!((statistics.orphans, statistics.strays), (0, 0));
+}
+
+/// The daemon sleeps until the interrupt of a request that nobody polls for.
+pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
+    let config = Config { mode: Mode::Interrupt, ..config() };
+    let io = IoNode::open(rig.open("io0", "core0"), config).unwrap();
+    let core = compute_core(rig, 0);
+    let round = || {
+        all_is_well(&io, &core);
+        // The application is away for longer than the daemon polls.
+        let away = Instant::now();
+        eventually("time passes", || away.elapsed() > Duration::from_millis(2));
+    };
+    eventually("an interrupt", || {
+        round();
+        io.statistics().interrupts > 0
+    });
+}
+
+/// Neither side's deadline leaves anything behind when nothing had begun.
+pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let short = || Deadline::after(Duration::from_millis(5));
+    let mut buffer = [0; 300];
+    assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
+    assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
+    assert!(matches!(core.write_until(&buffer, short(), None), Err(Error::Timeout { .. })));
+    assert!(matches!(core.read_until(&mut buffer, short(), None), Err(Error::Timeout { .. })));
+    // The requests of the core were withdrawn: these find none.
+    assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
+    assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
+    all_is_well(&io, &core);
+}
+
+/// A token that was cancelled ends calls on both sides.
+pub fn cancelled_calls_end(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let cancel = Cancel::new().unwrap();
+    let never = Deadline::never();
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| io.read_until(0, &mut [0; 4], never, Some(&cancel)));
+        let writes = scope.spawn(|| core.read_until(&mut [0; 4], never, Some(&cancel)));
+        cancel.cancel();
+        assert!(matches!(reads.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert!(matches!(writes.join().unwrap(), Err(Error::Cancelled { .. })));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The core's read is cancelled amid its data: the I/O node's write ends as well.
+pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 2));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(2, &vec![1; LARGE * 16]));
+        let read =
+            scope.spawn(|| core.read_until(&mut vec![0; LARGE * 16], Deadline::never(), Some(&cancel)));
+        eventually("data arrive", || core.statistics().packets_received > 20);
+        cancel.cancel();
+        assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert_eq!(write.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The core's write is cancelled amid its data: the I/O node's read ends as well.
+pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 2));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let read = scope.spawn(|| io.read(2, &mut vec![0; LARGE * 16]));
+        let write = scope.spawn(|| core.write_until(&vec![1; LARGE * 16], Deadline::never(), Some(&cancel)));
+        eventually("data arrive", || io.statistics().packets_received > 20);
+        cancel.cancel();
+        assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert_eq!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The I/O node's write is cancelled amid its data: the core's read ends as well.
+pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write_until(0, &vec![1; LARGE * 16], Deadline::never(), Some(&cancel)));
+        let read = scope.spawn(|| core.read(&mut vec![0; LARGE * 16]));
+        eventually("data leave", || io.statistics().packets_sent > 20);
+        cancel.cancel();
+        assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert!(matches!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::IoNode { .. } })));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The I/O node's read is cancelled amid its data: the rest is discarded, and the core's write succeeds.
+pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let read =
+            scope.spawn(|| io.read_until(0, &mut vec![0; LARGE * 16], Deadline::never(), Some(&cancel)));
+        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        eventually("data arrive", || io.statistics().packets_received > 20);
+        cancel.cancel();
+        assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert_eq!(write.join().unwrap(), Ok(LARGE * 16));
+    });
+    all_is_well(&io, &core);
+    assert!(io.statistics().orphans > 0);
+}
+
+/// A core dies amid its write: the I/O node's read ends, another core is served, and so is the core's next process.
+pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
+    let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 4));
+    thread::scope(|scope| {
+        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
+        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        eventually("data arrive", || io.statistics().packets_received > 20);
+        rig.evict("cn0", "core0");
+        assert!(write.join().unwrap().unwrap_err().is_device_gone());
+        assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
+    });
+    drop(core);
+    all_is_well(&io, &other);
+    all_is_well(&io, &compute_core(rig, 0));
+}
+
+/// A core dies amid its read, holding the node's receive lock: the I/O node's write ends, and another core of the same node
+/// goes on.
+pub fn core_that_dies_in_its_read_leaves_its_node_working(rig: &dyn Rig) {
+    let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 3));
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(0, &vec![1; LARGE * 16]));
+        let read = scope.spawn(|| core.read(&mut vec![0; LARGE * 16]));
+        let waits = scope.spawn(|| {
+            let mut buffer = [0; 1000];
+            (other.read(&mut buffer), buffer)
+        });
+        eventually("data arrive", || core.statistics().packets_received > 20);
+        rig.evict("cn0", "core0");
+        assert!(read.join().unwrap().unwrap_err().is_device_gone());
+        assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
+        assert_eq!(io.write(3, &[7; 1000]), Ok(1000));
+        assert_eq!(waits.join().unwrap(), (Ok(1000), [7; 1000]));
+    });
+    drop(core);
+    all_is_well(&io, &other);
+    all_is_well(&io, &compute_core(rig, 0));
+}
+
+/// A core dies while a call waits for its request.
+pub fn core_that_dies_without_a_request_ends_the_wait(rig: &dyn Rig) {
+    let io = io_node(rig);
+    let core = compute_core(rig, 0);
+    thread::scope(|scope| {
+        let read = scope.spawn(|| io.read(0, &mut [0; 8]));
+        // The call has begun to wait for this process.
+        eventually("the call polls", || io.statistics().polls > 1000);
+        drop(core);
+        assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
+    });
+    all_is_well(&io, &compute_core(rig, 0));
+}
+
+/// The I/O node's process dies amid a transfer each way and is started again: the cores go on without being restarted.
+pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
+    let io = io_node(rig);
+    let (writer, reader) = (compute_core(rig, 0), compute_core(rig, 5));
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
+        let writes = scope.spawn(|| io.write(5, &vec![1; LARGE * 16]));
+        let write = scope.spawn(|| writer.write(&vec![1; LARGE * 16]));
+        let read = scope.spawn(|| reader.read(&mut vec![0; LARGE * 16]));
+        eventually("data arrive", || {
+            io.statistics().packets_received > 20 && reader.statistics().packets_received > 20
+        });
+        rig.evict("io0", "core0");
+        assert!(reads.join().unwrap().unwrap_err().is_device_gone());
+        assert!(writes.join().unwrap().unwrap_err().is_device_gone());
+        assert!(matches!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
+        assert!(matches!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
+    });
+    drop(io);
+    let io = io_node(rig);
+    all_is_well(&io, &writer);
+    all_is_well(&io, &reader);
+}
+
+/// A core that is opened before the I/O node waits for it.
+pub fn core_waits_for_the_io_node(rig: &dyn Rig) {
+    thread::scope(|scope| {
+        let core = scope.spawn(|| compute_core(rig, 0));
+        let io = io_node(rig);
+        all_is_well(&io, &core.join().unwrap());
+    });
+}
+
+/// Without an I/O node, opening a core ends at its deadline.
+pub fn core_without_an_io_node_times_out(rig: &dyn Rig) {
+    let config = Config { open_timeout: Duration::from_millis(20), ..config() };
+    let opened = ComputeCore::open(rig.open("cn0", "core0"), config);
+    assert!(matches!(opened, Err(Error::Timeout { .. })));
+}
+
+/// The calls that make no sense are refused with the reason.
+pub fn impossible_calls_are_refused(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    assert_eq!(io.read(8, &mut []), Err(Error::NoSuchCore { core: 8, cores: 8 }));
+    assert!(matches!(IoNode::open(rig.open("cn1", "core0"), config()), Err(Error::WrongDevice { .. })));
+    assert!(matches!(ComputeCore::open(rig.open("io0", "core1"), config()), Err(Error::WrongDevice { .. })));
+    assert!(matches!(IoNode::open(rig.open("io0", "core2"), config()), Err(Error::Served { owner: 0 })));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let before = core.statistics().packets_sent;
+        scope.spawn(|| core.read_until(&mut [0; 4], Deadline::never(), Some(&cancel)));
+        eventually("the first call has begun", || core.statistics().packets_sent > before);
+        assert!(matches!(core.read(&mut [0; 4]), Err(Error::Busy { .. })));
+        cancel.cancel();
+    });
+}
+
+/// What a wild process on a compute node sends changes nothing for the others.
+pub fn wild_packets_are_discarded(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
+    let io_address = wild.info().io_node;
+    let stop = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut relax = wild.device().new_relax();
+            for seed in 0.. {
+                if stop.load(Ordering::Relaxed) {
+                    break;
+                }
+                // Types 0 to 3, then anything.
+                let mut payload: [u8; PAYLOAD] = pattern(seed, PAYLOAD).try_into().unwrap();
+                payload[..4].copy_from_slice(&((seed % 4) as u32).to_le_bytes());
+                let header = Header::point_to_point(0, io_address, true);
+                if let Some(held) = wild.send_lock().try_lock(wild.owner()) {
+                    wild.send_batch(held).unwrap().try_send(header, &payload).unwrap();
+                }
+                wild.relax(&mut relax).unwrap();
+                relax.reset();
+            }
+        });
+        echo(&io, &core, &[10, 1000, 100_000]);
+        eventually("wild packets arrive", || io.statistics().strays > 0);
+        stop.store(true, Ordering::Relaxed);
+    });
+    drop(wild);
+    all_is_well(&io, &compute_core(rig, 4));
+}
+
+/// Data packets for nobody are discarded, here and there.
+pub fn data_for_nobody_are_discarded(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
+    let targets = [wild.info().io_node, core.channel().info().address];
+    for (number, target) in targets.into_iter().cycle().take(6).enumerate() {
+        let held = wild.send_lock().try_lock(wild.owner()).unwrap();
+        let header = Header::point_to_point(0, target, false);
+        assert!(wild.send_batch(held).unwrap().try_send(header, &[number as u8; PAYLOAD]).unwrap());
+    }
+    eventually("the I/O node discards them", || {
+        wild.relax(&mut wild.device().new_relax()).unwrap();
+        io.statistics().orphans == 3
+    });
+    all_is_well(&io, &core);
+    assert_eq!(core.statistics().orphans, 3);
+}
+
+/// The packet layer: more packets than any FIFO holds arrive in order, with their headers.
+pub fn packets_arrive_in_order(rig: &dyn Rig) {
+    const PACKETS: u32 = 1000;
+    let [from, to] = ["cn0", "cn1"].map(|node| TreeChannel::open(rig.open(node, "core0")).unwrap());
+    let header = |number: u32| Header::point_to_point(0, to.info().address, number.is_multiple_of(3));
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let (mut relax, mut number) = (from.device().new_relax(), 0);
+            while number < PACKETS {
+                let held = from.send_lock().try_lock(from.owner()).unwrap();
+                let mut batch = from.send_batch(held).unwrap();
+                while number < PACKETS && batch.try_send(header(number), &[number as u8; PAYLOAD]).unwrap() {
+                    number += 1;
+                }
+                drop(batch);
+                from.relax(&mut relax).unwrap();
+            }
+        });
+        let (mut relax, mut payload) = (to.device().new_relax(), [0; PAYLOAD]);
+        let mut receiver = to.receiver(to.receive_lock().try_lock(to.owner()).unwrap());
+        for number in 0..PACKETS {
+            let found = loop {
+                if let Some(found) = receiver.peek().unwrap() {
+                    break found;
+                }
+                receiver.publish();
+                to.relax(&mut relax).unwrap();
+            };
+            receiver.payload(&mut payload).unwrap();
+            receiver.advance();
+            assert_eq!((found, payload), (header(number), [number as u8; PAYLOAD]));
+        }
+    });
+}

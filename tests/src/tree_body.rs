@@ -1,0 +1,339 @@
+//! Test bodies of the tree NIC, one module a subject.
+//!
+//! Each body gets a machine of its own ([`machine`], [`psets`]) behind some door, and drives it through the driver library alone:
+//! mapped slots, trapped port and registers, interrupts. What does *not* happen is seen after `settle`, which lets the machine do
+//! all that it can.
+
+pub mod barrier;
+pub mod collective;
+pub mod hostile;
+pub mod interrupts;
+pub mod lifecycle;
+pub mod port;
+pub mod slots;
+
+use std::sync::mpsc;
+
+use nicforge_core::{
+    device::FunctionId,
+    machine::{Machine, Next},
+    time::Nanos,
+};
+use nicforge_driver::{Bar, Device, Doorbell, Error, WriteMode};
+use nicforge_hwi::{
+    tree::{BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, window},
+    tree_dcr::{INJ_PIXF, REC_PRXF, REG_INT_ENABLE, dcr, pix, prx},
+};
+use nicforge_machine::{build::build, description::Description};
+use nicforge_shm::Window;
+
+use crate::backing::{LIMIT, Rig, soon};
+
+/// Nodes of the usual machine: `io0` (address 0), and `cn0` to `cn3` (1 to 4). `cn0` and `cn1` hang below `io0`, `cn2` and `cn3`
+/// below `cn0`.
+pub const NODES: u32 = 5;
+/// Packets that a virtual channel of a link holds.
+pub const CREDITS: u32 = 4;
+/// Steps after which a machine that is still busy is taken for one that never rests.
+const MANY_STEPS: usize = 1_000_000;
+
+/// What a packet carries.
+pub type Payload = [u8; PAYLOAD];
+/// A packet.
+pub type Packet = (Header, Payload);
+
+/// A pset of an I/O node `io0` and compute nodes `cn0`, `cn1` and so on, with FIFOs of `depth` packets.
+pub fn machine(compute_nodes: u32, depth: u32) -> Machine {
+    described(&format!("[[pset]]\ncompute_nodes = {compute_nodes}\nfifo_depth = {depth}\n"))
+}
+
+/// Psets of these sizes on one tree.
+pub fn psets(compute_nodes: &[u32]) -> Machine {
+    described(
+        &compute_nodes.iter().map(|count| format!("[[pset]]\ncompute_nodes = {count}\n")).collect::<String>(),
+    )
+}
+
+/// The machine of a description, given without its name.
+pub fn described(text: &str) -> Machine {
+    let description = Description::parse(&format!("name = \"tree\"\n{text}"), "tree.toml").unwrap();
+    build(&description).unwrap().0
+}
+
+/// The name of the node with this address in a machine of one pset.
+fn name(address: u32) -> String {
+    address.checked_sub(1).map_or("io0".to_owned(), |rank| format!("cn{rank}"))
+}
+
+/// Asks the machine something, as an operator.
+fn ask<R: Send + 'static>(rig: &dyn Rig, question: impl FnOnce(&mut Machine) -> R + Send + 'static) -> R {
+    let (answer, answers) = mpsc::channel();
+    rig.operate(Box::new(move |machine| {
+        // Who does not wait for the answer any more has failed already.
+        let _ = answer.send(question(machine));
+    }));
+    answers.recv_timeout(LIMIT).expect("the operator gets an answer")
+}
+
+/// Returns when nothing can move any more: what has not happened until then never will by itself.
+fn settle(rig: &dyn Rig) {
+    let rests = ask(rig, |machine| {
+        machine.rescan();
+        // The machine's own time is later.
+        (0..MANY_STEPS).any(|_| machine.step(Nanos::ZERO, 64) != Next::Now)
+    });
+    assert!(rests, "the machine does not come to rest");
+}
+
+/// A counter of a node.
+fn counter(rig: &dyn Rig, node: &str, name: &'static str) -> u64 {
+    let node = node.to_owned();
+    ask(rig, move |machine| {
+        let found =
+            (0..machine.functions()).map(FunctionId).find(|&id| machine.name(id) == Some(node.as_str()));
+        let counters = machine.counters(found.expect("the node exists"));
+        counters.into_iter().find(|counter| counter.name == name).expect("the counter exists").value
+    })
+}
+
+/// A payload that differs from those of other numbers.
+pub fn payload(number: u32) -> Payload {
+    std::array::from_fn(|index| {
+        (number.wrapping_mul(167).rotate_right(index as u32 % 32) ^ index as u32) as u8
+    })
+}
+
+/// The header of a data packet for node `target`.
+fn to(target: u32) -> Header {
+    Header::point_to_point(0, target, false)
+}
+
+/// The header of an irq-marked packet for node `target`.
+fn irq_to(target: u32) -> Header {
+    Header::point_to_point(0, target, true)
+}
+
+/// An attachment of a node: a core, or the admin.
+pub struct Core {
+    device: Device,
+    registers: Bar,
+    window: Window,
+    mirror: Window,
+    doorbell: Doorbell,
+}
+
+impl Core {
+    /// Takes an attachment.
+    fn open(rig: &dyn Rig, node: &str, attachment: &str) -> Self {
+        let device = rig.open(node, attachment);
+        Self {
+            registers: device.bar(0).unwrap(),
+            window: device.bar(BAR_WINDOW).unwrap().window(0, window::SIZE).unwrap(),
+            mirror: device.bar(BAR_MIRROR).unwrap().window(0, mirror::SIZE).unwrap(),
+            doorbell: device.doorbell(),
+            device,
+        }
+    }
+
+    /// Core 0 of every node of a machine of one pset, by address.
+    fn of_all(rig: &dyn Rig) -> Vec<Self> {
+        Self::everywhere(rig, "core0")
+    }
+
+    /// An attachment of every node of a machine of one pset, by address.
+    fn everywhere(rig: &dyn Rig, attachment: &str) -> Vec<Self> {
+        let first = Self::open(rig, "io0", attachment);
+        let nodes = first.word(mirror::NODES);
+        let all = std::iter::once(first);
+        let all = all.chain((1..nodes).map(|address| Self::open(rig, &name(address), attachment))).collect();
+        settle(rig);
+        all
+    }
+
+    /// Core 0 of these nodes.
+    fn of<const N: usize>(rig: &dyn Rig, nodes: [&str; N]) -> [Self; N] {
+        let cores = nodes.map(|node| Self::open(rig, node, "core0"));
+        settle(rig);
+        cores
+    }
+
+    fn address(&self) -> u32 {
+        self.word(mirror::NODE_ADDRESS)
+    }
+
+    /// A word of the channel mirror.
+    fn word(&self, offset: u64) -> u32 {
+        self.mirror.load_u32_acquire(offset).unwrap()
+    }
+
+    /// A word of the windows.
+    fn own(&self, offset: u64) -> u32 {
+        self.window.load_u32_acquire(offset).unwrap()
+    }
+
+    /// Stores a word of the windows.
+    fn store(&self, offset: u64, value: u32) {
+        self.window.store_u32_release(offset, value).unwrap();
+        self.doorbell.after_store().unwrap();
+    }
+
+    fn presence(&self, node: u32, core: usize) -> u8 {
+        self.word(mirror::PRESENCE + 4 * u64::from(node)).to_le_bytes()[core]
+    }
+
+    /// Waits until `condition` holds, driving the machine if that is this thread's business.
+    fn until(&self, condition: impl FnMut() -> bool) {
+        self.device.wait_until(soon(), None, condition).expect("the condition comes true");
+    }
+
+    // Slots.
+
+    fn has_room(&self) -> bool {
+        self.own(window::SEND_TAIL).wrapping_sub(self.word(mirror::SEND_HEAD)) < self.word(mirror::SEND_DEPTH)
+    }
+
+    fn try_send(&self, header: Header, payload: &Payload) -> bool {
+        if !self.has_room() {
+            return false;
+        }
+        let tail = self.own(window::SEND_TAIL);
+        self.fill_slot(tail, header, payload);
+        self.store(window::SEND_TAIL, tail.wrapping_add(1));
+        true
+    }
+
+    /// Writes packet `number` into its send slot.
+    fn fill_slot(&self, number: u32, header: Header, payload: &Payload) {
+        let slot = window::SEND + u64::from(number % self.word(mirror::SEND_DEPTH)) * SLOT;
+        self.window.write(slot + SLOT_PAYLOAD, payload).unwrap();
+        let control = u64::from(number.wrapping_add(1)) | (u64::from(header.0) << 32);
+        self.window.store_u64_release(slot + SLOT_CONTROL, control).unwrap();
+    }
+
+    fn send(&self, header: Header, payload: &Payload) {
+        self.until(|| self.try_send(header, payload));
+    }
+
+    /// Fills everything on the way to a receiver that reads nothing, with payloads numbered from `first` on; gives how many
+    /// packets that were.
+    fn send_until_full(&self, rig: &dyn Rig, header: Header, first: u32) -> u32 {
+        let mut sent = 0;
+        while self.has_room() {
+            while self.try_send(header, &payload(first + sent)) {
+                sent += 1;
+            }
+            settle(rig);
+        }
+        sent
+    }
+
+    /// The packet `ahead` of the first in the receive FIFO.
+    fn peek(&self, ahead: u32) -> Option<Packet> {
+        let number = self.own(window::RECV_HEAD).wrapping_add(ahead);
+        let slot = mirror::RECV + u64::from(number % self.word(mirror::RECV_DEPTH)) * SLOT;
+        let control = self.mirror.load_u64_acquire(slot + SLOT_CONTROL).unwrap();
+        if control as u32 != number.wrapping_add(1) {
+            return None;
+        }
+        let mut payload = [0; PAYLOAD];
+        self.mirror.read(slot + SLOT_PAYLOAD, &mut payload).unwrap();
+        Some((Header((control >> 32) as u32), payload))
+    }
+
+    fn try_receive(&self) -> Option<Packet> {
+        let packet = self.peek(0)?;
+        self.store(window::RECV_HEAD, self.own(window::RECV_HEAD).wrapping_add(1));
+        Some(packet)
+    }
+
+    fn receive(&self) -> Packet {
+        let packet = self.device.wait_for(soon(), None, "a packet", || Ok::<_, Error>(self.try_receive()));
+        packet.expect("a packet arrives")
+    }
+
+    /// Takes `count` packets, which carry the numbers from `first` on.
+    fn receive_numbers(&self, first: u32, count: u32) {
+        for number in first..first + count {
+            let (_, received) = self.receive();
+            assert!(received == payload(number), "packet {number} is missing or changed");
+        }
+    }
+
+    /// Packets in the receive FIFO, by the slots.
+    fn waiting(&self) -> u32 {
+        (0..self.word(mirror::RECV_DEPTH)).take_while(|&ahead| self.peek(ahead).is_some()).count() as u32
+    }
+
+    /// Takes the lock box `number` if it is free.
+    fn lock(&self, number: u64) -> bool {
+        let word = self.window.u32(window::LOCK + number * window::LOCK_STRIDE).unwrap();
+        word.compare_exchange(
+            0,
+            self.owner(),
+            std::sync::atomic::Ordering::AcqRel,
+            std::sync::atomic::Ordering::Relaxed,
+        )
+        .is_ok()
+    }
+
+    /// The owner's word of lock box `number`.
+    fn locked_by(&self, number: u64) -> u32 {
+        self.own(window::LOCK + number * window::LOCK_STRIDE)
+    }
+
+    /// What this attachment writes into lock boxes.
+    fn owner(&self) -> u32 {
+        (self.device.attachment() + 1) | (7 << 16)
+    }
+
+    // Registers.
+
+    fn read(&self, offset: u64) -> u32 {
+        self.registers.read32(offset).unwrap()
+    }
+
+    fn write(&self, offset: u64, value: u32) {
+        self.registers.write32(offset, value).unwrap();
+    }
+
+    /// A trapped read of any width and alignment.
+    fn read_bytes<const N: usize>(&self, offset: u64) -> [u8; N] {
+        let mut bytes = [0; N];
+        self.device.backing().read(0, offset, &mut bytes).unwrap();
+        bytes
+    }
+
+    /// A trapped write of any width and alignment.
+    fn write_bytes(&self, offset: u64, bytes: &[u8]) {
+        self.device.backing().write(0, offset, bytes, WriteMode::Confirmed).unwrap();
+    }
+
+    fn enable(&self, vectors: &[u16]) {
+        self.write(REG_INT_ENABLE, vectors.iter().fold(0, |bits, vector| bits | 1 << vector));
+    }
+
+    /// Reads and clears {receive exceptions, injection exceptions}, watermarks left out.
+    fn errors(&self) -> (u32, u32) {
+        (self.read(dcr(REC_PRXF)) & !(prx::WM0 | prx::WM1), self.read(dcr(INJ_PIXF)) & !(pix::WM0 | pix::WM1))
+    }
+}
+
+/// Sends packets from one node to another, which are all that arrives there, in order.
+fn transfer(from: &Core, to: &Core, packets: &[Packet]) {
+    let (mut sent, mut received) = (0, 0);
+    to.until(|| {
+        while packets.get(sent).is_some_and(|(header, payload)| from.try_send(*header, payload)) {
+            sent += 1;
+        }
+        while let Some(packet) = to.try_receive() {
+            assert!(Some(&packet) == packets.get(received), "packet {received} is missing or changed");
+            received += 1;
+        }
+        received == packets.len()
+    });
+}
+
+/// Data packets for node `target` with the numbers from `first` on.
+fn numbered(target: u32, first: u32, count: u32) -> Vec<Packet> {
+    (first..first + count).map(|number| (to(target), payload(number))).collect()
+}

@@ -1,0 +1,188 @@
+//! The global interrupt network: barriers, notifications, levels.
+
+use std::{
+    sync::atomic::{AtomicU32, Ordering},
+    thread,
+};
+
+use nicforge_hwi::{
+    tree::mirror,
+    tree_dcr::{gi, pix},
+};
+
+use super::{Core, NODES, settle};
+use crate::backing::Rig;
+
+/// A register of the unit.
+fn register(register: u64, channel: u64) -> u64 {
+    gi::BASE + register + 16 * channel
+}
+
+/// Arms a channel for a barrier (`true`) or a notification.
+fn arm(core: &Core, channel: u64, barrier: bool) {
+    core.write(register(gi::ARM_TYPE, channel), barrier.into());
+}
+
+fn fire(core: &Core, channel: u64) {
+    core.write(register(gi::STICKY, channel), 1);
+}
+
+fn disarm(core: &Core, channel: u64) {
+    core.write(register(gi::STICKY, channel), 0);
+}
+
+/// Whether a channel shows `flag`, by the mirror.
+fn shows(core: &Core, flag: u32, channel: u64) -> bool {
+    core.word(mirror::GLOBAL_INT) & (flag >> channel) != 0
+}
+
+fn done(core: &Core, channel: u64) -> bool {
+    shows(core, gi::STICKY_INT, channel)
+}
+
+/// A barrier completes when the last compute node has entered, for all at once, and again the next time.
+pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
+    let nodes = Core::of_all(rig);
+    let nodes = &nodes[1..];
+    nodes.iter().for_each(|node| arm(node, 0, true));
+    for round in 0..10 {
+        for (entered, node) in nodes.iter().enumerate() {
+            settle(rig);
+            assert!(!nodes.iter().any(|node| done(node, 0)), "round {round}: open after {entered} nodes");
+            fire(node, 0);
+        }
+        for node in nodes {
+            node.until(|| done(node, 0));
+            assert_eq!(node.read(gi::BASE), node.word(mirror::GLOBAL_INT));
+        }
+        nodes.iter().for_each(|node| disarm(node, 0));
+    }
+}
+
+/// All nodes, each in a thread of its own, pass a thousand barriers by posted writes; nobody leaves one before all have entered.
+pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
+    const ROUNDS: u32 = 1000;
+    let nodes = Core::of_all(rig);
+    for node in &nodes {
+        node.write(register(gi::PARTICIPATE, 1), 1);
+        arm(node, 1, true);
+    }
+    let entered = AtomicU32::new(0);
+    thread::scope(|scope| {
+        for node in &nodes {
+            let entered = &entered;
+            let post = |value: u32| {
+                node.registers.posted_write(register(gi::STICKY, 1), &value.to_le_bytes()).unwrap();
+            };
+            scope.spawn(move || {
+                for round in 1..=ROUNDS {
+                    entered.fetch_add(1, Ordering::Relaxed);
+                    post(1);
+                    node.until(|| done(node, 1));
+                    let all = entered.load(Ordering::Relaxed);
+                    assert!(all >= round * NODES, "round {round}: {all} have entered");
+                    post(0);
+                    node.until(|| !done(node, 1));
+                }
+            });
+        }
+    });
+    assert_eq!(entered.into_inner(), ROUNDS * NODES);
+}
+
+/// A node that enters the next barrier early waits for those that have not left the last one.
+pub fn an_early_node_waits_for_the_slow(rig: &dyn Rig) {
+    let nodes = Core::of_all(rig);
+    let [first, others @ ..] = &nodes[1..] else { panic!("there are compute nodes") };
+    nodes.iter().for_each(|node| arm(node, 0, true));
+    nodes[1..].iter().for_each(|node| fire(node, 0));
+    nodes[1..].iter().for_each(|node| node.until(|| done(node, 0)));
+
+    disarm(first, 0);
+    fire(first, 0);
+    settle(rig);
+    assert!(!done(first, 0) && others.iter().all(|node| done(node, 0)));
+    others.iter().for_each(|node| disarm(node, 0));
+    others.iter().for_each(|node| fire(node, 0));
+
+    nodes[1..].iter().for_each(|node| node.until(|| done(node, 0)));
+}
+
+/// An I/O node holds up a barrier only when it takes part.
+pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
+    let nodes = Core::of_all(rig);
+    nodes.iter().for_each(|node| arm(node, 0, true));
+    nodes[0].write(register(gi::PARTICIPATE, 0), 1);
+    nodes[1..].iter().for_each(|node| fire(node, 0));
+    settle(rig);
+    assert!(!nodes.iter().any(|node| done(node, 0)));
+
+    fire(&nodes[0], 0);
+
+    nodes.iter().for_each(|node| node.until(|| done(node, 0)));
+}
+
+/// A node whose last core died in a barrier holds it up until its next core enters.
+pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
+    let nodes = Core::of_all(rig);
+    nodes[1..].iter().for_each(|node| arm(node, 0, true));
+    fire(&nodes[4], 0);
+    settle(rig);
+    rig.evict("cn3", "core0");
+    nodes[1..4].iter().for_each(|node| fire(node, 0));
+    settle(rig);
+    assert!(!nodes[1..4].iter().any(|node| done(node, 0)));
+
+    let next = Core::open(rig, "cn3", "core1");
+    arm(&next, 0, true);
+    fire(&next, 0);
+
+    nodes[1..4].iter().for_each(|node| node.until(|| done(node, 0)));
+}
+
+/// A notification reaches every node that is armed for it.
+pub fn a_notification_reaches_who_is_armed(rig: &dyn Rig) {
+    let nodes = Core::of_all(rig);
+    nodes[1..4].iter().for_each(|node| arm(node, 1, false));
+
+    fire(&nodes[2], 1);
+
+    nodes[1..4].iter().for_each(|node| node.until(|| done(node, 1)));
+    settle(rig);
+    assert!(!done(&nodes[0], 1) && !done(&nodes[4], 1));
+}
+
+/// A direct channel shows the OR of all nodes' levels.
+pub fn a_direct_channel_shows_the_or_of_all_levels(rig: &dyn Rig) {
+    let nodes = Core::of_all(rig);
+    let drive = |node: &Core, level: u32| node.write(register(gi::STATE, 0), level);
+    let all =
+        |high: bool| nodes.iter().for_each(|node| node.until(|| shows(node, gi::RECV_STATE, 0) == high));
+
+    drive(&nodes[1], 1);
+    all(true);
+    drive(&nodes[4], 1);
+    drive(&nodes[1], 0);
+    settle(rig);
+    all(true);
+    assert!(shows(&nodes[4], gi::SEND_STATE, 0) && !shows(&nodes[1], gi::SEND_STATE, 0));
+    drive(&nodes[4], 0);
+
+    all(false);
+}
+
+/// Cores cannot use the system's channels, the admin can.
+pub fn a_core_cannot_use_the_systems_channels(rig: &dyn Rig) {
+    let [core] = Core::of(rig, ["cn0"]);
+    let admin = Core::open(rig, "cn0", "admin");
+    for channel in gi::PRIVILEGED..gi::CHANNELS {
+        core.write(register(gi::STATE, channel), 1);
+        assert_eq!(core.errors(), (0, pix::ADDR0));
+        settle(rig);
+        assert!(!shows(&core, gi::SEND_STATE, channel));
+
+        admin.write(register(gi::STATE, channel), 1);
+        admin.until(|| shows(&admin, gi::RECV_STATE, channel));
+        assert_eq!(admin.errors(), (0, 0));
+    }
+}
