@@ -1,6 +1,6 @@
 //! The control socket of a served machine: one JSON request a connection, one JSON answer.
 //!
-//! It is in the machine's `admin` folder, for its user alone. A request is a line of at most [`MAX_REQUEST`] bytes; who does
+//! It is in the machine's `admin` folder, for its user alone. A request is a line of at most 4096 bytes; who does
 //! not finish one within a second is hung up on.
 
 use std::{
@@ -72,7 +72,8 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
     stream.write_all(&line).doing(what)?;
     let mut answer = Vec::new();
     stream.take(MAX_RESPONSE).read_to_end(&mut answer).doing(what)?;
-    serde_json::from_slice(&answer).doing(|| "the server's answer can't be read; is it another version?".into())
+    serde_json::from_slice(&answer)
+        .doing(|| "the server's answer can't be read; is it another version?".into())
 }
 
 /// Answers requests on a thread of its own until it is dropped.
@@ -126,7 +127,9 @@ fn serve(listener: &UnixListener, stop: &AtomicBool, answer: &dyn Fn(Request) ->
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
     while !stop.load(Ordering::Acquire) {
         let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-        if !poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO)).is_ok_and(|ready| ready > 0) {
+        if !poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO))
+            .is_ok_and(|ready| ready > 0)
+        {
             continue;
         }
         if let Ok((stream, _)) = listener.accept() {

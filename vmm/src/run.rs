@@ -41,7 +41,12 @@ struct Section {
 }
 
 /// The command.
-pub fn main(machine: &Path, options: &ServeOptions, per_core: bool, programs: &[String]) -> Result<u8, Failure> {
+pub fn main(
+    machine: &Path,
+    options: &ServeOptions,
+    per_core: bool,
+    programs: &[String],
+) -> Result<u8, Failure> {
     let sections = parse(programs)?;
     let signals = Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?;
     let served = Served::start(machine, options)?;
@@ -58,7 +63,9 @@ fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
     let mut sections = Vec::new();
     for part in arguments.split(|argument| argument == ":") {
         let (target, command) = match part.split_first() {
-            Some((first, rest)) if first.len() > 2 && first.starts_with("--") => (Some(first[2..].to_owned()), rest),
+            Some((first, rest)) if first.len() > 2 && first.starts_with("--") => {
+                (Some(first[2..].to_owned()), rest)
+            }
             _ => (None, part),
         };
         if command.is_empty() {

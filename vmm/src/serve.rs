@@ -162,7 +162,12 @@ fn welcome(served: &Served) -> String {
     );
     for node in served.built.nodes.iter().take(8) {
         let users: Vec<_> = node.users().map(|attachment| attachment.name.as_str()).collect();
-        text.push_str(&format!("  {directory}/{}.{{{}}}   {}\n", node.name, users.join(","), node.role.name()));
+        text.push_str(&format!(
+            "  {directory}/{}.{{{}}}   {}\n",
+            node.name,
+            users.join(","),
+            node.role.name()
+        ));
     }
     if served.built.nodes.len() > 8 {
         text.push_str(&format!("  ... and {} more nodes\n", served.built.nodes.len() - 8));
@@ -187,7 +192,9 @@ fn answer(built: &Built, handle: &EngineHandle, request: &Request) -> Response {
             },
             None => {
                 let names: Vec<_> = built.nodes.iter().take(20).map(|node| node.name.as_str()).collect();
-                Response::Refused { message: format!("there is no node {node}; there are {}", names.join(", ")) }
+                Response::Refused {
+                    message: format!("there is no node {node}; there are {}", names.join(", ")),
+                }
             }
         },
     }
@@ -203,7 +210,11 @@ fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
             name: node.name.clone(),
             role: node.role.name().to_owned(),
             rank: node.rank,
-            counters: function.counters.iter().map(|counter| (counter.name.to_owned(), counter.value)).collect(),
+            counters: function
+                .counters
+                .iter()
+                .map(|counter| (counter.name.to_owned(), counter.value))
+                .collect(),
             attachments: function
                 .attachments
                 .iter()

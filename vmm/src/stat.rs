@@ -159,10 +159,7 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
     for (index, node) in snapshot.nodes.iter().enumerate() {
         let clients = node.attachments.iter().filter(|attachment| attachment.pid.is_some()).count();
         let sum = |f: fn(&AttachmentSnapshot) -> u64| node.attachments.iter().map(f).sum::<u64>();
-        let mut row = vec![
-            node.name.clone(),
-            format!("{clients}/{}", node.attachments.len()),
-        ];
+        let mut row = vec![node.name.clone(), format!("{clients}/{}", node.attachments.len())];
         row.extend(COLUMNS.iter().map(|(_, counter)| node.counter(counter).to_string()));
         row.push(sum(|attachment| attachment.interrupts).to_string());
         row.push(sum(|attachment| attachment.posted).to_string());
@@ -224,8 +221,16 @@ mod tests {
                 name: "io0".into(),
                 role: "io".into(),
                 rank: 0,
-                counters: vec![("vc0_sent".into(), 2), ("vc1_sent".into(), 3), ("vc1_sent_twice".into(), 100)],
-                attachments: vec![AttachmentSnapshot { name: "core0".into(), pid: Some(7), ..Default::default() }],
+                counters: vec![
+                    ("vc0_sent".into(), 2),
+                    ("vc1_sent".into(), 3),
+                    ("vc1_sent_twice".into(), 100),
+                ],
+                attachments: vec![AttachmentSnapshot {
+                    name: "core0".into(),
+                    pid: Some(7),
+                    ..Default::default()
+                }],
             }],
         }
     }
@@ -241,6 +246,9 @@ mod tests {
         old.nodes[0].counters[0].1 = 1;
         let text = render(&snapshot(), Some((Duration::from_millis(500), &old)), true);
         assert!(text.contains("io0") && text.contains("1/1") && text.contains("pid 7"), "{text}");
-        assert!(text.lines().any(|line| line.contains("io0") && line.trim_end_matches(['│', ' ']).ends_with('2')), "{text}");
+        assert!(
+            text.lines().any(|line| line.contains("io0") && line.trim_end_matches(['│', ' ']).ends_with('2')),
+            "{text}"
+        );
     }
 }

@@ -1,6 +1,6 @@
 //! The program as a user meets it: its commands, exit codes, output, and what it leaves behind.
 
-#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -120,7 +120,8 @@ fn serve_ends_on_ctrl_c_with_either_event_loop() {
 fn serve_refuses_a_directory_that_is_served_already() {
     let server = Server::start(&machine("proof.toml"), &[]);
     let directory = server.directory();
-    let second = output(&mut nicforge(&["serve", &machine("proof.toml"), "--dir", directory.to_str().unwrap()]));
+    let second =
+        output(&mut nicforge(&["serve", &machine("proof.toml"), "--dir", directory.to_str().unwrap()]));
     assert_eq!(second.status.code(), Some(3));
     assert!(text(&second.stderr).contains("served already"), "{}", text(&second.stderr));
     assert!(server.stat()["nodes"].is_array());
@@ -131,7 +132,9 @@ fn serve_takes_over_what_a_killed_server_left() {
     let mut server = Server::start(&machine("proof.toml"), &[]);
     server.signal(Signal::SIGKILL);
     server.child.wait().unwrap();
-    assert!(server.directory().join("fifo0.core0").exists() || server.directory().join("admin/control").exists());
+    assert!(
+        server.directory().join("fifo0.core0").exists() || server.directory().join("admin/control").exists()
+    );
     let folder = std::mem::replace(&mut server.folder, tempfile::tempdir().unwrap());
     let again = Server::start_in(folder, &machine("proof.toml"), &[]);
     assert_eq!(again.stat()["machine"], "proof");
@@ -192,18 +195,42 @@ fn run(programs: &[&str]) -> Output {
 
 #[test]
 fn run_starts_a_program_on_each_node_and_prefixes_its_output() {
-    let output = run(&["--", "sh", "-c", "echo $NICFORGE_ROLE $NICFORGE_RANK of $NICFORGE_SIZE; test -S ${NICFORGE_SOCKET%%:*}"]);
+    let output = run(&[
+        "--",
+        "sh",
+        "-c",
+        "echo $NICFORGE_ROLE $NICFORGE_RANK of $NICFORGE_SIZE; test -S ${NICFORGE_SOCKET%%:*}",
+    ]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let mut lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
     lines.sort();
-    let expected =
-        ["cn0 | compute 0 of 4", "cn1 | compute 1 of 4", "cn2 | compute 2 of 4", "cn3 | compute 3 of 4", "io0 | io 0 of 1"];
+    let expected = [
+        "cn0 | compute 0 of 4",
+        "cn1 | compute 1 of 4",
+        "cn2 | compute 2 of 4",
+        "cn3 | compute 3 of 4",
+        "io0 | io 0 of 1",
+    ];
     assert_eq!(lines, expected);
 }
 
 #[test]
 fn run_gives_roles_and_nodes_their_own_programs() {
-    let output = run(&["--io", "sh", "-c", "echo io", ":", "--cn2", "sh", "-c", "echo two", ":", "sh", "-c", "echo rest"]);
+    let output = run(&[
+        "--io",
+        "sh",
+        "-c",
+        "echo io",
+        ":",
+        "--cn2",
+        "sh",
+        "-c",
+        "echo two",
+        ":",
+        "sh",
+        "-c",
+        "echo rest",
+    ]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let mut lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
     lines.sort();
@@ -290,7 +317,8 @@ fn demo_brings_a_file_out_and_back_unchanged() {
 #[test]
 fn demo_works_with_interrupts_a_deep_fifo_and_epoll() {
     let (_folder, file) = data(1_000_000);
-    let report = demo(&file, &["--interrupts", "--fifo-depth", "64", "--event-loop", "epoll", "--message", "65536"]);
+    let report =
+        demo(&file, &["--interrupts", "--fifo-depth", "64", "--event-loop", "epoll", "--message", "65536"]);
     assert_eq!(report["demo"]["digests_agree"], true);
 }
 

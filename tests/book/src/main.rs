@@ -48,7 +48,10 @@ fn check_links(source: &Path) -> Result<(), String> {
             }
         }
         let name = normal(page.strip_prefix(source).unwrap_or(&page));
-        if name != "SUMMARY.md" && !summary.contains(&format!("({name})")) && !summary.contains(&format!("(./{name})")) {
+        if name != "SUMMARY.md"
+            && !summary.contains(&format!("({name})"))
+            && !summary.contains(&format!("(./{name})"))
+        {
             bad.push(format!("{name} is not in SUMMARY.md"));
         }
     }
@@ -77,8 +80,7 @@ fn links(text: &str) -> Vec<&str> {
 
 fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut pages = Vec::new();
-    let entries = std::fs::read_dir(folder)
-        .map_err(|error| format!("{}: {error}", folder.display()))?;
+    let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     for entry in entries.flatten() {
         let path = entry.path();
         if path.is_dir() {

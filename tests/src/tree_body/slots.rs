@@ -175,6 +175,12 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     io.store(window::RECV_HEAD, 3);
     io.receive_numbers(3, sent - 3);
     assert_eq!(io.errors(), (0, 0));
+    // Just as bad while the FIFO is empty.
+    io.store(window::RECV_HEAD, sent + 1);
+    settle(rig);
+    assert_eq!(io.errors(), (prx::PFU1, 0));
+    io.store(window::RECV_HEAD, sent);
+    transfer(&node, &io, &numbered(0, 100, 20));
 }
 
 /// A packet for an address that the machine does not have is discarded and noted, and the next one goes.

@@ -61,7 +61,10 @@ fn run(task: &Task) -> Result<(), Failed> {
 
 fn test(steps: &Steps) -> Result<(), Failed> {
     // The program and the C libraries first: whole-system tests start them.
-    steps.cargo("build what the whole-system tests start", &["build", "-p", "nicforge", "-p", "nicforge-fcnp-c"])?;
+    steps.cargo(
+        "build what the whole-system tests start",
+        &["build", "-p", "nicforge", "-p", "nicforge-fcnp-c"],
+    )?;
     steps.cargo("tests", &["test", "--workspace"])?;
     steps.cargo_with(
         "model checking of the posted-write ring (loom)",

@@ -112,7 +112,8 @@ pub enum BuildError {
 /// The names of the nodes that the psets of a description give: `io0`, `cn0`, `cn1`, ..., counted through all psets.
 pub fn pset_node_names(description: &Description) -> impl Iterator<Item = String> {
     let psets = description.pset.len();
-    let compute: u64 = description.pset.iter().map(|pset| u64::from(*pset.as_ref().compute_nodes.as_ref())).sum();
+    let compute: u64 =
+        description.pset.iter().map(|pset| u64::from(*pset.as_ref().compute_nodes.as_ref())).sum();
     (0..psets).map(|index| format!("io{index}")).chain((0..compute).map(|index| format!("cn{index}")))
 }
 
@@ -137,7 +138,11 @@ pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> 
 }
 
 /// All psets on one tree network.
-fn add_psets(machine: &mut Machine, nodes: &mut Vec<Node>, description: &Description) -> Result<(), BuildError> {
+fn add_psets(
+    machine: &mut Machine,
+    nodes: &mut Vec<Node>,
+    description: &Description,
+) -> Result<(), BuildError> {
     let sizes: Vec<u32> = description.pset.iter().map(|pset| *pset.as_ref().compute_nodes.as_ref()).collect();
     let topology = Topology::psets(&sizes)?;
     machine.fabric().set_max_packet(tree::PAYLOAD);
@@ -154,7 +159,8 @@ fn add_psets(machine: &mut Machine, nodes: &mut Vec<Node>, description: &Descrip
             Some(_) => (Role::Compute, next(&mut compute_nodes), format!("cn{}", compute_nodes - 1)),
         };
         let nic = TreeNic::new(config).map_err(|source| BuildError::Config { name: name.clone(), source })?;
-        let node = add_node(machine, &name, role, rank, Box::new(nic), Some(AttachmentId(tree::ATTACHMENT_ADMIN)))?;
+        let node =
+            add_node(machine, &name, role, rank, Box::new(nic), Some(AttachmentId(tree::ATTACHMENT_ADMIN)))?;
         functions.push(node.function);
         nodes.push(node);
     }
@@ -222,7 +228,8 @@ mod tests {
     #[test]
     fn a_pset_has_an_io_node_and_its_compute_nodes_with_four_cores_and_an_admin() {
         let built = built("name = \"p\"\n[[pset]]\ncompute_nodes = 2\n");
-        let names: Vec<_> = built.nodes.iter().map(|node| (node.name.as_str(), node.role, node.rank)).collect();
+        let names: Vec<_> =
+            built.nodes.iter().map(|node| (node.name.as_str(), node.role, node.rank)).collect();
         assert_eq!(names, [("io0", Role::Io, 0), ("cn0", Role::Compute, 0), ("cn1", Role::Compute, 1)]);
         assert_eq!(built.nodes[0].users().count(), 4);
         assert_eq!(built.nodes[0].attachments.len(), 5);
@@ -248,7 +255,8 @@ mod tests {
 
     #[test]
     fn the_largest_pset_is_built() {
-        let text = format!("name = \"p\"\n[[pset]]\ncompute_nodes = {}\n", crate::description::MAX_COMPUTE_NODES);
+        let text =
+            format!("name = \"p\"\n[[pset]]\ncompute_nodes = {}\n", crate::description::MAX_COMPUTE_NODES);
         assert_eq!(built(&text).nodes.len(), 257);
     }
 }

@@ -190,12 +190,7 @@ impl Checker<'_> {
     fn check(&self, description: &Description) -> Result<(), DescriptionError> {
         self.name(&description.name)?;
         if description.pset.is_empty() && description.function.is_empty() {
-            return Err(self.value(
-                0..0,
-                "the machine",
-                "empty",
-                "at least one [[pset]] or [[function]]",
-            ));
+            return Err(self.value(0..0, "the machine", "empty", "at least one [[pset]] or [[function]]"));
         }
         let mut nodes = 0;
         for pset in &description.pset {
@@ -288,7 +283,8 @@ mod tests {
 
     #[test]
     fn a_pset_with_defaults_is_accepted() {
-        let description = Description::parse("name = \"p\"\n[[pset]]\ncompute_nodes = 4\n", "m.toml").unwrap();
+        let description =
+            Description::parse("name = \"p\"\n[[pset]]\ncompute_nodes = 4\n", "m.toml").unwrap();
         assert_eq!(*description.pset[0].as_ref().compute_nodes.as_ref(), 4);
     }
 

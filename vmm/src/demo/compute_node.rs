@@ -57,6 +57,7 @@ fn run(plan: &Plan, socket: &Path, first: bool) -> Result<(), Failure> {
         }
         core.write(&buffer[..length]).doing(|| "writing".into())?;
     }
-    Message::Digest { rank, view: View::Received, bytes, digest: super::hexadecimal(&digest.finalize()) }.say();
+    Message::Digest { rank, view: View::Received, bytes, digest: super::hexadecimal(&digest.finalize()) }
+        .say();
     Ok(())
 }

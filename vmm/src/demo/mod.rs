@@ -119,8 +119,8 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
         std::process::id(),
         options.fifo_depth
     );
-    let description =
-        Description::parse(&text, "the demonstration's machine").map_err(|error| Failure::usage(error.to_string()))?;
+    let description = Description::parse(&text, "the demonstration's machine")
+        .map_err(|error| Failure::usage(error.to_string()))?;
     let served = Served::start_description(&description, &options.serve)?;
     if !options.json {
         eprintln!(
@@ -133,7 +133,9 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
         );
     }
     let bar = if options.json { ProgressBar::hidden() } else { ProgressBar::new(data.bytes()) };
-    if let Ok(style) = ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left")
+    {
         bar.set_style(style);
     }
     let collected = Arc::new(Mutex::new(Collected::default()));

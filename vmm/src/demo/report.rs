@@ -187,7 +187,14 @@ fn table(rows: &[Row]) -> Table {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header(vec![
-        "node", "MB each way", "Gb/s each way", "latency us", "sent packets", "received packets", "stalls", "interrupts",
+        "node",
+        "MB each way",
+        "Gb/s each way",
+        "latency us",
+        "sent packets",
+        "received packets",
+        "stalls",
+        "interrupts",
     ]);
     for row in rows {
         table.add_row(vec![
@@ -220,7 +227,11 @@ mod tests {
     }
 
     fn all(rank: u32, returned: &str) -> [Message; 3] {
-        [digest(rank, View::Sent, "a"), digest(rank, View::Received, "a"), digest(rank, View::Returned, returned)]
+        [
+            digest(rank, View::Sent, "a"),
+            digest(rank, View::Received, "a"),
+            digest(rank, View::Returned, returned),
+        ]
     }
 
     #[test]

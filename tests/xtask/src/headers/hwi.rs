@@ -30,9 +30,10 @@ pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
     let mut text = HEAD.to_owned();
     for module in modules(folder)? {
         let path = folder.join(format!("{module}.rs"));
-        let source =
-            std::fs::read_to_string(&path).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
-        let file = syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+        let source = std::fs::read_to_string(&path)
+            .map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+        let file =
+            syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
         let _ = write!(text, "\n/* ---- {module} ---- */\n");
         items(&mut text, &[module], &file.items)?;
     }
@@ -43,9 +44,10 @@ pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
 /// The modules that lib.rs declares, in its order.
 fn modules(folder: &Path) -> Result<Vec<String>, Failed> {
     let path = folder.join("lib.rs");
-    let source =
-        std::fs::read_to_string(&path).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
-    let file = syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+    let source = std::fs::read_to_string(&path)
+        .map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+    let file =
+        syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
     Ok(file
         .items
         .iter()
