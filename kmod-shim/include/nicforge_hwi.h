@@ -412,7 +412,8 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_PAYLOAD 256
 /*
  * Depth of each send and receive FIFO in packets unless the machine says
- * otherwise.
+ * otherwise. A depth is a power of two, so that a packet's slot follows
+ * from its 32-bit number also when that wraps.
  */
 #define NICFORGE_TREE_DEFAULT_FIFO_DEPTH 8
 /* The deepest FIFO that the windows have room for. */
@@ -470,9 +471,10 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_WINDOW_LOCK_STRIDE 64
 /*
  * The lock box that guards the receive FIFO by convention. When its
- * owner dies, the NIC discards packets without the irq bit from the
- * receive FIFO until the box is taken again, so that a dead reader does
- * not block the tree.
+ * owner dies, the NIC discards packets without the irq bit until the box
+ * is taken again, so that a dead reader does not block the tree; but
+ * only while no irq-marked packet is in the receive FIFO, since what
+ * follows one may be for a reader that lives.
  */
 #define NICFORGE_TREE_WINDOW_LOCK_RECV 0
 /* The lock box that guards the send FIFO by convention. */
@@ -685,12 +687,12 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_DCR_ARB_RSTAT 0x13
 /*
  * Header of the packet that waits in port 0, virtual channel 0 (read; 0
- * if none). Then port 0 channel 1, port 1, port 2, and at +10 and +11
- * the send FIFO of channel 0 and 1.
+ * if none). Then port 0 channel 1, port 1, port 2, and at +6 and +7 the
+ * send FIFO of channel 0 and 1; the rest reads as 0.
  */
 #define NICFORGE_TREE_DCR_ARB_HD00 0x14
 /* Number of these registers. */
-#define NICFORGE_TREE_DCR_ARB_HD_COUNT 12
+#define NICFORGE_TREE_DCR_ARB_HD_COUNT 11
 /*
  * Extended router status (read): bits 31..28 the packet that is first in
  * port 2, 1, 0, the send FIFO of virtual channel 0 has to wait; bits

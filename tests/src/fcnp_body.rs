@@ -425,12 +425,6 @@ pub fn impossible_calls_are_refused(rig: &dyn Rig) {
     });
 }
 
-/// On a machine with FIFOs of 3 packets: their slots could not be told from the packets' numbers for ever.
-pub fn depth_that_is_no_power_of_two_is_refused(rig: &dyn Rig) {
-    let opened = TreeChannel::open(rig.open("io0", "core0"));
-    assert!(matches!(opened, Err(Error::BadDevice { value: 3, .. })));
-}
-
 /// What a wild process on a compute node sends changes nothing for the others.
 pub fn wild_packets_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));

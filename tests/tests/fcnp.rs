@@ -26,3 +26,27 @@ through_every_door! {
         data_for_nobody_are_discarded
         packets_arrive_in_order;
 }
+
+mod depth_1 {
+    use super::*;
+    through_every_door! {
+        fcnp_body(nicforge_tests::fcnp_body::machine(1)):
+            messages_arrive_unchanged;
+    }
+}
+
+mod depth_2 {
+    use super::*;
+    through_every_door! {
+        fcnp_body(nicforge_tests::fcnp_body::machine(2)):
+            messages_arrive_unchanged;
+    }
+}
+
+mod depth_256 {
+    use super::*;
+    through_every_door! {
+        fcnp_body(nicforge_tests::fcnp_body::machine(256)):
+            messages_arrive_unchanged;
+    }
+}

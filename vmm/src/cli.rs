@@ -130,8 +130,8 @@ struct DemoArguments {
     /// Use FCNP's interrupt mode instead of polling on the I/O node.
     #[arg(long)]
     interrupts: bool,
-    /// Packets in each FIFO of the machine.
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=256))]
+    /// Packets in each FIFO of the machine: a power of two, at most 256.
+    #[arg(long, default_value_t = 8, value_parser = depth)]
     fifo_depth: u32,
     /// Print the result as JSON.
     #[arg(long)]
@@ -141,6 +141,13 @@ struct DemoArguments {
     part: Option<demo::Part>,
     #[command(flatten)]
     options: ServeOptions,
+}
+
+fn depth(text: &str) -> Result<u32, String> {
+    match text.parse() {
+        Ok(depth @ 1u32..=256) if depth.is_power_of_two() => Ok(depth),
+        _ => Err("a power of two, at most 256, is possible".into()),
+    }
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -30,7 +30,8 @@ pub const VCS: usize = 2;
 pub const PORTS: usize = 3;
 /// Payload of every packet in bytes.
 pub const PAYLOAD: usize = 256;
-/// Depth of each send and receive FIFO in packets unless the machine says otherwise.
+/// Depth of each send and receive FIFO in packets unless the machine says otherwise. A depth is a power of two, so that a
+/// packet's slot follows from its 32-bit number also when that wraps.
 pub const DEFAULT_FIFO_DEPTH: u32 = 8;
 /// The deepest FIFO that the windows have room for.
 pub const MAX_FIFO_DEPTH: u32 = 256;
@@ -69,7 +70,8 @@ pub mod window {
     /// Bytes between two lock boxes.
     pub const LOCK_STRIDE: u64 = 64;
     /// The lock box that guards the receive FIFO by convention. When its owner dies, the NIC discards packets without the
-    /// irq bit from the receive FIFO until the box is taken again, so that a dead reader does not block the tree.
+    /// irq bit until the box is taken again, so that a dead reader does not block the tree; but only while no irq-marked
+    /// packet is in the receive FIFO, since what follows one may be for a reader that lives.
     pub const LOCK_RECV: u64 = 0;
     /// The lock box that guards the send FIFO by convention.
     pub const LOCK_SEND: u64 = 1;

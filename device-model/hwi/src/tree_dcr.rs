@@ -148,10 +148,10 @@ pub mod rcfg {
 /// 0 and 1; bits 23..20 and 19..16 port 2, 1, 0, the receive FIFO has no room, of virtual channel 0 and 1.
 pub const ARB_RSTAT: u64 = 0x13;
 /// Header of the packet that waits in port 0, virtual channel 0 (read; 0 if none). Then port 0 channel 1, port 1, port 2,
-/// and at +10 and +11 the send FIFO of channel 0 and 1.
+/// and at +6 and +7 the send FIFO of channel 0 and 1; the rest reads as 0.
 pub const ARB_HD00: u64 = 0x14;
 /// Number of these registers.
-pub const ARB_HD_COUNT: u64 = 12;
+pub const ARB_HD_COUNT: u64 = 11;
 
 /// Extended router status (read): bits 31..28 the packet that is first in port 2, 1, 0, the send FIFO of virtual channel 0
 /// has to wait; bits 27..24 the same of channel 1.

@@ -99,7 +99,7 @@ pub enum Error {
         owner: u32,
     },
     /// The device shows values that make no sense.
-    #[error("the device shows {what} {value:#x}, which makes no sense; is it a tree NIC of this version?")]
+    #[error("the device shows {what} {value}, which does not work; FIFO depths must be powers of two")]
     BadDevice {
         /// What is wrong.
         what: &'static str,

@@ -51,7 +51,7 @@ pub struct Description {
 pub struct Pset {
     /// Compute nodes, 1 to [`MAX_COMPUTE_NODES`].
     pub compute_nodes: Spanned<u32>,
-    /// Packets in each FIFO, 1 to 256.
+    /// Packets in each FIFO: a power of two, at most 256.
     #[serde(default)]
     pub fifo_depth: Option<Spanned<u32>>,
     /// The tree's links.
@@ -201,8 +201,11 @@ impl Checker<'_> {
                 let expected = format!("at most {} nodes in all psets together", tree::MAX_NODES);
                 return Err(self.value(compute.span(), "compute_nodes", compute.as_ref(), expected));
             }
-            if let Some(depth) = &pset.as_ref().fifo_depth {
-                self.range("fifo_depth", depth, 1, tree::MAX_FIFO_DEPTH)?;
+            if let Some(depth) = &pset.as_ref().fifo_depth
+                && (!depth.as_ref().is_power_of_two() || *depth.as_ref() > tree::MAX_FIFO_DEPTH)
+            {
+                let expected = format!("a power of two, at most {}", tree::MAX_FIFO_DEPTH);
+                return Err(self.value(depth.span(), "fifo_depth", depth.as_ref(), expected));
             }
             let link = &pset.as_ref().link;
             if let Some(delay) = &link.delay_ns {
@@ -291,7 +294,7 @@ mod tests {
     #[test]
     fn a_value_out_of_range_names_line_and_expectation() {
         let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 4\nfifo_depth = 0\n");
-        assert_eq!(message, "m.toml, line 4: fifo_depth is 0; expected 1 to 256");
+        assert_eq!(message, "m.toml, line 4: fifo_depth is 0; expected a power of two, at most 256");
     }
 
     #[test]

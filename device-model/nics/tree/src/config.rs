@@ -89,9 +89,9 @@ pub struct TreeConfig {
     pub pset_rank: Option<u32>,
     /// Compute nodes in the pset.
     pub pset_size: u32,
-    /// Packets that each send FIFO holds: 1 to [`MAX_FIFO_DEPTH`].
+    /// Packets that each send FIFO holds: a power of two, at most [`MAX_FIFO_DEPTH`].
     pub send_depth: u32,
-    /// Packets that each receive FIFO holds: 1 to [`MAX_FIFO_DEPTH`].
+    /// Packets that each receive FIFO holds: a power of two, at most [`MAX_FIFO_DEPTH`].
     pub recv_depth: u32,
     /// Where packets go.
     pub routes: Routes,
@@ -125,7 +125,7 @@ impl TreeConfig {
             return Err(ConfigError::Address { address: self.node_address, nodes: self.nodes });
         }
         for depth in [self.send_depth, self.recv_depth] {
-            if depth == 0 || depth > MAX_FIFO_DEPTH {
+            if !depth.is_power_of_two() || depth > MAX_FIFO_DEPTH {
                 return Err(ConfigError::Depth { depth });
             }
         }
@@ -157,8 +157,8 @@ pub enum ConfigError {
         /// Addresses in use.
         nodes: u32,
     },
-    /// A FIFO depth is out of range.
-    #[error("a FIFO of {depth} packets: 1 to {MAX_FIFO_DEPTH} are possible")]
+    /// A FIFO depth is no power of two, or too large.
+    #[error("a FIFO of {depth} packets: a power of two, at most {MAX_FIFO_DEPTH}, is possible")]
     Depth {
         /// The depth.
         depth: u32,

@@ -9,20 +9,13 @@ use nicforge_hwi::{
     tree_dcr::{pix, port, prx},
 };
 
-use crate::fifo::{Channel, FRAMING, SideItem};
-
-/// Quads in a payload.
-const QUADS: u32 = (PAYLOAD / 16) as u32;
+use crate::fifo::{Channel, FRAMING, QUADS, SideItem};
 
 /// A virtual channel's port.
 #[derive(Default)]
 pub(crate) struct Port {
     quads: VecDeque<[u8; 16]>,
     headers: VecDeque<u32>,
-    /// Numbers of the next header and of the packet of the next quad to be popped, and which quad it is.
-    next_header: u32,
-    next_payload: u32,
-    next_quad: u32,
 }
 
 /// Halves of quads that an attachment has written or not yet read.
@@ -47,9 +40,6 @@ impl Port {
     pub(crate) fn clear(&mut self) {
         self.quads.clear();
         self.headers.clear();
-        self.next_header = 0;
-        self.next_payload = 0;
-        self.next_quad = 0;
     }
 
     /// A write of the port of channel `vc`.
@@ -151,8 +141,9 @@ impl Port {
                 let quad = self.pop_quad(vc, &mut channels[vc])?;
                 data.copy_from_slice(&quad[..8]);
                 halves.unread = quad.last_chunk::<8>().copied();
+                // As for writes: the upper half that was not read is lost.
                 if lost {
-                    channels[vc].receive_error(prx::ALIGN0);
+                    return Err(Refused::Align);
                 }
             }
             (offset, 8) if offset == port::DR + 8 => {
@@ -162,70 +153,44 @@ impl Port {
                 let header = self.pop_header(vc, &mut channels[vc])?;
                 data.copy_from_slice(&header.to_le_bytes());
             }
-            (port::SX, 4) => data.copy_from_slice(&self.status(&mut channels[vc])),
-            (port::SO, 4) => data.copy_from_slice(&channels[1 - vc].status().to_le_bytes()),
+            (port::SX, 4) => data.copy_from_slice(&Self::status(&mut channels[vc])),
+            (port::SO, 4) => data.copy_from_slice(&Self::status(&mut channels[1 - vc])),
             (port::DR..port::SIZE, _) => return Err(Refused::Align),
             _ => return Err(Refused::Address),
         }
         Ok(())
     }
 
-    /// Software may have freed slots by their read pointer: they count as read.
-    fn catch_up(&mut self, channel: &mut Channel) {
-        channel.poll_recv_head();
-        let (head, count) = (channel.recv_head(), channel.recv_count());
-        if self.next_header.wrapping_sub(head) > count {
-            self.next_header = head;
-        }
-        if self.next_payload.wrapping_sub(head) > count {
-            (self.next_payload, self.next_quad) = (head, 0);
-        }
-    }
-
     fn pop_quad(&mut self, vc: usize, channel: &mut Channel) -> Result<[u8; 16], Refused> {
-        self.catch_up(channel);
-        let Some(quad) = channel.received_quad(self.next_payload, self.next_quad) else {
+        channel.poll_recv_head();
+        let mut popped = channel.popped();
+        let Some(quad) = channel.received_quad(popped.payload, popped.quad) else {
             channel.receive_error([prx::PFU0, prx::PFU1][vc]);
             return Err(Refused::Noted);
         };
-        self.next_quad += 1;
-        if self.next_quad == QUADS {
-            self.next_quad = 0;
-            self.next_payload = self.next_payload.wrapping_add(1);
-            self.free(channel);
+        popped.quad += 1;
+        if popped.quad == QUADS {
+            popped.quad = 0;
+            popped.payload = popped.payload.wrapping_add(1);
         }
+        channel.set_popped(popped);
         Ok(quad)
     }
 
     fn pop_header(&mut self, vc: usize, channel: &mut Channel) -> Result<u32, Refused> {
-        self.catch_up(channel);
-        let Some(header) = channel.received_header(self.next_header) else {
+        channel.poll_recv_head();
+        let mut popped = channel.popped();
+        let Some(header) = channel.received_header(popped.header) else {
             channel.receive_error([prx::HFU0, prx::HFU1][vc]);
             return Err(Refused::Noted);
         };
-        self.next_header = self.next_header.wrapping_add(1);
-        self.free(channel);
+        popped.header = popped.header.wrapping_add(1);
+        channel.set_popped(popped);
         Ok(header)
     }
 
-    /// Frees the packets of which everything was read.
-    fn free(&mut self, channel: &mut Channel) {
-        let head = channel.recv_head();
-        let headers = self.next_header.wrapping_sub(head);
-        let payloads = self.next_payload.wrapping_sub(head);
-        let read = headers.min(payloads);
-        if read > 0 {
-            channel.advance_recv_head(head.wrapping_add(read));
-        }
-    }
-
-    /// The channel's status, what has been popped from its receive FIFO left out.
-    fn status(&mut self, channel: &mut Channel) -> [u8; 4] {
-        self.catch_up(channel);
-        let tail = channel.recv_tail();
-        let quads = QUADS * tail.wrapping_sub(self.next_payload) - self.next_quad;
-        let headers = tail.wrapping_sub(self.next_header);
-        let send = channel.send_count();
-        channel.status_with(send, quads, headers).to_le_bytes()
+    fn status(channel: &mut Channel) -> [u8; 4] {
+        channel.poll_recv_head();
+        channel.status().to_le_bytes()
     }
 }

@@ -225,14 +225,14 @@ fn checksum_errors_on_a_link_cost_time_and_nothing_else() {
 fn a_deep_fifo_holds_what_its_depth_says() {
     let mut rig = Rig::with(&[2], LinkSpec::default(), |config| {
         config.send_depth = 256;
-        config.recv_depth = 100;
+        config.recv_depth = 128;
     });
     let (io, compute) = (rig.core(0), rig.core(1));
     let packets: Vec<_> = (0..500).map(|number| (to(1), payload(number))).collect();
 
-    assert_eq!(rig.send_all(&io, &packets), 256 + 100 + 4);
+    assert_eq!(rig.send_all(&io, &packets), 256 + 128 + 4);
 
-    for number in 0..360 {
+    for number in 0..388 {
         assert_eq!(compute.receive().unwrap().1, payload(number));
         rig.run();
     }

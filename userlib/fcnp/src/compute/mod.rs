@@ -14,7 +14,7 @@ use std::sync::{
     atomic::{AtomicBool, AtomicU32, Ordering},
 };
 
-use nicforge_driver::{Cancel, Deadline, Device};
+use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, GoneCause};
 use nicforge_hwi::tree::{CORES, Header};
 
 use self::node::{Node, Want};
@@ -62,11 +62,24 @@ struct DirectionState {
     dirty: AtomicBool,
 }
 
-/// Who serves FCNP on the I/O node.
+/// Who serves FCNP on the I/O node, and as whom it knows this core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Link {
     core: u16,
     generation: Generation,
+    own: Generation,
+}
+
+impl Link {
+    /// Never 0, which stands for none.
+    fn to_word(self) -> u32 {
+        (u32::from(self.core) + 1) | (u32::from(self.generation.0) << 8) | (u32::from(self.own.0) << 16)
+    }
+
+    fn from_word(word: u32) -> Option<Self> {
+        let core = u16::from((word as u8).checked_sub(1)?);
+        Some(Self { core, generation: Generation((word >> 8) as u8), own: Generation((word >> 16) as u8) })
+    }
 }
 
 /// A flag that is set as long as this lives.
@@ -92,7 +105,7 @@ impl Drop for Flag<'_> {
 pub struct ComputeCore {
     node: Node,
     config: Config,
-    /// [`Link`]: core + 1 in bits 7..0, generation in bits 15..8; 0 for none.
+    /// [`Link::to_word`].
     link: AtomicU32,
     directions: [DirectionState; 2],
     /// Held during a RESET handshake; the token of the last one.
@@ -228,6 +241,9 @@ impl ComputeCore {
         match error {
             Error::PeerGone { .. } => {
                 self.link.store(0, Ordering::Release);
+                if self.own_generation() != link.own {
+                    return Err(DriverError::DeviceGone { cause: GoneCause::Reset }.into());
+                }
                 self.node.counters.peers_lost.add(1);
             }
             Error::Aborted { .. } => {}
@@ -238,16 +254,19 @@ impl ComputeCore {
     }
 
     fn link(&self) -> Option<Link> {
-        let word = self.link.load(Ordering::Acquire);
-        let core = u16::from((word as u8).checked_sub(1)?);
-        let link = Link { core, generation: Generation((word >> 8) as u8) };
-        (!self.is_gone(link)).then_some(link)
+        Link::from_word(self.link.load(Ordering::Acquire)).filter(|link| !self.is_gone(*link))
     }
 
-    /// Whether the process of `link` is gone.
+    /// Whether the process of `link` is gone, or this core is a new one to it because its device was reset.
     #[inline]
     fn is_gone(&self, link: Link) -> bool {
-        self.node.channel.presence(self.node.channel.info().io_node, link.core) != link.generation
+        let io_node = self.node.channel.info().io_node;
+        self.node.channel.presence(io_node, link.core) != link.generation || self.own_generation() != link.own
+    }
+
+    #[inline]
+    fn own_generation(&self) -> Generation {
+        self.node.generation(self.node.name.core)
     }
 
     /// A link on which `direction` may start.
@@ -320,7 +339,8 @@ impl ComputeCore {
         }
     }
 
-    /// Sends one RESET and waits for its acknowledgement, or until somebody on the I/O node comes or goes.
+    /// Sends one RESET and waits for its acknowledgement, or until somebody on the I/O node comes or goes, or this core turns
+    /// out to be a newer one than the RESET said.
     fn reset_once(
         &self,
         scope: Scope,
@@ -329,11 +349,12 @@ impl ComputeCore {
         waiter: &mut Waiter<'_>,
     ) -> Result<Link, Error> {
         let io_node = self.node.channel.info().io_node;
-        let changed = || self.node.channel.node_presence(io_node) != there;
+        let own = self.own_generation();
+        let changed = || self.node.channel.node_presence(io_node) != there || self.own_generation() != own;
         let head = ResetHead {
             token: token.into(),
             core: self.node.name.core as u8,
-            generation: self.node.generation(self.node.name.core).0,
+            generation: own.0,
             reserved: 0.into(),
         };
         let request = Control::new(Kind::Reset, self.node.name, scope as u32)
@@ -345,7 +366,7 @@ impl ComputeCore {
                 self.await_acknowledgement(want, changed, waiter, "the acknowledgement of a RESET")?;
             let head = ResetHead::of(&answer);
             if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
-                return Ok(Link { core: head.core.into(), generation: Generation(head.generation) });
+                return Ok(Link { core: head.core.into(), generation: Generation(head.generation), own });
             }
             self.node.counters.strays.add(1);
         }
@@ -362,8 +383,7 @@ impl ComputeCore {
             self.state(Direction::Write).dirty.store(false, Ordering::Release);
         }
         if scope == Scope::All {
-            self.link
-                .store((u32::from(link.core) + 1) | (u32::from(link.generation.0) << 8), Ordering::Release);
+            self.link.store(link.to_word(), Ordering::Release);
         }
         self.node.counters.resets.add(1);
     }

@@ -1,8 +1,16 @@
 //! The cores of a compute node taking turns at the receive FIFO.
 //!
 //! Of the cores that wait for an acknowledgement, one has the receive lock and polls. An acknowledgement for another core
-//! goes to that core's mailbox. After a READ acknowledgement for another core the lock is given up, because that core is to
-//! receive its data; nobody else takes it until the stream word says that the message is over.
+//! goes to that core's mailbox. With a READ acknowledgement goes the lock: it is made that core's without being free in
+//! between, and the packet stays first in the FIFO, so that neither another core nor the NIC (which discards data that a dead
+//! lock owner left) can take the data behind it for orphans. Whoever is killed on the way, the next one finds a state that
+//! some live core can go on from:
+//!
+//! | killed | what the others find |
+//! | --- | --- |
+//! | before the delivery | the acknowledgement is still first; the core it is for, whose stream it is, polls it itself |
+//! | before the lock is handed over | the NIC frees the lock; the core takes it and passes the packet it has already |
+//! | the core it is handed to | the NIC frees the lock and discards the data; or, when the NIC had seen the death before the hand-over, whoever waits next frees it |
 
 use crate::{
     Error,
@@ -32,7 +40,7 @@ pub(super) enum Polled {
     Empty,
     /// What was wanted.
     Mine(Control),
-    /// The first packet of another core's read: the right must be given up.
+    /// The beginning of another core's or thread's read: the right is that one's now.
     StreamPassed,
     /// Something else, which was dealt with.
     Other,
@@ -99,11 +107,16 @@ impl Node {
         self.mailbox(self.name.core, kind).clear();
     }
 
+    /// Whether the owner of a stream is gone.
+    fn is_stale(&self, stream: Stream) -> bool {
+        stream.generation != self.generation(stream.core)
+    }
+
     /// Whether one who wants `want` may touch the FIFO, and whether the stream word must be cleared first.
-    fn admits(&self, want: Want) -> (bool, bool) {
-        match self.stream.get() {
+    fn admits(&self, stream: Option<Stream>, want: Want) -> (bool, bool) {
+        match stream {
             None => (true, false),
-            Some(stream) if stream.generation != self.generation(stream.core) => (true, true),
+            Some(stream) if self.is_stale(stream) => (true, true),
             Some(stream) if stream.core == self.name.core && want.withdraws_read => (true, true),
             Some(stream) => (stream.core == self.name.core && want.kind == Kind::Read, false),
         }
@@ -112,22 +125,26 @@ impl Node {
     /// The right to receive, if it is free and `want` may have it.
     #[inline]
     pub(super) fn try_right(&self, want: Want) -> Option<Right<'_>> {
-        if !self.admits(want).0 {
+        let stream = self.stream.get();
+        if !self.admits(stream, want).0 {
             return None;
+        }
+        if let Some(stream) = stream.filter(|stream| self.is_stale(*stream)) {
+            self.channel.receive_lock().free_handed(stream.core);
         }
         let right = self.try_any_right()?;
         // Somebody may have received a READ acknowledgement before we had the lock.
-        let (admitted, stale) = self.admits(want);
-        if stale {
+        let (admitted, clear) = self.admits(self.stream.get(), want);
+        if clear {
             self.stream.set(None);
         }
         admitted.then_some(right)
     }
 
-    /// The right to receive for the owner of the stream, if it is free.
+    /// The right to receive for the owner of the stream, if it is free or was handed to this core.
     #[inline]
     pub(super) fn try_any_right(&self) -> Option<Right<'_>> {
-        let held = self.channel.receive_lock().try_lock(self.channel.owner())?;
+        let held = self.channel.receive_lock().try_adopt(self.channel.owner())?;
         Some(self.channel.receiver(held))
     }
 
@@ -158,15 +175,21 @@ impl Node {
             self.counters.strays.add(1);
             return Ok(Polled::Other);
         }
+        let core = control.core.core;
         if streams {
-            self.stream.set(Some(Stream { core: control.core.core, generation }));
+            self.stream.set(Some(Stream { core, generation }));
         }
         if mine {
             right.advance();
             return Ok(Polled::Mine(control));
         }
-        self.mailbox(control.core.core, control.kind).deliver(number, &payload)?;
+        self.mailbox(core, control.kind).deliver(number, &payload)?;
         self.counters.hand_overs.add(1);
+        if streams && core != self.name.core {
+            right.publish();
+            right.held().hand_over(core);
+            return Ok(Polled::StreamPassed);
+        }
         right.advance();
         right.publish();
         Ok(if streams { Polled::StreamPassed } else { Polled::Other })
@@ -212,3 +235,6 @@ impl Node {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

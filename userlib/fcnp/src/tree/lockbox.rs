@@ -62,7 +62,8 @@ impl LockBox {
     /// Takes the box if it is free, or was handed to the core of `owner`.
     pub fn try_adopt(&self, owner: u32) -> Option<Held<&Self>> {
         let handed = (owner & 0xffff) | (u32::from(NO_THREAD) << 16);
-        let adopted = || self.word.compare_exchange(handed, owner, Ordering::Acquire, Ordering::Relaxed).is_ok();
+        let adopted =
+            || self.word.compare_exchange(handed, owner, Ordering::Acquire, Ordering::Relaxed).is_ok();
         if adopted() { Some(Held { lock: self, owner }) } else { self.try_lock(owner) }
     }
 
@@ -122,8 +123,8 @@ pub struct Held<L: AsRef<LockBox>> {
 
 impl<L: AsRef<LockBox>> Held<L> {
     /// Makes the box core `core`'s, which takes it with [`LockBox::try_adopt`]. It is never free in between, so that
-    /// nobody else gets it.
-    pub fn hand_over(self, core: u16) {
+    /// nobody else gets it. Nothing may be done under this lock afterwards.
+    pub fn hand_over(&mut self, core: u16) {
         let word = &self.lock.as_ref().word;
         let handed = owner(core, NO_THREAD);
         let _ = word.compare_exchange(self.owner, handed, Ordering::AcqRel, Ordering::Relaxed);

@@ -54,9 +54,9 @@ pub struct NodeInfo {
     pub pset_rank: Option<u32>,
     /// Compute nodes of the pset.
     pub pset_size: u32,
-    /// Packets the send FIFO holds.
+    /// Packets the send FIFO holds: a power of two.
     pub send_depth: u32,
-    /// Packets the receive FIFO holds.
+    /// Packets the receive FIFO holds: a power of two.
     pub recv_depth: u32,
 }
 
@@ -79,8 +79,8 @@ impl TreeChannel {
     /// Maps the windows of `device`, which becomes the channel's own.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`] when it is not a core of a tree NIC, [`Error::BadDevice`] when its mirror makes no sense,
-    /// [`Error::Device`].
+    /// [`Error::WrongDevice`] when it is not a core of a tree NIC, [`Error::BadDevice`] when its mirror makes no sense or the
+    /// depth of a FIFO is no power of two, [`Error::Device`].
     pub fn open(device: Device) -> Result<Self, Error> {
         let windows = device.bar(BAR_WINDOW)?.window(0, window::SIZE)?;
         let mirrors = device.bar(BAR_MIRROR)?.window(0, mirror::SIZE)?;
@@ -211,6 +211,12 @@ fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
             Err(Error::BadDevice { what, value: value.into() })
         }
     };
+    // Packets are numbered modulo 2^32 and lie in slot (number modulo depth): from the number alone the slot is known only
+    // if the depth divides 2^32.
+    let depth = |what, offset| {
+        let value = checked(what, offset, 1, MAX_FIFO_DEPTH)?;
+        if value.is_power_of_two() { Ok(value) } else { Err(Error::BadDevice { what, value: value.into() }) }
+    };
     let attachment = device.attachment();
     let channel = load(mirror::CHANNEL)?;
     if attachment >= u32::from(CORES) || channel != VC_USER as u32 {
@@ -233,7 +239,10 @@ fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
         io_node: checked("an I/O node address of", mirror::IO_NODE, 0, nodes - 1)?,
         pset_rank,
         pset_size,
-        send_depth: checked("a send FIFO depth of", mirror::SEND_DEPTH, 1, MAX_FIFO_DEPTH)?,
-        recv_depth: checked("a receive FIFO depth of", mirror::RECV_DEPTH, 1, MAX_FIFO_DEPTH)?,
+        send_depth: depth("a send FIFO depth of", mirror::SEND_DEPTH)?,
+        recv_depth: depth("a receive FIFO depth of", mirror::RECV_DEPTH)?,
     })
 }
+
+#[cfg(test)]
+mod tests;

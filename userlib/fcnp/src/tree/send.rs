@@ -123,13 +123,23 @@ impl<'a, G> SendBatch<'a, G> {
     /// [`Error::Memory`].
     #[inline]
     pub fn send_data(&mut self, header: Header, data: &[u8], most: usize) -> Result<usize, Error> {
-        let mut sent = 0;
         let (packets, tail) = data.as_chunks::<PAYLOAD>();
-        for packet in packets.iter().take(most) {
-            if !self.try_send(header, packet)? {
+        let full = packets.len().min(most);
+        let mut sent = 0;
+        while sent < full {
+            if !self.has_room() {
                 return Ok(sent);
             }
-            sent += 1;
+            // As far as slots and packet numbers run on without a break.
+            let run = self.free.min(self.port.depth - self.index).min(u32::MAX - self.tail) as usize;
+            let run = run.min(full - sent);
+            if run == 0 {
+                // The number of the next packet is 2^32.
+                sent += usize::from(self.try_send(header, &packets[sent])?);
+                continue;
+            }
+            self.send_run(header, &packets[sent..sent + run])?;
+            sent += run;
         }
         if sent < most && !tail.is_empty() {
             let mut padded = [0; PAYLOAD];
@@ -137,6 +147,23 @@ impl<'a, G> SendBatch<'a, G> {
             sent += usize::from(self.try_send(header, &padded)?);
         }
         Ok(sent)
+    }
+
+    /// Fills slots that lie one after the other and are free. The loop is what a data packet costs.
+    #[inline]
+    fn send_run(&mut self, header: Header, packets: &[[u8; PAYLOAD]]) -> Result<(), Error> {
+        let slots = &self.port.slots;
+        let mut slot = u64::from(self.index) * SLOT;
+        let mut control = (u64::from(header.0) << 32) | u64::from(self.tail);
+        for packet in packets {
+            control += 1;
+            slots.write_array(slot + SLOT_PAYLOAD, packet)?;
+            slots.store_u64_release(slot + SLOT_CONTROL, control)?;
+            slot += SLOT;
+        }
+        self.free -= packets.len() as u32;
+        self.move_to(self.tail.wrapping_add(packets.len() as u32));
+        Ok(())
     }
 }
 

@@ -13,11 +13,13 @@ mod state;
 use std::collections::VecDeque;
 
 use nicforge_core::fabric::{Packet, Ports};
-use nicforge_hwi::tree::{Header, mirror, vector, window};
+use nicforge_hwi::tree::{Header, PAYLOAD, mirror, vector, window};
 use nicforge_shm::{MemoryError, SharedMemory, SharedU32, Window};
 
 use crate::{config::TreeConfig, presence::Presence};
 
+/// Quads in a payload.
+pub(crate) const QUADS: u32 = (PAYLOAD / 16) as u32;
 /// Bytes of a packet on the wire beside the payload.
 pub(crate) const FRAMING: u32 = 4;
 
@@ -75,6 +77,16 @@ impl Windows {
     }
 }
 
+/// How far the port has popped the receive FIFO.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Popped {
+    /// Number of the packet whose header is next.
+    pub(crate) header: u32,
+    /// Number of the packet whose payload is next, and which quad of it.
+    pub(crate) payload: u32,
+    pub(crate) quad: u32,
+}
+
 /// What the mirror shows.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Shown {
@@ -126,6 +138,7 @@ pub(crate) struct Channel {
     pub(crate) discarded: u64,
     /// Quads and headers that the port has pushed and that make no packet yet.
     pub(crate) staged: (u32, u32),
+    popped: Popped,
 }
 
 impl Channel {
@@ -160,6 +173,7 @@ impl Channel {
             events: 0,
             discarded: 0,
             staged: (0, 0),
+            popped: Popped::default(),
         }
     }
 
@@ -218,6 +232,7 @@ impl Channel {
         self.prx = 0;
         self.pix = 0;
         self.staged = (0, 0);
+        self.popped = Popped::default();
     }
 
     /// The last tenant goes. What it had sent waits beside the slots from now on; what it had received is gone.

@@ -7,7 +7,7 @@ use nicforge_hwi::{
     tree_dcr::{LOCK_OWNER_NIC, prx},
 };
 
-use super::{Channel, Room};
+use super::{Channel, Popped, Room};
 
 impl Channel {
     /// Packets in the receive FIFO.
@@ -20,17 +20,14 @@ impl Channel {
         self.recv_head
     }
 
-    pub(crate) fn recv_tail(&self) -> u32 {
-        self.recv_tail
-    }
-
     /// Whether a packet can be delivered here.
     #[inline]
     pub(crate) fn room(&mut self, header: Header) -> Room {
         let Some(windows) = &self.windows else {
             return if self.was_up { Room::Sink } else { Room::No };
         };
-        if self.guard && !header.irq() {
+        // Behind an irq-marked packet the data may be a live core's: that packet can be the acknowledgement of its read.
+        if self.guard && !header.irq() && self.irq_count == 0 {
             if windows.lock_recv.load(Ordering::Acquire) == 0 {
                 return Room::Sink;
             }
@@ -115,6 +112,29 @@ impl Channel {
         self.free_until(head);
         if let Some(windows) = &self.windows {
             windows.recv_head.store(self.recv_head, Ordering::Release);
+        }
+    }
+
+    /// How far the port has popped. What software freed by its read pointer counts as popped.
+    pub(crate) fn popped(&self) -> Popped {
+        let mut popped = self.popped;
+        let count = self.recv_count();
+        if popped.header.wrapping_sub(self.recv_head) > count {
+            popped.header = self.recv_head;
+        }
+        if popped.payload.wrapping_sub(self.recv_head) > count {
+            (popped.payload, popped.quad) = (self.recv_head, 0);
+        }
+        popped
+    }
+
+    /// The port has popped something: frees the packets of which everything was popped.
+    pub(crate) fn set_popped(&mut self, popped: Popped) {
+        self.popped = popped;
+        let headers = popped.header.wrapping_sub(self.recv_head);
+        let read = headers.min(popped.payload.wrapping_sub(self.recv_head));
+        if read > 0 {
+            self.advance_recv_head(self.recv_head.wrapping_add(read));
         }
     }
 

@@ -5,7 +5,7 @@ use nicforge_hwi::{
     tree_dcr::{error_word, pix, prx, status, vcfg},
 };
 
-use super::{Channel, Shown};
+use super::{Channel, QUADS, Shown};
 
 impl Channel {
     /// Sets receive exceptions.
@@ -38,10 +38,10 @@ impl Channel {
         (self.prx | if above { above_bit } else { 0 }, self.pix | if below { below_bit } else { 0 })
     }
 
-    /// The port's status word.
+    /// The port's status word: what the port has popped is left out.
     pub(crate) fn status(&mut self) -> u32 {
-        let (send, recv) = (self.send_count(), self.recv_count());
-        self.status_with(send, 16 * recv, recv)
+        let send = self.send_count();
+        self.status_with(send)
     }
 
     /// Packets in the send and in the receive FIFO, as they were last looked at.
@@ -49,10 +49,13 @@ impl Channel {
         (self.send_seen + self.side_packets, self.recv_count())
     }
 
-    /// The status word with `send` packets in the send FIFO, these quads and headers in the receive FIFO.
-    pub(crate) fn status_with(&self, send: u32, quads: u32, headers: u32) -> u32 {
+    /// The status word with `send` packets in the send FIFO.
+    fn status_with(&self, send: u32) -> u32 {
         let (staged_quads, staged_headers) = self.staged;
-        status::word(16 * send + staged_quads, send + staged_headers, quads, self.irq_count > 0, headers)
+        let popped = self.popped();
+        let quads = QUADS * self.recv_tail.wrapping_sub(popped.payload) - popped.quad;
+        let headers = self.recv_tail.wrapping_sub(popped.header);
+        status::word(QUADS * send + staged_quads, send + staged_headers, quads, self.irq_count > 0, headers)
     }
 
     /// Brings the mirror up to date. `enabled` are the watermark exceptions that count.
@@ -60,8 +63,8 @@ impl Channel {
         if self.windows.is_none() {
             return;
         }
-        let (send, recv) = (self.send_count(), self.recv_count());
-        let status = self.status_with(send, 16 * recv, recv);
+        let send = self.send_count();
+        let status = self.status_with(send);
         let (prx_bits, pix_bits) = self.exceptions_with(send);
         let now = Shown {
             send_head: self.send_head,
