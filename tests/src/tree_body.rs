@@ -37,6 +37,9 @@ pub const CREDITS: u32 = 4;
 /// Steps after which a machine that is still busy is taken for one that never rests.
 const MANY_STEPS: usize = 1_000_000;
 
+/// More packets than all FIFOs and links between two nodes hold.
+const ENOUGH: u32 = 4096;
+
 /// What a packet carries.
 pub type Payload = [u8; PAYLOAD];
 /// A packet.
@@ -222,6 +225,7 @@ impl Core {
             while self.try_send(header, &payload(first + sent)) {
                 sent += 1;
             }
+            assert!(sent < ENOUGH, "somebody takes these packets");
             settle(rig);
         }
         sent

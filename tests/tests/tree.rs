@@ -64,9 +64,10 @@ through_every_door! {
         a_sleeping_reader_is_woken
         an_error_interrupts_once_until_it_was_read
         a_disabled_exception_raises_nothing
+        a_disabled_watermark_raises_nothing
         the_receive_watermark_interrupts_when_it_is_passed
         the_send_watermark_interrupts_when_the_fifo_has_drained
-        the_system_channel_interrupts_the_admin_only
+        a_channel_interrupts_its_own_clients_only
         a_presence_change_interrupts
         a_global_interrupt_interrupts;
     lifecycle(crate::machine(4, 8)):
@@ -74,6 +75,7 @@ through_every_door! {
         presence_changes_are_counted
         a_node_that_comes_late_knows_who_is_up
         the_news_of_a_death_comes_behind_what_was_sent
+        the_next_tenants_packets_come_behind_its_news
         a_node_without_cores_takes_packets_and_drops_them
         packets_wait_for_the_first_core_of_a_node
         the_next_tenant_has_fresh_windows
@@ -95,6 +97,7 @@ through_every_door! {
         an_unfinished_reduction_leaves_the_other_channel_alone
         the_irq_bit_of_one_contribution_is_in_the_result
         contributions_that_do_not_match_hold_nobody_up
+        contributions_of_different_classes_wait_for_their_own
         a_two_phase_floating_point_sum_is_exact;
     barrier(crate::machine(4, 8)):
         a_barrier_completes_with_the_last_node

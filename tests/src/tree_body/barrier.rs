@@ -50,9 +50,11 @@ pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
             settle(rig);
             assert!(!nodes.iter().any(|node| done(node, 0)), "round {round}: open after {entered} nodes");
             fire(node, 0);
+            assert!(entered == nodes.len() - 1 || shows(node, gi::STICKY_ACTIVE, 0));
         }
         for node in nodes {
             node.until(|| done(node, 0));
+            assert!(!shows(node, gi::STICKY_ACTIVE, 0));
             assert_eq!(node.read(gi::BASE), node.word(mirror::GLOBAL_INT));
         }
         nodes.iter().for_each(|node| disarm(node, 0));

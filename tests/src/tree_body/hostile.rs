@@ -73,6 +73,12 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// The cases share a machine, so that a failed one cannot be tried again in parts.
+fn runner() -> TestRunner {
+    let config = ProptestConfig::with_cases(64);
+    TestRunner::new(ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..config })
+}
+
 fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
     let (window, backing) = (&core.window, core.device.backing());
     match action {
@@ -100,9 +106,8 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
     let admins: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "admin")).into();
     let users: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "core0")).into();
     let actions = prop::collection::vec((any::<bool>(), action()), 1..80);
-    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) };
 
-    let outcome = TestRunner::new(config).run(&actions, |actions| {
+    let outcome = runner().run(&actions, |actions| {
         let hostile = [Core::open(rig, "cn0", "core0"), Core::open(rig, "cn0", "core1")];
         let rings = [0, 1].map(|core: usize| {
             let bar = hostile[core].device.bar(BAR_RING).unwrap();
@@ -150,9 +155,8 @@ pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
         (0..REGISTERS, 1_usize..64).prop_map(|(offset, width)| Action::Read { offset, width }),
         Just(Action::Settle),
     ];
-    let config = ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) };
 
-    let outcome = TestRunner::new(config).run(&prop::collection::vec(harmless, 1..60), |actions| {
+    let outcome = runner().run(&prop::collection::vec(harmless, 1..60), |actions| {
         for (number, action) in (0..).zip(actions) {
             perform(rig, &hostile, &ring, action);
             transfer(&cn2, &io, &numbered(0, number, 2));

@@ -6,8 +6,8 @@ use nicforge_driver::{Deadline, Error};
 use nicforge_hwi::{
     tree::{mirror, vector, window},
     tree_dcr::{
-        GLOB_VCFG0, GLOB_VCFG1, INJ_PIXEN, REC_PRXEN, REG_INT_ENABLE, REG_INT_STATUS, dcr, gi, pix, port,
-        prx, vcfg,
+        GLOB_VCFG0, GLOB_VCFG1, INJ_PIXEN, REC_PRXEN, REC_PRXF, REG_INT_ENABLE, REG_INT_STATUS, dcr, gi, pix,
+        port, prx, vcfg,
     },
 };
 
@@ -206,6 +206,21 @@ pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
+/// A watermark that the admin has disabled raises nothing, though it shows.
+pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
+    let [io, node] = Core::of(rig, ["io0", "cn2"]);
+    let admin = Core::open(rig, "cn2", "admin");
+    let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
+    admin.write(dcr(REC_PRXEN), prx::ALL & !prx::WM1);
+    node.enable(&[vector::WATERMARK]);
+
+    io.send(to(3), &payload(0));
+    node.until(|| node.read(dcr(REC_PRXF)) & prx::WM1 != 0);
+    settle(rig);
+
+    assert_eq!((interrupt.take(), node.read(REG_INT_STATUS) & 1 << vector::WATERMARK), (0, 0));
+}
+
 /// The receive watermark interrupts when it is passed, once, and again when it is passed again.
 pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
@@ -261,8 +276,8 @@ pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
 }
 
 /// The channels' watermarks and errors interrupt the clients of their own channel only.
-pub fn the_system_channel_interrupts_the_admin_only(rig: &dyn Rig) {
-    let [core] = Core::of(rig, ["cn2"]);
+pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
+    let [core, io] = Core::of(rig, ["cn2", "io0"]);
     let (admin, io_admin) = (Core::open(rig, "cn2", "admin"), Core::open(rig, "io0", "admin"));
     let all = [vector::RECV_IRQ, vector::WATERMARK, vector::ERROR];
     let of_core = all.map(|number| core.device.interrupt(number.into()).unwrap());
@@ -279,6 +294,14 @@ pub fn the_system_channel_interrupts_the_admin_only(rig: &dyn Rig) {
     }
     settle(rig);
     assert!(of_core.iter().all(|interrupt| interrupt.take() == 0));
+    io.send(irq_to(3), &payload(1));
+    core.read(port::HI);
+
+    for interrupt in &of_core {
+        assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    }
+    settle(rig);
+    assert!(of_admin.iter().all(|interrupt| interrupt.take() == 0));
 }
 
 /// A change of the presence table interrupts who enabled it, and one before it was enabled does when it is, once.

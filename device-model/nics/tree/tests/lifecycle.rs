@@ -201,14 +201,15 @@ fn what_a_dead_reader_was_about_to_read_is_discarded_until_the_next_reader_comes
     rig.kill(&reader);
     rig.run();
 
-    // The stream drains, more of it too; what has the irq bit stays.
+    // The stream drains, more of it too; what has the irq bit stays, and so does what is behind it.
     rig.send_all(&io, &packets);
     rig.send_all(&io, &[(irq_to(4), payload(99)), (to(4), payload(100))]);
 
-    assert_eq!(rig.counter(4, "vc1_discarded"), 49);
-    assert_eq!(other.waiting(), 1);
+    assert_eq!(rig.counter(4, "vc1_discarded"), 48);
+    assert_eq!(other.waiting(), 2);
     other.set_window(LOCK_RECV, 2);
     assert_eq!(other.receive().unwrap(), (irq_to(4), payload(99)));
+    assert_eq!(other.receive().unwrap().1, payload(100));
     rig.send_all(&io, &[(to(4), payload(101))]);
     assert_eq!(other.receive().unwrap().1, payload(101));
 }
