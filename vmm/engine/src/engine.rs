@@ -30,8 +30,11 @@ use crate::{
     wait::{self, Event, EventLoop, Interest},
 };
 
-/// Turns with work between two looks at the sockets.
+/// Turns with work between two looks at the sockets, where a look is a system call.
 const BUSY_TURNS: u32 = 16;
+/// Turns without work between two such looks. A system call each would make the engine spin many times longer before it gives
+/// its processor to the application that it waits for.
+const IDLE_TURNS: u32 = 8;
 
 /// Steps a machine and serves its attachments. See the crate.
 pub struct Engine {
@@ -220,7 +223,11 @@ impl Engine {
                     unlooked += 1;
                     look = self.events.poll_is_cheap() || unlooked >= BUSY_TURNS;
                 }
-                Next::Poll => empty = self.rest(empty),
+                Next::Poll => {
+                    empty = self.rest(empty);
+                    unlooked += 1;
+                    look = self.events.poll_is_cheap() || unlooked >= IDLE_TURNS;
+                }
                 Next::At(_) if !self.stalled.is_empty() => empty = self.rest(empty),
                 Next::At(time) => match self.sleep_time(time, now) {
                     Some(time) if time < self.events.shortest_sleep() => empty = self.rest(empty),
