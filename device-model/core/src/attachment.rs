@@ -239,6 +239,9 @@ impl Attachment {
     pub(crate) fn note(&mut self, error: &DmaError) {
         self.counters.dma_errors += 1;
         self.faulted |= matches!(error, DmaError::Faulted { .. });
+        if matches!(error, DmaError::Unmapped { .. }) {
+            self.config.set_master_abort();
+        }
     }
 
     fn memory(&self, bar: u8) -> Option<&SharedMemory> {

@@ -168,6 +168,17 @@ fn eviction_shows_in_the_mirror_that_the_client_keeps() {
 }
 
 #[test]
+fn eviction_raises_vfios_error_and_request_interrupts() {
+    let (mut machine, _) = attached();
+    let error = bind(&mut machine, A, nicforge_core::interrupt::ERROR, 0);
+    let request = bind(&mut machine, A, nicforge_core::interrupt::REQUEST, 0);
+
+    machine.detach(F, A, Ended::Evicted).unwrap();
+
+    assert_eq!((error.get(), request.get()), (1, 1));
+}
+
+#[test]
 fn generation_counts_tenants_and_resets_in_the_mirror_too() {
     let (mut machine, _) = attached();
     let first = read_control(&mut machine, A, GENERATION);

@@ -131,6 +131,17 @@ fn dma_fails_after_unmap() {
 }
 
 #[test]
+fn dma_to_nowhere_shows_as_a_received_master_abort() {
+    let (mut machine, probe) = attached();
+    let status = |machine: &mut Machine| u16::from_le_bytes(read(machine, A, region::CONFIG, 0x06));
+    let before = status(&mut machine);
+
+    assert!(write_dma(&mut machine, &probe, 0xdead_0000, b"lost").is_err());
+
+    assert_eq!((before & 0x2000, status(&mut machine) & 0x2000), (0, 0x2000));
+}
+
+#[test]
 fn no_dma_without_bus_master_or_client() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);

@@ -282,6 +282,10 @@ impl Machine {
         if let Some(words) = &self.tenant(function, who)?.mirror {
             words.flags.store(mirror::FLAG_DEAD, Ordering::Release);
         }
+        // A client without the mirror, as a guest's VFIO driver, learns it by VFIO's own two interrupts.
+        let interrupts = &mut self.attachment_mut(function, who)?.interrupts;
+        interrupts.raise_error();
+        interrupts.raise_request();
         Ok(())
     }
 
