@@ -4,7 +4,7 @@ use std::{
     fmt,
     os::fd::{AsFd, BorrowedFd},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -147,19 +147,30 @@ pub struct Patience {
 }
 
 impl Patience {
-    /// About a microsecond of spinning, then yielding for a hundred microseconds or more, then sleeps of 20 us to 1 ms. Who waits
-    /// for longer than that is in the way of whom it waits for, where processors are few.
-    pub const DEFAULT: Self = Self {
-        spins: 32,
+    /// Where processors are scarce: hardly any spinning, then yielding for a hundred microseconds or more, then sleeps of 20 us to
+    /// 1 ms. Who waits for longer than that is in the way of whom it waits for.
+    pub const SHARED: Self = Self {
+        spins: 4,
         yields: 100,
         first_sleep: Duration::from_micros(20),
         longest_sleep: Duration::from_millis(1),
     };
+
+    /// Where the engine and two applications have a processor each: as [`Patience::SHARED`], after about a microsecond of
+    /// spinning, in which a cache line comes over.
+    pub const DEDICATED: Self = Self { spins: 32, ..Self::SHARED };
 }
 
+/// Processors from which on nobody needs to get out of the way: an engine, two applications, and one for the rest.
+const PLENTY: usize = 4;
+
 impl Default for Patience {
+    /// What suits the number of processors that this process may use.
     fn default() -> Self {
-        Self::DEFAULT
+        static PROCESSORS: OnceLock<usize> = OnceLock::new();
+        let processors =
+            PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
+        if *processors >= PLENTY { Self::DEDICATED } else { Self::SHARED }
     }
 }
 
@@ -189,17 +200,23 @@ impl Turn {
 /// The state of one waiting loop, advanced by [`crate::Backing::relax`].
 ///
 /// A loop that saw something happen calls [`Relax::reset`], so that the next wait starts with spinning again.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Relax {
     count: u32,
     turns: u32,
     patience: Patience,
 }
 
+impl Default for Relax {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Relax {
-    /// A loop with [`Patience::DEFAULT`].
-    pub const fn new() -> Self {
-        Self { count: 0, turns: 0, patience: Patience::DEFAULT }
+    /// A loop with [`Patience::default`].
+    pub fn new() -> Self {
+        Self::with_patience(Patience::default())
     }
 
     /// A loop with a patience of its own.

@@ -218,7 +218,7 @@ fn private_buffer_is_served_while_the_client_blocks_for_an_interrupt() {
 fn many_dma_messages_at_once_are_all_served_by_a_waiter_that_only_sleeps() {
     const MESSAGES: u64 = 50;
     let server = Server::start(Fake::new());
-    let patience = Patience { spins: 0, yields: 0, ..Patience::DEFAULT };
+    let patience = Patience { spins: 0, yields: 0, ..Patience::SHARED };
     let device = Device::open_vfio_user(&server.path, OpenOptions { patience, ..options() }).unwrap();
     let buffer = device.private_dma_buffer(4096).unwrap();
     {

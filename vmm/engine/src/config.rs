@@ -60,11 +60,15 @@ pub struct EngineConfig {
     pub refusals: usize,
 }
 
+/// Processors from which on an engine that spins is in nobody's way: one for it, two applications, and one for the rest.
+const PLENTY: usize = 4;
+
 impl Default for EngineConfig {
     fn default() -> Self {
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
             event_loop: EventLoopKind::Auto,
-            spin: 32,
+            spin: if processors >= PLENTY { 32 } else { 1 },
             cool_after: Duration::from_micros(50),
             budget: 64,
             messages: 16,

@@ -43,7 +43,7 @@ impl Default for OpenOptions {
             timeout: Duration::from_secs(5),
             spin: Duration::from_micros(50),
             socket_spin: Duration::from_micros(20),
-            patience: Patience::DEFAULT,
+            patience: Patience::default(),
             heartbeat: Some(Duration::from_secs(10)),
         }
     }
