@@ -41,7 +41,7 @@ pub struct ServeOptions {
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// How the engine waits for sockets.
-    #[arg(long, value_enum, default_value_t = EventLoop::Auto)]
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
     pub event_loop: EventLoop,
 }
 
@@ -84,7 +84,7 @@ struct RunArguments {
     /// Start a program for each core instead of one for each node.
     #[arg(long)]
     per_core: bool,
-    /// The programs; see below.
+    /// The programs and their arguments; see below.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAMS")]
     programs: Vec<String>,
 }
@@ -101,10 +101,10 @@ struct Served {
 struct StatArguments {
     #[command(flatten)]
     served: Served,
-    /// Again every so many seconds, with rates, until Ctrl-C.
+    /// Again every so many seconds (0.05 to 86400), with rates, until Ctrl-C.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     every: Option<Duration>,
-    /// One JSON object a line.
+    /// One JSON object a line, with all counters of the devices.
     #[arg(long)]
     json: bool,
     /// Show each attachment, not just the nodes.
@@ -122,18 +122,18 @@ struct ResetArguments {
 
 #[derive(Debug, Args)]
 struct DemoArguments {
-    /// The file to stream [default: 256 MB of the toolchain's or the system's libraries].
+    /// The file to stream [default: 256 MB or more of the toolchain's or the system's libraries].
     file: Option<PathBuf>,
-    /// Bytes in a message.
-    #[arg(long, default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=64 << 20))]
+    /// Bytes in a message, at most 64 MB.
+    #[arg(long, value_name = "BYTES", default_value_t = 1 << 20, value_parser = clap::value_parser!(u32).range(1..=64 << 20))]
     message: u32,
     /// Use FCNP's interrupt mode instead of polling on the I/O node.
     #[arg(long)]
     interrupts: bool,
     /// Packets in each FIFO of the machine: a power of two, at most 256.
-    #[arg(long, default_value_t = 8, value_parser = depth)]
+    #[arg(long, value_name = "PACKETS", default_value_t = 8, value_parser = depth)]
     fifo_depth: u32,
-    /// Print the result as JSON.
+    /// Print the result as JSON, and no progress.
     #[arg(long)]
     json: bool,
     /// Which part of the demonstration this process is; used by the demonstration itself.

@@ -63,7 +63,12 @@ pub enum Response {
 /// Ask the machine that is served in `directory`.
 pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure> {
     let path = directory.control();
-    let what = || format!("no machine answers in {}", directory.path().display());
+    let what = || {
+        format!(
+            "no machine answers in {}; is its `nicforge serve` still running?",
+            directory.path().display()
+        )
+    };
     let mut stream = UnixStream::connect(&path).doing(what)?;
     stream.set_read_timeout(Some(TIMEOUT)).doing(what)?;
     stream.set_write_timeout(Some(TIMEOUT)).doing(what)?;

@@ -51,10 +51,14 @@ impl Directory {
     /// A directory that is there already.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let path = std::path::absolute(path).doing(|| path.display().to_string())?;
-        let metadata =
-            std::fs::metadata(&path).doing(|| format!("no machine is served in {}", path.display()))?;
+        let metadata = std::fs::metadata(&path).doing(|| {
+            format!("no machine is served in {}; start one with `nicforge serve`", path.display())
+        })?;
         if metadata.uid() != geteuid().as_raw() && !geteuid().is_root() {
-            return Err(Failure::environment(format!("{} belongs to another user", path.display())));
+            return Err(Failure::environment(format!(
+                "{} belongs to another user; choose another directory, or be that user",
+                path.display()
+            )));
         }
         Ok(Self { path })
     }

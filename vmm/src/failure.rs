@@ -1,6 +1,6 @@
 //! How a command fails: a message for a person and an exit code for a script.
 
-use std::process::ExitCode;
+use std::{io::Write, process::ExitCode};
 
 use thiserror::Error;
 
@@ -12,6 +12,9 @@ pub const EXIT_USAGE: u8 = 2;
 pub const EXIT_ENVIRONMENT: u8 = 3;
 /// Ended by Ctrl-C or SIGTERM, as shells count it (128 + SIGINT).
 pub const EXIT_INTERRUPTED: u8 = 130;
+
+/// Nobody reads standard output any more; as shells count it (128 + SIGPIPE).
+pub const EXIT_UNREAD: u8 = 141;
 
 /// Why a command ended early.
 #[derive(Debug, Error)]
@@ -50,10 +53,24 @@ pub fn report(result: Result<u8, Failure>) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
-            eprintln!("nicforge: {failure}");
+            if failure.code != EXIT_UNREAD {
+                // Somebody may have closed standard error too.
+                let _ = writeln!(std::io::stderr(), "nicforge: {failure}");
+            }
             ExitCode::from(failure.code)
         }
     }
+}
+
+/// Write a line to standard output. A reader that is gone, as in `nicforge stat ... | head`, ends the command without a word.
+pub fn say(line: impl std::fmt::Display) -> Result<(), Failure> {
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
+        std::io::ErrorKind::BrokenPipe => {
+            Failure { message: "nobody reads the output".into(), code: EXIT_UNREAD }
+        }
+        _ => Failure::environment(format!("standard output: {error}")),
+    })
 }
 
 /// Attach what was being done to an error.

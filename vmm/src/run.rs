@@ -17,20 +17,26 @@ use crate::{
 
 /// Shown below the options.
 pub const HELP: &str = "\
-PROGRAMS
-  PROGRAM [ARGS...]                                   the same on every node
-  --io PROGRAM [ARGS...] : --compute PROGRAM [ARGS...]   by role
-  --cn0 PROGRAM [ARGS...] : PROGRAM [ARGS...]         one node by its name, another program on the rest
+Programs:
+  ./a 1 2                     the same on every node
+  --io ./a : --compute ./b 2  by role: io, compute or device
+  --cn0 ./a : ./b             one node by its name, another program on the rest
 
 Each program finds in its environment:
-  NICFORGE_SOCKET    the sockets of its node's user attachments, separated by ':' (with --per-core: its core's alone)
-  NICFORGE_NODE      its node's name          NICFORGE_ROLE   the node's role: io, compute or device
-  NICFORGE_RANK      its number in that role  NICFORGE_SIZE   how many nodes have the role
-  NICFORGE_CORE      with --per-core, its core
-  NICFORGE_MACHINE   the machine's name       NICFORGE_DIR    the directory of the sockets
+  NICFORGE_SOCKET   the sockets of its node's user attachments, with ':' between;
+                    with --per-core its core's alone
+  NICFORGE_NODE     its node's name
+  NICFORGE_ROLE     the node's role: io, compute or device
+  NICFORGE_RANK     the node's number in that role
+  NICFORGE_SIZE     how many nodes have the role
+  NICFORGE_CORE     with --per-core, its core
+  NICFORGE_MACHINE  the machine's name
+  NICFORGE_DIR      the directory of the sockets
 
-A machine's own options come before the programs. The exit code is that of the first program that failed; the others are
-ended then.";
+Options of `nicforge run` come before the programs. The exit code is that of
+the first program that failed, and the others are ended then.
+
+Example: nicforge run machines/pset.toml -- --io ./reader : --compute ./writer";
 
 /// One section of the programs.
 #[derive(Clone, Debug, PartialEq, Eq)]

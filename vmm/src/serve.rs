@@ -18,7 +18,7 @@ use crate::{
     cli::ServeOptions,
     control::{ControlServer, Request, Response},
     directory::Directory,
-    failure::{Doing, Failure},
+    failure::{Doing, Failure, say},
     signals::Signals,
     stat::{AttachmentSnapshot, NodeSnapshot, Snapshot},
 };
@@ -136,7 +136,7 @@ impl Drop for Served {
 pub fn main(machine: &Path, options: &ServeOptions) -> Result<u8, Failure> {
     let signals = Signals::block().doing(|| "signals".into())?;
     let served = Served::start(machine, options)?;
-    println!("{}", welcome(&served));
+    say(welcome(&served))?;
     loop {
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
         let ready = poll(&mut fds, PollTimeout::from(500u16));

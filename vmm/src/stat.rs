@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     control::{Request, Response, ask},
     directory::Directory,
-    failure::{Doing, Failure},
+    failure::{Doing, Failure, say},
     signals::Signals,
 };
 
@@ -89,13 +89,11 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
         };
         let now = Instant::now();
         if json {
-            println!("{}", serde_json::to_string(&snapshot).doing(|| "the answer".into())?);
+            say(serde_json::to_string(&snapshot).doing(|| "the answer".into())?)?;
         } else {
-            if every.is_some() && std::io::stdout().is_terminal() {
-                print!("\x1b[2J\x1b[H");
-            }
+            let clear = if every.is_some() && std::io::stdout().is_terminal() { "\x1b[2J\x1b[H" } else { "" };
             let since = last.as_ref().map(|(time, old)| (now.duration_since(*time), old));
-            println!("{}", render(&snapshot, since, attachments));
+            say(format_args!("{clear}{}", render(&snapshot, since, attachments)))?;
         }
         let Some(every) = every else { return Ok(0) };
         last = Some((now, snapshot));

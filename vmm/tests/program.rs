@@ -164,6 +164,22 @@ fn stat_shows_all_nodes_as_a_table_and_as_json() {
 }
 
 #[test]
+fn stat_whose_reader_is_gone_ends_without_a_word() {
+    let server = Server::start(&machine("proof.toml"), &[]);
+    let directory = server.directory();
+    let mut child = nicforge(&["stat", directory.to_str().unwrap(), "--json", "--every", "0.05"])
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    drop(child.stdout.take());
+    assert_eq!(wait(&mut child), Some(141));
+    let mut said = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(said, "");
+}
+
+#[test]
 fn stat_of_nothing_says_so() {
     let folder = tempfile::tempdir().unwrap();
     let output = output(&mut nicforge(&["stat", folder.path().to_str().unwrap()]));

@@ -178,8 +178,8 @@ pub const CORE_REGISTERS: u64 = 0x3000;
 impl FunctionSpec {
     /// The usual shape of a nicforge NIC: BAR 0 with `registers` bytes of the device's own (a multiple of 4096), then the core's
     /// control page and MSI-X (at most 256 vectors); BAR 1 the attachment's windows, a ring of `ring_cells` and `windows` bytes
-    /// of the device's own from offset 0x10000 on, or behind a ring that is longer; BAR 2 the attachment mirror, its first page the core's and then `mirror` bytes of the
-    /// device's. The device adds BARs 3 to 5.
+    /// of the device's own from offset 0x10000 on, or behind a ring that is longer; BAR 2 the attachment mirror, its first page
+    /// the core's and then `mirror` bytes of the device's. The device adds BARs 3 to 5.
     pub fn nic(
         identity: Identity,
         attachments: Vec<AttachmentSpec>,

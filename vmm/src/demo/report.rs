@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Plan;
 use crate::{
-    failure::{EXIT_RESULT, Failure},
+    failure::{EXIT_RESULT, Failure, say},
     stat::Snapshot,
 };
 
@@ -143,17 +143,17 @@ pub(super) fn print(
                 "digests_agree": wrong.is_empty() },
             "nodes": rows,
         });
-        println!("{report}");
+        say(report)?;
     } else {
-        println!("{}", table(&rows));
-        println!(
+        say(table(&rows))?;
+        say(format_args!(
             "{:.1} MB out and back in {seconds:.2} s: {total:.2} Gb/s in each direction at once, {}-byte messages",
             bytes as f64 / 1e6,
             plan.message
-        );
+        ))?;
         match wrong.as_slice() {
-            [] => println!("every digest agrees: what was sent, what each core received, what came back"),
-            ranks => println!("DIGESTS DIFFER for the cores of rank {ranks:?}"),
+            [] => say("every digest agrees: what was sent, what each core received, what came back")?,
+            ranks => say(format_args!("DIGESTS DIFFER for the cores of rank {ranks:?}"))?,
         }
     }
     Ok(if wrong.is_empty() { 0 } else { EXIT_RESULT })

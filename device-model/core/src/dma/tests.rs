@@ -1,3 +1,5 @@
+//! The map of client memory, and DMA through it.
+
 use std::{fs::File, os::fd::AsFd};
 
 use nicforge_shm::{Access, SharedMemory};

@@ -1,3 +1,5 @@
+//! Interrupts of one attachment: binding, masking, holding back.
+
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;

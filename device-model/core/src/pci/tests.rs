@@ -1,3 +1,5 @@
+//! Configuration space and the MSI-X table, as a client sees them.
+
 use nicforge_hwi::pci::{AttachmentCapability, CAP_ID_VENDOR};
 use proptest::prelude::*;
 use zerocopy::FromBytes;

@@ -1,3 +1,5 @@
+//! The in-process backing, as the driver library uses it.
+
 use std::{
     sync::{Arc, atomic::Ordering},
     time::Duration,
