@@ -4,17 +4,22 @@
 //! not finish one within a second is hung up on.
 
 use std::{
-    io::{BufRead, BufReader, Read, Write},
-    os::unix::net::{UnixListener, UnixStream},
-    path::{Path, PathBuf},
+    io::{ErrorKind, Read, Write},
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
+use nicforge_engine::{EngineError, Listener, welcome};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
 use crate::{
@@ -24,11 +29,15 @@ use crate::{
 };
 
 /// The longest request in bytes.
-const MAX_REQUEST: u64 = 4096;
+const MAX_REQUEST: usize = 4096;
 /// The longest answer in bytes.
 const MAX_RESPONSE: u64 = 64 << 20;
-/// How long either side waits for the other.
-const TIMEOUT: Duration = Duration::from_secs(2);
+/// How long a client waits for the server.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// How long the server waits for a request to be complete.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long the server waits for a client to take a piece of the answer.
+const ANSWER: Duration = Duration::from_secs(1);
 /// How often the serving thread looks whether it should end.
 const LOOK: Duration = Duration::from_millis(100);
 
@@ -85,7 +94,6 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
 pub struct ControlServer {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
-    path: PathBuf,
 }
 
 impl ControlServer {
@@ -94,24 +102,19 @@ impl ControlServer {
         path: &Path,
         answer: impl Fn(Request) -> Response + Send + 'static,
     ) -> Result<Self, Failure> {
-        if UnixStream::connect(path).is_ok() {
-            return Err(Failure::environment(format!(
+        let listener = Listener::bind(path).map_err(|error| match error {
+            EngineError::SocketInUse { .. } => Failure::environment(format!(
                 "a machine is served already in {}; stop it or choose another --dir",
                 path.parent().and_then(Path::parent).unwrap_or(path).display()
-            )));
-        }
-        // What is there is a dead socket, or nothing.
-        let _ = std::fs::remove_file(path);
-        let listener = UnixListener::bind(path).doing(|| path.display().to_string())?;
-        std::fs::set_permissions(path, std::os::unix::fs::PermissionsExt::from_mode(0o600))
-            .doing(|| path.display().to_string())?;
-        listener.set_nonblocking(true).doing(|| path.display().to_string())?;
+            )),
+            error => Failure::environment(error.to_string()),
+        })?;
         let stop = Arc::new(AtomicBool::new(false));
         let thread = std::thread::spawn({
             let stop = stop.clone();
             move || serve(&listener, &stop, &answer)
         });
-        Ok(Self { stop, thread: Some(thread), path: path.to_owned() })
+        Ok(Self { stop, thread: Some(thread) })
     }
 }
 
@@ -122,43 +125,72 @@ impl Drop for ControlServer {
             // A thread that panicked has nothing left to end.
             let _ = thread.join();
         }
-        let _ = std::fs::remove_file(&self.path);
     }
 }
 
-fn serve(listener: &UnixListener, stop: &AtomicBool, answer: &dyn Fn(Request) -> Response) {
-    use std::os::fd::AsFd;
-
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+fn serve(listener: &Listener, stop: &AtomicBool, answer: &dyn Fn(Request) -> Response) {
     while !stop.load(Ordering::Acquire) {
-        let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
-        if !poll(&mut fds, PollTimeout::try_from(LOOK).unwrap_or(PollTimeout::ZERO))
-            .is_ok_and(|ready| ready > 0)
-        {
+        if !readable(listener.fd(), LOOK) {
             continue;
         }
-        if let Ok((stream, _)) = listener.accept() {
-            // A client that goes wrong loses its connection and nothing else happens.
-            let _ = converse(stream, answer);
+        match listener.accept() {
+            // A client that goes wrong, or is somebody else's, loses its connection and nothing else happens.
+            Ok(Some(client)) if welcome(&client).is_some() => drop(converse(client.into(), stop, answer)),
+            Ok(_) => {}
+            // No descriptor is left: others may be given back soon.
+            Err(_) => std::thread::sleep(LOOK),
         }
     }
 }
 
-fn converse(mut stream: UnixStream, answer: &dyn Fn(Request) -> Response) -> std::io::Result<()> {
-    stream.set_nonblocking(false)?;
-    stream.set_read_timeout(Some(TIMEOUT / 2))?;
-    stream.set_write_timeout(Some(TIMEOUT))?;
-    let mut line = Vec::new();
-    BufReader::new(stream.try_clone()?.take(MAX_REQUEST)).read_until(b'\n', &mut line)?;
+/// Whether there is something to read within `time`.
+fn readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO)).is_ok_and(|ready| ready > 0)
+}
+
+fn converse(
+    mut stream: UnixStream,
+    stop: &AtomicBool,
+    answer: &dyn Fn(Request) -> Response,
+) -> std::io::Result<()> {
+    let line = request_line(&mut stream, stop)?;
     let response = match serde_json::from_slice(&line) {
         Ok(request) => answer(request),
         Err(error) => Response::Refused { message: format!("the request can't be read: {error}") },
     };
+    stream.set_nonblocking(false)?;
+    stream.set_write_timeout(Some(ANSWER))?;
     stream.write_all(&serde_json::to_vec(&response)?)
+}
+
+/// Reads up to the end of the line, of [`MAX_REQUEST`] bytes, of the connection, or of [`PATIENCE`], whichever comes first.
+fn request_line(stream: &mut UnixStream, stop: &AtomicBool) -> std::io::Result<Vec<u8>> {
+    let end = Instant::now() + PATIENCE;
+    let mut line = Vec::new();
+    let mut piece = [0; 512];
+    while line.len() < MAX_REQUEST && !line.contains(&b'\n') && !stop.load(Ordering::Acquire) {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            break;
+        }
+        if !readable(stream.as_fd(), left.min(LOOK)) {
+            continue;
+        }
+        match stream.read(&mut piece) {
+            Ok(0) => break,
+            Ok(count) => line.extend_from_slice(&piece[..count]),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(line)
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{os::unix::net::UnixListener, path::PathBuf};
+
     use super::*;
 
     fn served() -> (tempfile::TempDir, PathBuf, ControlServer) {
@@ -192,6 +224,25 @@ mod tests {
         let (_folder, path, _server) = served();
         assert!(matches!(raw(&path, &[0xff; 10_000][..4096]), Response::Refused { .. }));
         assert!(matches!(raw(&path, b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
+    }
+
+    #[test]
+    fn who_sends_a_request_byte_by_byte_holds_nobody_up_for_longer_than_the_patience() {
+        let (_folder, path, _server) = served();
+        let mut slow = UnixStream::connect(&path).unwrap();
+        slow.write_all(b"{").unwrap();
+        let started = Instant::now();
+        assert!(matches!(raw(&path, b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
+        assert!(started.elapsed() < TIMEOUT);
+    }
+
+    #[test]
+    fn what_is_no_socket_is_left_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("control");
+        std::fs::write(&path, "precious").unwrap();
+        assert!(ControlServer::start(&path, |_| Response::Done).is_err());
+        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
     }
 
     #[test]

@@ -24,28 +24,31 @@ impl Directory {
     pub fn default_for(name: &str) -> PathBuf {
         match std::env::var_os("XDG_RUNTIME_DIR") {
             Some(runtime) if !runtime.is_empty() => PathBuf::from(runtime).join("nicforge").join(name),
-            _ => std::env::temp_dir().join(format!("nicforge-{}", geteuid())).join(name),
+            _ => Self::parent_in_temporary().join(name),
         }
     }
 
-    /// Make the directory, and `admin/` in it, for this user alone.
+    /// Make the directory, and `admin/` in it, for this user alone. What is there already must be this user's, and writable by
+    /// nobody else: who can write a directory can put sockets of their own in the place of ours.
     pub fn create(path: &Path) -> Result<Self, Failure> {
-        for part in [path.to_owned(), path.join("admin")] {
+        let directory = Self { path: std::path::absolute(path).doing(|| path.display().to_string())? };
+        let own_parent = directory.path.parent().filter(|parent| *parent == Self::parent_in_temporary());
+        for part in own_parent.into_iter().chain([directory.path.as_path(), &directory.path.join("admin")]) {
             std::fs::DirBuilder::new()
                 .recursive(true)
                 .mode(0o700)
-                .create(&part)
+                .create(part)
                 .doing(|| format!("can't make the directory {}", part.display()))?;
-        }
-        let directory = Self::open(path)?;
-        let metadata = std::fs::metadata(path).doing(|| path.display().to_string())?;
-        if metadata.permissions().mode() & 0o022 != 0 {
-            return Err(Failure::environment(format!(
-                "{} can be written by other users; choose another directory with --dir, or chmod 700 it",
-                path.display()
-            )));
+            if let Err(failure) = check_private(part) {
+                directory.remove_if_empty();
+                return Err(failure);
+            }
         }
         Ok(directory)
+    }
+
+    fn parent_in_temporary() -> PathBuf {
+        std::env::temp_dir().join(format!("nicforge-{}", geteuid()))
     }
 
     /// A directory that is there already.
@@ -91,5 +94,53 @@ impl Directory {
         // Somebody's own files in there are no error: the directory then stays.
         let _ = std::fs::remove_dir(self.path.join("admin"));
         let _ = std::fs::remove_dir(&self.path);
+    }
+}
+
+/// Whether nobody but this user can change what is in a directory.
+fn check_private(path: &Path) -> Result<(), Failure> {
+    let metadata = std::fs::symlink_metadata(path).doing(|| path.display().to_string())?;
+    let problem = if !metadata.is_dir() {
+        "is not a directory"
+    } else if metadata.uid() != geteuid().as_raw() {
+        "belongs to another user"
+    } else if metadata.permissions().mode() & 0o022 != 0 {
+        "can be written by other users"
+    } else {
+        return Ok(());
+    };
+    Err(Failure::environment(format!("{} {problem}; choose another directory with --dir", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_that_others_can_write_is_refused_and_left_as_it_was() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("open");
+        std::fs::create_dir(&path).unwrap();
+        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
+        let failure = Directory::create(&path).unwrap_err();
+        assert!(failure.message.contains("can be written by other users"), "{failure}");
+        assert!(!path.join("admin").exists());
+    }
+
+    #[test]
+    fn an_admin_folder_that_others_can_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let admin = folder.path().join("m/admin");
+        std::fs::create_dir_all(&admin).unwrap();
+        std::fs::set_permissions(&admin, std::fs::Permissions::from_mode(0o770)).unwrap();
+        assert!(Directory::create(&folder.path().join("m")).is_err());
+    }
+
+    #[test]
+    fn a_link_in_the_place_of_the_directory_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("real")).unwrap();
+        std::os::unix::fs::symlink(folder.path().join("real"), folder.path().join("link")).unwrap();
+        assert!(Directory::create(&folder.path().join("link")).is_err());
     }
 }

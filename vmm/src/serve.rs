@@ -7,12 +7,16 @@ use std::{
     time::Duration,
 };
 
+use nicforge_core::machine::Machine;
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
 use nicforge_machine::{
     build::{Built, Node, NodeAttachment, build},
     description::Description,
 };
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::resource::{Resource, getrlimit, setrlimit},
+};
 
 use crate::{
     cli::ServeOptions,
@@ -50,6 +54,24 @@ impl Served {
         let built = Arc::new(built);
         let path = options.dir.clone().unwrap_or_else(|| Directory::default_for(&built.name));
         let directory = Directory::create(&path)?;
+        Self::start_in(directory.clone(), machine, built, options)
+            .inspect_err(|_| directory.remove_if_empty())
+    }
+
+    fn start_in(
+        directory: Directory,
+        machine: Machine,
+        built: Arc<Built>,
+        options: &ServeOptions,
+    ) -> Result<Self, Failure> {
+        let mut sockets = Vec::new();
+        for node in &built.nodes {
+            for attachment in &node.attachments {
+                let socket = directory.socket(&node.name, &attachment.name, attachment.admin)?;
+                sockets.push((node.function, attachment.id, socket));
+            }
+        }
+        allow_descriptors(sockets.len());
         let config = EngineConfig { event_loop: options.event_loop.into(), ..EngineConfig::default() };
         let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
         let stop = Stop::new().doing(|| "the engine".into())?;
@@ -59,13 +81,10 @@ impl Served {
             let (built, handle) = (built.clone(), handle.clone());
             move |request| answer(&built, &handle, &request)
         })?;
-        for node in &built.nodes {
-            for attachment in &node.attachments {
-                let socket = directory.socket(&node.name, &attachment.name, attachment.admin)?;
-                engine
-                    .listen(node.function, attachment.id, &socket)
-                    .doing(|| format!("can't serve {}", socket.display()))?;
-            }
+        for (function, attachment, socket) in &sockets {
+            engine
+                .listen(*function, *attachment, socket)
+                .doing(|| format!("can't serve {}", socket.display()))?;
         }
         let event_loop = engine.event_loop_name();
         let thread = std::thread::Builder::new()
@@ -129,6 +148,18 @@ impl Drop for Served {
     fn drop(&mut self) {
         // Whoever wants to know how it ended calls `stop`.
         let _ = self.end();
+    }
+}
+
+/// Raise the limit on open files as far as it goes without privileges, if a machine of so many attachments may need it: each has
+/// a socket, and with a client a connection, windows and interrupts.
+fn allow_descriptors(attachments: usize) {
+    let wanted = attachments as u64 * 16 + 256;
+    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
+        && soft < wanted
+        && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, wanted.min(hard), hard)
+    {
+        tracing::warn!(%errno, soft, wanted, "the limit on open files could not be raised");
     }
 }
 

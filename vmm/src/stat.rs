@@ -48,13 +48,20 @@ pub struct NodeSnapshot {
 }
 
 impl NodeSnapshot {
-    /// The sum of the device's counters called `name`, for all its virtual channels (`vc0_name`, `vc1_name`, ...).
-    pub fn counter(&self, name: &str) -> u64 {
+    /// The sum of the device's counters called `name`, for all its virtual channels (`vc0_name`, `vc1_name`, ...). `None` when
+    /// it has none.
+    pub fn counter_if_any(&self, name: &str) -> Option<u64> {
         let matches = |counter: &str| match counter.strip_prefix("vc").and_then(|rest| rest.split_once('_')) {
             Some((_, rest)) => rest == name,
             None => counter == name,
         };
-        self.counters.iter().filter(|(counter, _)| matches(counter)).map(|(_, value)| value).sum()
+        let mut found = self.counters.iter().filter(|(counter, _)| matches(counter)).map(|(_, value)| *value);
+        found.next().map(|first| found.fold(first, u64::wrapping_add))
+    }
+
+    /// The same, 0 when it has none.
+    pub fn counter(&self, name: &str) -> u64 {
+        self.counter_if_any(name).unwrap_or(0)
     }
 }
 
@@ -158,7 +165,9 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
         let clients = node.attachments.iter().filter(|attachment| attachment.pid.is_some()).count();
         let sum = |f: fn(&AttachmentSnapshot) -> u64| node.attachments.iter().map(f).sum::<u64>();
         let mut row = vec![node.name.clone(), format!("{clients}/{}", node.attachments.len())];
-        row.extend(COLUMNS.iter().map(|(_, counter)| node.counter(counter).to_string()));
+        row.extend(COLUMNS.iter().map(|(_, counter)| {
+            node.counter_if_any(counter).map_or_else(|| "-".into(), |value| value.to_string())
+        }));
         row.push(sum(|attachment| attachment.interrupts).to_string());
         row.push(sum(|attachment| attachment.posted).to_string());
         row.push(sum(|attachment| attachment.trapped).to_string());

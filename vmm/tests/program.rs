@@ -347,8 +347,18 @@ fn demo_of_an_empty_file_and_of_one_byte_ends_well() {
 }
 
 #[test]
+fn serve_that_fails_leaves_nothing_behind() {
+    let folder = tempfile::tempdir().unwrap();
+    let long = folder.path().join("x".repeat(100));
+    let output = output(&mut nicforge(&["serve", &machine("proof.toml"), "--dir", long.to_str().unwrap()]));
+    assert_eq!(output.status.code(), Some(3));
+    assert!(text(&output.stderr).contains("choose a shorter --dir"), "{}", text(&output.stderr));
+    assert!(!long.exists());
+}
+
+#[test]
 fn demo_of_a_file_that_is_not_there_says_so() {
     let output = output(&mut nicforge(&["demo", "/nonexistent/file"]));
-    assert_eq!(output.status.code(), Some(3));
+    assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("/nonexistent/file"));
 }

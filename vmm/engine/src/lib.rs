@@ -28,5 +28,6 @@ pub use command::{Control, EngineHandle};
 pub use config::{EngineConfig, EventLoopKind, Quotas};
 pub use engine::Engine;
 pub use error::{EngineError, HandleError};
+pub use socket::{Listener, welcome};
 pub use stats::{AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, ServerCounters, Snapshot};
 pub use stop::Stop;

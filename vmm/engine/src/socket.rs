@@ -37,7 +37,7 @@ const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
 /// A socket of mode 0600 that is listened on; its file is removed at the end.
 #[derive(Debug)]
-pub(crate) struct Listener {
+pub struct Listener {
     fd: OwnedFd,
     path: PathBuf,
     /// The file that was made: device and inode.
@@ -46,7 +46,10 @@ pub(crate) struct Listener {
 
 impl Listener {
     /// Listen at `path`. What a server that is dead left there is replaced.
-    pub(crate) fn bind(path: &Path) -> Result<Self, EngineError> {
+    ///
+    /// # Errors
+    /// [`EngineError::SocketInUse`], [`EngineError::NotASocket`], [`EngineError::Socket`].
+    pub fn bind(path: &Path) -> Result<Self, EngineError> {
         let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };
         let address = UnixAddr::new(path).map_err(|errno| failed("naming the socket", errno.into()))?;
         remove_stale(path, &address)?;
@@ -68,16 +71,21 @@ impl Listener {
         Ok(listener)
     }
 
-    pub(crate) fn path(&self) -> &Path {
+    /// Where it listens.
+    pub fn path(&self) -> &Path {
         &self.path
     }
 
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
+    /// Readable when a client waits.
+    pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 
-    /// The next client that waits; `None` when there is none.
-    pub(crate) fn accept(&self) -> Result<Option<OwnedFd>, SystemErrno> {
+    /// The next client that waits; `None` when there is none. It is non-blocking.
+    ///
+    /// # Errors
+    /// As `accept(2)`, for example when the process has no descriptor left.
+    pub fn accept(&self) -> Result<Option<OwnedFd>, SystemErrno> {
         loop {
             match accept4(self.fd.as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
                 Ok(fd) => return Ok(Some(own(fd))),
@@ -144,7 +152,7 @@ fn listener_is_dead(connected: &OwnedFd) -> bool {
 }
 
 /// The process of a client that may use the socket: the server's user, or root. `None` for anybody else.
-pub(crate) fn welcome(fd: &OwnedFd) -> Option<i32> {
+pub fn welcome(fd: &OwnedFd) -> Option<i32> {
     let peer = getsockopt(fd, sockopt::PeerCredentials).ok()?;
     (peer.uid() == 0 || peer.uid() == geteuid().as_raw()).then(|| peer.pid())
 }

@@ -19,7 +19,7 @@
 //!
 //! Every number has its limits written beside it below; what is out of them is refused with the line and what was expected.
 
-use std::{fmt, ops::Range, path::Path};
+use std::{fmt, fs::File, io::Read, ops::Range, path::Path};
 
 use nicforge_hwi::tree;
 use serde::Deserialize;
@@ -107,6 +107,12 @@ pub enum DescriptionError {
         /// Why.
         source: std::io::Error,
     },
+    /// It is a directory, a device, or something else that can't be a machine file.
+    #[error("{path} is not a regular file; name a machine file such as machines/pset.toml")]
+    NoFile {
+        /// What was named.
+        path: String,
+    },
     /// It is too large to be a machine file.
     #[error("{path} has {bytes} bytes; a machine file has at most {MAX_FILE}")]
     TooLarge {
@@ -161,11 +167,15 @@ impl Description {
     pub fn read(path: &Path) -> Result<Self, DescriptionError> {
         let shown = path.display().to_string();
         let read = |source| DescriptionError::Read { path: shown.clone(), source };
-        let bytes = std::fs::metadata(path).map_err(read)?.len();
-        if bytes > MAX_FILE {
-            return Err(DescriptionError::TooLarge { path: shown, bytes });
+        let metadata = std::fs::metadata(path).map_err(read)?;
+        if !metadata.is_file() {
+            return Err(DescriptionError::NoFile { path: shown });
         }
-        let text = std::fs::read_to_string(path).map_err(read)?;
+        let mut text = String::new();
+        File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text)).map_err(read)?;
+        if text.len() as u64 > MAX_FILE {
+            return Err(DescriptionError::TooLarge { path: shown, bytes: metadata.len() });
+        }
         Self::parse(&text, &shown)
     }
 
@@ -307,6 +317,14 @@ mod tests {
     fn text_that_is_no_toml_names_its_line() {
         let message = error("name = \"p\"\n[[pset\n");
         assert!(message.starts_with("m.toml, line 2: "), "{message}");
+    }
+
+    #[test]
+    fn what_is_no_regular_file_is_refused_unread() {
+        for path in ["/dev/zero", "/"] {
+            let error = Description::read(Path::new(path)).unwrap_err();
+            assert!(matches!(error, DescriptionError::NoFile { .. }), "{error}");
+        }
     }
 
     #[test]

@@ -24,10 +24,13 @@ impl Data {
     /// `file`, or libraries. The choice is the same in every process of a demonstration.
     pub(super) fn choose(file: Option<&Path>) -> Result<Self, Failure> {
         if let Some(file) = file {
-            let metadata = std::fs::metadata(file).doing(|| file.display().to_string())?;
+            let named = |error: io::Error| Failure::usage(format!("{}: {error}", file.display()));
+            let metadata = std::fs::metadata(file).map_err(named)?;
             if !metadata.is_file() {
                 return Err(Failure::usage(format!("{} is not a file", file.display())));
             }
+            // Whether it may be read is found out before anything is started.
+            File::open(file).map_err(named)?;
             return Ok(Self { named: Some(file.to_owned()), files: vec![(file.to_owned(), metadata.len())] });
         }
         let mut files: Vec<(PathBuf, u64)> = Vec::new();
@@ -107,6 +110,9 @@ impl Reader<'_> {
                 }
             };
             match current.read(&mut buffer[filled..]).doing(|| "reading the data".into())? {
+                0 if current.limit() > 0 => {
+                    return Err(Failure::environment("a file became shorter while it was read"));
+                }
                 0 => self.current = None,
                 count => filled += count,
             }

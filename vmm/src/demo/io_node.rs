@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_driver::{Device, environment};
+use nicforge_driver::{Cancel, Deadline, Device, environment};
 use nicforge_fcnp::{Config, IoNode, Mode};
 use sha2::{Digest, Sha256};
 
@@ -26,12 +26,17 @@ pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
     let mode = if plan.interrupts { Mode::Interrupt } else { Mode::Polling };
     let node = IoNode::open(device, Config { mode, ..Config::default() }).doing(|| "opening FCNP".into())?;
     measure_latency(&node)?;
+    let cancel = Cancel::new().doing(|| "starting".into())?;
     let start = Instant::now();
     let bytes = std::thread::scope(|scope| {
-        let sender = scope.spawn(|| send(&node, plan, data));
-        let received = receive(&node, plan, data.bytes());
+        // Neither half waits for what the other one, having failed, will not send.
+        let sender = scope.spawn(|| send(&node, plan, data, &cancel).inspect_err(|_| cancel.cancel()));
+        let received = receive(&node, plan, data.bytes(), &cancel).inspect_err(|_| cancel.cancel());
         let sent = sender.join().unwrap_or_else(|_| Err(Failure::environment("the sending thread failed")));
-        sent.and(received)
+        match (sent, received) {
+            (Err(sent), Err(received)) => Err(Failure::environment(format!("{sent}; {received}"))),
+            (sent, received) => sent.and(received),
+        }
     })?;
     let nanoseconds = start.elapsed().as_nanos() as u64;
     Message::Streamed { bytes, nanoseconds }.say();
@@ -58,7 +63,7 @@ fn measure_latency(node: &IoNode) -> Result<(), Failure> {
 }
 
 /// Each message to the next core in turn; an empty one ends a core's stream.
-fn send(node: &IoNode, plan: &Plan, data: &Data) -> Result<(), Failure> {
+fn send(node: &IoNode, plan: &Plan, data: &Data, cancel: &Cancel) -> Result<(), Failure> {
     let ranks = plan.ranks();
     let mut digests = Digests::new(&ranks);
     let mut reader = data.reader();
@@ -69,17 +74,19 @@ fn send(node: &IoNode, plan: &Plan, data: &Data) -> Result<(), Failure> {
             break;
         }
         digests.add(rank, &buffer[..length]);
-        node.write(rank, &buffer[..length]).doing(|| format!("to core {rank}"))?;
+        node.write_until(rank, &buffer[..length], Deadline::never(), Some(cancel))
+            .doing(|| format!("to core {rank}"))?;
     }
     for &rank in &ranks {
-        node.write(rank, &[]).doing(|| format!("ending core {rank}'s stream"))?;
+        node.write_until(rank, &[], Deadline::never(), Some(cancel))
+            .doing(|| format!("ending core {rank}'s stream"))?;
     }
     digests.say(View::Sent);
     Ok(())
 }
 
 /// What comes back, in the order it was sent.
-fn receive(node: &IoNode, plan: &Plan, total: u64) -> Result<u64, Failure> {
+fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u64, Failure> {
     let ranks = plan.ranks();
     let mut digests = Digests::new(&ranks);
     let mut buffer = vec![0; plan.message];
@@ -89,7 +96,9 @@ fn receive(node: &IoNode, plan: &Plan, total: u64) -> Result<u64, Failure> {
         if bytes >= total {
             break;
         }
-        let length = node.read(rank, &mut buffer).doing(|| format!("from core {rank}"))?;
+        let length = node
+            .read_until(rank, &mut buffer, Deadline::never(), Some(cancel))
+            .doing(|| format!("from core {rank}"))?;
         let change = Plan::change(rank);
         for byte in &mut buffer[..length] {
             *byte = byte.wrapping_sub(change);
