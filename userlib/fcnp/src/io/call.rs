@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_driver::{Cancel, Deadline};
+use nicforge_driver::{Cancel, Deadline, Error as DriverError};
 use nicforge_hwi::tree::{Header, PAYLOAD};
 
 use super::{
@@ -328,7 +328,11 @@ impl<'a> Call<'a> {
                 }
                 self.inner.event.sleep(count, SLICE);
                 self.inner.callers.fetch_add(1, Ordering::AcqRel);
-                return Ok(());
+                // Nothing on this way would notice that the device is lost, and the daemon tells nobody.
+                return match self.inner.channel.device().gone_cause() {
+                    Some(cause) => Err(DriverError::DeviceGone { cause }.into()),
+                    None => Ok(()),
+                };
             }
         }
         self.waiter.turn(what)

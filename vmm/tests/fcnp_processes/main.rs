@@ -1,0 +1,373 @@
+//! FCNP between real processes of a served pset, which are killed and stopped at the worst moments.
+//!
+//! The test binary itself is the program on the nodes: [`part`] run alone.
+//!
+//! - `program.rs`: what runs on the nodes;
+//! - `rig.rs`: the served machine and the processes, as the tests hold them.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+mod program;
+mod rig;
+
+use std::{
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_fcnp::{Error, Mode, Peer};
+use nix::sys::signal::Signal;
+
+use self::{
+    program::{SIZES, Side, answer, is_survivable, pattern},
+    rig::{Process, Server, eventually},
+};
+
+/// Long enough that a transfer of it is still on when its first packets have been seen.
+const LARGE: usize = 64 << 20;
+
+/// Not a test of its own: the program on a node, when the environment says so.
+#[test]
+fn part() {
+    program::run();
+}
+
+/// Messages there and back between this process's I/O node and a core's process.
+fn all_is_well(io: &Side, core: &mut Process, rank: u32) {
+    core.say(&format!("exchange {rank} {}", SIZES.len()));
+    let mut buffer = vec![0; 100_000];
+    for _ in SIZES {
+        answer(io, rank, &mut buffer).unwrap();
+    }
+    core.expect("exchange ok");
+}
+
+fn gone(rank: u32) -> Error {
+    Error::PeerGone { peer: Peer::Core { rank } }
+}
+
+/// The pset's I/O node in this process, in `mode`, reads from core 0 whose process is killed in its write.
+fn writer_killed(mode: Mode) {
+    let server = Server::start(2);
+    let io = Side::Io(server.io_node(mode));
+    let (mut writer, mut other) =
+        (Process::start(&server, "compute", "cn0", 0), Process::start(&server, "compute", "cn1", 2));
+    thread::scope(|scope| {
+        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE]));
+        writer.say(&format!("write 0 {LARGE}"));
+        writer.expect("moving");
+        writer.kill();
+        let killed = Instant::now();
+        assert_eq!(read.join().unwrap(), Err(gone(0)));
+        assert!(killed.elapsed() < Duration::from_secs(5));
+    });
+    all_is_well(&io, &mut other, 6);
+    all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
+}
+
+#[test]
+fn core_killed_in_its_write_ends_the_read_with_polling() {
+    writer_killed(Mode::Polling);
+}
+
+#[test]
+fn core_killed_in_its_write_ends_the_read_with_interrupts() {
+    writer_killed(Mode::Interrupt);
+}
+
+#[test]
+fn core_killed_in_its_read_ends_the_write_and_its_node_goes_on() {
+    let server = Server::start(2);
+    let io = Side::Io(server.io_node(Mode::Polling));
+    let mut reader = Process::start(&server, "compute", "cn0", 0);
+    let mut others =
+        [Process::start(&server, "compute", "cn0", 1), Process::start(&server, "compute", "cn1", 0)];
+    let data = pattern(0, LARGE);
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(0, &data));
+        reader.say(&format!("read 0 {LARGE}"));
+        reader.expect("moving");
+        // Another core of the node waits meanwhile, without the right to receive.
+        others[0].say("read 1 1000");
+        reader.kill();
+        let killed = Instant::now();
+        assert_eq!(write.join().unwrap(), Err(gone(0)));
+        assert!(killed.elapsed() < Duration::from_secs(5));
+    });
+    assert_eq!(io.write(1, &pattern(1, 1000)), Ok(1000));
+    assert_eq!(others[0].expect("read ok"), "1000 good");
+    all_is_well(&io, &mut others[0], 1);
+    all_is_well(&io, &mut others[1], 4);
+    all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
+}
+
+#[test]
+fn io_node_killed_in_transfers_both_ways_ends_them_and_its_successor_serves() {
+    let server = Server::start(2);
+    let mut io = Process::spawn(&server, "io", "io0", 0);
+    let mut writer = Process::start(&server, "compute", "cn0", 0);
+    let mut reader = Process::start(&server, "compute", "cn1", 1);
+    io.expect("ready");
+    for command in ["read 0", "write 5"] {
+        io.say(&format!("{command} {LARGE}"));
+    }
+    writer.say(&format!("write 0 {LARGE}"));
+    reader.say(&format!("read 5 {LARGE}"));
+    writer.expect("moving");
+    reader.expect("moving");
+    io.kill();
+    assert_eq!(writer.expect_within("write", Duration::from_secs(5)), "peer gone");
+    assert_eq!(reader.expect_within("read", Duration::from_secs(5)), "peer gone");
+    let io = Side::Io(server.io_node(Mode::Polling));
+    all_is_well(&io, &mut writer, 0);
+    all_is_well(&io, &mut reader, 5);
+}
+
+#[test]
+fn cores_of_a_node_in_processes_of_their_own_hand_acknowledgements_over() {
+    let server = Server::start(1);
+    let io = Side::Io(server.io_node(Mode::Interrupt));
+    let mut cores: Vec<_> = (0..4).map(|core| Process::start(&server, "compute", "cn0", core)).collect();
+    let times = 10 * SIZES.len();
+    for (rank, core) in cores.iter_mut().enumerate() {
+        core.say(&format!("exchange {rank} {times}"));
+    }
+    thread::scope(|scope| {
+        for rank in 0..4 {
+            let io = &io;
+            scope.spawn(move || {
+                let mut buffer = vec![0; 100_000];
+                for _ in 0..times {
+                    answer(io, rank, &mut buffer).unwrap();
+                }
+            });
+        }
+    });
+    let hand_overs: u64 =
+        cores.iter_mut().map(|core| core.expect("exchange ok").parse::<u64>().unwrap()).sum();
+    assert!(hand_overs > 0);
+}
+
+#[test]
+fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
+    let server = Server::start(2);
+    let io = Side::Io(server.io_node(Mode::Polling));
+    let (mut reader, mut other) =
+        (Process::start(&server, "compute", "cn0", 0), Process::start(&server, "compute", "cn1", 0));
+    let data = pattern(0, LARGE);
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(0, &data));
+        reader.say(&format!("read 0 {LARGE}"));
+        reader.expect("moving");
+        reader.stop();
+        // The way is full when the writer has stalled for a while.
+        let stalls = io.statistics().stalls;
+        eventually("the writer stalls", || io.statistics().stalls > stalls + 200);
+        let sent = io.statistics().packets_sent;
+        // The other direction is free: a write is only acknowledged behind what is stuck, so nobody begins one; but what
+        // the I/O node is asked for still gets through to it.
+        other.say("write 4 1000");
+        let stalls = io.statistics().stalls;
+        eventually("the writer goes on stalling", || io.statistics().stalls > stalls + 200);
+        assert!(io.statistics().packets_sent <= sent + 1 && (sent as usize) < LARGE / 256);
+        assert!(!write.is_finished());
+        reader.signal(Signal::SIGCONT);
+        assert_eq!(write.join().unwrap(), Ok(LARGE));
+    });
+    assert_eq!(reader.expect("read ok"), format!("{LARGE} good"));
+    let mut buffer = [0; 1000];
+    assert_eq!(io.read(4, &mut buffer), Ok(1000));
+    assert!(buffer[..] == pattern(4, 1000));
+    other.expect("write ok");
+}
+
+#[test]
+fn stopped_io_node_holds_the_writer_up_and_loses_nothing() {
+    let server = Server::start(1);
+    let mut io = Process::spawn(&server, "io", "io0", 0);
+    let core = server.compute_core("cn0", 3);
+    io.expect("ready");
+    let data = pattern(3, LARGE);
+    thread::scope(|scope| {
+        let write = scope.spawn(|| core.write(&data));
+        io.say(&format!("read 3 {LARGE}"));
+        io.expect("moving");
+        io.stop();
+        let stalls = core.statistics().stalls;
+        eventually("the writer stalls", || core.statistics().stalls > stalls + 200);
+        let sent = core.statistics().packets_sent;
+        let stalls = core.statistics().stalls;
+        eventually("the writer goes on stalling", || core.statistics().stalls > stalls + 200);
+        assert_eq!(core.statistics().packets_sent, sent);
+        assert!(!write.is_finished());
+        io.signal(Signal::SIGCONT);
+        assert_eq!(write.join().unwrap(), Ok(LARGE));
+    });
+    assert_eq!(io.expect("read ok"), format!("{LARGE} good"));
+}
+
+/// The server is killed while a call waits on the I/O node, whose mode is given, and one on a compute core.
+fn server_killed(role: &str) {
+    let mut server = Server::start(1);
+    let mut io = Process::spawn(&server, role, "io0", 0);
+    let mut idle = Process::start(&server, "compute", "cn0", 0);
+    let mut waiting = Process::start(&server, "compute", "cn0", 1);
+    io.expect("ready");
+    // A message shows that the processes are in their calls, or about to be.
+    io.say("read 0 1000");
+    idle.say("write 0 1000");
+    idle.expect("write ok");
+    io.expect("read ok");
+    io.say("read 0 1000");
+    waiting.say("read 1 1000");
+    waiting.say("write 1 1000");
+    server.kill();
+    let second = Duration::from_secs(1);
+    io.expect_within("read gone", second);
+    waiting.expect_within("read gone", second);
+    waiting.expect_within("write gone", second);
+    idle.say("write 0 10");
+    idle.expect_within("write gone", second);
+}
+
+#[test]
+fn killed_server_ends_all_calls_within_a_second_with_polling() {
+    server_killed("io");
+}
+
+#[test]
+fn killed_server_ends_all_calls_within_a_second_with_interrupts() {
+    server_killed("io-interrupt");
+}
+
+#[test]
+fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_goes_on() {
+    let server = Server::start(2);
+    let io = Side::Io(server.io_node(Mode::Polling));
+    let (mut reader, mut other) =
+        (Process::start(&server, "compute", "cn0", 0), Process::start(&server, "compute", "cn1", 0));
+    let data = pattern(0, LARGE);
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(0, &data));
+        reader.say(&format!("read 0 {LARGE}"));
+        reader.expect("moving");
+        server.reset("cn0");
+        assert_eq!(write.join().unwrap(), Err(gone(0)));
+    });
+    reader.expect_within("read gone", Duration::from_secs(5));
+    drop(reader);
+    all_is_well(&io, &mut other, 4);
+    all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
+}
+
+/// Numbers that look random, the same in each run.
+struct Seeded(u64);
+
+impl Seeded {
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// Lets time pass without a relation to anything, up to where a process is to be killed.
+fn some_time(most: Duration, seeded: &mut Seeded) {
+    let until = Instant::now() + Duration::from_micros(seeded.below(most.as_micros() as u64));
+    while Instant::now() < until {
+        thread::yield_now();
+    }
+}
+
+#[test]
+fn processes_killed_at_random_leave_nothing_behind() {
+    const KILLS: usize = 100;
+    let server = Server::start(2);
+    let io = Side::Io(server.io_node(Mode::Polling));
+    let stop = AtomicBool::new(false);
+    let unexpected = Mutex::new(Vec::new());
+    let mut seeded = Seeded(0x9e37_79b9_7f4a_7c15);
+    thread::scope(|scope| {
+        // cn0: cores 0 and 1 die and come again beside core 2, which stays; cn1: core 0 stays.
+        for rank in [0, 1, 2, 4] {
+            let (io, stop, unexpected) = (&io, &stop, &unexpected);
+            scope.spawn(move || {
+                let mut buffer = vec![0; 100_000];
+                while !stop.load(Ordering::Relaxed) {
+                    match answer(io, rank, &mut buffer) {
+                        Ok(()) => {}
+                        Err(error) if is_survivable(&error) => {}
+                        Err(error) => {
+                            unexpected.lock().unwrap().push((rank, error));
+                            break;
+                        }
+                    }
+                }
+            });
+        }
+        let mut stay =
+            [Process::start(&server, "compute", "cn0", 2), Process::start(&server, "compute", "cn1", 0)];
+        let mut before = None;
+        for number in 0..KILLS {
+            for (process, rank) in stay.iter_mut().zip([2, 4]) {
+                process.say(&format!("exchange {rank} 4"));
+            }
+            let core = (number % 2) as u32;
+            let mut victim = Process::spawn(&server, "compute", "cn0", core);
+            // One in four dies while it opens.
+            if number % 4 != 3 {
+                victim.expect("ready");
+                victim.say(&format!("exchange {core} 1000000"));
+            }
+            some_time(Duration::from_millis(15), &mut seeded);
+            victim.kill();
+            for process in &mut stay {
+                process.expect("exchange ok");
+            }
+            if number == KILLS / 5 {
+                before = Some((server.descriptors(), server.memory()));
+            }
+        }
+        let (descriptors, memory) = before.unwrap();
+        eventually("the server closes what the dead had", || server.descriptors() <= descriptors + 4);
+        let after = server.memory();
+        assert!(after < memory + 4096, "anonymous memory grew from {memory} to {after} KiB");
+        let mut last = [0, 1].map(|core| Process::start(&server, "compute", "cn0", core));
+        for (core, process) in last.iter_mut().enumerate() {
+            process.say(&format!("exchange {core} 8"));
+            process.expect("exchange ok");
+        }
+        // The calls that wait now end with their cores' processes.
+        stop.store(true, Ordering::Relaxed);
+        last.into_iter().chain(stay).for_each(Process::kill);
+    });
+    assert_eq!(unexpected.into_inner().unwrap(), []);
+}
+
+#[test]
+fn io_node_killed_at_random_is_followed_by_one_that_serves_all() {
+    let server = Server::start(2);
+    let mut seeded = Seeded(0x0123_4567_89ab_cdef);
+    let mut io = Process::spawn(&server, "io", "io0", 0);
+    let places = [("cn0", 0, 0), ("cn0", 1, 1), ("cn1", 0, 4)];
+    let mut cores = places.map(|(node, core, _)| Process::spawn(&server, "compute", node, core));
+    io.expect("ready");
+    io.say("serve 0 8");
+    for (core, (.., rank)) in cores.iter_mut().zip(places) {
+        core.expect("ready");
+        core.say(&format!("persist {rank} 400"));
+    }
+    for _ in 0..15 {
+        some_time(Duration::from_millis(50), &mut seeded);
+        io.kill();
+        io = Process::start(&server, "io", "io0", 0);
+        io.say("serve 0 8");
+    }
+    let lost: u64 = cores.iter_mut().map(|core| core.expect("persist ok").parse::<u64>().unwrap()).sum();
+    assert!(lost > 0);
+}

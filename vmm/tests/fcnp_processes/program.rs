@@ -1,0 +1,193 @@
+//! The program that the tests run on the nodes.
+
+use std::{
+    path::Path,
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Device, OpenOptions};
+use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Statistics};
+
+/// No wait takes longer.
+pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+/// Packets after which a transfer is surely past its beginning.
+const MOVING: u64 = 64;
+
+/// A side of FCNP; a core number means nothing on a compute core.
+pub(crate) enum Side {
+    Compute(Box<ComputeCore>),
+    Io(IoNode),
+}
+
+impl Side {
+    pub(crate) fn open(role: &str, socket: &str) -> Self {
+        let config = |mode| Config { mode, open_timeout: LIMIT, ..Config::default() };
+        match role {
+            "compute" => {
+                Self::Compute(Box::new(ComputeCore::open(device(socket), config(Mode::Polling)).unwrap()))
+            }
+            "io" => Self::Io(IoNode::open(device(socket), config(Mode::Polling)).unwrap()),
+            "io-interrupt" => Self::Io(IoNode::open(device(socket), config(Mode::Interrupt)).unwrap()),
+            role => panic!("unknown role {role}"),
+        }
+    }
+
+    pub(crate) fn read(&self, core: u32, buffer: &mut [u8]) -> Result<usize, Error> {
+        match self {
+            Self::Compute(side) => side.read(buffer),
+            Self::Io(side) => side.read(core, buffer),
+        }
+    }
+
+    pub(crate) fn write(&self, core: u32, data: &[u8]) -> Result<usize, Error> {
+        match self {
+            Self::Compute(side) => side.write(data),
+            Self::Io(side) => side.write(core, data),
+        }
+    }
+
+    pub(crate) fn statistics(&self) -> Statistics {
+        match self {
+            Self::Compute(side) => side.statistics(),
+            Self::Io(side) => side.statistics(),
+        }
+    }
+}
+
+/// Opens the attachment behind `socket`; the server notices only after a while that the last client has gone.
+pub(crate) fn device(socket: impl AsRef<Path>) -> Device {
+    let started = Instant::now();
+    loop {
+        match Device::open_vfio_user(&socket, OpenOptions::default()) {
+            Ok(device) => return device,
+            Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.as_ref().display()),
+        }
+        thread::yield_now();
+    }
+}
+
+/// The message of `size` bytes that core `rank` sends or gets; it differs from place to place.
+pub(crate) fn pattern(rank: u32, size: usize) -> Vec<u8> {
+    let start = (rank as usize).wrapping_mul(101).wrapping_add(size);
+    (0..size).map(|at| (start + at + (at >> 8) * 3 + (at >> 16)) as u8).collect()
+}
+
+pub(crate) fn outcome(name: &str, result: Result<String, Error>) -> String {
+    match result {
+        Ok(text) => format!("{name} ok {text}"),
+        Err(error) if error.is_device_gone() => format!("{name} gone"),
+        Err(Error::PeerGone { .. }) => format!("{name} peer gone"),
+        Err(Error::Aborted { .. }) => format!("{name} aborted"),
+        Err(error) => format!("{name} failed: {error}"),
+    }
+}
+
+/// Whether a failed call may be made again.
+pub(crate) fn is_survivable(error: &Error) -> bool {
+    matches!(error, Error::PeerGone { .. } | Error::Aborted { .. })
+}
+
+/// Messages there and back, of sizes that repeat. The core's calls.
+pub(crate) fn exchange(side: &Side, rank: u32, size: usize) -> Result<(), Error> {
+    let data = pattern(rank, size);
+    let mut buffer = vec![0; size];
+    assert_eq!(side.write(rank, &data)?, size);
+    assert_eq!(side.read(rank, &mut buffer)?, size);
+    assert!(buffer == data, "core {rank} got something else in {size} bytes");
+    Ok(())
+}
+
+/// Messages back and there: the I/O node's calls that belong to [`exchange`], until `stop` or an error.
+pub(crate) fn answer(io: &Side, rank: u32, buffer: &mut [u8]) -> Result<(), Error> {
+    let size = io.read(rank, buffer)?;
+    assert!(buffer[..size] == pattern(rank, size), "core {rank} sent something else in {size} bytes");
+    io.write(rank, &buffer[..size]).map(drop)
+}
+
+pub(crate) const SIZES: [usize; 8] = [1, 240, 255, 256, 4096, 65_536 + 250, 1000, 30_000];
+
+pub(crate) fn command(side: &Side, words: &[&str]) -> String {
+    let number = |at: usize| words[at].parse::<usize>().unwrap();
+    match words[0] {
+        "write" => {
+            let data = pattern(number(1) as u32, number(2));
+            outcome("write", side.write(number(1) as u32, &data).map(|size| size.to_string()))
+        }
+        "read" => {
+            let mut buffer = vec![0; number(2)];
+            let size = side.read(number(1) as u32, &mut buffer);
+            outcome(
+                "read",
+                size.map(|size| {
+                    let good = buffer[..size] == pattern(number(1) as u32, size);
+                    format!("{size} {}", if good { "good" } else { "bad" })
+                }),
+            )
+        }
+        // `exchange rank times`: ends early on an error.
+        "exchange" => {
+            let sizes = SIZES.iter().cycle().take(number(2));
+            let result = sizes.into_iter().try_for_each(|&size| exchange(side, number(1) as u32, size));
+            outcome("exchange", result.map(|()| side.statistics().hand_overs.to_string()))
+        }
+        // `persist rank times`: begins again after an error that says so.
+        "persist" => {
+            let (mut done, mut lost) = (0, 0);
+            while done < number(2) {
+                match exchange(side, number(1) as u32, SIZES[done % SIZES.len()]) {
+                    Ok(()) => done += 1,
+                    Err(error) if is_survivable(&error) => lost += 1,
+                    Err(error) => return outcome("persist", Err(error)),
+                }
+            }
+            format!("persist ok {lost}")
+        }
+        "serve" => {
+            let ranks = number(1)..number(2);
+            thread::scope(|scope| {
+                for rank in ranks {
+                    scope.spawn(move || {
+                        let mut buffer = vec![0; 100_000];
+                        loop {
+                            match answer(side, rank as u32, &mut buffer) {
+                                Ok(()) => {}
+                                Err(error) if is_survivable(&error) => {}
+                                Err(_) => break,
+                            }
+                        }
+                    });
+                }
+            });
+            "serve gone".into()
+        }
+        word => panic!("unknown command {word}"),
+    }
+}
+
+/// The program on a node, when the environment says that this process is one: takes commands on standard input, answers on
+/// standard error.
+pub(crate) fn run() {
+    let (Ok(role), Ok(socket)) = (std::env::var("FCNP_PART"), std::env::var("FCNP_SOCKET")) else { return };
+    let side = Side::open(&role, &socket);
+    eprintln!("> ready");
+    thread::scope(|scope| {
+        for line in std::io::stdin().lines() {
+            let (line, before, side) = (line.unwrap(), side.statistics(), &side);
+            let call = scope.spawn(move || {
+                let words: Vec<_> = line.split(' ').collect();
+                eprintln!("> {}", command(side, &words));
+            });
+            scope.spawn(move || {
+                let total = |counters: Statistics| counters.packets_sent + counters.packets_received;
+                while !call.is_finished() {
+                    if total(side.statistics()) > total(before) + MOVING {
+                        eprintln!("> moving");
+                        break;
+                    }
+                    thread::yield_now();
+                }
+            });
+        }
+    });
+}

@@ -1,0 +1,199 @@
+//! A served machine and processes on its nodes, as the tests hold them.
+
+use std::{
+    collections::VecDeque,
+    io::{BufRead, BufReader, Write},
+    path::PathBuf,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_fcnp::{ComputeCore, Config, IoNode, Mode};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use crate::program::{LIMIT, device};
+
+/// A process on a node.
+pub(crate) struct Process {
+    child: Child,
+    input: ChildStdin,
+    lines: Receiver<String>,
+    early: VecDeque<String>,
+}
+
+impl Process {
+    pub(crate) fn spawn(server: &Server, role: &str, node: &str, core: u32) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "part", "--nocapture", "--test-threads=1"])
+            .env("FCNP_PART", role)
+            .env("FCNP_SOCKET", server.socket(node, core))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                match line.strip_prefix("> ") {
+                    Some(line) => drop(sender.send(line.to_owned())),
+                    None => eprintln!("{line}"),
+                }
+            }
+        });
+        let input = child.stdin.take().unwrap();
+        Self { child, input, lines, early: VecDeque::new() }
+    }
+
+    pub(crate) fn start(server: &Server, role: &str, node: &str, core: u32) -> Self {
+        let mut process = Self::spawn(server, role, node, core);
+        process.expect("ready");
+        process
+    }
+
+    pub(crate) fn say(&mut self, command: &str) {
+        writeln!(self.input, "{command}").unwrap();
+    }
+
+    /// The rest of the next line that begins with `start`, within `limit`.
+    pub(crate) fn expect_within(&mut self, start: &str, limit: Duration) -> String {
+        let begun = Instant::now();
+        if let Some(at) = self.early.iter().position(|line| line.starts_with(start)) {
+            return self.early.remove(at).unwrap()[start.len()..].trim().to_owned();
+        }
+        loop {
+            let left = limit.saturating_sub(begun.elapsed());
+            match self.lines.recv_timeout(left) {
+                Ok(line) if line.starts_with(start) => return line[start.len()..].trim().to_owned(),
+                Ok(line) => self.early.push_back(line),
+                Err(_) => panic!("no {start:?} within {limit:?}, but {:?}", self.early),
+            }
+        }
+    }
+
+    pub(crate) fn expect(&mut self, start: &str) -> String {
+        self.expect_within(start, LIMIT)
+    }
+
+    pub(crate) fn pid(&self) -> Pid {
+        Pid::from_raw(self.child.id() as i32)
+    }
+
+    pub(crate) fn signal(&self, signal: Signal) {
+        kill(self.pid(), signal).unwrap();
+    }
+
+    /// Stops the process and returns when it has stopped.
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::SIGSTOP);
+        eventually("the process stops", || {
+            let tasks = std::fs::read_dir(format!("/proc/{}/task", self.pid())).unwrap();
+            tasks.flatten().all(|task| {
+                let stat = std::fs::read_to_string(task.path().join("stat")).unwrap_or_default();
+                stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('T'))
+            })
+        });
+    }
+
+    pub(crate) fn kill(mut self) {
+        self.end();
+    }
+
+    pub(crate) fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+/// `nicforge serve` with a pset.
+pub(crate) struct Server {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    pub(crate) fn start(compute_nodes: u32) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("machine.toml");
+        std::fs::write(&file, format!("name = \"pset\"\n[[pset]]\ncompute_nodes = {compute_nodes}\n"))
+            .unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+            .arg("serve")
+            .arg(&file)
+            .arg("--dir")
+            .arg(folder.path().join("m"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("serving "), "{line}");
+        Self { child, folder }
+    }
+
+    pub(crate) fn socket(&self, node: &str, core: u32) -> PathBuf {
+        self.folder.path().join("m").join(format!("{node}.core{core}"))
+    }
+
+    pub(crate) fn io_node(&self, mode: Mode) -> IoNode {
+        let config = Config { mode, timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() };
+        IoNode::open(device(self.socket("io0", 0)), config).unwrap()
+    }
+
+    pub(crate) fn compute_core(&self, node: &str, core: u32) -> ComputeCore {
+        let config = Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() };
+        ComputeCore::open(device(self.socket(node, core)), config).unwrap()
+    }
+
+    pub(crate) fn reset(&self, node: &str) {
+        let directory = self.folder.path().join("m");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));
+        let status = command.arg("reset").arg(directory).arg(node).stdout(Stdio::null()).status().unwrap();
+        assert!(status.success());
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn descriptors(&self) -> usize {
+        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    }
+
+    /// Resident memory in KiB, without what it shares.
+    pub(crate) fn memory(&self) -> u64 {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
+        line.split_whitespace().nth(1).unwrap().parse().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Spins, with a limit, until `condition` holds.
+pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
+    let started = Instant::now();
+    while !condition() {
+        assert!(started.elapsed() < LIMIT, "not within {LIMIT:?}: {what}");
+        thread::yield_now();
+    }
+}
