@@ -105,6 +105,9 @@ pub(crate) fn answer(io: &Side, rank: u32, buffer: &mut [u8]) -> Result<(), Erro
     io.write(rank, &buffer[..size]).map(drop)
 }
 
+/// Bytes in the messages to a core that persists.
+const INDEPENDENT: usize = 30_000;
+/// Bytes in the others.
 pub(crate) const SIZES: [usize; 8] = [1, 240, 255, 256, 4096, 65_536 + 250, 1000, 30_000];
 
 pub(crate) fn command(side: &Side, words: &[&str]) -> String {
@@ -131,31 +134,45 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
             let result = sizes.into_iter().try_for_each(|&size| exchange(side, number(1) as u32, size));
             outcome("exchange", result.map(|()| side.statistics().hand_overs.to_string()))
         }
-        // `persist rank times`: begins again after an error that says so.
+        // `persist rank times`: messages each way that do not depend on each other, again after an error that says so.
         "persist" => {
-            let (mut done, mut lost) = (0, 0);
+            let (rank, mut done, mut lost) = (number(1) as u32, 0, 0);
+            let (expected, mut buffer) = (pattern(rank, INDEPENDENT), vec![0; INDEPENDENT]);
             while done < number(2) {
-                match exchange(side, number(1) as u32, SIZES[done % SIZES.len()]) {
-                    Ok(()) => done += 1,
+                let data = pattern(rank, SIZES[done % SIZES.len()]);
+                match side.write(rank, &data).and_then(|_| side.read(rank, &mut buffer)) {
+                    Ok(size) => {
+                        assert!(buffer[..size] == expected, "core {rank} got something else");
+                        done += 1;
+                    }
                     Err(error) if is_survivable(&error) => lost += 1,
                     Err(error) => return outcome("persist", Err(error)),
                 }
             }
             format!("persist ok {lost}")
         }
+        // `serve first end`: the other side of `persist` for some cores, until the device is gone. A core's write succeeds
+        // when its data are sent, so a process that comes new cannot know whose turn it is: the directions are apart.
         "serve" => {
-            let ranks = number(1)..number(2);
+            let again = |result: Result<usize, Error>| result.as_ref().err().is_none_or(is_survivable);
             thread::scope(|scope| {
-                for rank in ranks {
+                for rank in number(1) as u32..number(2) as u32 {
                     scope.spawn(move || {
                         let mut buffer = vec![0; 100_000];
                         loop {
-                            match answer(side, rank as u32, &mut buffer) {
-                                Ok(()) => {}
-                                Err(error) if is_survivable(&error) => {}
-                                Err(_) => break,
+                            let size = side.read(rank, &mut buffer);
+                            if let Ok(size) = size {
+                                let same = buffer[..size] == pattern(rank, size);
+                                assert!(same, "core {rank} sent something else");
+                            }
+                            if !again(size) {
+                                break;
                             }
                         }
+                    });
+                    scope.spawn(move || {
+                        let data = pattern(rank, INDEPENDENT);
+                        while again(side.write(rank, &data)) {}
                     });
                 }
             });

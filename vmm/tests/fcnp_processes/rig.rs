@@ -125,12 +125,17 @@ pub(crate) struct Server {
 
 impl Server {
     pub(crate) fn start(compute_nodes: u32) -> Self {
+        Self::start_with(compute_nodes, "auto")
+    }
+
+    /// With an event loop of one's own choice.
+    pub(crate) fn start_with(compute_nodes: u32, event_loop: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("machine.toml");
         std::fs::write(&file, format!("name = \"pset\"\n[[pset]]\ncompute_nodes = {compute_nodes}\n"))
             .unwrap();
         let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
-            .arg("serve")
+            .args(["serve", "--event-loop", event_loop])
             .arg(&file)
             .arg("--dir")
             .arg(folder.path().join("m"))
