@@ -6,7 +6,8 @@ mod common;
 use common::*;
 use nicforge_core::{
     device::Address,
-    machine::{Access, AccessError, region},
+    machine::{Access, AccessError, Machine, region},
+    spec::BarSpec,
 };
 use nicforge_hwi::attachment::control;
 
@@ -27,6 +28,27 @@ fn register_reads_of_every_width_and_alignment_reach_the_device() {
             assert_eq!(probe.calls(), [Call::Read(A, Address { bar: 0, offset }, length)]);
         }
     }
+}
+
+#[test]
+fn io_ports_are_sized_by_configuration_space_and_reach_the_device() {
+    let mut machine = Machine::new();
+    let mut with_ports = spec();
+    with_ports.bars[5] = Some(BarSpec::io(32));
+    let (_, probe) = add(&mut machine, "card0", with_ports);
+    attach(&mut machine, A);
+    probe.calls();
+
+    write(&mut machine, A, region::CONFIG, 0x24, &[0xff; 4]);
+    let size = u32::from_le_bytes(read(&mut machine, A, region::CONFIG, 0x24));
+    write(&mut machine, A, 5, 8, &[0x5a]);
+    let word = read::<2>(&mut machine, A, 5, 30);
+
+    assert_eq!(size, !31 | 1);
+    assert_eq!(word.to_vec(), pattern(30, 2));
+    let at = |offset| Address { bar: 5, offset };
+    assert_eq!(probe.calls(), [Call::Write(A, at(8), vec![0x5a]), Call::Read(A, at(30), 2)]);
+    assert!(matches!(try_read(&mut machine, 5, 31, 2), Err(AccessError::OutOfRange { .. })));
 }
 
 #[test]
