@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use nicforge_engine::EventLoopKind;
 
-use crate::{demo, failure::Failure, run, serve, stat};
+use crate::{bench, demo, failure::Failure, run, serve, stat};
 
 /// Build, serve and drive kernel-bypass NICs without owning one.
 #[derive(Debug, Parser)]
@@ -31,6 +31,8 @@ enum Command {
     Reset(ResetArguments),
     /// Stream a file through an emulated Blue Gene tree network and back, and check what comes back.
     Demo(DemoArguments),
+    /// Measure: what the devices and libraries cost, beside their peers, in one run.
+    Bench(BenchArguments),
 }
 
 /// Where and how to serve.
@@ -143,6 +145,28 @@ struct DemoArguments {
     options: ServeOptions,
 }
 
+#[derive(Debug, Args)]
+struct BenchArguments {
+    /// Which one; `list` names them, `all` runs each.
+    #[arg(value_name = "NAME|all|list")]
+    name: String,
+    /// Print the results as JSON, and no progress.
+    #[arg(long)]
+    json: bool,
+    /// Fewer repetitions: to see that it works, not for figures to be quoted.
+    #[arg(long)]
+    quick: bool,
+    /// End with exit code 1 when a goal was missed.
+    #[arg(long)]
+    check: bool,
+    /// How the engines wait for sockets.
+    #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
+    event_loop: EventLoop,
+    /// What a child process of a bench is to do; used by the benches themselves.
+    #[arg(long, hide = true)]
+    part: Option<String>,
+}
+
 fn depth(text: &str) -> Result<u32, String> {
     match text.parse() {
         Ok(depth @ 1u32..=256) if depth.is_power_of_two() => Ok(depth),
@@ -182,6 +206,14 @@ pub fn main() -> Result<u8, Failure> {
             json: arguments.json,
             part: arguments.part,
             serve: arguments.options,
+        }),
+        Command::Bench(arguments) => bench::main(&bench::Options {
+            name: arguments.name,
+            json: arguments.json,
+            quick: arguments.quick,
+            check: arguments.check,
+            event_loop: arguments.event_loop,
+            part: arguments.part,
         }),
     }
 }

@@ -1,0 +1,178 @@
+//! `nicforge bench`: what the machine, the libraries and their peers cost, compared within one run.
+//!
+//! In: a bench's name. Out: rows of figures, and the goals of the project with what was measured for them; a table for
+//! people, JSON for scripts. Everything that is compared is measured in the same run, in turns ([`samples::in_turns`]), and
+//! with the same placement ([`placement`]): on a machine with few processors nothing else can be believed.
+//!
+//! - `row.rs`: rows, goals, what a bench gives back; `report.rs`: how they are shown;
+//! - `host.rs`: which machine this is; `placement.rs`: which thread runs where; `samples.rs`: percentiles and turns;
+//! - one folder or file a bench.
+
+pub mod host;
+pub mod placement;
+pub mod report;
+pub mod row;
+pub mod samples;
+
+mod rest;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+use self::{report::Report, row::Outcome};
+use crate::{
+    cli::EventLoop,
+    failure::{Doing, EXIT_RESULT, Failure, say},
+    signals::Signals,
+};
+
+/// What was asked for.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// A bench's name, `all` or `list`.
+    pub name: String,
+    /// JSON instead of tables, and no progress.
+    pub json: bool,
+    /// Fewer repetitions: to see whether it works.
+    pub quick: bool,
+    /// End with exit code 1 when a goal is missed.
+    pub check: bool,
+    /// How the engines of the benches wait.
+    pub event_loop: EventLoop,
+    /// In a bench's child process: what it is to do, in the bench's own words.
+    pub part: Option<String>,
+}
+
+/// What a bench is given.
+pub struct Run<'a> {
+    /// Fewer repetitions.
+    pub quick: bool,
+    /// How engines wait.
+    pub event_loop: EventLoop,
+    /// Ctrl-C; look at it between measurements ([`Run::step`] does).
+    signals: &'a Signals,
+    progress: ProgressBar,
+}
+
+impl Run<'_> {
+    /// So many calls of [`Run::step`] will come.
+    pub fn steps(&self, steps: u64) {
+        self.progress.set_length(steps);
+    }
+
+    /// The next measurement begins.
+    ///
+    /// # Errors
+    /// When the user has ended the run.
+    pub fn step(&self, what: impl Into<String>) -> Result<(), Failure> {
+        self.check()?;
+        self.progress.set_message(what.into());
+        self.progress.inc(1);
+        Ok(())
+    }
+
+    /// Whether the user has ended the run.
+    ///
+    /// # Errors
+    /// Then.
+    pub fn check(&self) -> Result<(), Failure> {
+        match self.signals.take() {
+            Some(_) => Err(Failure::interrupted()),
+            None => Ok(()),
+        }
+    }
+
+    /// For waiting for child processes.
+    pub fn signals(&self) -> &Signals {
+        self.signals
+    }
+}
+
+/// The body of a bench's child process. Gives the exit code.
+type Part = fn(&str) -> Result<u8, Failure>;
+
+/// A bench.
+struct Bench {
+    name: &'static str,
+    about: &'static str,
+    run: fn(&Run<'_>) -> Result<Outcome, Failure>,
+    /// The body of its child processes, if it has any.
+    part: Option<Part>,
+}
+
+/// All there are, in the order of `all`.
+const BENCHES: &[Bench] = &[Bench {
+    name: "rest",
+    about: "what a served machine of 65 nodes costs while nobody uses it",
+    run: rest::run,
+    part: None,
+}];
+
+/// The command.
+pub fn main(options: &Options) -> Result<u8, Failure> {
+    if let Some(part) = &options.part {
+        let body = find(&options.name)?
+            .part
+            .ok_or_else(|| Failure::usage(format!("the bench {} has no child processes", options.name)))?;
+        return body(part);
+    }
+    match options.name.as_str() {
+        "list" => list(options.json),
+        "all" => run_all(BENCHES, options),
+        name => run_all(std::slice::from_ref(find(name)?), options),
+    }
+}
+
+fn find(name: &str) -> Result<&'static Bench, Failure> {
+    BENCHES.iter().find(|bench| bench.name == name).ok_or_else(|| {
+        let names: Vec<_> = BENCHES.iter().map(|bench| bench.name).collect();
+        Failure::usage(format!("there is no bench {name}; there are {}, all and list", names.join(", ")))
+    })
+}
+
+fn list(json: bool) -> Result<u8, Failure> {
+    if json {
+        let benches: Vec<_> = BENCHES
+            .iter()
+            .map(|bench| serde_json::json!({ "name": bench.name, "about": bench.about }))
+            .collect();
+        say(serde_json::json!({ "benches": benches }))?;
+    } else {
+        for bench in BENCHES {
+            say(format_args!("{:8} {}", bench.name, bench.about))?;
+        }
+    }
+    Ok(0)
+}
+
+fn run_all(benches: &[Bench], options: &Options) -> Result<u8, Failure> {
+    let signals = Signals::block().doing(|| "signals".into())?;
+    let machine = host::Host::look();
+    let mut reports = Vec::new();
+    for bench in benches {
+        let progress = if options.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
+        if let Ok(style) = ProgressStyle::with_template("{prefix:8} {bar:30} {pos}/{len} {msg}") {
+            progress.set_style(style);
+        }
+        progress.set_prefix(bench.name);
+        let run = Run { quick: options.quick, event_loop: options.event_loop, signals: &signals, progress };
+        let outcome = (bench.run)(&run);
+        run.progress.finish_and_clear();
+        let report =
+            Report { bench: bench.name, machine: machine.clone(), quick: options.quick, outcome: outcome? };
+        if !options.json {
+            report.say()?;
+        }
+        reports.push(report);
+    }
+    if options.json {
+        match reports.as_slice() {
+            [report] => say(serde_json::to_string_pretty(report).doing(|| "the report".into())?)?,
+            reports => {
+                let all = serde_json::json!({ "bench": "all", "machine": machine, "reports": reports });
+                say(serde_json::to_string_pretty(&all).doing(|| "the report".into())?)?;
+            }
+        }
+    }
+    let missed = reports.iter().any(|report| report.outcome.goals.iter().any(|goal| !goal.met));
+    Ok(if options.check && missed { EXIT_RESULT } else { 0 })
+}

@@ -1,0 +1,125 @@
+//! Percentiles, and measuring in turns.
+
+use std::time::Duration;
+
+/// Times of single operations.
+#[derive(Clone, Debug, Default)]
+pub struct Samples {
+    nanoseconds: Vec<f64>,
+}
+
+impl Samples {
+    /// Room for `count` samples, so that adding them allocates nothing.
+    pub fn with_capacity(count: usize) -> Self {
+        Self { nanoseconds: Vec::with_capacity(count) }
+    }
+
+    /// One operation took `time`.
+    pub fn add(&mut self, time: Duration) {
+        self.nanoseconds.push(time.as_nanos() as f64);
+    }
+
+    /// `operations` in a row took `time`: a sample of their mean.
+    pub fn add_mean(&mut self, time: Duration, operations: u32) {
+        self.nanoseconds.push(time.as_nanos() as f64 / f64::from(operations.max(1)));
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        self.nanoseconds.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.nanoseconds.is_empty()
+    }
+
+    /// All of another's too.
+    pub fn append(&mut self, mut other: Self) {
+        self.nanoseconds.append(&mut other.nanoseconds);
+    }
+
+    /// The sample that `percent` of all do not exceed, in nanoseconds; 0 without samples.
+    pub fn percentile(&self, percent: f64) -> f64 {
+        let mut sorted = self.nanoseconds.clone();
+        sorted.sort_by(f64::total_cmp);
+        let rank = (percent / 100.0 * sorted.len() as f64).ceil() as usize;
+        sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(0.0)
+    }
+
+    /// The median, in microseconds.
+    pub fn p50_us(&self) -> f64 {
+        self.percentile(50.0) / 1e3
+    }
+
+    /// The 99th percentile, in microseconds.
+    pub fn p99_us(&self) -> f64 {
+        self.percentile(99.0) / 1e3
+    }
+}
+
+/// The median of figures such as bandwidths; 0 without any.
+pub fn median(figures: &[f64]) -> f64 {
+    let mut sorted = figures.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    match sorted.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => sorted[count / 2],
+        count => f64::midpoint(sorted[count / 2 - 1], sorted[count / 2]),
+    }
+}
+
+/// Measures `contestants` in turns, `rounds` times each, every second round in the opposite order, and gives the results of each. What the
+/// machine does meanwhile to one of them it does to all.
+///
+/// # Errors
+/// The first one of a measurement.
+pub fn in_turns<T, E>(
+    rounds: usize,
+    contestants: usize,
+    mut measure: impl FnMut(usize, usize) -> Result<T, E>,
+) -> Result<Vec<Vec<T>>, E> {
+    let mut results: Vec<Vec<T>> = (0..contestants).map(|_| Vec::with_capacity(rounds)).collect();
+    for round in 0..rounds {
+        for position in 0..contestants {
+            let contestant = if round % 2 == 0 { position } else { contestants - 1 - position };
+            results[contestant].push(measure(contestant, round)?);
+        }
+    }
+    Ok(results)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentiles_are_samples() {
+        let mut samples = Samples::default();
+        for nanoseconds in [40, 10, 30, 20] {
+            samples.add(Duration::from_nanos(nanoseconds));
+        }
+        assert_eq!(samples.percentile(50.0), 20.0);
+        assert_eq!(samples.percentile(99.0), 40.0);
+        assert_eq!(samples.percentile(0.0), 10.0);
+        assert_eq!(Samples::default().percentile(50.0), 0.0);
+    }
+
+    #[test]
+    fn medians_of_odd_and_even_counts() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[]), 0.0);
+    }
+
+    #[test]
+    fn every_second_round_runs_backwards() {
+        let mut order = Vec::new();
+        let results = in_turns(2, 3, |contestant, round| {
+            order.push(contestant);
+            Ok::<_, ()>(round)
+        });
+        assert_eq!(order, [0, 1, 2, 2, 1, 0]);
+        assert_eq!(results, Ok(vec![vec![0, 1]; 3]));
+    }
+}
