@@ -13,7 +13,7 @@ use nicforge_core::{
 };
 use nicforge_driver::{Deadline, Device, Error, OpenOptions};
 pub use nicforge_engine::EventLoopKind;
-use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, Snapshot, Stop};
 use nicforge_machine::in_process::LocalMachine;
 use tempfile::TempDir;
 
@@ -103,6 +103,11 @@ impl Served {
     /// Where the sockets are, for clients of one's own.
     pub fn socket(&self, function: &str, attachment: &str) -> PathBuf {
         socket(self.directory.path(), function, attachment)
+    }
+
+    /// What the engine tells about itself and its machine.
+    pub fn snapshot(&self) -> Snapshot {
+        self.handle.snapshot(LIMIT).expect("the engine answers")
     }
 
     fn function(&self, name: &str) -> FunctionId {

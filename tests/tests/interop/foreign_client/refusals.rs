@@ -1,0 +1,53 @@
+//! What becomes of the crate's client when a request is refused. An error reply is a header alone; the crate reads the whole
+//! reply that it hoped for, without looking at the header first, and so waits for bytes that never come. The server is not to
+//! blame, and not impressed.
+
+use std::{io::ErrorKind, thread};
+
+use nicforge_hwi::proof::slot_fifo::REG_FILL;
+use nicforge_tests::backing::Rig;
+use nicforge_vfio_user::PCI_NUM_IRQS;
+use vfio_user::{Client, Error};
+
+use super::{attachment, connect, proof};
+use crate::common::{in_time, until};
+
+/// `request` is refused, its caller waits until the connection ends, and others are served.
+fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<(), Error> + Send + 'static) {
+    in_time(|| {
+        let served = proof();
+        let mut client = connect(&served, "fifo0", "user0");
+        let messages = || attachment(&served, "fifo0", "user0").client.unwrap().messages;
+        let before = messages();
+
+        let caller = thread::spawn(move || request(&mut client));
+        until("the request is answered", || messages() == before + 1);
+
+        let other = served.open("fifo0", "user1");
+        assert_eq!(other.bar(0).unwrap().read32(REG_FILL).unwrap(), 0);
+        assert!(!caller.is_finished());
+        served.evict("fifo0", "user0");
+        let ended = caller.join().unwrap();
+        assert!(matches!(ended, Err(Error::StreamRead(error)) if error.kind() == ErrorKind::UnexpectedEof));
+    });
+}
+
+#[test]
+fn a_read_out_of_range_keeps_the_crate_waiting_and_nobody_else() {
+    is_refused_and_waits_for_the_end(|client| client.region_read(7, 1 << 20, &mut [0; 4]));
+}
+
+#[test]
+fn a_write_out_of_range_keeps_the_crate_waiting_and_nobody_else() {
+    is_refused_and_waits_for_the_end(|client| client.region_write(1, 1 << 40, &[0; 4]));
+}
+
+#[test]
+fn an_interrupt_type_that_does_not_exist_keeps_the_crate_waiting_and_nobody_else() {
+    is_refused_and_waits_for_the_end(|client| client.get_irq_info(PCI_NUM_IRQS).map(drop));
+}
+
+#[test]
+fn an_unmap_of_what_is_not_mapped_keeps_the_crate_waiting_and_nobody_else() {
+    is_refused_and_waits_for_the_end(|client| client.dma_unmap(0x1000, 0x1000));
+}

@@ -1,0 +1,114 @@
+//! The crate's server on a thread.
+
+use std::{
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU32, Ordering},
+    },
+    thread::JoinHandle,
+};
+
+use nicforge_tests::backing::LIMIT;
+use nicforge_vfio_user::{Client, IRQ_FLAG_AUTOMASKED, IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE};
+use tempfile::TempDir;
+use vfio_bindings::bindings::vfio::*;
+use vfio_user::{IrqInfo, Server, ServerRegion, SparseArea};
+
+use super::card::{AREAS, CONFIG, Card, FILE_OFFSET, LARGE, MEMORY, REGISTERS, Seen, UNDIVIDED, VECTORS};
+
+/// A card that is served to one client after another, until this is dropped. Clients have to be gone by then: the server notices
+/// that it should end between two of them.
+pub(super) struct Rig {
+    pub(super) seen: Arc<Seen>,
+    pub(super) path: PathBuf,
+    pub(super) directory: TempDir,
+    /// Clients that have come and gone.
+    pub(super) served: Arc<AtomicU32>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Rig {
+    pub(super) fn start() -> Self {
+        Self::start_with(true)
+    }
+
+    pub(super) fn start_with(resettable: bool) -> Self {
+        let directory = TempDir::new().unwrap();
+        let path = directory.path().join("card");
+        let (seen, stop) = (Seen::new(), Arc::new(AtomicBool::new(false)));
+        let served = Arc::new(AtomicU32::new(0));
+        let server = Server::new(&path, resettable, irqs(), regions(&seen)).unwrap();
+        let mut card = Card::new(seen.clone());
+        let (stopped, count) = (stop.clone(), served.clone());
+        let thread = std::thread::spawn(move || {
+            while !stopped.load(Ordering::SeqCst) {
+                // An error is the end of one client only: it went away before its answer, for instance.
+                let _ = server.run(&mut card);
+                count.fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        Self { seen, path, directory, served, stop, thread: Some(thread) }
+    }
+
+    pub(super) fn client(&self) -> Client {
+        Client::connect(&self.path, LIMIT).unwrap()
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::SeqCst);
+        // It waits for somebody to come. Nobody listens where the card has left.
+        drop(UnixStream::connect(&self.path));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+fn irqs() -> Vec<IrqInfo> {
+    let of = |index| match index {
+        VFIO_PCI_INTX_IRQ_INDEX => (IRQ_FLAG_EVENTFD | IRQ_FLAG_MASKABLE | IRQ_FLAG_AUTOMASKED, 1),
+        VFIO_PCI_MSIX_IRQ_INDEX => (IRQ_FLAG_EVENTFD, VECTORS),
+        _ => (0, 0),
+    };
+    (0..VFIO_PCI_NUM_IRQS)
+        .map(|index| {
+            let (flags, count) = of(index);
+            IrqInfo { index, flags, count }
+        })
+        .collect()
+}
+
+fn regions(seen: &Seen) -> Vec<ServerRegion> {
+    let both_ways = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
+    let mapped = both_ways | VFIO_REGION_INFO_FLAG_MMAP;
+    let file = seen.memory.fd().unwrap().as_raw_fd();
+    let region = |index| {
+        let (flags, size, offset) = match index {
+            0 => (both_ways, REGISTERS, 0),
+            1 => (mapped, MEMORY, FILE_OFFSET),
+            2 => (mapped, UNDIVIDED, 0),
+            3 => (both_ways, LARGE, 0),
+            VFIO_PCI_CONFIG_REGION_INDEX => (both_ways, CONFIG, 0),
+            _ => (0, 0, 0),
+        };
+        let area = |(offset, size)| SparseArea { area: vfio_region_sparse_mmap_area { offset, size } };
+        ServerRegion {
+            region_info: vfio_region_info {
+                argsz: size_of::<vfio_region_info>() as u32,
+                flags,
+                index,
+                cap_offset: 0,
+                size,
+                offset,
+            },
+            sparse_areas: if index == 1 { AREAS.map(area).to_vec() } else { Vec::new() },
+            mmap_fd: (flags & VFIO_REGION_INFO_FLAG_MMAP != 0).then_some(file),
+        }
+    };
+    (0..VFIO_PCI_NUM_REGIONS).map(region).collect()
+}
