@@ -385,9 +385,6 @@ impl Engine {
         for index in 0..self.ports.len() {
             let port = &self.ports[index];
             if port.client.as_ref().is_some_and(|client| client.session.memory.is_faulted()) {
-                if let Err(error) = self.machine.mark_dead(port.function, port.who) {
-                    tracing::debug!(%error, "a client that is not attached was given up");
-                }
                 self.end(index, End::Evicted("it cut a file short that is mapped for DMA"));
             }
         }
@@ -407,9 +404,6 @@ impl Engine {
         let Some(&index) = self.served.get(&(function, who)) else { return false };
         if self.ports[index].client.is_none() {
             return false;
-        }
-        if let Err(error) = self.machine.mark_dead(function, who) {
-            tracing::debug!(%error, "a client that is not attached was given up");
         }
         self.end(index, End::Evicted("the operator took it away"));
         true

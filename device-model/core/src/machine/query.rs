@@ -105,8 +105,8 @@ impl Machine {
             .is_some_and(|attachment| attachment.tenant.is_some())
     }
 
-    /// Whether DMA met a file that the client had truncated. Give the attachment up then ([`Machine::mark_dead`], and
-    /// [`Machine::detach`]).
+    /// Whether DMA met a file that the client had truncated. Give the attachment up then: [`Machine::detach`], as
+    /// evicted.
     pub fn is_faulted(&self, function: FunctionId, who: AttachmentId) -> bool {
         self.slots
             .get(function.0 as usize)

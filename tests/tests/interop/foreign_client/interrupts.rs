@@ -1,14 +1,17 @@
 //! `DEVICE_GET_IRQ_INFO` and `DEVICE_SET_IRQS`.
 
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd};
 
 use nicforge_hwi::{
     proof::slot_fifo::*,
     tree::{BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT_CONTROL, SLOT_PAYLOAD, mirror, vector, window},
     tree_dcr::REG_INT_ENABLE,
 };
+use nicforge_tests::backing::{LIMIT, Rig};
 use nicforge_vfio_user::{
-    IRQ_FLAG_AUTOMASKED, IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, PCI_INTX_IRQ, PCI_MSIX_IRQ, PCI_NUM_IRQS,
+    Errno, IRQ_FLAG_AUTOMASKED, IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, IRQ_FLAG_NORESIZE, IrqAction,
+    IrqPayload, PCI_CONFIG_REGION, PCI_ERR_IRQ, PCI_INTX_IRQ, PCI_MSI_IRQ, PCI_MSIX_IRQ, PCI_NUM_IRQS,
+    PCI_REQ_IRQ,
 };
 use nix::sys::eventfd::EventFd;
 use vfio_bindings::bindings::vfio::*;
@@ -52,9 +55,13 @@ fn the_crate_is_told_of_every_interrupt_type() {
         let intx = told[PCI_INTX_IRQ as usize];
         assert_eq!(intx.flags, IRQ_FLAG_EVENTFD | IRQ_FLAG_MASKABLE | IRQ_FLAG_AUTOMASKED);
         let msix = told[PCI_MSIX_IRQ as usize];
-        assert_eq!(msix.flags & IRQ_FLAG_EVENTFD, IRQ_FLAG_EVENTFD);
+        assert_eq!(msix.flags, IRQ_FLAG_EVENTFD);
         assert_eq!((intx.count, msix.count), (1, 2));
-        assert_eq!(told[VFIO_PCI_MSI_IRQ_INDEX as usize].count, 0);
+        assert_eq!(told[PCI_MSI_IRQ as usize].count, 0);
+        for index in [PCI_ERR_IRQ, PCI_REQ_IRQ] {
+            let info = told[index as usize];
+            assert_eq!((info.flags, info.count), (IRQ_FLAG_EVENTFD | IRQ_FLAG_NORESIZE, 1));
+        }
     });
 }
 
@@ -199,6 +206,45 @@ fn interrupts_that_the_crate_disabled_are_silent_until_they_are_bound_again() {
 
         assert!(signals(&error) >= 1);
         assert!(before.iter().all(is_quiet));
+    });
+}
+
+#[test]
+fn an_evicted_client_of_the_crate_is_told_by_the_error_and_the_request_interrupt() {
+    in_time(|| {
+        let served = proof();
+        let mut client = connect(&served, "fifo0", "user0");
+        let ([error], [request]) = (bind(&mut client, PCI_ERR_IRQ), bind(&mut client, PCI_REQ_IRQ));
+
+        served.evict("fifo0", "user0");
+
+        assert_eq!((signals(&error), signals(&request)), (1, 1));
+        assert!(client.region_read(PCI_CONFIG_REGION, 0, &mut [0; 2]).is_err());
+    });
+}
+
+/// VFIO's own drivers do not offer it either. The crate does not look at the refusal.
+#[test]
+fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
+    in_time(|| {
+        let served = proof();
+        let mut client = connect(&served, "fifo0", "user0");
+        let [line] = bind(&mut client, PCI_INTX_IRQ);
+        let masked = eventfd();
+
+        let flags = VFIO_IRQ_SET_ACTION_MASK | VFIO_IRQ_SET_DATA_EVENTFD;
+        assert!(client.set_irqs(PCI_INTX_IRQ, flags, 0, 1, &[masked.as_raw_fd()]).is_ok());
+        client.set_irqs(PCI_INTX_IRQ, MASK, 0, 1, &[]).unwrap();
+        client.set_irqs(PCI_INTX_IRQ, UNMASK, 0, 1, &[]).unwrap();
+        underrun(&mut client);
+
+        assert_eq!(signals(&line), 1);
+        assert!(is_quiet(&masked));
+        // Our own client says what it was.
+        let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
+        let fds = [Some(masked.as_fd())];
+        let refused = ours.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Mask, IrqPayload::EventFd(&fds));
+        assert_eq!(refused.unwrap_err().errno(), Errno::ENOTSUP);
     });
 }
 

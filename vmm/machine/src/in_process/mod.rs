@@ -186,7 +186,6 @@ impl LocalMachine {
     /// [`OpenError::Machine`] when nobody has it; [`OpenError::Broken`].
     pub fn evict(&self, function: FunctionId, who: AttachmentId) -> Result<(), OpenError> {
         let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
-        inner.machine.mark_dead(function, who)?;
         inner.machine.detach(function, who, Ended::Evicted)?;
         if let Some(tenant) = inner.tenants.remove(&(function, who)) {
             tenant.gone.store(true, Ordering::Release);
