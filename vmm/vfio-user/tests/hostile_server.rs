@@ -20,9 +20,13 @@ const SHORT: Duration = Duration::from_millis(500);
 type Script = Box<dyn FnMut(Header, &[u8]) -> Vec<u8> + Send>;
 
 /// A server that answers the version with `json`, and each later request with what `script` makes of it.
-fn against(json: &[u8], timeout: Duration, mut script: Script) -> Result<Client, ClientError> {
+fn against(json: &[u8], timeout: Duration, script: Script) -> Result<Client, ClientError> {
+    against_version(common::version(json), timeout, script)
+}
+
+/// As [`against`], with the whole payload of the answer to the version.
+fn against_version(version: Vec<u8>, timeout: Duration, mut script: Script) -> Result<Client, ClientError> {
     let (ours, theirs) = UnixStream::pair().unwrap();
-    let version = common::version(json);
     std::thread::spawn(move || {
         let mut stream = theirs;
         let mut first = true;
@@ -89,6 +93,16 @@ fn version_reply_that_makes_no_sense_is_malformed() {
         let client = against(json, PATIENCE, reply_with(vec![]));
 
         assert!(matches!(client, Err(ClientError::Malformed { command: Command::Version, .. })), "{json:?}");
+    }
+}
+
+#[test]
+fn version_that_was_not_proposed_is_malformed() {
+    for version in [[1, 0, 0, 0], [0, 0, 1, 0]] {
+        let client = against_version(version.to_vec(), PATIENCE, reply_with(vec![]));
+
+        let error = client.unwrap_err();
+        assert!(matches!(error, ClientError::Malformed { command: Command::Version, .. }), "{error}");
     }
 }
 

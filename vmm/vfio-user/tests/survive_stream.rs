@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use common::*;
 use nicforge_vfio_user::socket::FrameError;
-use nicforge_vfio_user::wire::{Command, Header, parse_version};
+use nicforge_vfio_user::wire::{Capabilities, Command, Header, parse_version};
 use nicforge_vfio_user::*;
 
 const QEMU_JSON: &[u8] = br#"{"capabilities": {"max_msg_fds": 8, "max_data_xfer_size": 1048576, "pgsizes": 4096, "max_dma_maps": 65535, "write_multiple": true}}"#;
@@ -59,8 +59,19 @@ fn version_of_qemu_is_answered_shortly_with_what_it_named() {
     let capabilities = answer.capabilities.unwrap();
     assert_eq!(capabilities.max_msg_fds, Some(16));
     assert_eq!(capabilities.max_data_xfer_size, Some(1 << 20));
+    assert_eq!((capabilities.pgsizes, capabilities.max_dma_maps), (Some(4096), Some(65535)));
     assert_eq!(capabilities.write_multiple, Some(true));
     assert_eq!(pair.server.peer().unwrap().max_msg_fds, Some(8));
+}
+
+#[test]
+fn version_that_proposes_a_twin_socket_is_answered_without_one() {
+    let mut pair = Pair::new(ServerConfig::default());
+
+    let got = pair.ask(Command::Version, &version(br#"{"capabilities":{"twin_socket":{"supported":true}}}"#));
+
+    assert_eq!(parse_version(&got.payload).unwrap().capabilities, Some(Capabilities::default()));
+    assert!(got.fds.is_empty());
 }
 
 #[test]

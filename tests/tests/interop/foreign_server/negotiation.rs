@@ -24,7 +24,9 @@ fn our_version_is_answered_with_the_crates_own_capabilities() {
 
         let asked = request.message.capabilities.unwrap();
         assert_eq!((request.message.major, request.message.minor), (0, 0));
-        assert_eq!((asked.max_msg_fds, asked.write_multiple), (Some(8), Some(true)));
+        assert_eq!((asked.max_msg_fds, asked.max_data_xfer_size), (Some(8), Some(1 << 20)));
+        assert_eq!((asked.pgsizes, asked.max_dma_maps), (Some(4096), Some(65535)));
+        assert_eq!((asked.write_multiple, asked.twin_socket), (Some(true), None));
         let named = Capabilities {
             max_msg_fds: Some(1),
             max_data_xfer_size: Some(1 << 20),
