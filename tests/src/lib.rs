@@ -1,7 +1,8 @@
 //! Whole-system tests: test bodies that run the same through every door to a device.
 //!
 //! A body gets a [`backing::Rig`], which opens attachments of a machine, and does not know whether the machine is in this
-//! process or behind sockets. The files in `tests/tests` run each body once for each door.
+//! process or behind sockets. The files in `tests/tests` run each body once for each door; `interop` there has the `vfio_user`
+//! crate at the other end of the socket, and `conformance` holds the book's tables against the sources.
 //!
 //! May touch everything.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]

@@ -71,8 +71,10 @@ fn the_device_copies_within_memory_that_the_crate_mapped() {
         assert_eq!(engine.bytes(DESTINATION.1, 1000), data);
         assert_eq!(engine.bytes(DESTINATION.1 + 1000, 8), [0; 8]);
         assert_eq!(read32(&mut engine.client, 0, REG_STATUS), 0);
-        let client = attachment(&served, "dma0", "user0").client.unwrap();
-        assert_eq!(client.ranges, 2);
+        let attachment = attachment(&served, "dma0", "user0");
+        assert_eq!(attachment.client.unwrap().ranges, 2);
+        // By the mapping alone: the crate could not answer a message.
+        assert_eq!(attachment.server.dma_messages, 0);
     });
 }
 
