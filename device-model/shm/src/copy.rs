@@ -333,15 +333,100 @@ pub(crate) unsafe fn array_to_shared<const N: usize>(target: *mut u8, source: *c
     unsafe { move_array::<ToShared, N>(target, source) };
 }
 
+/// How an aligned array is moved: at which width.
+pub(crate) trait Moves {
+    /// Copies `N` bytes, a multiple of 16, out of shared memory.
+    ///
+    /// # Safety
+    /// As [`copy_from_shared`]; `source` must be aligned to 64 bytes.
+    unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8);
+    /// Copies `N` bytes, a multiple of 16, into shared memory.
+    ///
+    /// # Safety
+    /// As [`copy_to_shared`]; `target` must be aligned to 64 bytes.
+    unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8);
+}
+
+/// The widest moves that the program was built for.
+pub(crate) struct Narrow;
+
+impl Moves for Narrow {
+    #[inline(always)]
+    unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8) {
+        // SAFETY: passed on.
+        unsafe { move_aligned_array::<FromShared, N>(target, source) };
+    }
+    #[inline(always)]
+    unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8) {
+        // SAFETY: passed on.
+        unsafe { move_aligned_array::<ToShared, N>(target, source) };
+    }
+}
+
+/// Whether to use [`Wide`]: the processor has it, and the program was not built for as much.
+pub(crate) fn has_wide_moves() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has = VECTOR < 32 && std::arch::is_x86_feature_detected!("avx");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = false;
+    has
+}
+
+/// Moves of 32 bytes in a program that was not built for them. Its functions must be inlined into one that has AVX enabled; else the
+/// compiler makes two moves of each.
+#[cfg(target_arch = "x86_64")]
+pub(crate) struct Wide;
+
+#[cfg(target_arch = "x86_64")]
+impl Moves for Wide {
+    #[inline(always)]
+    unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8) {
+        // SAFETY: passed on.
+        unsafe { move_wide_array::<FromShared, N>(target, source) };
+    }
+    #[inline(always)]
+    unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8) {
+        // SAFETY: passed on.
+        unsafe { move_wide_array::<ToShared, N>(target, source) };
+    }
+}
+
+/// # Safety
+/// As [`move_aligned_array`].
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn move_wide_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
+    let mut at = 0;
+    while at + 32 <= N {
+        // SAFETY: `N` bytes may be moved, and the pivot is aligned, says the caller.
+        unsafe { D::step::<core::arch::x86_64::__m256i>(target.wrapping_add(at), source.wrapping_add(at)) };
+        at += 32;
+    }
+    if at < N {
+        // SAFETY: as above.
+        unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
+    }
+}
+
 #[inline(always)]
 unsafe fn move_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
     if !N.is_multiple_of(16) || N > 512 || D::pivot(target, source) & (VECTOR - 1) != 0 {
         // SAFETY: passed on.
         return unsafe { move_bytes::<D>(target, source, N) };
     }
+    // SAFETY: passed on; the pivot is aligned by the check above.
+    unsafe { move_aligned_array::<D, N>(target, source) };
+}
+
+/// Unrolled.
+///
+/// # Safety
+/// As [`Direction::step`] for `N` bytes, a multiple of 16, with the pivot aligned to [`VECTOR`].
+#[inline(always)]
+unsafe fn move_aligned_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
     let mut at = 0;
     while at + 64 <= N {
-        // SAFETY: `N` bytes may be moved, and the pivot is aligned by the check above.
+        // SAFETY: `N` bytes may be moved, and the pivot is aligned, says the caller.
         unsafe { move_64::<D>(target.wrapping_add(at), source.wrapping_add(at)) };
         at += 64;
     }

@@ -24,6 +24,12 @@ pub enum MemoryError {
         /// The alignment it needs in bytes.
         align: u64,
     },
+    /// A ring of slots whose length is no power of two.
+    #[error("{count} slots: the length of a ring must be a power of two")]
+    SlotCount {
+        /// Slots asked for.
+        count: u32,
+    },
     /// A write to memory that is mapped read-only.
     #[error("write to offset 0x{offset:x} of memory that is mapped read-only")]
     ReadOnly {

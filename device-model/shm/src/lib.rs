@@ -15,6 +15,7 @@
 //! | `memory` | creating and mapping files |
 //! | `window` | sub-ranges, with the accessors of the hot path |
 //! | `word` | atomic words |
+//! | `slots` | rings of packet slots |
 //! | `copy` | the volatile copies |
 //! | [`posted`] | the ring of posted writes |
 //! | [`wake`] | sleeping without a fence in the writer |
@@ -25,6 +26,7 @@ mod error;
 mod memory;
 pub mod posted;
 mod sigbus;
+mod slots;
 pub mod wake;
 mod window;
 mod word;
@@ -33,6 +35,7 @@ pub use error::{GuardError, MemoryError};
 pub use memory::{Access, SharedMemory};
 pub use posted::{Cells, Consumer, Peek, Producer, PushError, RecordRef, RingError, SharedCells};
 pub use sigbus::{MAX_GUARDED_RANGES, guard_faults, install_sigbus_guard};
+pub use slots::Slots;
 pub use wake::{SAFETY_TIMEOUT, register_membarrier};
 pub use window::Window;
 pub use word::{SharedU32, SharedU64};

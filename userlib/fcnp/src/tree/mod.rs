@@ -22,10 +22,13 @@ use std::sync::atomic::Ordering;
 
 use nicforge_driver::{Device, Doorbell, Interrupt, Relax};
 use nicforge_hwi::{
-    tree::{BAR_MIRROR, BAR_WINDOW, CORES, MAX_FIFO_DEPTH, MAX_NODES, VC_USER, mirror, vector, window},
+    tree::{
+        BAR_MIRROR, BAR_WINDOW, CORES, MAX_FIFO_DEPTH, MAX_NODES, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD,
+        VC_USER, mirror, vector, window,
+    },
     tree_dcr::REG_INT_ENABLE,
 };
-use nicforge_shm::{SharedU32, Window};
+use nicforge_shm::{SharedU32, Slots, Window};
 
 pub use self::{
     lockbox::{Held, HoldsLock, LockBox, thread_number},
@@ -35,6 +38,10 @@ pub use self::{
 };
 use self::{receive::ReceivePort, send::SendPort};
 use crate::Error;
+
+/// The slots of a FIFO.
+type PacketSlots = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLOAD>;
+const _: () = assert!(SLOT_CONTROL == 0, "the control word is where PacketSlots has it");
 
 /// Rank of a node that is no compute node.
 const NO_RANK: u32 = u32::MAX;
@@ -133,11 +140,11 @@ impl TreeChannel {
     /// Starts to send. `held` is the lock of [`TreeChannel::send_lock`]; the batch keeps it.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// None with the devices there are; callers pass it on.
     #[inline]
     pub fn send_batch<G: HoldsLock>(&self, held: G) -> Result<SendBatch<'_, G>, Error> {
         debug_assert_eq!(held.number(), window::LOCK_SEND);
-        SendBatch::begin(&self.send, &self.doorbell, held)
+        Ok(SendBatch::begin(&self.send, &self.doorbell, held))
     }
 
     /// Starts to receive. `held` is the lock of [`TreeChannel::receive_lock`]; the receiver keeps it.

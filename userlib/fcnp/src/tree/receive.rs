@@ -3,23 +3,21 @@
 use std::sync::atomic::Ordering;
 
 use nicforge_driver::Doorbell;
-use nicforge_hwi::tree::{Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, window};
+use nicforge_hwi::tree::{Header, PAYLOAD, mirror, window};
 use nicforge_shm::{SharedU32, Window};
 
+use super::PacketSlots;
 use crate::Error;
 
-/// Of a slot's control word: the packet's number, and the irq bit, which is clear in data packets.
-const DATA_MASK: u64 = 0xffff_ffff | (IRQ as u64) << 32;
-/// The irq bit of a header.
+/// The irq bit of a header, which is clear in data packets.
 const IRQ: u32 = Header::point_to_point(0, 0, true).0 ^ Header::point_to_point(0, 0, false).0;
 
 /// The words and slots of a receive FIFO.
 #[derive(Debug)]
 pub(super) struct ReceivePort {
-    slots: Window,
+    slots: PacketSlots,
     head: SharedU32,
     tail: SharedU32,
-    depth: u32,
     /// Packets after which the head is published: half of the FIFO, so that the NIC fills one half while the other is read.
     batch: u32,
 }
@@ -27,12 +25,19 @@ pub(super) struct ReceivePort {
 impl ReceivePort {
     pub(super) fn new(windows: &Window, mirrors: &Window, depth: u32) -> Result<Self, Error> {
         Ok(Self {
-            slots: mirrors.window(mirror::RECV, u64::from(depth) * SLOT)?,
+            slots: PacketSlots::new(mirrors, mirror::RECV, depth)?,
             head: windows.u32(window::RECV_HEAD)?,
             tail: mirrors.u32(mirror::RECV_TAIL)?,
-            depth,
             batch: (depth / 2).clamp(1, 8),
         })
+    }
+
+    /// Frees the slots in front of packet `head`.
+    #[inline]
+    fn free(&self, head: u32, doorbell: &Doorbell) {
+        self.head.store(head, Ordering::Release);
+        // A lost device shows at the next turn of a waiting loop.
+        let _ = doorbell.after_store();
     }
 
     #[inline]
@@ -57,8 +62,6 @@ pub struct Receiver<'a, G> {
     doorbell: &'a Doorbell,
     /// Number of the first packet in the FIFO.
     head: u32,
-    /// Its slot.
-    index: u32,
     published: u32,
     /// Last, so that the lock is given back after all.
     held: G,
@@ -67,7 +70,7 @@ pub struct Receiver<'a, G> {
 impl<'a, G> Receiver<'a, G> {
     pub(super) fn begin(port: &'a ReceivePort, doorbell: &'a Doorbell, held: G) -> Self {
         let head = port.head.load(Ordering::Acquire);
-        Self { port, doorbell, head, index: head % port.depth, published: head, held }
+        Self { port, doorbell, head, published: head, held }
     }
 
     /// What holds the lock.
@@ -85,34 +88,26 @@ impl<'a, G> Receiver<'a, G> {
     /// Header of the first packet, if there is one.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// None with the devices there are; callers pass it on.
     #[inline]
     pub fn peek(&self) -> Result<Option<Header>, Error> {
-        let control = self.port.slots.load_u64_acquire(u64::from(self.index) * SLOT + SLOT_CONTROL)?;
-        if control as u32 == self.head.wrapping_add(1) {
-            Ok(Some(Header((control >> 32) as u32)))
-        } else {
-            Ok(None)
-        }
+        Ok(self.port.slots.holds(self.head).map(|control| Header((control >> 32) as u32)))
     }
 
     /// Copies the payload of the first packet, which [`Receiver::peek`] has shown.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// None with the devices there are; callers pass it on.
     #[inline]
     pub fn payload(&self, out: &mut [u8; PAYLOAD]) -> Result<(), Error> {
-        Ok(self.port.slots.read_array(u64::from(self.index) * SLOT + SLOT_PAYLOAD, out)?)
+        self.port.slots.payload(self.head, out);
+        Ok(())
     }
 
     /// Goes on to the next packet.
     #[inline]
     pub fn advance(&mut self) {
         self.head = self.head.wrapping_add(1);
-        self.index += 1;
-        if self.index == self.port.depth || self.head == 0 {
-            self.index = self.head % self.port.depth;
-        }
         if self.head.wrapping_sub(self.published) >= self.port.batch {
             self.publish();
         }
@@ -123,9 +118,7 @@ impl<'a, G> Receiver<'a, G> {
     pub fn publish(&mut self) {
         if self.head != self.published {
             self.published = self.head;
-            self.port.head.store(self.head, Ordering::Release);
-            // A lost device shows at the next turn of a waiting loop.
-            let _ = self.doorbell.after_store();
+            self.port.free(self.head, self.doorbell);
         }
     }
 
@@ -133,73 +126,38 @@ impl<'a, G> Receiver<'a, G> {
     /// it partly), and copies their payloads one after the other straight to `out`.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// None with the devices there are; callers pass it on.
     #[inline]
     pub fn take_data(&mut self, out: &mut [u8]) -> Result<Taken, Error> {
         let (full, rest) = out.as_chunks_mut::<PAYLOAD>();
-        let mut packets = 0;
+        let (port, mut packets) = (self.port, 0);
+        let (mut head, mut published) = (self.head, self.published);
         while packets < full.len() {
-            let unpublished = self.head.wrapping_sub(self.published);
-            // As far as slots and packet numbers run on without a break, and no farther than to where slots are freed.
-            let run =
-                (self.port.depth - self.index).min(self.port.batch - unpublished).min(u32::MAX - self.head);
-            // At least one: at the break of the numbers a packet is taken alone.
-            let end = full.len().min(packets + run.max(1) as usize);
-            packets += if run == 0 {
-                self.take_one(&mut full[packets])?
-            } else {
-                self.take_run(&mut full[packets..end])?
-            };
-            if packets < end {
+            // No farther than to where slots are freed.
+            let end = full.len().min(packets + (port.batch - head.wrapping_sub(published)) as usize);
+            let Some(run) = full.get_mut(packets..end) else { break };
+            let taken = port.slots.take_run(head, IRQ, run);
+            head = head.wrapping_add(taken as u32);
+            packets += taken;
+            self.head = head;
+            if head.wrapping_sub(published) >= port.batch {
+                published = head;
+                self.published = head;
+                port.free(head, self.doorbell);
+            }
+            if taken == 0 {
                 return Ok(Taken { packets, control: self.peek()?.is_some_and(Header::irq) });
             }
         }
         if !rest.is_empty() {
             match self.peek()? {
-                Some(header) if !header.irq() => {
-                    self.port.slots.read(u64::from(self.index) * SLOT + SLOT_PAYLOAD, rest)?;
-                }
+                Some(header) if !header.irq() => self.port.slots.payload_start(self.head, rest),
                 found => return Ok(Taken { packets, control: found.is_some() }),
             }
             self.advance();
             packets += 1;
         }
         Ok(Taken { packets, control: false })
-    }
-
-    /// Takes one data packet, if it is the first.
-    fn take_one(&mut self, target: &mut [u8; PAYLOAD]) -> Result<usize, Error> {
-        if self.peek()?.is_none_or(Header::irq) {
-            return Ok(0);
-        }
-        self.payload(target)?;
-        self.advance();
-        Ok(1)
-    }
-
-    /// Takes data packets from slots that lie one after the other until one is empty or has the irq bit. The loop is what a
-    /// data packet costs: one comparison says that the packet is there and is data.
-    #[inline]
-    fn take_run(&mut self, targets: &mut [[u8; PAYLOAD]]) -> Result<usize, Error> {
-        let slots = &self.port.slots;
-        let mut slot = u64::from(self.index) * SLOT;
-        let mut expected = u64::from(self.head);
-        let mut taken = 0;
-        for target in targets {
-            expected += 1;
-            if slots.load_u64_acquire(slot + SLOT_CONTROL)? & DATA_MASK != expected {
-                break;
-            }
-            slots.read_array(slot + SLOT_PAYLOAD, target)?;
-            slot += SLOT;
-            taken += 1;
-        }
-        self.head = self.head.wrapping_add(taken);
-        self.index = self.head % self.port.depth;
-        if self.head.wrapping_sub(self.published) >= self.port.batch {
-            self.publish();
-        }
-        Ok(taken as usize)
     }
 }
 

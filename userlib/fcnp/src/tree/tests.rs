@@ -52,7 +52,7 @@ fn packets_pass_the_end_of_the_numbers_in_order() {
     let data: Vec<u8> = (0..PACKETS * PAYLOAD - 100).map(|index| (index / 3) as u8).collect();
     let (mut received, mut sent, mut taken, mut next) = (vec![0; data.len()], 0, 0, FIRST);
     while taken < PACKETS {
-        let mut batch = SendBatch::begin(&send, &doorbell, ()).unwrap();
+        let mut batch = SendBatch::begin(&send, &doorbell, ());
         let rest = data.get(sent * PAYLOAD..).unwrap_or_default();
         sent += batch.send_data(Header::point_to_point(15, 1, false), rest, 8).unwrap();
         drop(batch);
@@ -69,7 +69,7 @@ fn data_stop_in_front_of_a_packet_with_the_irq_bit() {
     let (windows, mirrors, doorbell) = (memory(window::SIZE), memory(mirror::SIZE), device().doorbell());
     let send = SendPort::new(&windows, &mirrors, DEPTH).unwrap();
     let receive = ReceivePort::new(&windows, &mirrors, DEPTH).unwrap();
-    let mut batch = SendBatch::begin(&send, &doorbell, ()).unwrap();
+    let mut batch = SendBatch::begin(&send, &doorbell, ());
     for (irq, byte) in [(false, 1), (false, 2), (true, 3), (false, 4)] {
         assert!(batch.try_send(Header::point_to_point(0, 1, irq), &[byte; PAYLOAD]).unwrap());
     }
@@ -89,11 +89,11 @@ fn data_stop_in_front_of_a_packet_with_the_irq_bit() {
 fn batch_goes_on_behind_slots_that_a_dead_sender_had_filled() {
     let (windows, mirrors, doorbell) = (memory(window::SIZE), memory(mirror::SIZE), device().doorbell());
     let send = SendPort::new(&windows, &mirrors, DEPTH).unwrap();
-    let mut dead = SendBatch::begin(&send, &doorbell, ()).unwrap();
+    let mut dead = SendBatch::begin(&send, &doorbell, ());
     assert!(dead.try_send(Header::point_to_point(0, 1, false), &[1; PAYLOAD]).unwrap());
     // Killed: the tail word does not say what it has sent.
     std::mem::forget(dead);
-    let mut batch = SendBatch::begin(&send, &doorbell, ()).unwrap();
+    let mut batch = SendBatch::begin(&send, &doorbell, ());
     assert!(batch.try_send(Header::point_to_point(0, 1, false), &[2; PAYLOAD]).unwrap());
     drop(batch);
     assert_eq!(move_packets(&windows, &mirrors, 0), 2);
