@@ -2,7 +2,7 @@
 
 use std::collections::VecDeque;
 
-use super::{FaultHook, Node, Packet};
+use super::{FaultHook, Node, Packet, queue::Queue};
 use crate::{device::FunctionId, time::Nanos};
 
 /// Virtual channels of a link at most.
@@ -128,8 +128,8 @@ impl Path {
 
 /// A virtual channel of one direction.
 pub(super) struct Lane {
-    /// Packets sent and not yet taken; room for all credits.
-    pub(super) queue: VecDeque<Packet>,
+    /// Packets sent and not yet taken.
+    pub(super) queue: Queue,
     /// How many of them have arrived, from the front.
     pub(super) visible: u32,
     pub(super) credits: u32,
@@ -152,7 +152,7 @@ impl Lane {
     pub(super) fn new(path: u32, ends: (u32, u32, u8), channel: u8, credits: u32, spec: &LinkSpec) -> Self {
         let (sender, receiver, port) = ends;
         Self {
-            queue: VecDeque::with_capacity(credits as usize),
+            queue: Queue::new(credits),
             visible: 0,
             credits,
             sender,
@@ -168,19 +168,53 @@ impl Lane {
         }
     }
 
-    /// Whether a packet sent now is visible now.
+    /// Whether a packet sent at `now` is visible then: nothing delays it, nor one in front of it (a fault hook may have).
     #[inline]
-    pub(super) fn is_instant(&self) -> bool {
-        self.plain && self.delay == 0
+    pub(super) fn is_instant(&self, now: Nanos) -> bool {
+        self.plain && self.delay == 0 && self.last_arrival <= now
     }
 
-    /// Adds a packet that arrives at `arrival`.
+    /// Adds a packet that arrives at `arrival`, on one of the sender's credits.
     #[inline]
     pub(super) fn push(&mut self, arrival: Nanos, packet: Packet) {
+        self.sent(1, packet.wire_bytes(), arrival);
+        self.queue.push(packet);
+    }
+
+    /// Counts packets that were sent, the last of which arrives at `arrival`.
+    #[inline]
+    fn sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
+        self.credits -= packets;
         self.last_arrival = arrival;
-        self.stats.packets += 1;
-        self.stats.bytes += packet.wire_bytes();
-        self.queue.push_back(packet);
+        self.stats.packets += u64::from(packets);
+        self.stats.bytes += bytes;
+    }
+
+    /// Sends packets that have arrived here on through `out`, where they arrive at once, as long as `goes` says so: at most `limit`, and
+    /// what `out` has credits for. Gives how many.
+    #[inline]
+    pub(super) fn forward(
+        &mut self,
+        out: &mut Self,
+        now: Nanos,
+        limit: u32,
+        ends: (&mut [Node], &mut VecDeque<u32>),
+        goes: impl Fn(&Packet) -> bool,
+    ) -> u32 {
+        let (nodes, woken) = ends;
+        let arrived = limit.min(self.visible);
+        let (moved, bytes) = self.queue.move_to(&mut out.queue, arrived.min(out.credits) as usize, &goes);
+        let moved = moved as u32;
+        if moved == out.credits && moved < arrived && self.queue.front().is_some_and(&goes) {
+            out.note_stall();
+        }
+        if moved != 0 {
+            self.taken(moved, nodes);
+            self.give_credits(moved, nodes, woken);
+            out.sent(moved, bytes, now);
+            out.show(moved, nodes, woken);
+        }
+        moved
     }
 
     /// Takes the first packet, if it has arrived.
@@ -189,32 +223,38 @@ impl Lane {
         if self.visible == 0 {
             return None;
         }
-        let packet = self.queue.pop_front()?;
-        self.visible -= 1;
+        let packet = self.queue.pop()?;
+        self.taken(1, nodes);
+        Some(packet)
+    }
+
+    /// Packets that had arrived were taken.
+    #[inline]
+    fn taken(&mut self, packets: u32, nodes: &mut [Node]) {
+        self.visible -= packets;
         if self.visible == 0 {
             nodes[self.receiver as usize].arrived[usize::from(self.channel) % MAX_CHANNELS] &=
                 !(1 << (self.port % 64));
         }
-        Some(packet)
     }
 
-    /// The next packet has arrived.
+    /// The next packets have arrived.
     #[inline]
-    pub(super) fn show_next(&mut self, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
-        self.visible += 1;
+    pub(super) fn show(&mut self, packets: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+        self.visible += packets;
         let node = &mut nodes[self.receiver as usize];
         node.arrived[usize::from(self.channel) % MAX_CHANNELS] |= 1 << (self.port % 64);
         node.wake(self.receiver, woken);
     }
 
-    /// A credit has come back.
+    /// Credits have come back.
     #[inline]
-    pub(super) fn give_credit(&mut self, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
-        self.credits += 1;
-        self.starved = false;
-        if self.credits == 1 {
+    pub(super) fn give_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+        if self.credits == 0 {
             nodes[self.sender as usize].wake(self.sender, woken);
         }
+        self.credits += credits;
+        self.starved = false;
     }
 
     #[cold]

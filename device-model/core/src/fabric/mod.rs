@@ -18,6 +18,7 @@ mod fault;
 mod link;
 mod packet;
 mod ports;
+mod queue;
 mod schedule;
 #[cfg(test)]
 mod tests;
@@ -122,6 +123,8 @@ struct End {
 struct Node {
     function: FunctionId,
     ends: Vec<Option<End>>,
+    /// Ports with a link, a bit a port.
+    plugged: u64,
     /// Ports at which packets wait, a bit a port, by virtual channel.
     arrived: [u64; MAX_CHANNELS],
     woken: bool,
@@ -222,7 +225,9 @@ impl Fabric {
     }
 
     fn plug(&mut self, node: u32, port: u8, end: End) {
-        let ends = &mut self.nodes[node as usize].ends;
+        let node = &mut self.nodes[node as usize];
+        node.plugged |= 1 << (port % MAX_PORTS);
+        let ends = &mut node.ends;
         if ends.len() <= usize::from(port) {
             ends.resize(usize::from(port) + 1, None);
         }
@@ -260,6 +265,7 @@ impl Fabric {
         self.nodes.push(Node {
             function,
             ends: Vec::new(),
+            plugged: 0,
             arrived: [0; MAX_CHANNELS],
             woken: false,
             member: 0,
@@ -400,8 +406,10 @@ impl Fabric {
     #[inline]
     fn happen(&mut self, due: Nanos, event: Event) {
         match event {
-            Event::Arrival { lane } => self.lanes[lane as usize].show_next(&mut self.nodes, &mut self.woken),
-            Event::Credit { lane } => self.lanes[lane as usize].give_credit(&mut self.nodes, &mut self.woken),
+            Event::Arrival { lane } => self.lanes[lane as usize].show(1, &mut self.nodes, &mut self.woken),
+            Event::Credit { lane } => {
+                self.lanes[lane as usize].give_credits(1, &mut self.nodes, &mut self.woken)
+            }
             Event::Wire { wire } => self.show_wire(wire, due),
         }
     }

@@ -38,6 +38,12 @@ impl<'a> Ports<'a> {
         self.end(port).is_some()
     }
 
+    /// Ports with a link, a bit a port.
+    #[inline]
+    pub fn plugged(&self) -> u64 {
+        self.node.and_then(|node| self.fabric.nodes.get(node as usize)).map_or(0, |node| node.plugged)
+    }
+
     #[inline]
     fn end(&self, port: u8) -> Option<super::End> {
         let node = self.fabric.nodes.get(self.node? as usize)?;
@@ -99,28 +105,36 @@ impl<'a> Ports<'a> {
     /// now; then nothing has changed.
     #[inline]
     pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
+        self.forward_while(from, to, channel, 1, |_| true) == 1
+    }
+
+    /// Sends packets that have arrived at port `from` on through port `to` as long as they can be sent and `goes` says so of the next
+    /// one, at most `limit`. Gives how many.
+    #[inline]
+    pub fn forward_while(
+        &mut self,
+        from: u8,
+        to: u8,
+        channel: usize,
+        limit: u32,
+        goes: impl Fn(&Packet) -> bool,
+    ) -> u32 {
         let (Some(inward), Some(out)) = (self.lane_in(from, channel), self.lane_out(to, channel)) else {
-            return false;
+            return 0;
         };
         let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
-        let Ok([inward_lane, out_lane]) = lanes.get_disjoint_mut([inward, out]) else { return false };
-        if out_lane.credits == 0 {
-            out_lane.note_stall();
-            return false;
+        let Ok([inward_lane, out_lane]) = lanes.get_disjoint_mut([inward, out]) else { return 0 };
+        if out_lane.is_instant(self.now) && inward_lane.delay == 0 {
+            // What the loop below does, in one go.
+            return inward_lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
         }
-        if !(out_lane.is_instant() && inward_lane.delay == 0) {
-            let packet = self.take(from, channel);
-            let taken = packet.is_some();
-            packet.into_iter().for_each(|packet| self.put(out, packet));
-            return taken;
+        let mut moved = 0;
+        while moved < limit && self.peek(from, channel).is_some_and(&goes) && self.ready(to, channel) {
+            let Some(packet) = self.take(from, channel) else { break };
+            self.put(out, packet);
+            moved += 1;
         }
-        // What `take` and `put` do, in one go.
-        let Some(packet) = inward_lane.pop_arrived(nodes) else { return false };
-        inward_lane.give_credit(nodes, woken);
-        out_lane.credits -= 1;
-        out_lane.push(self.now, packet);
-        out_lane.show_next(nodes, woken);
-        true
+        moved
     }
 
     /// Puts a packet on a lane that has a credit.
@@ -128,7 +142,6 @@ impl<'a> Ports<'a> {
     fn put(&mut self, index: usize, mut packet: Packet) {
         let fabric = &mut *self.fabric;
         let lane = &mut fabric.lanes[index];
-        lane.credits -= 1;
         let mut arrival = if lane.plain {
             self.now.after(lane.delay)
         } else {

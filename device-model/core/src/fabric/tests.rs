@@ -6,6 +6,7 @@ use super::*;
 
 const A: FunctionId = FunctionId(0);
 const B: FunctionId = FunctionId(1);
+const C: FunctionId = FunctionId(2);
 
 fn pair(spec: LinkSpec) -> (Fabric, LinkId) {
     let mut fabric = Fabric::new();
@@ -47,6 +48,87 @@ fn a_packet_over_a_link_without_delay_is_there_at_once() {
     assert_eq!(fabric.next_event(), Nanos::NEVER);
     assert_eq!(receive(&mut fabric, 5, 0), Some(42));
     assert_eq!(receive(&mut fabric, 5, 0), None);
+}
+
+/// A, B and C in a row, by links like `spec`; B has A at port 0 and C at port 1.
+fn row(spec: &LinkSpec) -> (Fabric, LinkId) {
+    let mut fabric = Fabric::new();
+    fabric.connect((A, 0), (B, 0), spec.clone()).unwrap();
+    let onward = fabric.connect((B, 1), (C, 0), spec.clone()).unwrap();
+    while fabric.pop_woken().is_some() {}
+    (fabric, onward)
+}
+
+/// What C has got after B has passed on what it may; packets 1 to 4 were sent.
+fn pass_on(fabric: &mut Fabric, limit: u32, goes: impl Fn(&Packet) -> bool) -> (u32, Vec<u64>) {
+    let late = Nanos(1 << 20);
+    for number in 1..=4 {
+        assert!(send(fabric, 0, 0, number));
+    }
+    fabric.advance(late);
+    let moved = fabric.ports(B, late).forward_while(0, 1, 0, limit, goes);
+    let later = Nanos(2 << 20);
+    fabric.advance(later);
+    let mut ports = fabric.ports(C, later);
+    let headers = std::iter::from_fn(|| {
+        let packet = ports.take(0, 0)?;
+        let header = packet.header;
+        ports.recycle(packet);
+        Some(header)
+    });
+    (moved, headers.collect())
+}
+
+#[test]
+fn packets_are_passed_on_in_order_as_far_as_the_limit_the_condition_and_the_credits_allow() {
+    let links = [
+        LinkSpec::default(),
+        LinkSpec { delay: 7, ..LinkSpec::default() },
+        LinkSpec { bits_per_second: 1_000_000_000, ..LinkSpec::default() },
+    ];
+    for spec in links {
+        assert_eq!(pass_on(&mut row(&spec).0, 9, |_| true), (4, vec![1, 2, 3, 4]), "{spec:?}");
+        assert_eq!(pass_on(&mut row(&spec).0, 3, |_| true), (3, vec![1, 2, 3]), "{spec:?}");
+        assert_eq!(pass_on(&mut row(&spec).0, 9, |packet| packet.header < 3), (2, vec![1, 2]), "{spec:?}");
+        assert_eq!(pass_on(&mut row(&spec).0, 0, |_| true), (0, vec![]), "{spec:?}");
+        let (mut fabric, onward) = row(&spec);
+        // B has sent two packets of its own, so that two credits are left.
+        for number in [8, 9] {
+            let mut ports = fabric.ports(B, Nanos(0));
+            let mut packet = ports.new_packet(256).unwrap();
+            packet.header = number;
+            assert!(ports.send(1, 0, packet).is_ok());
+        }
+        assert_eq!(pass_on(&mut fabric, 9, |_| true), (2, vec![8, 9, 1, 2]), "{spec:?}");
+        let stats = fabric.link_stats(onward, Direction::Forward, 0).unwrap();
+        assert_eq!((stats.packets, stats.bytes, stats.stalls), (4, 4 * 256, 1), "{spec:?}");
+    }
+}
+
+#[test]
+fn a_burst_that_is_passed_on_gives_its_credits_back_and_wakes_both_neighbours_once() {
+    let (mut fabric, _) = row(&LinkSpec::default());
+    for number in 0..4 {
+        assert!(send(&mut fabric, 0, 0, number));
+    }
+    assert!(!send(&mut fabric, 0, 0, 4), "no credit is left");
+    while fabric.pop_woken().is_some() {}
+
+    assert_eq!(fabric.ports(B, Nanos(0)).forward_while(0, 1, 0, 8, |_| true), 4);
+
+    assert_eq!((fabric.pop_woken(), fabric.pop_woken()), (Some(A), Some(C)));
+    assert_eq!(fabric.pop_woken(), None);
+    assert_eq!(fabric.ports(A, Nanos(0)).credits(0, 0), 4);
+    assert_eq!(fabric.ports(B, Nanos(0)).arrived(0), 0);
+    assert_eq!(fabric.ports(B, Nanos(0)).credits(1, 0), 0);
+}
+
+#[test]
+fn ports_with_a_link_are_plugged() {
+    let (mut fabric, _) = row(&LinkSpec::default());
+    assert_eq!(fabric.ports(B, Nanos(0)).plugged(), 0b11);
+    assert_eq!(fabric.ports(C, Nanos(0)).plugged(), 0b1);
+    assert_eq!(fabric.ports(FunctionId(9), Nanos(0)).plugged(), 0);
 }
 
 #[test]

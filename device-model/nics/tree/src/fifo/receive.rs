@@ -175,8 +175,14 @@ impl Channel {
 
     /// While nobody reads what a dead reader was about to: discards packets without the irq bit from the front of the FIFO,
     /// holding the reader's lock.
+    #[inline]
     pub(crate) fn discard_orphans(&mut self) -> bool {
-        if !self.guard || self.recv_count() == 0 || self.front_has_irq() {
+        self.guard && self.discard_guarded()
+    }
+
+    #[cold]
+    fn discard_guarded(&mut self) -> bool {
+        if self.recv_count() == 0 || self.front_has_irq() {
             return false;
         }
         let Some(windows) = &self.windows else { return false };

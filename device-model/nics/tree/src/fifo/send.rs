@@ -12,6 +12,9 @@ impl Channel {
     /// What is first in the send FIFO.
     #[inline]
     pub(crate) fn head(&mut self) -> Head {
+        if self.windows.is_none() && self.side.is_empty() {
+            return Head::Empty;
+        }
         if let Some(side) = self.side.front()
             && side.after == self.send_head
         {

@@ -59,10 +59,14 @@ impl Channel {
     }
 
     /// Brings the mirror up to date. `enabled` are the watermark exceptions that count.
+    #[inline]
     pub(crate) fn publish(&mut self, enabled: (u32, u32)) {
-        if self.windows.is_none() {
-            return;
+        if self.windows.is_some() {
+            self.publish_open(enabled);
         }
+    }
+
+    fn publish_open(&mut self, enabled: (u32, u32)) {
         let send = self.send_count();
         let status = self.status_with(send);
         let (prx_bits, pix_bits) = self.exceptions_with(send);

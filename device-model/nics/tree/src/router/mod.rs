@@ -97,6 +97,8 @@ pub(crate) struct Router {
     connected: u8,
     /// Whose turn is first.
     first: usize,
+    /// Another look at the sources may find more in this step.
+    again: bool,
     /// Something could not move for want of a packet from the pool; it is to be tried again soon.
     pub(crate) starved: bool,
     pub(crate) counters: [RouterCounters; VCS],
@@ -114,6 +116,7 @@ impl Router {
             blocked: [0; VCS],
             connected: 0,
             first: 0,
+            again: false,
             starved: false,
             counters: [RouterCounters::default(); VCS],
         }
@@ -149,10 +152,7 @@ impl Router {
     }
 
     fn look_at_links(&mut self, ports: &Ports<'_>) {
-        self.connected = 0;
-        for port in 0..PORTS as u8 {
-            self.connected |= u8::from(ports.connected(port)) << port;
-        }
+        self.connected = ports.plugged() as u8 & ALL_PORTS;
     }
 
     /// Moves about `budget` packets. True when anything moved.
@@ -160,17 +160,12 @@ impl Router {
         if self.rcfg & rcfg::MAN != 0 {
             return false;
         }
-        let idle = (0..VCS)
-            .all(|channel| around.presence.ports_waiting[channel] == 0 && self.active(around, channel) == 0);
-        if idle {
-            self.blocked = [0; VCS];
-            return false;
-        }
-        self.look_at_links(around.ports);
         let mut left = budget.max(1);
         let mut moved_any = false;
+        self.look_at_links(around.ports);
         loop {
-            let mut moved = 0;
+            let (mut moved, mut active) = (0, 0);
+            self.again = false;
             for channel in 0..VCS {
                 if around.presence.ports_waiting[channel] != 0 {
                     for port in 0..PORTS {
@@ -179,6 +174,10 @@ impl Router {
                 }
                 let sources = self.active(around, channel);
                 self.blocked[channel] &= sources;
+                if sources == 0 {
+                    continue;
+                }
+                active |= sources;
                 // The sources from `first` on, then those before it.
                 let later = 0xffu8 << self.first;
                 for part in [sources & later, sources & !later] {
@@ -190,10 +189,13 @@ impl Router {
                     }
                 }
             }
+            if active == 0 {
+                return moved_any;
+            }
             self.first = if self.first + 1 == SOURCES { 0 } else { self.first + 1 };
             moved_any |= moved > 0;
             left = left.saturating_sub(moved);
-            if moved == 0 || left == 0 {
+            if !self.again || left == 0 {
                 return moved_any;
             }
         }
@@ -209,7 +211,8 @@ impl Router {
         sources
     }
 
-    /// Moves up to `limit` packets of a source.
+    /// Moves up to `limit` packets of a source. Whoever moved that many has perhaps more, and what the ALU did or was given may let others
+    /// go on: both are worth another look ([`Router::again`]). Nothing else in a step of this node changes what a source finds.
     #[inline]
     fn drain(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize, limit: u32) -> u32 {
         let bit = 1u8 << source;
@@ -218,6 +221,9 @@ impl Router {
             passed = self.pass_on(around, channel, source, limit);
             if passed > 0 {
                 self.blocked[channel] &= !bit;
+                if passed < limit && around.ports.arrived(channel) as u8 & bit == 0 {
+                    return passed;
+                }
             }
         }
         for moved in passed..limit {
@@ -232,7 +238,9 @@ impl Router {
                     return moved;
                 }
             }
+            self.again |= source == ALU || self.held_mask[channel] != 0;
         }
+        self.again = true;
         limit
     }
 
@@ -248,23 +256,23 @@ impl Router {
         if self.rcfg != 0 || around.presence.ports_waiting[channel] != 0 {
             return 0;
         }
-        let open = self.connected & !(1 << source);
-        let mut moved = 0;
-        while moved < limit {
-            let Some(packet) = around.ports.peek(source as u8, channel) else { break };
-            let header = packet.header;
+        let targets = self.targets.as_slice();
+        let route = |packet: &Packet| {
             // The bits of a presence symbol and the lack of the point-to-point bit both end this.
-            if header >> 32 != 0 || !Header(header as u32).is_point_to_point() {
-                break;
-            }
-            let Some(&Route::Port(port)) = self.targets.get(Header(header as u32).target() as usize) else {
-                break;
-            };
-            if open & (1 << port) == 0 || !around.ports.forward(source as u8, port, channel) {
-                break;
-            }
-            moved += 1;
+            let header = Header(packet.header as u32);
+            let plain = packet.header >> 32 == 0 && header.is_point_to_point();
+            if plain { targets.get(header.target() as usize).copied() } else { None }
+        };
+        let Some(first) = around.ports.peek(source as u8, channel) else { return 0 };
+        let first_header = first.header;
+        let Some(Route::Port(port)) = route(first) else { return 0 };
+        if self.connected & !(1 << source) & (1 << port) == 0 {
+            return 0;
         }
+        // A stream's packets are alike.
+        let goes =
+            |packet: &Packet| packet.header == first_header || route(packet) == Some(Route::Port(port));
+        let moved = around.ports.forward_while(source as u8, port, channel, limit, goes);
         self.counters[channel].forwarded += u64::from(moved);
         moved
     }

@@ -1,0 +1,88 @@
+//! Packets on a lane, in order: a ring with room for as many as the lane has credits.
+
+use super::Packet;
+
+/// See the module.
+pub(super) struct Queue {
+    /// A power of two of places; those that hold a packet begin at `first` and are `length`.
+    places: Box<[Option<Packet>]>,
+    first: usize,
+    length: usize,
+}
+
+impl Queue {
+    /// Room for `packets`.
+    pub(super) fn new(packets: u32) -> Self {
+        let places = (0..packets.next_power_of_two()).map(|_| None).collect();
+        Self { places, first: 0, length: 0 }
+    }
+
+    /// Where the packet is that `behind` others are in front of.
+    #[inline]
+    fn place(&self, behind: usize) -> usize {
+        (self.first + behind) & (self.places.len() - 1)
+    }
+
+    /// Adds a packet. There is room: each packet on a lane has one of its credits.
+    #[inline]
+    pub(super) fn push(&mut self, packet: Packet) {
+        debug_assert!(self.length < self.places.len(), "more packets than credits");
+        let place = self.place(self.length);
+        if let Some(place) = self.places.get_mut(place) {
+            *place = Some(packet);
+            self.length += 1;
+        }
+    }
+
+    /// Takes the first packet.
+    #[inline]
+    pub(super) fn pop(&mut self) -> Option<Packet> {
+        let place = self.place(0);
+        let packet = self.places.get_mut(place)?.take()?;
+        self.first = place + 1;
+        self.length -= 1;
+        Some(packet)
+    }
+
+    /// Moves the first packets to the end of another queue as long as `goes` says so: `most` of them at most, and no more than there are
+    /// and there is room for. Gives how many, and how many bytes they have on the wire.
+    #[inline]
+    pub(super) fn move_to(
+        &mut self,
+        to: &mut Self,
+        most: usize,
+        goes: impl Fn(&Packet) -> bool,
+    ) -> (usize, u64) {
+        let most = most.min(self.length).min(to.places.len() - to.length);
+        let (mut moved, mut bytes) = (0, 0);
+        while moved < most {
+            let (from_place, to_place) = (self.place(moved), to.place(to.length + moved));
+            let (Some(from), Some(to)) = (self.places.get_mut(from_place), to.places.get_mut(to_place))
+            else {
+                break;
+            };
+            let Some(packet) = from.as_ref().filter(|packet| goes(packet)) else { break };
+            bytes += packet.wire_bytes();
+            // With the empty place: nothing to drop.
+            std::mem::swap(from, to);
+            moved += 1;
+        }
+        self.first = self.place(moved);
+        self.length -= moved;
+        to.length += moved;
+        (moved, bytes)
+    }
+
+    /// The first packet.
+    #[inline]
+    pub(super) fn front(&self) -> Option<&Packet> {
+        self.places.get(self.place(0))?.as_ref()
+    }
+
+    /// The first packet, to be changed in place.
+    #[inline]
+    pub(super) fn front_mut(&mut self) -> Option<&mut Packet> {
+        let place = self.place(0);
+        self.places.get_mut(place)?.as_mut()
+    }
+}
