@@ -38,6 +38,37 @@ fn the_machine_at_rest_is_measured() {
 }
 
 #[test]
+fn a_packets_instructions_are_counted() {
+    if Command::new("valgrind").arg("--version").output().is_err() {
+        // The other test is about that.
+        return;
+    }
+    let report = quick("packet");
+    let paths =
+        ["send", "receive", "copy-in", "copy-out", "engine-hop", "engine-ends", "fcnp-send", "fcnp-receive"];
+    assert_report(&report, "packet", &paths);
+    for row in report["rows"].as_array().unwrap() {
+        // What is counted is a packet's work, and not nothing or the whole program's.
+        let instructions = row["instructions"].as_f64().unwrap();
+        assert!((10.0..100_000.0).contains(&instructions), "{row:#}");
+        assert_eq!(row["bytes"], 256);
+    }
+}
+
+#[test]
+fn without_valgrind_the_packet_bench_says_what_to_install() {
+    let nothing = tempfile::TempDir::new().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+        .args(["bench", "packet", "--quick", "--json"])
+        .env("PATH", nothing.path())
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(3), "{said}");
+    assert!(said.contains("valgrind") && said.contains("install"), "{said}");
+}
+
+#[test]
 fn the_list_names_every_bench_and_an_unknown_one_is_refused_with_the_names() {
     let list =
         Command::new(env!("CARGO_BIN_EXE_nicforge")).args(["bench", "list", "--json"]).output().unwrap();

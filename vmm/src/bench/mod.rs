@@ -14,6 +14,7 @@ pub mod report;
 pub mod row;
 pub mod samples;
 
+mod packet;
 mod rest;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -48,6 +49,8 @@ pub struct Run<'a> {
     pub quick: bool,
     /// How engines wait.
     pub event_loop: EventLoop,
+    /// One of all: what can't be measured on this machine is left out with a note, and is no error.
+    pub all: bool,
     /// Ctrl-C; look at it between measurements ([`Run::step`] does).
     signals: &'a Signals,
     progress: ProgressBar,
@@ -100,12 +103,20 @@ struct Bench {
 }
 
 /// All there are, in the order of `all`.
-const BENCHES: &[Bench] = &[Bench {
-    name: "rest",
-    about: "what a served machine of 65 nodes costs while nobody uses it",
-    run: rest::run,
-    part: None,
-}];
+const BENCHES: &[Bench] = &[
+    Bench {
+        name: "packet",
+        about: "instructions a packet, in the library and in the machine (needs valgrind)",
+        run: packet::run,
+        part: Some(packet::part),
+    },
+    Bench {
+        name: "rest",
+        about: "what a served machine of 65 nodes costs while nobody uses it",
+        run: rest::run,
+        part: None,
+    },
+];
 
 /// The command.
 pub fn main(options: &Options) -> Result<u8, Failure> {
@@ -154,7 +165,13 @@ fn run_all(benches: &[Bench], options: &Options) -> Result<u8, Failure> {
             progress.set_style(style);
         }
         progress.set_prefix(bench.name);
-        let run = Run { quick: options.quick, event_loop: options.event_loop, signals: &signals, progress };
+        let run = Run {
+            quick: options.quick,
+            event_loop: options.event_loop,
+            all: options.name == "all",
+            signals: &signals,
+            progress,
+        };
         let outcome = (bench.run)(&run);
         run.progress.finish_and_clear();
         let report =

@@ -1,0 +1,140 @@
+//! Starting valgrind, and reading what it has counted.
+
+use std::{
+    env,
+    fs::{self, File},
+    path::Path,
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::Duration,
+};
+
+use tempfile::TempDir;
+
+use super::{super::Run, part::Part};
+use crate::failure::{Doing, Failure};
+
+/// The program.
+const VALGRIND: &str = "valgrind";
+/// How often to look whether a child has ended.
+const LOOK: Duration = Duration::from_millis(20);
+/// What the first thread's counts are called behind the name given: callgrind separates threads.
+const FIRST_THREAD: &str = "counts-01";
+
+/// A valgrind that can be started.
+pub(super) struct Callgrind {
+    version: String,
+}
+
+impl Callgrind {
+    /// Looks for it in `PATH`.
+    ///
+    /// # Errors
+    /// Says what to install.
+    pub(super) fn find() -> Result<Self, Failure> {
+        let output = Command::new(VALGRIND).arg("--version").stdin(Stdio::null()).output().map_err(|error| {
+            Failure::environment(format!(
+                "bench packet counts instructions with valgrind's tool callgrind, and {VALGRIND} can't be started: {error}; \
+                 install it (Debian and Ubuntu: apt install valgrind; Fedora: dnf install valgrind)"
+            ))
+        })?;
+        Ok(Self { version: String::from_utf8_lossy(&output.stdout).trim().to_owned() })
+    }
+
+    /// As it says itself.
+    pub(super) fn version(&self) -> &str {
+        &self.version
+    }
+
+    /// Instructions that `part` takes for `packets` packets, on the first thread of its process.
+    ///
+    /// # Errors
+    /// When the child fails, or what it has left can't be read.
+    pub(super) fn count(&self, run: &Run<'_>, part: Part, packets: u64) -> Result<u64, Failure> {
+        let directory = TempDir::new().doing(|| "a directory for callgrind's counts".into())?;
+        let errors = directory.path().join("errors");
+        let counts = directory.path().join("counts");
+        let program = env::current_exe().doing(|| "this program's own file".into())?;
+        let mut command = Command::new(VALGRIND);
+        command
+            .args(["-q", "--tool=callgrind", "--collect-atstart=no", "--separate-threads=yes"])
+            .arg("--fair-sched=try")
+            .arg(format!("--callgrind-out-file={}", counts.display()))
+            .args(part.toggles().iter().map(|function| format!("--toggle-collect={function}")))
+            .arg(program)
+            .args(["bench", "packet", "--part", &format!("{}:{packets}", part.name())])
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(File::create(&errors).doing(|| "a file for callgrind's messages".into())?);
+        let child = command.spawn().doing(|| format!("can't start {VALGRIND}"))?;
+        let status = wait(run, child)?;
+        if !status.success() {
+            return Err(failed(part, status, &errors));
+        }
+        let text = fs::read_to_string(directory.path().join(FIRST_THREAD))
+            .doing(|| format!("what {} counted for {}", self.version, part.name()))?;
+        match total(&text) {
+            Some(instructions) if instructions > 0 => Ok(instructions),
+            _ => Err(Failure::environment(format!(
+                "{} counted nothing for {}: it finds the functions by their names; has this program been stripped of its symbols?",
+                self.version,
+                part.name()
+            ))),
+        }
+    }
+}
+
+/// Waits for a child; ends it when the user ends the run.
+fn wait(run: &Run<'_>, mut child: Child) -> Result<ExitStatus, Failure> {
+    loop {
+        if let Some(status) = child.try_wait().doing(|| format!("waiting for {VALGRIND}"))? {
+            return Ok(status);
+        }
+        if let Err(ended) = run.check() {
+            // It may have ended in this moment.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(ended);
+        }
+        thread::sleep(LOOK);
+    }
+}
+
+fn failed(part: Part, status: ExitStatus, errors: &Path) -> Failure {
+    let errors = fs::read_to_string(errors).unwrap_or_default();
+    let hint = if errors.contains("unhandled instruction") || errors.contains("Illegal opcode") {
+        "; valgrind does not know an instruction of this build: build for a simpler target-cpu, without AVX-512"
+    } else {
+        ""
+    };
+    let last: Vec<_> = errors.lines().rev().take(8).collect();
+    let last: Vec<_> = last.into_iter().rev().collect();
+    Failure::environment(format!(
+        "{VALGRIND}, counting {}, ended with {status}{hint}:\n{}",
+        part.name(),
+        last.join("\n")
+    ))
+}
+
+/// The sum of all events in a file of callgrind's: its line `totals: N`, or the sum of its dumps' `summary: N`.
+fn total(text: &str) -> Option<u64> {
+    let figure = |line: &str, name: &str| -> Option<u64> {
+        line.strip_prefix(name)?.split_whitespace().next()?.parse().ok()
+    };
+    text.lines().find_map(|line| figure(line, "totals:")).or_else(|| {
+        let summaries: Vec<_> = text.lines().filter_map(|line| figure(line, "summary:")).collect();
+        (!summaries.is_empty()).then(|| summaries.iter().sum())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn totals_are_read_before_summaries() {
+        assert_eq!(total("version: 1\nevents: Ir\nsummary: 12\n\nfn=(1)\n1 5\n\ntotals: 34\n"), Some(34));
+        assert_eq!(total("events: Ir\nsummary: 12\n\nsummary: 5 7\n"), Some(17));
+        assert_eq!(total("events: Ir\nfn=(1)\n"), None);
+    }
+}

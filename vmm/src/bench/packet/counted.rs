@@ -1,0 +1,70 @@
+//! What is counted. Callgrind counts from the entry of one of these functions to its end, by its name: they are never inlined,
+//! and do nothing but what their figure is about.
+
+use nicforge_core::{
+    machine::{Machine, Next},
+    time::Nanos,
+};
+use nicforge_fcnp::{ComputeCore, Error, IoNode, tree::TreeChannel};
+use nicforge_hwi::tree::{Header, PAYLOAD};
+use nicforge_shm::{MemoryError, Window};
+
+use super::part::{BATCH, Batch};
+
+/// Work per function in one step, as the in-process backing and the engine ask for it.
+const BUDGET: u32 = 64;
+
+/// Sends a batch. Gives the packets sent: fewer when the lock is taken or the FIFO is full.
+#[inline(never)]
+pub(super) fn send_batch(
+    channel: &TreeChannel,
+    owner: u32,
+    header: Header,
+    data: &Batch,
+) -> Result<usize, Error> {
+    let Some(held) = channel.send_lock().try_lock(owner) else { return Ok(0) };
+    channel.send_batch(held)?.send_data(header, &data.0, BATCH)
+}
+
+/// Receives a batch. Gives the packets received: fewer when there are no more.
+#[inline(never)]
+pub(super) fn receive_batch(channel: &TreeChannel, owner: u32, out: &mut Batch) -> Result<usize, Error> {
+    let Some(held) = channel.receive_lock().try_lock(owner) else { return Ok(0) };
+    Ok(channel.receiver(held).take_data(&mut out.0)?.packets)
+}
+
+/// The copies of a batch into shared memory, two packets in one: the least that a checked copy costs beside its moves.
+#[inline(never)]
+pub(super) fn copy_in(window: &Window, data: &[[u8; 2 * PAYLOAD]; BATCH / 2]) -> Result<(), MemoryError> {
+    for (index, packets) in data.iter().enumerate() {
+        window.write_array((index * 2 * PAYLOAD) as u64, packets)?;
+    }
+    Ok(())
+}
+
+/// The copies of a batch out of shared memory.
+#[inline(never)]
+pub(super) fn copy_out(window: &Window, out: &mut [[u8; 2 * PAYLOAD]; BATCH / 2]) -> Result<(), MemoryError> {
+    for (index, packets) in out.iter_mut().enumerate() {
+        window.read_array((index * 2 * PAYLOAD) as u64, packets)?;
+    }
+    Ok(())
+}
+
+/// One step of the machine.
+#[inline(never)]
+pub(super) fn step_machine(machine: &mut Machine, now: Nanos) -> Next {
+    machine.step(now, BUDGET)
+}
+
+/// A message from the I/O node.
+#[inline(never)]
+pub(super) fn fcnp_write(io: &IoNode, core: u32, data: &[u8]) -> Result<usize, Error> {
+    io.write(core, data)
+}
+
+/// A message to a compute core.
+#[inline(never)]
+pub(super) fn fcnp_read(core: &ComputeCore, buffer: &mut [u8]) -> Result<usize, Error> {
+    core.read(buffer)
+}

@@ -1,0 +1,139 @@
+//! `bench packet`: what a packet costs in instructions, in the library and in the machine.
+//!
+//! In: this very program, run again under callgrind, once a figure ([`part`]). Out: instructions a packet. They do not depend on
+//! what else runs, on the processor or on where the threads are, so that they can be compared from one day to the next.
+//!
+//! - `counted.rs`: the functions whose instructions are counted, with everything below them;
+//! - `part.rs`: what runs under callgrind, and what is in a figure; `route.rs`: which nodes the packets run between;
+//! - `callgrind.rs`: starting valgrind, and reading what it has counted.
+
+mod callgrind;
+mod counted;
+mod part;
+mod route;
+
+use self::{
+    callgrind::Callgrind,
+    part::{BATCH, DEPTH, Part},
+    route::Route,
+};
+use super::{
+    Run,
+    row::{Backing, Goal, Outcome, Row},
+};
+use crate::failure::Failure;
+
+/// What the Blue Gene/L papers call the floor for sending or receiving a packet.
+const PACKET_GOAL: f64 = 50.0;
+/// What one node's NIC may cost the engine for a packet on its way.
+const HOP_GOAL: f64 = 150.0;
+
+pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let callgrind = match Callgrind::find() {
+        Ok(callgrind) => callgrind,
+        Err(missing) if run.all => {
+            return Ok(Outcome { notes: vec![format!("left out: {missing}")], ..Outcome::default() });
+        }
+        Err(missing) => return Err(missing),
+    };
+    run.steps(Part::ALL.len() as u64);
+    let mut rows = Vec::new();
+    let count = |part: Part| -> Result<f64, Failure> {
+        run.step(part.name())?;
+        let packets = part.packets(run.quick);
+        let instructions = callgrind.count(run, part, packets)? as f64 / packets as f64;
+        Ok(instructions)
+    };
+    let send = count(Part::Send)?;
+    rows.push(row("send", send).figure("batch", BATCH as f64));
+    let receive = count(Part::Receive)?;
+    rows.push(row("receive", receive).figure("batch", BATCH as f64));
+    for (path, part) in [("copy-in", Part::CopyIn), ("copy-out", Part::CopyOut)] {
+        rows.push(Row { fifo_depth: None, backing: None, ..row(path, count(part)?) });
+    }
+    let (near, far) = (Route::of(Part::EngineNear)?, Route::of(Part::EngineFar)?);
+    let (near_total, far_total) = (count(Part::EngineNear)?, count(Part::EngineFar)?);
+    let hop = (far_total - near_total) / f64::from(far.hops - near.hops);
+    rows.push(row("engine-hop", hop));
+    rows.push(row("engine-ends", near_total - hop * f64::from(near.hops)));
+    for (path, part) in [("fcnp-send", Part::FcnpSend), ("fcnp-receive", Part::FcnpReceive)] {
+        rows.push(row(path, count(part)?));
+    }
+    let goals = vec![
+        Goal::at_most("instructions to send a packet of 256 bytes, with its copy", PACKET_GOAL, send),
+        Goal::at_most("instructions to receive one, with its copy", PACKET_GOAL, receive),
+        Goal::at_most("instructions of the engine for a packet and hop", HOP_GOAL, hop),
+    ];
+    Ok(Outcome { rows, goals, notes: notes(&callgrind, near, far) })
+}
+
+/// The body of a child: `part` says which figure, and of how many packets.
+pub(super) fn part(part: &str) -> Result<u8, Failure> {
+    let usage = || Failure::usage(format!("there is no part {part}"));
+    let (name, packets) = part.split_once(':').ok_or_else(usage)?;
+    let part = Part::ALL.into_iter().find(|part| part.name() == name).ok_or_else(usage)?;
+    part.run(packets.parse().map_err(|_| usage())?)?;
+    Ok(0)
+}
+
+fn row(path: &str, instructions: f64) -> Row {
+    Row {
+        backing: Some(Backing::InProcess),
+        fifo_depth: Some(DEPTH),
+        bytes: Some(nicforge_hwi::tree::PAYLOAD as u64),
+        ..Row::new(path)
+    }
+    .figure("instructions", instructions)
+}
+
+fn notes(callgrind: &Callgrind, near: Route, far: Route) -> Vec<String> {
+    let mut notes = vec![
+        format!("counted by {}, inclusive, divided by packets; built for {}", callgrind.version(), built_for()),
+        format!(
+            "runs of packets are moved 32 bytes at once where the processor, as callgrind shows it, can: here it {}; callgrind knows no \
+             AVX-512",
+            if has_avx() { "can" } else { "can't" }
+        ),
+        format!(
+            "send and receive: batches of {BATCH} with everything that belongs to one: lock box, finding the place, {BATCH} \
+             copies, publishing, the doorbell; copy-in and copy-out: the copies alone"
+        ),
+        format!(
+            "engine-hop: all that the machine does in a stream from io0 to {} ({} hops), less the same to {} ({} hop), by the hops \
+             between; engine-ends: the rest, which is injection and reception",
+            far.name(),
+            far.hops,
+            near.name(),
+            near.hops
+        ),
+        "fcnp-send is IoNode::write, fcnp-receive ComputeCore::read, without the machine's work in their waiting loops".into(),
+    ];
+    if cfg!(debug_assertions) {
+        notes.push("not a release build: NOT for quoting".into());
+    }
+    notes
+}
+
+/// Whether the processor moves 32 bytes at once. Callgrind shows it to the program as it is, up to AVX2.
+fn has_avx() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    let has = std::arch::is_x86_feature_detected!("avx");
+    #[cfg(not(target_arch = "x86_64"))]
+    let has = false;
+    has
+}
+
+/// Architecture and vector instructions that the compiler was allowed to use.
+fn built_for() -> String {
+    let features = [
+        ("sse2", cfg!(target_feature = "sse2")),
+        ("sse4.2", cfg!(target_feature = "sse4.2")),
+        ("avx", cfg!(target_feature = "avx")),
+        ("avx2", cfg!(target_feature = "avx2")),
+        ("bmi2", cfg!(target_feature = "bmi2")),
+        ("avx512f", cfg!(target_feature = "avx512f")),
+        ("neon", cfg!(target_feature = "neon")),
+    ];
+    let present: Vec<_> = features.iter().filter(|(_, present)| *present).map(|(name, _)| *name).collect();
+    format!("{} with {}", std::env::consts::ARCH, present.join(", "))
+}

@@ -1,0 +1,282 @@
+//! What runs under callgrind: a figure is counted in a process of its own.
+//!
+//! The machine of the packet figures has a clock of its own, which goes on by [`TICK`] a step, so that no node falls asleep
+//! while callgrind makes this program fifty times slower: a sleeping one would be woken by a trapped write now and then.
+
+use std::{sync::Arc, thread};
+
+use nicforge_core::{machine::Machine, time::Nanos};
+use nicforge_driver::Device;
+use nicforge_fcnp::{ComputeCore, Config, IoNode, tree::TreeChannel};
+use nicforge_hwi::tree::{Header, PAYLOAD};
+use nicforge_machine::in_process::LocalMachine;
+use nicforge_shm::SharedMemory;
+
+use super::{
+    counted,
+    route::{self, Route},
+};
+use crate::failure::{Doing, Failure};
+
+/// Packets in a batch: FCNP's.
+pub(super) const BATCH: usize = 8;
+/// Packets in each FIFO: deep enough that nobody waits within a batch.
+pub(super) const DEPTH: u32 = 64;
+/// Nanoseconds a step of the machine takes.
+const TICK: u64 = 1_000;
+/// Later than everything that happens in the machine by the real clock.
+const START: Nanos = Nanos(1 << 42);
+/// Steps after which news of who is present are everywhere, and nodes that have nothing to do are cold.
+const STEPS_TO_REST: u32 = 1_000;
+/// Steps in which a batch crosses the tree; a node that is idle for 50 ticks goes cold.
+const STEPS_TO_ARRIVE: u32 = 20;
+/// Packets that are sent before those that count.
+const WARM_UP: u64 = BATCH as u64;
+/// Steps in a row without a packet after which something is wrong.
+const PATIENCE: u32 = 10_000;
+/// A node that is idle for this long goes cold in the FCNP figures, where the clock is the real one: never.
+const NEVER_COLD: u64 = 1 << 62;
+/// The class of the packets; point to point, it means nothing.
+const CLASS: u32 = 15;
+/// Packets of a message of 1 MB.
+const MESSAGE: u64 = (1 << 20) / PAYLOAD as u64;
+
+/// The data of a batch, aligned as the fastest copies want it.
+#[repr(align(64))]
+pub(super) struct Batch(pub(super) [u8; BATCH * PAYLOAD]);
+
+/// A figure.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Part {
+    /// Sending.
+    Send,
+    /// Receiving.
+    Receive,
+    /// The copy into shared memory alone.
+    CopyIn,
+    /// The copy out of it alone.
+    CopyOut,
+    /// The machine's steps, over one link.
+    EngineNear,
+    /// The same over as many as there can be.
+    EngineFar,
+    /// `IoNode::write`.
+    FcnpSend,
+    /// `ComputeCore::read`.
+    FcnpReceive,
+}
+
+impl Part {
+    /// All there are.
+    pub(super) const ALL: [Self; 8] = [
+        Self::Send,
+        Self::Receive,
+        Self::CopyIn,
+        Self::CopyOut,
+        Self::EngineNear,
+        Self::EngineFar,
+        Self::FcnpSend,
+        Self::FcnpReceive,
+    ];
+
+    /// Its name on the child's command line.
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "send",
+            Self::Receive => "receive",
+            Self::CopyIn => "copy-in",
+            Self::CopyOut => "copy-out",
+            Self::EngineNear => "engine-near",
+            Self::EngineFar => "engine-far",
+            Self::FcnpSend => "fcnp-send",
+            Self::FcnpReceive => "fcnp-receive",
+        }
+    }
+
+    /// The functions at whose entry callgrind begins or stops to count, and at whose end it does the opposite, as patterns of names.
+    /// They match mangled names too.
+    pub(super) fn toggles(self) -> &'static [&'static str] {
+        // In a waiting loop of FCNP the thread steps the machine; that is not the library's work.
+        const MACHINE: &str = "*LocalAttachment*Backing*relax*";
+        match self {
+            Self::Send => &["*packet*counted*send_batch*"],
+            Self::Receive => &["*packet*counted*receive_batch*"],
+            Self::CopyIn => &["*packet*counted*copy_in*"],
+            Self::CopyOut => &["*packet*counted*copy_out*"],
+            Self::EngineNear | Self::EngineFar => &["*packet*counted*step_machine*"],
+            Self::FcnpSend => &["*packet*counted*fcnp_write*", MACHINE],
+            Self::FcnpReceive => &["*packet*counted*fcnp_read*", MACHINE],
+        }
+    }
+
+    /// Packets to count: a multiple of what runs at once.
+    pub(super) fn packets(self, quick: bool) -> u64 {
+        let times = if quick { 1 } else { 8 };
+        match self {
+            Self::FcnpSend | Self::FcnpReceive => MESSAGE * times,
+            _ => 1024 * times,
+        }
+    }
+
+    /// Runs it in this process.
+    ///
+    /// # Errors
+    /// When the machine can't be built, or does not do what it should.
+    pub(super) fn run(self, packets: u64) -> Result<(), Failure> {
+        match self {
+            Self::CopyIn | Self::CopyOut => copies(packets),
+            Self::FcnpSend | Self::FcnpReceive => messages(self, packets / MESSAGE),
+            _ => stream(self, packets),
+        }
+    }
+}
+
+/// A machine with a clock of its own.
+struct Stepped {
+    machine: Arc<LocalMachine>,
+    now: Nanos,
+}
+
+impl Stepped {
+    fn new(machine: Machine) -> Self {
+        Self { machine: LocalMachine::new(machine), now: START }
+    }
+
+    /// Steps that are not counted.
+    fn rest(&mut self, steps: u32) {
+        for _ in 0..steps {
+            self.now = self.now.after(TICK);
+            self.machine.with(|machine| machine.step(self.now, 1));
+        }
+    }
+
+    fn step(&mut self) {
+        self.now = self.now.after(TICK);
+        self.machine.with(|machine| counted::step_machine(machine, self.now));
+    }
+}
+
+/// Packets from the I/O node to a compute node: as many as there is room for, a step, and what has arrived.
+fn stream(part: Part, packets: u64) -> Result<(), Failure> {
+    let route = Route::of(part)?;
+    let mut stepped = Stepped::new(route::machine()?.0);
+    let sender = channel(&stepped.machine, "io0")?;
+    let receiver = channel(&stepped.machine, &route.name())?;
+    let header = Header::point_to_point(CLASS, route.address, false);
+    let (data, mut out) = (Batch([0x5a; BATCH * PAYLOAD]), Batch([0; BATCH * PAYLOAD]));
+    stepped.rest(STEPS_TO_REST);
+    warm_up(&mut stepped, (&sender, header, &data), (&receiver, &mut out))?;
+    let (mut taken, mut sent, mut idle) = (0, 0, 0);
+    while taken < packets {
+        while (sent - taken) + BATCH as u64 <= u64::from(DEPTH) && sent < packets {
+            sent += counted::send_batch(&sender, sender.owner(), header, &data).doing(|| "sending".into())?
+                as u64;
+        }
+        stepped.step();
+        idle += 1;
+        while received(&receiver, WARM_UP + taken) >= BATCH as u64 {
+            let got = counted::receive_batch(&receiver, receiver.owner(), &mut out);
+            taken += got.doing(|| "receiving".into())? as u64;
+            idle = 0;
+        }
+        if idle > PATIENCE {
+            return Err(Failure::result(format!("{taken} of {packets} packets arrived, and no more")));
+        }
+    }
+    if out.0 == data.0 { Ok(()) } else { Err(Failure::result("the packets' content was lost")) }
+}
+
+/// A batch that is not counted: it wakes the nodes on the way, which then stay awake.
+fn warm_up(
+    stepped: &mut Stepped,
+    (sender, header, data): (&TreeChannel, Header, &Batch),
+    (receiver, out): (&TreeChannel, &mut Batch),
+) -> Result<(), Failure> {
+    let held = sender.send_lock().try_lock(sender.owner());
+    if let Some(held) = held {
+        let mut batch = sender.send_batch(held).doing(|| "sending".into())?;
+        batch.send_data(header, &data.0, BATCH).doing(|| "sending".into())?;
+    }
+    // Fewer than let a node go cold.
+    stepped.rest(STEPS_TO_ARRIVE);
+    let held = receiver.receive_lock().try_lock(receiver.owner());
+    let taken = held.map(|held| receiver.receiver(held).take_data(&mut out.0).map(|taken| taken.packets));
+    match taken.transpose().doing(|| "receiving".into())? {
+        Some(BATCH) => Ok(()),
+        _ => Err(Failure::result("the first packets did not arrive")),
+    }
+}
+
+/// Packets that wait for the receiver after it has taken `taken`.
+fn received(channel: &TreeChannel, taken: u64) -> u64 {
+    channel.received().wrapping_sub(taken as u32).into()
+}
+
+fn channel(machine: &Arc<LocalMachine>, node: &str) -> Result<TreeChannel, Failure> {
+    TreeChannel::open(device(machine, node)?).doing(|| format!("the channel of {node}"))
+}
+
+fn device(machine: &Arc<LocalMachine>, node: &str) -> Result<Device, Failure> {
+    let backing = machine.open_named(node, "core0").doing(|| node.into())?;
+    Device::from_backing(backing).doing(|| node.into())
+}
+
+/// The copies of batches in and out.
+fn copies(packets: u64) -> Result<(), Failure> {
+    let size = BATCH * PAYLOAD;
+    let memory = SharedMemory::create("bench-copy", size).doing(|| "shared memory".into())?;
+    let window = memory.window(0, size as u64).doing(|| "shared memory".into())?;
+    let data = Batch([0x5a; BATCH * PAYLOAD]);
+    let mut out = Batch([0; BATCH * PAYLOAD]);
+    for _ in 0..packets / BATCH as u64 {
+        if let Some(data) = data.0.as_chunks().0.first_chunk() {
+            counted::copy_in(&window, data).doing(|| "copying".into())?;
+        }
+        if let Some(out) = out.0.as_chunks_mut().0.first_chunk_mut() {
+            counted::copy_out(&window, out).doing(|| "copying".into())?;
+        }
+    }
+    if out.0 == data.0 { Ok(()) } else { Err(Failure::result("the content was lost")) }
+}
+
+/// Messages of 1 MB from the I/O node to a compute core. What is counted runs on this thread, the other side on another one.
+fn messages(part: Part, messages: u64) -> Result<(), Failure> {
+    let (mut machine, _) = route::machine()?;
+    machine.set_cool_after(NEVER_COLD);
+    let machine = LocalMachine::new(machine);
+    let rank = Route::of(part)?.rank;
+    let (io_device, core_device) = (device(&machine, "io0")?, device(&machine, &format!("cn{rank}"))?);
+    let io = IoNode::open(io_device, Config::default()).doing(|| "the I/O node".into())?;
+    let write = move || -> Result<(), Failure> {
+        let data = vec![0x5a; MESSAGE as usize * PAYLOAD];
+        for _ in 0..messages {
+            counted::fcnp_write(&io, rank * 4, &data).doing(|| "a write".into())?;
+        }
+        Ok(())
+    };
+    let read = move || -> Result<(), Failure> {
+        let core = ComputeCore::open(core_device, Config::default()).doing(|| "the compute core".into())?;
+        let mut buffer = vec![0; MESSAGE as usize * PAYLOAD];
+        for _ in 0..messages {
+            counted::fcnp_read(&core, &mut buffer).doing(|| "a read".into())?;
+        }
+        if buffer.iter().all(|&byte| byte == 0x5a) {
+            Ok(())
+        } else {
+            Err(Failure::result("content was lost"))
+        }
+    };
+    if part == Part::FcnpSend { beside(read, write) } else { beside(write, read) }
+}
+
+/// Runs `other` on a thread of its own, and `own` on this one.
+fn beside(
+    other: impl FnOnce() -> Result<(), Failure> + Send,
+    own: impl FnOnce() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    thread::scope(|scope| {
+        let other = scope.spawn(other);
+        let own = own();
+        own.and(other.join().unwrap_or_else(|_| Err(Failure::result("a thread of the bench panicked"))))
+    })
+}
