@@ -254,7 +254,7 @@ pub fn wait_source(
             return Err(deadline.timeout(WHAT));
         }
         match source.raw_fd() {
-            Some(fd) => block(backing, &[fd], deadline.remaining(), cancel)?,
+            Some(fd) => block(backing, &[fd], deadline.at_most(Shared::SLICE).remaining(), cancel)?,
             None => backing.relax(&mut relax)?,
         }
     }

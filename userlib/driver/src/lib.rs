@@ -37,6 +37,7 @@ mod device;
 mod dma;
 pub mod environment;
 mod error;
+mod heartbeat;
 mod interrupt;
 mod posted;
 mod wait;

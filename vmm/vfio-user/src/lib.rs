@@ -22,7 +22,7 @@ pub mod socket;
 mod types;
 pub mod wire;
 
-pub use client::{Client, ClientConfig, ClientError, GuestMemory, IrqPayload};
+pub use client::{Client, ClientConfig, ClientError, GuestMemory, IrqPayload, ServerProcess, ServerWatch};
 pub use errno::Errno;
 pub use server::{
     CompleteError, ConnectionError, DmaError, Handler, Outcome, Progress, ServerConfig, ServerConnection,

@@ -5,10 +5,11 @@
 //! it except [`Backing::relax`].
 
 mod vfio_user;
+mod watch;
 
 use std::{fmt, os::fd::BorrowedFd, sync::Arc};
 
-use nicforge_shm::{SharedMemory, Window};
+use nicforge_shm::{SharedMemory, SharedU64, Window};
 
 pub use vfio_user::VfioUser;
 
@@ -255,6 +256,10 @@ pub trait Backing: Send + Sync + 'static {
     /// # Errors
     /// [`Error::DeviceGone`].
     fn relax(&self, relax: &mut Relax) -> Result<(), Error>;
+
+    /// Tells where the engine behind the device counts its heartbeat, for a backing that can make use of it to notice sooner
+    /// that the engine died. Called once, when the device is opened; not for a plain PCI function.
+    fn set_heartbeat(&self, _heartbeat: SharedU64) {}
 
     /// A descriptor that is readable when [`Backing::attend`] has something to do, for waits that block in the kernel.
     /// `None` when time only passes in [`Backing::relax`].

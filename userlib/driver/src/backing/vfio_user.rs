@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use nicforge_shm::{Access, SharedMemory};
+use nicforge_shm::{Access, SharedMemory, SharedU64};
 use nicforge_vfio_user as wire;
 use nicforge_vfio_user::{
     Client, ClientConfig, ClientError, DmaUnmap, Errno, GuestMemory, IrqAction, IrqPayload,
@@ -24,7 +24,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{
     Backing, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG,
-    RegionInfo, WriteMode,
+    RegionInfo, WriteMode, watch::Watch,
 };
 use crate::{
     Cancel, Deadline, Error, GoneCause, OpenOptions, Relax, Turn,
@@ -149,6 +149,7 @@ struct RemoteRegion {
 struct Link {
     client: Client,
     memory: Arc<ClientMemory>,
+    watch: Arc<Watch>,
     regions: [OnceLock<RemoteRegion>; REGIONS],
     can_reset: bool,
 }
@@ -196,13 +197,16 @@ impl VfioUser {
     ) -> Result<Self, Error> {
         let what = "opening the connection";
         let memory = Arc::new(ClientMemory::default());
+        let watch = Arc::new(Watch::default());
         let config = ClientConfig {
             timeout: options.timeout,
             spin: options.socket_spin,
             memory: Some(memory.clone()),
+            watch: Some(watch.clone()),
             ..ClientConfig::default()
         };
         let client = connect(config).map_err(|error| failed(what, error))?;
+        watch.set_process(client.server_process());
         let info = client.device_info().map_err(|error| failed(what, error))?;
         if info.num_regions <= REGION_CONFIG {
             return Err(Error::Protocol {
@@ -211,7 +215,7 @@ impl VfioUser {
             });
         }
         let can_reset = info.flags & wire::DEVICE_FLAGS_RESET != 0;
-        Ok(Self(Arc::new(Link { client, memory, regions: Default::default(), can_reset })))
+        Ok(Self(Arc::new(Link { client, memory, watch, regions: Default::default(), can_reset })))
     }
 
     /// Process id of the server, as it was when it began to listen.
@@ -423,6 +427,10 @@ impl Backing for VfioUser {
             Turn::Sleep(time) => block(self, &[], Some(time), None)?,
         }
         Ok(())
+    }
+
+    fn set_heartbeat(&self, heartbeat: SharedU64) {
+        self.0.watch.set_heartbeat(heartbeat);
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

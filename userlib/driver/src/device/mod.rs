@@ -260,6 +260,13 @@ impl Device {
         self.0.reset()
     }
 
+    /// How often this process has begun to reset it: for libraries, whose calls in other threads end when it changes. Nothing
+    /// that they hold of the device from before means anything.
+    #[inline]
+    pub fn resets(&self) -> u32 {
+        self.0.resets()
+    }
+
     /// Whether the device is lost, by a fresh look. Does not wait.
     pub fn is_gone(&self) -> bool {
         self.gone_cause().is_some()

@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak,
         atomic::{AtomicU8, AtomicU32, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use nicforge_hwi::{
@@ -14,7 +14,7 @@ use nicforge_hwi::{
     pci::AttachmentCapability,
 };
 use nicforge_shm::{
-    SharedU32, SharedU64,
+    SharedU32,
     wake::{FullFence, NoFence, must_kick, register_membarrier},
 };
 
@@ -23,6 +23,7 @@ use crate::{
     Backing, Cancel, Deadline, Error, GoneCause, RegionInfo, Relax, WriteMode,
     bar::Region,
     dma::IovaAllocator,
+    heartbeat::{Heartbeat, RESTS},
     interrupt::Bound,
     posted::{Ring, RingSlot},
 };
@@ -33,15 +34,9 @@ const CHECK_EVERY: u32 = 64;
 /// The words of the attachment mirror.
 pub(crate) struct Mirror {
     generation: SharedU32,
-    heartbeat: SharedU64,
+    heartbeat: Heartbeat,
     sleeping: SharedU32,
     flags: SharedU32,
-}
-
-/// When the heartbeat last moved.
-struct Pulse {
-    beat: u64,
-    seen: Instant,
 }
 
 pub(crate) struct Shared {
@@ -60,8 +55,9 @@ pub(crate) struct Shared {
     /// Counts our own resets; rings start again when it moved.
     pub(crate) epoch: AtomicU32,
     generation: AtomicU32,
+    /// Counts our own resets too, when they begin.
+    resets: AtomicU32,
     gone: AtomicU8,
-    pulse: Mutex<Pulse>,
     pub(crate) iova: Mutex<IovaAllocator>,
     pub(crate) interrupts: Mutex<HashMap<(u32, u32), Weak<Bound>>>,
 }
@@ -116,8 +112,8 @@ impl Shared {
             control: Mutex::new(()),
             epoch: AtomicU32::new(0),
             generation: AtomicU32::new(0),
+            resets: AtomicU32::new(0),
             gone: AtomicU8::new(0),
-            pulse: Mutex::new(Pulse { beat: 0, seen: Instant::now() }),
             iova: Mutex::new(IovaAllocator::new()),
             interrupts: Mutex::new(HashMap::new()),
         });
@@ -140,9 +136,11 @@ impl Shared {
                 value: magic.into(),
             });
         }
+        let heartbeat = page.u64(mirror::HEARTBEAT)?;
+        self.backing.set_heartbeat(heartbeat.clone());
         let opened = Mirror {
             generation: page.u32(mirror::GENERATION)?,
-            heartbeat: page.u64(mirror::HEARTBEAT)?,
+            heartbeat: Heartbeat::new(heartbeat),
             sleeping: page.u32(mirror::SLEEPING)?,
             flags: page.u32(mirror::FLAGS)?,
         };
@@ -169,7 +167,7 @@ impl Shared {
             self.backing.relax(&mut relax)?;
         }
         self.generation.store(generation, Ordering::Release);
-        *lock(&self.pulse) = Pulse { beat: mirror.heartbeat.load(Ordering::Relaxed), seen: Instant::now() };
+        mirror.heartbeat.restart();
         Ok(())
     }
 
@@ -269,27 +267,39 @@ impl Shared {
         let cause = if mirror.flags.load(Ordering::Acquire) & mirror::FLAG_DEAD != 0 {
             GoneCause::Evicted
         } else if mirror.generation.load(Ordering::Acquire) != self.generation.load(Ordering::Acquire) {
-            GoneCause::Reset
-        } else if self.heart_stopped(mirror.heartbeat.load(Ordering::Relaxed)) {
-            GoneCause::Stopped
+            return self.note_reset(mirror);
         } else {
-            return Ok(());
+            let rests = mirror.heartbeat.rests_for();
+            if rests > RESTS {
+                // A loop that always finds something of its own to do never gets to the slow part of the backing.
+                self.note(self.backing.attend())?;
+            }
+            if self.options.heartbeat.is_none_or(|limit| rests <= limit) {
+                return Ok(());
+            }
+            GoneCause::Stopped
         };
         self.note(Err(Error::DeviceGone { cause }))
     }
 
-    fn heart_stopped(&self, beat: u64) -> bool {
-        let Some(limit) = self.options.heartbeat else { return false };
-        let mut pulse = lock(&self.pulse);
-        if pulse.beat != beat {
-            *pulse = Pulse { beat, seen: Instant::now() };
-            return false;
+    /// Another generation. Unless it is of our own reset, which is just over: then the device is not lost for good.
+    #[cold]
+    fn note_reset(&self, mirror: &Mirror) -> Result<(), Error> {
+        let cause = GoneCause::Reset;
+        self.gone.swap(encode(cause), Ordering::AcqRel);
+        if mirror.generation.load(Ordering::Acquire) == self.generation.load(Ordering::Acquire) {
+            let _ = self.gone.compare_exchange(encode(cause), 0, Ordering::AcqRel, Ordering::Relaxed);
         }
-        pulse.seen.elapsed() > limit
+        Err(Error::DeviceGone { cause })
     }
 
     pub(crate) fn attachment(&self) -> u32 {
         self.attachment.get().copied().unwrap_or(0)
+    }
+
+    #[inline]
+    pub(crate) fn resets(&self) -> u32 {
+        self.resets.load(Ordering::Acquire)
     }
 
     pub(crate) fn generation(&self) -> Option<u32> {
@@ -324,6 +334,7 @@ impl Shared {
 
     /// Resets the device and makes it ours again.
     pub(crate) fn reset(&self) -> Result<(), Error> {
+        self.resets.fetch_add(1, Ordering::SeqCst);
         self.note(self.backing.reset())?;
         self.note(capability::enable(&*self.backing))?;
         self.adopt_generation()?;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
-use super::{ClientError, Deadline, GuestMemory, incoming};
+use super::{ClientConfig, ClientError, Deadline, GuestMemory, ServerWatch, incoming};
 use crate::Errno;
 use crate::socket::{Fill, FrameError, Framed, Message, Receiver, Sender};
 use crate::wire::{Command, HEADER_SIZE, Header, MessageType};
@@ -61,6 +61,7 @@ pub(super) struct Exchange {
     dead: AtomicBool,
     spin: Duration,
     memory: Option<Arc<dyn GuestMemory>>,
+    watch: Option<Arc<dyn ServerWatch>>,
     max_data: u32,
 }
 
@@ -92,12 +93,7 @@ enum Stop<T> {
 }
 
 impl Exchange {
-    pub(super) fn new(
-        framed: Framed,
-        spin: Duration,
-        memory: Option<Arc<dyn GuestMemory>>,
-        max_data: u32,
-    ) -> Self {
+    pub(super) fn new(framed: Framed, config: &ClientConfig) -> Self {
         let Framed { fd, rx, tx } = framed;
         let state =
             State { rx: Some(rx), tx, waiting: Vec::new(), next_id: 0, dead: None, served: 0, sleepers: 0 };
@@ -106,9 +102,10 @@ impl Exchange {
             state: Mutex::new(state),
             changed: Condvar::new(),
             dead: AtomicBool::new(false),
-            spin,
-            memory,
-            max_data,
+            spin: config.spin,
+            memory: config.memory.clone(),
+            watch: config.watch.clone(),
+            max_data: config.max_data_xfer_size,
         }
     }
 
@@ -118,6 +115,11 @@ impl Exchange {
 
     pub(super) fn is_dead(&self) -> bool {
         self.dead.load(Ordering::Acquire)
+    }
+
+    /// Whether somebody knows that the server is gone, whatever the socket says.
+    pub(super) fn is_lost(&self) -> bool {
+        self.watch.as_ref().is_some_and(|watch| watch.is_lost())
     }
 
     /// Sends a request made of `fixed` and `data`, waits for its reply, and gives that to `take`.
@@ -349,6 +351,10 @@ impl Exchange {
                                     std::thread::yield_now();
                                 }
                                 continue;
+                            }
+                            // Asked where nothing is there to be read: what the server had sent still counts.
+                            if self.is_lost() {
+                                return Stop::Dead(FrameError::Died);
                             }
                             let write = if queued { PollFlags::POLLOUT } else { PollFlags::empty() };
                             self.poll_socket(PollFlags::POLLIN | write, deadline.remaining().min(MAX_NAP));

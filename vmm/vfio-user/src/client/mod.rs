@@ -23,7 +23,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, get
 pub use irqs::IrqPayload;
 
 use crate::Errno;
-use crate::socket::{FrameError, Framed};
+use crate::socket::{FrameError, Framed, has_exited, process};
 use crate::wire::*;
 use exchange::Exchange;
 
@@ -42,6 +42,26 @@ pub trait GuestMemory: Send + Sync {
     fn write(&self, address: u64, data: &[u8]) -> Result<(), Errno>;
 }
 
+/// Somebody who may know that the server is gone although its socket is still open.
+///
+/// The kernel keeps the sockets of a killed process open for seconds when an io_uring of it refers to them. That the process is
+/// dead proves nothing alone, because a server may hand its socket to another one; see [`Client::server_process`].
+pub trait ServerWatch: Send + Sync {
+    /// Whether the server is gone for good. Asked at least every 100 ms while a call waits.
+    fn is_lost(&self) -> bool;
+}
+
+/// A process, whoever has taken its number since.
+#[derive(Debug)]
+pub struct ServerProcess(OwnedFd);
+
+impl ServerProcess {
+    /// Whether it has exited, without waiting: one `poll`.
+    pub fn has_exited(&self) -> bool {
+        has_exited(self.0.as_fd())
+    }
+}
+
 /// How a client behaves.
 #[derive(Clone)]
 pub struct ClientConfig {
@@ -55,6 +75,8 @@ pub struct ClientConfig {
     pub max_data_xfer_size: u32,
     /// What the server may reach by messages; without it such requests fail with `EFAULT`.
     pub memory: Option<Arc<dyn GuestMemory>>,
+    /// Who ends waits for a server that died without its socket ending; without it calls wait for the socket or their time.
+    pub watch: Option<Arc<dyn ServerWatch>>,
 }
 
 impl Default for ClientConfig {
@@ -65,6 +87,7 @@ impl Default for ClientConfig {
             max_msg_fds: 8,
             max_data_xfer_size: DEFAULT_MAX_DATA_XFER_SIZE,
             memory: None,
+            watch: None,
         }
     }
 }
@@ -77,6 +100,7 @@ impl std::fmt::Debug for ClientConfig {
             .field("max_msg_fds", &self.max_msg_fds)
             .field("max_data_xfer_size", &self.max_data_xfer_size)
             .field("memory", &self.memory.is_some())
+            .field("watch", &self.watch.is_some())
             .finish()
     }
 }
@@ -226,7 +250,7 @@ impl Client {
         let data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
         let framed =
             Framed::new(fd, data.saturating_add(requests::MAX_INFO_REPLY), config.max_msg_fds as usize);
-        let exchange = Exchange::new(framed, config.spin, config.memory.clone(), config.max_data_xfer_size);
+        let exchange = Exchange::new(framed, &config);
         let proposal = VersionMessage {
             major: VERSION_MAJOR,
             minor: VERSION_MINOR,
@@ -278,9 +302,9 @@ impl Client {
     }
 
     /// Whether the server is still there, without waiting: one `poll`. It also says `false` once the stream has
-    /// made no sense.
+    /// made no sense, or [`ClientConfig::watch`] says so.
     pub fn is_alive(&self) -> bool {
-        if self.exchange.is_dead() {
+        if self.exchange.is_dead() || self.exchange.is_lost() {
             return false;
         }
         // Hang-up and errors are reported whether asked for or not.
@@ -299,6 +323,12 @@ impl Client {
         getsockopt(&self.exchange.socket(), sockopt::PeerCredentials)
             .map(|credentials| credentials.pid())
             .map_err(|errno| ClientError::System { call: "getsockopt", errno: errno.into() })
+    }
+
+    /// The server's process, as it was when it listened. `None` when the kernel does not tell, when it is in a process
+    /// namespace that this process does not see, or when it had exited before this call: then another one serves.
+    pub fn server_process(&self) -> Option<ServerProcess> {
+        process(self.exchange.socket()).map(ServerProcess)
     }
 
     /// Serves requests of the server that arrive within `timeout`, and returns once one has been served, or the

@@ -8,14 +8,16 @@
 //! descriptors, and says no more than that. Peers send one message a `sendmsg`, so descriptors belong to the
 //! last message that starts in, or else was in progress at, the bytes they came with.
 //!
-//! System calls are in `sys`, the one place of this crate with `unsafe`.
+//! System calls are in `sys` and `peer`, the only places of this crate with `unsafe`.
 
+mod peer;
 mod receive;
 mod send;
 mod sys;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+pub(crate) use peer::{has_exited, process};
 pub(crate) use receive::Receiver;
 pub use receive::{Fill, Message};
 pub(crate) use send::{Outlet, Sender};
@@ -52,6 +54,9 @@ pub enum FrameError {
     /// The peer has closed its end.
     #[error("the peer has closed the connection")]
     Closed,
+    /// The peer's process has died, and the kernel has not taken its end down yet.
+    #[error("the peer's process has died")]
+    Died,
     /// The operating system says no.
     #[error("the socket failed: {0}")]
     Io(#[from] std::io::Error),

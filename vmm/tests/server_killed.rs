@@ -1,0 +1,216 @@
+//! A server that is killed ends every kind of wait of its clients within a second, also where the kernel holds the sockets of
+//! the dead process open. With `--nocapture` it says how long each took.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::{
+    io::{BufRead, BufReader},
+    path::PathBuf,
+    process::{Child, Command, Stdio},
+    sync::{Barrier, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Cancel, Deadline, Device, Error, GoneCause, OpenOptions};
+use nicforge_hwi::tree_dcr::REG_INT_ENABLE;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::{Pid, gettid},
+};
+
+/// No wait of a test takes longer.
+const LIMIT: Duration = Duration::from_secs(20);
+/// How soon a client knows: within a second, and here on a machine that has other things to do. The heartbeat alone would take
+/// ten.
+const SOON: Duration = Duration::from_secs(4);
+/// Servers killed in a test.
+const ROUNDS: usize = 4;
+
+/// `nicforge serve` with a pset of one compute node.
+struct Server {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(event_loop: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("machine.toml");
+        std::fs::write(&file, "name = \"pset\"\n[[pset]]\ncompute_nodes = 1\n").unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+            .args(["serve", "--event-loop", event_loop])
+            .arg(&file)
+            .arg("--dir")
+            .arg(folder.path().join("m"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("serving "), "{line}");
+        Self { child, folder }
+    }
+
+    fn socket(&self, place: usize) -> PathBuf {
+        let node = ["io0", "cn0"][place / 4];
+        self.folder.path().join("m").join(format!("{node}.core{}", place % 4))
+    }
+
+    fn open(&self, place: usize) -> Device {
+        Device::open_vfio_user(self.socket(place), OpenOptions::default()).unwrap()
+    }
+
+    fn signal(&self, signal: Signal) {
+        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    /// Kills it, and gives the time at which that was done.
+    fn kill(&mut self) -> Instant {
+        let at = Instant::now();
+        self.child.kill().unwrap();
+        at
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Something that goes on until the device is lost.
+type Wait = fn(&Device) -> Result<(), Error>;
+
+const WAITS: [(&str, Wait); 8] = [
+    ("a condition", |device| device.wait_until(Deadline::never(), None, || false)),
+    ("a loop of its own that always has something to do", |device| {
+        let mut relax = device.new_relax();
+        loop {
+            device.relax(&mut relax)?;
+            relax.reset();
+        }
+    }),
+    ("an interrupt", |device| device.interrupt(0)?.wait(Deadline::never(), None).map(drop)),
+    ("one of two interrupts", |device| {
+        let (one, two) = (device.interrupt(0)?, device.interrupt(1)?);
+        device.wait_any(&[&one, &two], Deadline::never(), Some(&Cancel::new()?)).map(drop)
+    }),
+    ("a source of interrupts", |device| {
+        device.interrupt(0)?.source().wait(Deadline::never(), None).map(drop)
+    }),
+    ("trapped reads", |device| {
+        let registers = device.bar(0)?;
+        loop {
+            registers.read32(REG_INT_ENABLE)?;
+        }
+    }),
+    ("flushes", |device| {
+        loop {
+            device.flush()?;
+        }
+    }),
+    ("room for posted writes", |device| {
+        let mut poster = device.poster(0)?;
+        loop {
+            poster.post(0, REG_INT_ENABLE, &0_u32.to_le_bytes())?;
+        }
+    }),
+];
+
+fn every_wait_ends(event_loop: &str) {
+    for _ in 0..ROUNDS {
+        let mut server = Server::start(event_loop);
+        let devices: Vec<_> = (0..WAITS.len()).map(|place| server.open(place)).collect();
+        let (started, (ended, ends)) = (Barrier::new(WAITS.len() + 1), mpsc::channel());
+        thread::scope(|scope| {
+            for (device, (what, wait)) in devices.iter().zip(WAITS) {
+                let (started, ended) = (&started, ended.clone());
+                scope.spawn(move || {
+                    started.wait();
+                    let result = wait(device);
+                    ended.send((what, Instant::now(), result)).unwrap();
+                });
+            }
+            started.wait();
+            // Most of them block by now; whether all do is a matter of chance, as it is for programs.
+            thread::yield_now();
+            let killed = server.kill();
+            for _ in WAITS {
+                let (what, at, result) = ends.recv_timeout(LIMIT).unwrap();
+                let took = at.saturating_duration_since(killed);
+                eprintln!("{event_loop}: {what}: {} ms", took.as_millis());
+                assert_eq!(result, Err(Error::DeviceGone { cause: GoneCause::HungUp }), "{what}");
+                assert!(took < SOON, "{event_loop}: {what} took {took:?}");
+            }
+        });
+    }
+}
+
+#[test]
+fn every_wait_ends_soon_with_io_uring_where_there_is_one() {
+    every_wait_ends("auto");
+}
+
+#[test]
+fn every_wait_ends_soon_with_epoll() {
+    every_wait_ends("epoll");
+}
+
+/// Whether the thread sleeps in the kernel.
+fn is_asleep(thread: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
+    stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
+}
+
+/// The server is stopped first, so that it surely dies between the request and its reply.
+fn outstanding_access_ends(event_loop: &str) {
+    for _ in 0..ROUNDS {
+        let mut server = Server::start(event_loop);
+        let device = server.open(0);
+        let (thread_ids, ids) = mpsc::channel();
+        server.signal(Signal::SIGSTOP);
+        thread::scope(|scope| {
+            let read = scope.spawn(|| {
+                thread_ids.send(gettid()).unwrap();
+                (device.bar(0).unwrap().read32(REG_INT_ENABLE), Instant::now())
+            });
+            let reader = ids.recv_timeout(LIMIT).unwrap();
+            let begun = Instant::now();
+            while !is_asleep(reader) {
+                assert!(begun.elapsed() < LIMIT, "the read does not block");
+                thread::yield_now();
+            }
+            let killed = server.kill();
+            let (result, at) = read.join().unwrap();
+            let took = at.saturating_duration_since(killed);
+            eprintln!("{event_loop}: an outstanding read: {} ms", took.as_millis());
+            assert_eq!(result, Err(Error::DeviceGone { cause: GoneCause::HungUp }));
+            assert!(took < SOON, "{event_loop}: it took {took:?}");
+        });
+    }
+}
+
+#[test]
+fn outstanding_access_ends_soon_with_io_uring_where_there_is_one() {
+    outstanding_access_ends("auto");
+}
+
+#[test]
+fn outstanding_access_ends_soon_with_epoll() {
+    outstanding_access_ends("epoll");
+}
+
+/// A stopped server is not a dead one: nothing of it is given up but what has a deadline.
+#[test]
+fn stopped_server_is_waited_for() {
+    let server = Server::start("auto");
+    let device = server.open(0);
+    server.signal(Signal::SIGSTOP);
+    let waited = device.wait_until(Deadline::after(Duration::from_secs(1)), None, || false);
+    server.signal(Signal::SIGCONT);
+    assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
+    assert_eq!(device.flush(), Ok(()));
+}

@@ -1,0 +1,93 @@
+//! The process at the other end of a socket, as a descriptor that outlives it.
+//!
+//! UNSAFETY: `getsockopt(SO_PEERPIDFD)` and `pidfd_open`, for which `nix` has no calls.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{getsockopt, sockopt};
+
+/// `SO_PEERPIDFD` (Linux 6.5, `include/uapi/asm-generic/socket.h`; the number of x86-64, aarch64 and RISC-V).
+const SO_PEERPIDFD: libc::c_int = 77;
+
+/// The process that listened where `socket` was connected, or made the pair; `None` when the kernel does not say, when it is in
+/// a process namespace that this process does not see, or when it has exited already: then somebody else has its socket.
+pub(crate) fn process(socket: BorrowedFd<'_>) -> Option<OwnedFd> {
+    let process = peer_pidfd(socket).or_else(|_| {
+        // An older kernel. The number may be another process's by now, which is harmless: its death alone proves nothing.
+        let pid = getsockopt(&socket, sockopt::PeerCredentials)?.pid();
+        if pid > 0 { pidfd_open(pid) } else { Err(io::ErrorKind::NotFound.into()) }
+    });
+    process.ok().filter(|process| !has_exited(process.as_fd()))
+}
+
+/// Whether the process has exited, without waiting.
+pub(crate) fn has_exited(process: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(process, PollFlags::POLLIN)];
+    matches!(poll(&mut fds, PollTimeout::ZERO), Ok(ready) if ready > 0)
+}
+
+fn peer_pidfd(socket: BorrowedFd<'_>) -> io::Result<OwnedFd> {
+    let mut fd: RawFd = -1;
+    let mut len = size_of::<RawFd>() as libc::socklen_t;
+    // SAFETY: the kernel writes at most `len` bytes, the size of `fd`, and both outlive the call.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            SO_PEERPIDFD,
+            (&raw mut fd).cast(),
+            &raw mut len,
+        )
+    };
+    own(if result == 0 { libc::c_long::from(fd) } else { -1 })
+}
+
+fn pidfd_open(pid: libc::pid_t) -> io::Result<OwnedFd> {
+    // SAFETY: takes two integers and touches no memory.
+    own(unsafe { libc::syscall(libc::SYS_pidfd_open, pid, 0) })
+}
+
+/// A descriptor that the kernel has just made, or what it said instead.
+fn own(result: libc::c_long) -> io::Result<OwnedFd> {
+    match RawFd::try_from(result) {
+        // SAFETY: the kernel has just installed this descriptor for us, close-on-exec, and nobody else knows it.
+        Ok(fd) if fd >= 0 => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixStream;
+    use std::process::{Command, Stdio};
+
+    use super::*;
+
+    #[test]
+    fn peer_of_a_pair_made_here_is_this_process_which_lives() {
+        let (near, _far) = UnixStream::pair().unwrap();
+        let process = process(near.as_fd()).unwrap();
+        assert!(!has_exited(process.as_fd()));
+    }
+
+    #[test]
+    fn process_that_was_killed_has_exited_before_anybody_asks_for_its_status() {
+        let mut child = Command::new("cat").stdin(Stdio::piped()).stdout(Stdio::null()).spawn().unwrap();
+        let process = pidfd_open(child.id() as libc::pid_t).unwrap();
+        let before = has_exited(process.as_fd());
+        child.kill().unwrap();
+        let mut fds = [PollFd::new(process.as_fd(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::from(20_000_u16)).unwrap();
+        let after = has_exited(process.as_fd());
+        child.wait().unwrap();
+        assert_eq!((before, after), (false, true));
+    }
+
+    #[test]
+    fn process_that_is_not_there_has_no_descriptor() {
+        assert_eq!(pidfd_open(libc::pid_t::MAX).unwrap_err().raw_os_error(), Some(libc::ESRCH));
+    }
+}
