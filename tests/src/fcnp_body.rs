@@ -387,9 +387,105 @@ pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
         assert!(matches!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
     });
     drop(io);
+    // The other direction of each is told as well.
+    assert!(matches!(writer.read(&mut [0]), Err(Error::PeerGone { .. })));
     let io = io_node(rig);
+    assert!(matches!(reader.write(&[0]), Err(Error::PeerGone { .. })));
     all_is_well(&io, &writer);
     all_is_well(&io, &reader);
+}
+
+/// The I/O node's process dies while a core is in no call: its next call each way says so at once, and only that one.
+pub fn io_node_that_dies_between_calls_is_told_once_a_direction(rig: &dyn Rig) {
+    let io = io_node(rig);
+    let core = compute_core(rig, 0);
+    all_is_well(&io, &core);
+    drop(io);
+    let down = || core.channel().presence(core.channel().info().io_node, 0).0 & 1 == 0;
+    eventually("the I/O node is seen down", || {
+        core.channel().relax(&mut core.channel().device().new_relax()).unwrap();
+        down()
+    });
+    let gone =
+        |result: Result<usize, Error>| matches!(result, Err(Error::PeerGone { peer: Peer::IoNode { .. } }));
+    assert!(gone(core.read(&mut [0; 8])));
+    let soon = Deadline::after(Duration::from_millis(20));
+    assert!(matches!(core.read_until(&mut [0; 8], soon, None), Err(Error::Timeout { .. })));
+    // The other direction calls only when another process is there, and is told all the same.
+    let io = io_node(rig);
+    assert!(gone(core.write(&[0; 8])));
+    all_is_well(&io, &core);
+    assert_eq!(core.statistics().peers_lost, 1);
+}
+
+/// A process resets its core's device amid a write: its call says so, the I/O node's read ends, and both go on.
+pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    thread::scope(|scope| {
+        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
+        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        eventually("data arrive", || io.statistics().packets_received > 20);
+        core.channel().device().reset().unwrap();
+        assert!(write.join().unwrap().unwrap_err().is_device_gone());
+        assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
+    });
+    assert_eq!(io.write(0, &[]), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
+    all_is_well(&io, &core);
+    drop(core);
+    all_is_well(&io, &compute_core(rig, 0));
+}
+
+/// The same amid a read.
+pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 6));
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(6, &vec![1; LARGE * 16]));
+        let read = scope.spawn(|| core.read(&mut vec![0; LARGE * 16]));
+        eventually("data arrive", || core.statistics().packets_received > 20);
+        core.channel().device().reset().unwrap();
+        assert!(read.join().unwrap().unwrap_err().is_device_gone());
+        assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 6 } }));
+    });
+    // The other direction is told as well.
+    assert_eq!(io.read(6, &mut []), Err(Error::PeerGone { peer: Peer::Core { rank: 6 } }));
+    all_is_well(&io, &core);
+    drop(core);
+    all_is_well(&io, &compute_core(rig, 6));
+}
+
+/// The I/O node's process resets its device amid a transfer each way: its calls say so, so do those of the cores, and it can be
+/// opened again on the same device.
+pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
+    for mode in [Mode::Polling, Mode::Interrupt] {
+        let io = IoNode::open(rig.open("io0", "core0"), Config { mode, ..config() }).unwrap();
+        let (writer, reader, idle) = (compute_core(rig, 0), compute_core(rig, 5), compute_core(rig, 1));
+        thread::scope(|scope| {
+            let reads = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
+            let writes = scope.spawn(|| io.write(5, &vec![1; LARGE * 16]));
+            let waits = scope.spawn(|| io.read(7, &mut [0; 8]));
+            let write = scope.spawn(|| writer.write(&vec![1; LARGE * 16]));
+            let read = scope.spawn(|| reader.read(&mut vec![0; LARGE * 16]));
+            eventually("data arrive", || {
+                io.statistics().packets_received > 20 && reader.statistics().packets_received > 20
+            });
+            io.channel().device().reset().unwrap();
+            for call in [reads, writes, waits] {
+                assert!(call.join().unwrap().unwrap_err().is_device_gone());
+            }
+            for call in [write, read] {
+                assert!(matches!(call.join().unwrap(), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
+            }
+        });
+        let device = io.channel().device().clone();
+        assert!(io.write(1, &[0; 8]).unwrap_err().is_device_gone());
+        drop(io);
+        let io = IoNode::open(device, Config { mode, ..config() }).unwrap();
+        let told = [writer.read(&mut [0]), reader.write(&[0]), idle.read(&mut [0]), idle.write(&[0])];
+        assert!(told.iter().all(|result| matches!(result, Err(Error::PeerGone { .. }))), "{told:?}");
+        for core in [&writer, &reader, &idle] {
+            all_is_well(&io, core);
+        }
+    }
 }
 
 /// A core that is opened before the I/O node waits for it.

@@ -19,6 +19,10 @@ through_every_door! {
         core_that_dies_in_its_read_leaves_its_node_working
         core_that_dies_without_a_request_ends_the_wait
         io_node_that_dies_is_found_again_by_the_cores
+        io_node_that_dies_between_calls_is_told_once_a_direction
+        core_reset_in_its_write_ends_both_calls
+        core_reset_in_its_read_ends_both_calls
+        io_node_reset_in_transfers_ends_all_calls
         core_waits_for_the_io_node
         core_without_an_io_node_times_out
         impossible_calls_are_refused

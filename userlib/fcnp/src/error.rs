@@ -36,7 +36,8 @@ impl fmt::Display for Peer {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The peer's process died or closed its device while the call waited for it or transferred with it.
+    /// The peer's process died or closed its device: while the call waited for it or transferred with it, or since the last
+    /// call of this direction.
     #[error("{peer} went down; call again when its process is back")]
     PeerGone {
         /// Who.

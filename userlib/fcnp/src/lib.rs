@@ -21,8 +21,13 @@
 //! | the same | I/O node, before the acknowledgement has left | Nothing has happened; the core's request still stands. |
 //! | the same | I/O node, reading | The rest of the message is discarded as it comes. The core's write succeeds: like a socket's, it says that the data were sent. |
 //! | the same | I/O node, writing | The core's read ends with [`Error::Aborted`]. |
-//! | [`Error::PeerGone`] | both | The pset's slot is free. On the I/O node, calls for that core wait for its next process; each direction is told once. On a compute core the next call waits for the next process on the I/O node, and sends a RESET. |
+//! | [`Error::PeerGone`] | both | The pset's slot is free. On the I/O node, calls for that core wait for its next process; each direction is told once. On a compute core each direction is told once too, also when the process died between two calls; the next call waits for the next process on the I/O node, and sends a RESET. |
 //! | [`Error::Aborted`] | both | Both ends are ready for the next message. |
+//!
+//! A process that resets its device ends its own calls with [`Error::Device`] and is a new process to the others. A [`ComputeCore`]
+//! can be used on; an [`IoNode`] is to be dropped and opened again.
+//!
+//! Deadline and token are looked at whenever a transfer waits, and every 1024 packets when it does not.
 //!
 //! A process that dies at any point, also while it holds the node's lock boxes, leaves nothing that stops the others. What
 //! FCNP cannot see, because data packets carry nothing but data, is a packet that a compute core puts into the network for a

@@ -23,7 +23,7 @@ use nicforge_fcnp::{Error, Mode, Peer};
 use nix::sys::signal::Signal;
 
 use self::{
-    program::{LIMIT, SIZES, Side, answer, is_survivable, pattern},
+    program::{SIZES, Side, answer, is_survivable, pattern},
     rig::{Process, Server, eventually},
 };
 
@@ -122,9 +122,28 @@ fn io_node_killed_in_transfers_both_ways_ends_them_and_its_successor_serves() {
     io.kill();
     assert_eq!(writer.expect_within("write", Duration::from_secs(5)), "peer gone");
     assert_eq!(reader.expect_within("read", Duration::from_secs(5)), "peer gone");
+    // The other direction of each is told too, once, whoever is there by now.
+    writer.say("read 0 10");
+    assert_eq!(writer.expect("read"), "peer gone");
     let io = Side::Io(server.io_node(Mode::Polling));
+    reader.say("write 5 10");
+    assert_eq!(reader.expect("write"), "peer gone");
     all_is_well(&io, &mut writer, 0);
     all_is_well(&io, &mut reader, 5);
+}
+
+#[test]
+fn core_is_told_in_each_direction_that_the_io_node_was_killed_between_its_calls() {
+    let server = Server::start(1);
+    let io = Process::start(&server, "io", "io0", 0);
+    let mut core = Process::start(&server, "compute", "cn0", 0);
+    io.kill();
+    let io = Side::Io(server.io_node(Mode::Polling));
+    for (command, name) in [("write 0 10", "write"), ("read 0 10", "read")] {
+        core.say(command);
+        assert_eq!(core.expect(name), "peer gone");
+    }
+    all_is_well(&io, &mut core, 0);
 }
 
 #[test]
@@ -210,9 +229,12 @@ fn stopped_io_node_holds_the_writer_up_and_loses_nothing() {
     assert_eq!(io.expect("read ok"), format!("{LARGE} good"));
 }
 
-/// The server is killed while a call waits on the I/O node, whose mode is given, and two on a compute core. All end within
-/// `limit`.
-fn server_killed(role: &str, event_loop: &str, limit: Duration) {
+/// How soon a call knows that the server was killed: within a second, and here on a machine that has other things to do. The
+/// heartbeat alone would take ten.
+const SOON: Duration = Duration::from_secs(4);
+
+/// The server is killed while a call waits on the I/O node, whose mode is given, and two on a compute core.
+fn server_killed(role: &str, event_loop: &str) {
     let mut server = Server::start_with(1, event_loop);
     let mut io = Process::spawn(&server, role, "io0", 0);
     let mut idle = Process::start(&server, "compute", "cn0", 0);
@@ -227,28 +249,62 @@ fn server_killed(role: &str, event_loop: &str, limit: Duration) {
     waiting.say("read 1 1000");
     waiting.say("write 1 1000");
     server.kill();
-    io.expect_within("read gone", limit);
-    waiting.expect_within("read gone", limit);
-    waiting.expect_within("write gone", limit);
+    let killed = Instant::now();
+    ends_soon(&mut io, "read", killed, &format!("{role}, {event_loop}: a read of the I/O node"));
+    for call in ["read", "write"] {
+        ends_soon(&mut waiting, call, killed, &format!("{role}, {event_loop}: a {call} of a core"));
+    }
+    let called = Instant::now();
     idle.say("write 0 10");
-    idle.expect_within("write gone", limit);
+    ends_soon(&mut idle, "write", called, &format!("{role}, {event_loop}: a later write"));
+}
+
+/// The process's call that is named ends because the device is lost; says with `--nocapture` how long that took.
+fn ends_soon(process: &mut Process, call: &str, since: Instant, what: &str) {
+    process.expect(&format!("{call} gone"));
+    let took = since.elapsed();
+    eprintln!("{what}: {} ms", took.as_millis());
+    assert!(took < SOON, "{what} took {took:?}");
+}
+
+/// The server is killed while messages go both ways.
+fn server_killed_in_transfers(role: &str, event_loop: &str) {
+    let mut server = Server::start_with(1, event_loop);
+    let mut io = Process::spawn(&server, role, "io0", 0);
+    let mut first = Process::start(&server, "compute", "cn0", 0);
+    let mut second = Process::start(&server, "compute", "cn0", 1);
+    io.expect("ready");
+    io.say("serve 0 2");
+    first.say("persist 0 1000000");
+    second.say("persist 1 1000000");
+    first.expect("moving");
+    second.expect("moving");
+    server.kill();
+    let killed = Instant::now();
+    for (process, what) in [(&mut io, "serve"), (&mut first, "persist"), (&mut second, "persist")] {
+        ends_soon(process, what, killed, &format!("{role}, {event_loop}: {what}"));
+    }
 }
 
 #[test]
-fn killed_server_ends_all_calls_within_a_second_with_polling() {
-    server_killed("io", "epoll", Duration::from_secs(1));
+fn killed_server_ends_all_calls_soon_with_polling() {
+    server_killed("io", "epoll");
+    server_killed_in_transfers("io", "epoll");
 }
 
 #[test]
-fn killed_server_ends_all_calls_within_a_second_with_interrupts() {
-    server_killed("io-interrupt", "epoll", Duration::from_secs(1));
+fn killed_server_ends_all_calls_soon_with_interrupts() {
+    server_killed("io-interrupt", "epoll");
+    server_killed_in_transfers("io-interrupt", "epoll");
 }
 
-/// The kernel takes an io_uring down some time after its process has died, and holds the sockets open until then; a stopped
-/// heartbeat is what clients notice at the latest.
+/// The kernel takes an io_uring down some time after its process has died, and holds the sockets open until then.
 #[test]
-fn killed_server_with_any_event_loop_ends_all_calls() {
-    server_killed("io-interrupt", "auto", LIMIT);
+fn killed_server_with_any_event_loop_ends_all_calls_soon() {
+    for role in ["io", "io-interrupt"] {
+        server_killed(role, "auto");
+        server_killed_in_transfers(role, "auto");
+    }
 }
 
 #[test]

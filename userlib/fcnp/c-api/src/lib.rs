@@ -95,7 +95,8 @@ pub unsafe extern "C" fn nicforge_fcnp_close_compute(compute: *mut nicforge_fcnp
     });
 }
 
-/// Sends `size` bytes to the I/O node. Gives the number of bytes that both sides agreed on, or a negative error number.
+/// Sends `size` bytes to the I/O node. Gives the number of bytes that both sides agreed on, or a negative error number:
+/// -ECONNRESET once in each direction when the process on the I/O node is another one than at the last call.
 ///
 /// # Safety
 /// `compute` is a handle; `ptr` has `size` readable bytes.
@@ -110,7 +111,7 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_write(
 }
 
 /// Receives up to `size` bytes from the I/O node. Gives the number of bytes that both sides agreed on, or a negative error
-/// number.
+/// number: -ECONNRESET as nicforge_fcnp_compute_write does.
 ///
 /// # Safety
 /// `compute` is a handle; `ptr` has `size` writable bytes.

@@ -60,6 +60,8 @@ struct DirectionState {
     running: AtomicBool,
     /// A withdrawal was not acknowledged.
     dirty: AtomicBool,
+    /// [`Link::to_word`] of the process on the I/O node that its calls have to do with; 0 once they were told that it is gone.
+    known: AtomicU32,
 }
 
 /// Who serves FCNP on the I/O node, and as whom it knows this core.
@@ -68,17 +70,26 @@ struct Link {
     core: u16,
     generation: Generation,
     own: Generation,
+    /// [`Device::resets`] at the time, modulo 256.
+    resets: u8,
 }
 
 impl Link {
     /// Never 0, which stands for none.
     fn to_word(self) -> u32 {
-        (u32::from(self.core) + 1) | (u32::from(self.generation.0) << 8) | (u32::from(self.own.0) << 16)
+        let [generation, own] = [self.generation.0, self.own.0].map(u32::from);
+        (u32::from(self.core) + 1) | generation << 8 | own << 16 | u32::from(self.resets) << 24
     }
 
     fn from_word(word: u32) -> Option<Self> {
-        let core = u16::from((word as u8).checked_sub(1)?);
-        Some(Self { core, generation: Generation((word >> 8) as u8), own: Generation((word >> 16) as u8) })
+        let [core, generation, own, resets] = word.to_le_bytes();
+        let core = u16::from(core.checked_sub(1)?);
+        Some(Self { core, generation: Generation(generation), own: Generation(own), resets })
+    }
+
+    /// Whether both mean the same process on the I/O node.
+    fn has_peer_of(self, other: Self) -> bool {
+        (self.core, self.generation) == (other.core, other.generation)
     }
 }
 
@@ -145,7 +156,10 @@ impl ComputeCore {
         while !core.node.generation(core.node.name.core).is_up() {
             waiter.turn("this core's own entry in the presence table")?;
         }
-        core.ensure_linked(Direction::Read, &mut waiter)?;
+        let link = core.ensure_linked(Direction::Read, &mut waiter)?;
+        for state in &core.directions {
+            state.known.store(link.to_word(), Ordering::Relaxed);
+        }
         Ok(core)
     }
 
@@ -161,8 +175,9 @@ impl ComputeCore {
     /// As [`ComputeCore::write`], with a deadline and a token.
     ///
     /// # Errors
-    /// [`Error::PeerGone`], [`Error::Timeout`], [`Error::Cancelled`], [`Error::Busy`], [`Error::Device`]. In any case
-    /// nothing of the message is left on the way once the next call succeeds.
+    /// [`Error::PeerGone`], also once for each direction when the process on the I/O node was replaced since the last call;
+    /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::Busy`], [`Error::Device`]. In any case nothing of the message is left
+    /// on the way once the next call succeeds.
     pub fn write_until(
         &self,
         data: &[u8],
@@ -232,7 +247,7 @@ impl ComputeCore {
         let state = self.state(direction);
         let _busy = Flag::set(&state.busy).ok_or(Error::Busy { what: direction.call() })?;
         let mut waiter = Waiter::new(&self.node.channel, deadline, cancel);
-        let link = self.ensure_linked(direction, &mut waiter)?;
+        let link = self.link_for(direction, &mut waiter)?;
         let _running = Flag::set(&state.running);
         let (error, sent) = match transfer(link, &mut waiter) {
             Ok(size) => return Ok(size),
@@ -240,17 +255,52 @@ impl ComputeCore {
         };
         match error {
             Error::PeerGone { .. } => {
-                self.link.store(0, Ordering::Release);
-                if self.own_generation() != link.own {
+                if self.is_outlived(link) {
+                    self.link.store(0, Ordering::Release);
                     return Err(DriverError::DeviceGone { cause: GoneCause::Reset }.into());
                 }
-                self.node.counters.peers_lost.add(1);
+                self.lose(direction, link);
             }
             Error::Aborted { .. } => {}
             _ if sent == Sent::Request => self.withdraw(direction),
             _ => {}
         }
         Err(error)
+    }
+
+    /// The link for a call. A direction is told once that the process it has to do with is gone, even if another one is there
+    /// already: what was agreed on with the old one means nothing to the new one.
+    fn link_for(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<Link, Error> {
+        let known = Link::from_word(self.state(direction).known.load(Ordering::Relaxed));
+        if let Some(known) = known.filter(|known| self.peer_is_gone(*known)) {
+            self.lose(direction, known);
+            return Err(Error::PeerGone { peer: self.peer() });
+        }
+        match (self.ensure_linked(direction, waiter), known) {
+            (Ok(link), Some(known)) if !link.has_peer_of(known) => {
+                self.lose(direction, known);
+                Err(Error::PeerGone { peer: self.peer() })
+            }
+            (Ok(link), _) => {
+                self.state(direction).known.store(link.to_word(), Ordering::Relaxed);
+                Ok(link)
+            }
+            (Err(error @ Error::PeerGone { .. }), Some(known)) => {
+                self.lose(direction, known);
+                Err(error)
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// The process of `gone` has gone, and a call of `direction` tells it.
+    #[cold]
+    fn lose(&self, direction: Direction, gone: Link) {
+        self.state(direction).known.store(0, Ordering::Relaxed);
+        let unlink = |word| Link::from_word(word).filter(|link| link.has_peer_of(gone)).map(|_| 0);
+        if self.link.fetch_update(Ordering::AcqRel, Ordering::Acquire, unlink).is_ok() {
+            self.node.counters.peers_lost.add(1);
+        }
     }
 
     fn link(&self) -> Option<Link> {
@@ -260,8 +310,23 @@ impl ComputeCore {
     /// Whether the process of `link` is gone, or this core is a new one to it because its device was reset.
     #[inline]
     fn is_gone(&self, link: Link) -> bool {
-        let io_node = self.node.channel.info().io_node;
-        self.node.channel.presence(io_node, link.core) != link.generation || self.own_generation() != link.own
+        self.peer_is_gone(link) || self.is_outlived(link)
+    }
+
+    /// Whether this core is a new one since, because its device was reset.
+    #[inline]
+    fn is_outlived(&self, link: Link) -> bool {
+        self.own_generation() != link.own || self.resets() != link.resets
+    }
+
+    #[inline]
+    fn resets(&self) -> u8 {
+        self.node.channel.device().resets() as u8
+    }
+
+    #[inline]
+    fn peer_is_gone(&self, link: Link) -> bool {
+        self.node.channel.presence(self.node.channel.info().io_node, link.core) != link.generation
     }
 
     #[inline]
@@ -349,8 +414,9 @@ impl ComputeCore {
         waiter: &mut Waiter<'_>,
     ) -> Result<Link, Error> {
         let io_node = self.node.channel.info().io_node;
-        let own = self.own_generation();
-        let changed = || self.node.channel.node_presence(io_node) != there || self.own_generation() != own;
+        let (resets, own) = (self.resets(), self.own_generation());
+        let renewed = || self.own_generation() != own || self.resets() != resets;
+        let changed = || self.node.channel.node_presence(io_node) != there || renewed();
         let head = ResetHead {
             token: token.into(),
             core: self.node.name.core as u8,
@@ -366,7 +432,8 @@ impl ComputeCore {
                 self.await_acknowledgement(want, changed, waiter, "the acknowledgement of a RESET")?;
             let head = ResetHead::of(&answer);
             if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
-                return Ok(Link { core: head.core.into(), generation: Generation(head.generation), own });
+                let generation = Generation(head.generation);
+                return Ok(Link { core: head.core.into(), generation, own, resets });
             }
             self.node.counters.strays.add(1);
         }

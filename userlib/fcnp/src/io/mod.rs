@@ -46,6 +46,8 @@ const TAKE_OVER: Duration = Duration::from_secs(1);
 ///
 /// Any number of threads may call at once, for different cores, and one to read and one to write for the same core. At most
 /// one message goes each way at a time in the pset; the others wait for it, first come, first served.
+///
+/// When its device is reset every call ends with [`Error::Device`]. Drop it then, before another one is opened on the device.
 #[derive(Debug)]
 pub struct IoNode {
     inner: Arc<Inner>,
@@ -80,6 +82,7 @@ impl IoNode {
         let inner = Arc::new(Inner {
             config,
             cores: (0..cores).map(|_| Core::default()).collect(),
+            resets: channel.device().resets(),
             slots: [Slot::new(cores), Slot::new(cores)],
             send: Mutex::new(send),
             incoming: Mutex::new(Incoming { held, drain: None }),

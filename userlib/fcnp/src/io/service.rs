@@ -10,7 +10,7 @@ use std::{
     },
 };
 
-use nicforge_driver::Cancel;
+use nicforge_driver::{Cancel, Error as DriverError, GoneCause};
 use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
 
 use super::{
@@ -55,6 +55,8 @@ pub(super) struct Inner {
     pub(super) channel: TreeChannel,
     pub(super) config: Config,
     pub(super) cores: Box<[Core]>,
+    /// [`nicforge_driver::Device::resets`] when it was opened.
+    pub(super) resets: u32,
     /// By [`Direction`].
     pub(super) slots: [Slot; 2],
     pub(super) send: Mutex<Held<LockBox>>,
@@ -83,8 +85,20 @@ impl Inner {
         self.channel.presence(self.channel.info().address, self.channel.info().core)
     }
 
+    /// Whether this process has not reset its device since: that freed the node's lock boxes and made it a new one to the
+    /// compute cores.
+    #[inline]
+    pub(super) fn check_own(&self) -> Result<(), Error> {
+        if self.channel.device().resets() == self.resets {
+            Ok(())
+        } else {
+            Err(DriverError::DeviceGone { cause: GoneCause::Reset }.into())
+        }
+    }
+
     /// Takes what is in the receive FIFO, a few packets at most, and sends what is owed. Whether there was anything.
     pub(super) fn service(&self) -> Result<bool, Error> {
+        self.check_own()?;
         let mut worked = false;
         if !self.reading.load(Ordering::Acquire)
             && let Some(incoming) = try_lock(&self.incoming)

@@ -32,10 +32,13 @@ impl ReceivePort {
         })
     }
 
-    /// Frees the slots in front of packet `head`.
+    /// Frees the slots from packet `from` on up to packet `to`.
+    ///
+    /// Not when somebody else has moved the head: the device was reset, the NIC took our lock and discarded what we were about to
+    /// read. An older head would be none that the NIC knows, and the node's FIFO would be lost.
     #[inline]
-    fn free(&self, head: u32, doorbell: &Doorbell) {
-        self.head.store(head, Ordering::Release);
+    fn free(&self, from: u32, to: u32, doorbell: &Doorbell) {
+        let _ = self.head.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed);
         // A lost device shows at the next turn of a waiting loop.
         let _ = doorbell.after_store();
     }
@@ -117,8 +120,8 @@ impl<'a, G> Receiver<'a, G> {
     #[inline]
     pub fn publish(&mut self) {
         if self.head != self.published {
+            self.port.free(self.published, self.head, self.doorbell);
             self.published = self.head;
-            self.port.free(self.head, self.doorbell);
         }
     }
 
@@ -141,9 +144,9 @@ impl<'a, G> Receiver<'a, G> {
             packets += taken;
             self.head = head;
             if head.wrapping_sub(published) >= port.batch {
+                port.free(published, head, self.doorbell);
                 published = head;
                 self.published = head;
-                port.free(head, self.doorbell);
             }
             if taken == 0 {
                 return Ok(Taken { packets, control: self.peek()?.is_some_and(Header::irq) });
