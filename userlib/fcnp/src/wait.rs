@@ -1,8 +1,19 @@
 //! Waiting: deadline, cancellation, and the machine going on meanwhile.
 
 use nicforge_driver::{Cancel, Deadline, Relax};
+use nicforge_hwi::tree::PAYLOAD;
 
 use crate::{Error, tree::TreeChannel};
+
+/// Packets that a transfer moves between two looks at its deadline and its token. A transfer at full speed never waits, so it
+/// looks for itself.
+pub(crate) const UNLOOKED: usize = 1024;
+
+/// The next part of a message, to be received without a look.
+pub(crate) fn part(body: &mut [u8], at: usize) -> &mut [u8] {
+    let end = body.len().min(at.saturating_add(UNLOOKED * PAYLOAD));
+    body.get_mut(at..end).unwrap_or_default()
+}
 
 /// The state of one call's waiting loops.
 pub(crate) struct Waiter<'a> {
@@ -10,17 +21,33 @@ pub(crate) struct Waiter<'a> {
     deadline: Deadline,
     cancel: Option<&'a Cancel>,
     relax: Relax,
+    /// Packets left until the next look.
+    unlooked: usize,
 }
 
 impl<'a> Waiter<'a> {
     pub(crate) fn new(channel: &'a TreeChannel, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
-        Self { channel, deadline, cancel, relax: channel.device().new_relax() }
+        Self { channel, deadline, cancel, relax: channel.device().new_relax(), unlooked: UNLOOKED }
     }
 
     /// Something happened: the next turn is a short one again.
     #[inline]
     pub(crate) fn progress(&mut self) {
         self.relax.reset();
+    }
+
+    /// Packets of `what` were moved.
+    #[inline]
+    pub(crate) fn moved(&mut self, packets: usize, what: &'static str) -> Result<(), Error> {
+        self.progress();
+        self.unlooked = self.unlooked.saturating_sub(packets);
+        if self.unlooked == 0 { self.look(what) } else { Ok(()) }
+    }
+
+    #[cold]
+    fn look(&mut self, what: &'static str) -> Result<(), Error> {
+        self.unlooked = UNLOOKED;
+        self.check(what)
     }
 
     /// Whether the call must end.
@@ -38,5 +65,55 @@ impl<'a> Waiter<'a> {
     pub(crate) fn turn(&mut self, what: &'static str) -> Result<(), Error> {
         self.check(what)?;
         self.channel.relax(&mut self.relax)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nicforge_driver::Device;
+    use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+
+    use super::*;
+
+    fn channel() -> TreeChannel {
+        let description =
+            Description::parse("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n", "p.toml").unwrap();
+        let machine = LocalMachine::new(build(&description).unwrap().0);
+        let device = Device::from_backing(machine.open_named("cn0", "core0").unwrap()).unwrap();
+        TreeChannel::open(device).unwrap()
+    }
+
+    /// Packets moved in batches until the call ends.
+    fn moved_until_the_end(waiter: &mut Waiter<'_>, batch: usize) -> (usize, Error) {
+        let mut packets = 0;
+        loop {
+            packets += batch;
+            if let Err(error) = waiter.moved(batch, "data") {
+                return (packets, error);
+            }
+        }
+    }
+
+    #[test]
+    fn transfer_that_never_waits_notices_its_token_and_its_deadline() {
+        let (channel, cancel) = (channel(), Cancel::new().unwrap());
+        let mut cancelled = Waiter::new(&channel, Deadline::never(), Some(&cancel));
+        cancel.cancel();
+        let mut late = Waiter::new(&channel, Deadline::now(), None);
+        let ends = [moved_until_the_end(&mut cancelled, 8), moved_until_the_end(&mut late, 8)];
+        let what = "data";
+        assert_eq!(ends, [(UNLOOKED, Error::Cancelled { what }), (UNLOOKED, Error::Timeout { what })]);
+    }
+
+    #[test]
+    fn parts_cover_a_message_and_no_part_goes_without_a_look_for_long() {
+        let mut message = vec![0; 2 * UNLOOKED * PAYLOAD + 300];
+        let mut at = 0;
+        let mut sizes = Vec::new();
+        while at < message.len() {
+            sizes.push(part(&mut message, at).len());
+            at += sizes.last().unwrap();
+        }
+        assert_eq!(sizes, [UNLOOKED * PAYLOAD, UNLOOKED * PAYLOAD, 300]);
     }
 }

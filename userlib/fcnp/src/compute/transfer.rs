@@ -9,7 +9,7 @@ use super::{
 use crate::{
     Error,
     protocol::{Control, Kind, Split, request_size},
-    wait::Waiter,
+    wait::{Waiter, part},
 };
 
 /// Packets sent in a row under the send lock (paper, IV).
@@ -62,7 +62,7 @@ impl ComputeCore {
                 self.node.counters.stalls.add(1);
                 waiter.turn("room in the send FIFO")?;
             } else {
-                waiter.progress();
+                waiter.moved(sent, "the data to leave")?;
             }
         }
         self.node.counters.messages_sent.add(1);
@@ -132,9 +132,12 @@ impl ComputeCore {
     ) -> Result<(), Error> {
         let mut at = 0;
         while at < body.len() {
+            if self.is_outlived(link) {
+                return Err(Error::PeerGone { peer: self.peer() });
+            }
             // Looked at first: what the I/O node sent before it went is in the FIFO once it is seen down.
             let gone = self.is_gone(link);
-            let taken = right.take_data(&mut body[at..])?;
+            let taken = right.take_data(part(body, at))?;
             at = body.len().min(at + taken.packets * PAYLOAD);
             self.node.counters.packets_received.add(taken.packets as u64);
             if taken.control {
@@ -143,7 +146,7 @@ impl ComputeCore {
                 }
                 waiter.progress();
             } else if taken.packets != 0 {
-                waiter.progress();
+                waiter.moved(taken.packets, "data")?;
             } else if gone {
                 return Err(Error::PeerGone { peer: self.peer() });
             } else {

@@ -16,7 +16,7 @@ use crate::{
     Error, Mode, Peer,
     compute::{BATCH, CLASS},
     protocol::{Control, Kind, Split, request_size},
-    wait::Waiter,
+    wait::{Waiter, part},
 };
 
 /// How long a sleeping call goes without a look at its token.
@@ -217,6 +217,7 @@ impl<'a> Call<'a> {
     #[inline]
     fn check_transfer(&self, link: Link) -> Result<(), Error> {
         let peer = Peer::Core { rank: self.core };
+        self.inner.check_own()?;
         if self.inner.cores[self.core as usize].is_revoked(self.direction) {
             return Err(Error::Aborted { peer });
         }
@@ -248,7 +249,7 @@ impl<'a> Call<'a> {
                 self.inner.service()?;
                 self.waiter.turn("room in the send FIFO")?;
             } else {
-                self.waiter.progress();
+                self.waiter.moved(sent, "the data to leave")?;
             }
         }
         Ok(())
@@ -265,9 +266,12 @@ impl<'a> Call<'a> {
             if at == body.len() {
                 break Ok(());
             }
+            if let Err(error) = self.inner.check_own() {
+                break Err(error);
+            }
             // Looked at first: what the core sent before it went is in the FIFO once it is seen down.
             let gone = self.inner.is_gone(link);
-            let taken = match receiver.take_data(&mut body[at..]) {
+            let taken = match receiver.take_data(part(body, at)) {
                 Ok(taken) => taken,
                 Err(error) => break Err(error),
             };
@@ -291,7 +295,9 @@ impl<'a> Call<'a> {
                 }
                 self.waiter.progress();
             } else if taken.packets != 0 {
-                self.waiter.progress();
+                if let Err(error) = self.waiter.moved(taken.packets, "data of the core") {
+                    break Err(error);
+                }
             } else if gone {
                 break Err(self.lost(link));
             } else {
