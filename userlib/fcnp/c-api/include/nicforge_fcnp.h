@@ -79,7 +79,8 @@ int32_t nicforge_fcnp_open_compute(const char *socket,
 void nicforge_fcnp_close_compute(struct nicforge_fcnp_compute *compute);
 
 /*
- Sends `size` bytes to the I/O node. Gives the number of bytes that both sides agreed on, or a negative error number.
+ Sends `size` bytes to the I/O node. Gives the number of bytes that both sides agreed on, or a negative error number:
+ -ECONNRESET once in each direction when the process on the I/O node is another one than at the last call.
 
  # Safety
  `compute` is a handle; `ptr` has `size` readable bytes.
@@ -90,7 +91,7 @@ ptrdiff_t nicforge_fcnp_compute_write(const struct nicforge_fcnp_compute *comput
 
 /*
  Receives up to `size` bytes from the I/O node. Gives the number of bytes that both sides agreed on, or a negative error
- number.
+ number: -ECONNRESET as nicforge_fcnp_compute_write does.
 
  # Safety
  `compute` is a handle; `ptr` has `size` writable bytes.
