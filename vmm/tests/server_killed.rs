@@ -15,7 +15,10 @@ use std::{
 use nicforge_driver::{Cancel, Deadline, Device, Error, GoneCause, OpenOptions};
 use nicforge_hwi::tree_dcr::REG_INT_ENABLE;
 use nix::{
-    sys::signal::{Signal, kill},
+    sys::{
+        signal::{Signal, kill},
+        wait::{WaitPidFlag, WaitStatus, waitpid},
+    },
     unistd::{Pid, gettid},
 };
 
@@ -64,6 +67,14 @@ impl Server {
 
     fn signal(&self, signal: Signal) {
         kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
+    }
+
+    /// Stops it, and returns when all of its threads have stopped.
+    fn stop(&self) {
+        let pid = Pid::from_raw(self.child.id() as i32);
+        kill(pid, Signal::SIGSTOP).unwrap();
+        let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
+        assert_eq!(status, WaitStatus::Stopped(pid, Signal::SIGSTOP));
     }
 
     /// Kills it, and gives the time at which that was done.
@@ -171,7 +182,7 @@ fn outstanding_access_ends(event_loop: &str) {
         let mut server = Server::start(event_loop);
         let device = server.open(0);
         let (thread_ids, ids) = mpsc::channel();
-        server.signal(Signal::SIGSTOP);
+        server.stop();
         thread::scope(|scope| {
             let read = scope.spawn(|| {
                 thread_ids.send(gettid()).unwrap();
@@ -208,7 +219,7 @@ fn outstanding_access_ends_soon_with_epoll() {
 fn stopped_server_is_waited_for() {
     let server = Server::start("auto");
     let device = server.open(0);
-    server.signal(Signal::SIGSTOP);
+    server.stop();
     let waited = device.wait_until(Deadline::after(Duration::from_secs(1)), None, || false);
     server.signal(Signal::SIGCONT);
     assert!(matches!(waited, Err(Error::Timeout { .. })), "{waited:?}");
