@@ -9,6 +9,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
+use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::{ClientConfig, ClientError, Deadline, GuestMemory, ServerWatch, incoming};
 use crate::Errno;
@@ -17,6 +19,8 @@ use crate::wire::{Command, HEADER_SIZE, Header, MessageType};
 
 /// Looks at the socket, while a reply is awaited busily, before the processor is offered to others between two of them.
 const LOOKS_BEFORE_YIELD: u32 = 8;
+/// Processors from which on the server has one for itself. With fewer it may need this thread's to answer at all.
+const PLENTY: usize = 4;
 /// Most requests that wait for a reply at a time.
 const MAX_WAITING: usize = 1024;
 
@@ -60,6 +64,10 @@ pub(super) struct Exchange {
     changed: Condvar,
     dead: AtomicBool,
     spin: Duration,
+    /// The server may be waiting for this thread's processor.
+    shares_processor: bool,
+    /// The socket ends a wait in `recvmsg` by itself, after [`MAX_NAP`].
+    ends_waits: bool,
     memory: Option<Arc<dyn GuestMemory>>,
     watch: Option<Arc<dyn ServerWatch>>,
     max_data: u32,
@@ -95,6 +103,9 @@ enum Stop<T> {
 impl Exchange {
     pub(super) fn new(framed: Framed, config: &ClientConfig) -> Self {
         let Framed { fd, rx, tx } = framed;
+        let nap = TimeVal::milliseconds(MAX_NAP.as_millis() as i64);
+        let ends_waits = setsockopt(&fd, ReceiveTimeout, &nap).is_ok();
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let state =
             State { rx: Some(rx), tx, waiting: Vec::new(), next_id: 0, dead: None, served: 0, sleepers: 0 };
         Self {
@@ -103,6 +114,8 @@ impl Exchange {
             changed: Condvar::new(),
             dead: AtomicBool::new(false),
             spin: config.spin,
+            shares_processor: processors < PLENTY,
+            ends_waits,
             memory: config.memory.clone(),
             watch: config.watch.clone(),
             max_data: config.max_data_xfer_size,
@@ -330,19 +343,34 @@ impl Exchange {
         mut queued: bool,
         on_reply: impl FnOnce(Header, Reply<'_>) -> Result<T, ClientError>,
     ) -> Stop<T> {
+        let wants_reply = matches!(goal, Goal::Reply { .. });
         let spin_end = (!self.spin.is_zero()).then(|| Instant::now() + self.spin);
         let mut looks = 0u32;
+        if self.shares_processor && wants_reply && spin_end.is_some() {
+            // Nothing is there before the server has run.
+            looks = LOOKS_BEFORE_YIELD;
+            std::thread::yield_now();
+        }
         loop {
             let message = match rx.next_message() {
                 Ok(Some(message)) => message,
                 Ok(None) => {
-                    match rx.fill(self.fd.as_fd()) {
+                    let spins = spin_end.is_some_and(|end| Instant::now() < end);
+                    // One call instead of a look, a `poll` and another look. Whoever has more to send meanwhile sends it.
+                    let wait = self.ends_waits
+                        && wants_reply
+                        && !spins
+                        && !queued
+                        && deadline.remaining() >= MAX_NAP;
+                    let filled =
+                        if wait { rx.wait_and_fill(self.fd.as_fd()) } else { rx.fill(self.fd.as_fd()) };
+                    match filled {
                         Ok(Fill::Data { .. }) => {}
                         Ok(Fill::WouldBlock | Fill::Full) => {
                             if deadline.is_over() {
                                 return Stop::Deadline;
                             }
-                            if spin_end.is_some_and(|end| Instant::now() < end) && !queued {
+                            if spins && !queued {
                                 // The server may be waiting for this very processor.
                                 looks = looks.saturating_add(1);
                                 if looks < LOOKS_BEFORE_YIELD {

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, socket, sockopt};
 
@@ -230,6 +231,9 @@ impl Client {
                 Err(errno) => return Err(failed(errno.into())),
             }
         }
+        // Only connecting must not wait; a call that must not says so each time.
+        fcntl(&fd, FcntlArg::F_SETFL(OFlag::empty()))
+            .map_err(|errno| ClientError::System { call: "fcntl", errno: errno.into() })?;
         Self::negotiate(fd, config, deadline)
     }
 

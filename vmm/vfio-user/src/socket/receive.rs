@@ -106,7 +106,18 @@ impl Receiver {
         self.limit.max(INITIAL_BUFFER)
     }
 
+    /// Reads what is there.
     pub(crate) fn fill(&mut self, socket: BorrowedFd<'_>) -> Result<Fill, FrameError> {
+        self.fill_by(socket, false)
+    }
+
+    /// As [`Self::fill`], but waits for something to come for as long as the socket's own time-out says, and no longer. A
+    /// socket that never blocks is not waited for.
+    pub(crate) fn wait_and_fill(&mut self, socket: BorrowedFd<'_>) -> Result<Fill, FrameError> {
+        self.fill_by(socket, true)
+    }
+
+    fn fill_by(&mut self, socket: BorrowedFd<'_>, wait: bool) -> Result<Fill, FrameError> {
         if self.start == self.end {
             (self.start, self.end) = (0, 0);
         }
@@ -116,7 +127,7 @@ impl Receiver {
         let mut fds = Vec::new();
         let room = &mut self.buffer[self.end..];
         let asked = room.len();
-        let received = match sys::receive(socket, room, &mut self.control, &mut fds) {
+        let received = match sys::receive(socket, room, &mut self.control, &mut fds, wait) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Fill::WouldBlock),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {

@@ -27,12 +27,13 @@ pub(crate) struct Received {
     pub(crate) fds_lost: bool,
 }
 
-/// Reads what is there, without waiting; descriptors are appended to `fds`, close-on-exec.
+/// Reads what is there, without waiting unless it is told to; descriptors are appended to `fds`, close-on-exec.
 pub(crate) fn receive(
     socket: BorrowedFd<'_>,
     buffer: &mut [u8],
     control: &mut Control,
     fds: &mut Vec<OwnedFd>,
+    wait: bool,
 ) -> io::Result<Received> {
     let mut iov = libc::iovec { iov_base: buffer.as_mut_ptr().cast(), iov_len: buffer.len() };
     // SAFETY: `msghdr` is plain old data, for which zero is a value.
@@ -41,7 +42,7 @@ pub(crate) fn receive(
     header.msg_iovlen = 1;
     header.msg_control = control.as_mut_ptr().cast();
     header.msg_controllen = size_of::<Control>() as _;
-    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    let flags = libc::MSG_CMSG_CLOEXEC | if wait { 0 } else { libc::MSG_DONTWAIT };
     // SAFETY: `header` points at one iovec over `buffer` and at `control`, with their true lengths; all of
     // them outlive the call, and nothing else refers to them meanwhile.
     let result = unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut header, flags) };
