@@ -172,8 +172,10 @@ impl Poster {
     #[inline]
     pub fn post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         match self.try_post(bar, offset, data) {
+            // Made anew: handing the result on would copy all that an error may hold, right behind the store of its tag.
+            Ok(()) => Ok(()),
             Err(Error::RingFull { .. }) => self.post_later(bar, offset, data),
-            result => result,
+            Err(error) => Err(error),
         }
     }
 
