@@ -70,10 +70,64 @@ pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool
     true
 }
 
+/// As [`is_device`], for accesses that stay in one page of 4096 bytes, all of which is the device's registers; others are not
+/// found. `known` is such a page, found earlier.
+pub(super) fn is_device_page(
+    spec: &FunctionSpec,
+    at: Address,
+    length: usize,
+    known: &mut Option<Address>,
+) -> bool {
+    let page = Address { bar: at.bar, offset: at.offset & !4095 };
+    if at.offset - page.offset + length as u64 > 4096 {
+        return false;
+    }
+    if *known != Some(page) && is_device(spec, page, 4096) {
+        *known = Some(page);
+    }
+    *known == Some(page)
+}
+
 /// Whether an access lies in the control page as a whole, and does not read the generation: it is answered whatever the rings
 /// hold. Reading the generation is a flush, and waits.
 pub(super) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, write: bool) -> bool {
     let (Place::Control(offset), left) = place(spec, at) else { return false };
     let flushes = offset < control::GENERATION + 4 && control::GENERATION < offset + length as u64;
     length as u64 <= left && (write || !flushes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::{AttachmentSpec, Identity};
+
+    fn spec() -> FunctionSpec {
+        // Two pages of registers, then the control page and MSI-X.
+        let identity =
+            Identity { vendor: 1, device: 1, subsystem_vendor: 1, subsystem: 1, class: 0, revision: 0 };
+        let user = AttachmentSpec { name: "user".into(), group: 0 };
+        FunctionSpec::nic(identity, vec![user], 0x2000, 1, 64, 0, 0)
+    }
+
+    fn at(offset: u64) -> Address {
+        Address { bar: 0, offset }
+    }
+
+    #[test]
+    fn a_page_of_registers_is_known_after_the_first_access() {
+        let (spec, mut known) = (spec(), None);
+        assert!(is_device_page(&spec, at(0x1ffc), 4, &mut known));
+        assert_eq!(known, Some(at(0x1000)));
+        assert!(is_device_page(&spec, at(0x1000), 8, &mut known));
+    }
+
+    #[test]
+    fn an_access_across_pages_or_to_the_control_page_is_not_found_by_page() {
+        let (spec, mut known) = (spec(), Some(at(0x1000)));
+        assert!(!is_device_page(&spec, at(0xffc), 8, &mut known));
+        assert!(is_device(&spec, at(0xffc), 8));
+        assert!(!is_device_page(&spec, at(0x2000), 4, &mut known));
+        assert!(!is_device_page(&spec, Address { bar: 7, offset: 0x1000 }, 4, &mut known));
+        assert!(!is_device_page(&spec, at(u64::MAX), 4, &mut known));
+    }
 }

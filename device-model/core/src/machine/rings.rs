@@ -52,7 +52,7 @@ impl Machine {
         let tenant = slot.state.attachments.get_mut(index).and_then(|attachment| attachment.tenant.as_mut());
         let Some(tenant) = tenant else { return Drained::default() };
         let Some(ring) = tenant.rings.get_mut(ring_index) else { return Drained::default() };
-        if ring.consumer.peek() == Peek::Empty {
+        if matches!(ring.consumer.peek(), Peek::Empty) {
             return Drained::default();
         }
         // The rings are taken out of the function while its device is called, which gets the rest of the function.
@@ -60,6 +60,8 @@ impl Machine {
         let ring = &mut rings[ring_index];
         let (mut posted, mut malformed, mut newly_stalled) = (0, 0, false);
         let mut stalled = false;
+        // Where the last record went: most go to the same page.
+        let mut page = None;
         for _ in 0..limit.min(ring.consumer.cells().count() as u32) {
             let record = match ring.consumer.peek() {
                 Peek::Empty => break,
@@ -68,7 +70,10 @@ impl Machine {
             };
             let write = record
                 .map(|record| (Address { bar: record.bar, offset: record.offset.into() }, record.data))
-                .filter(|(at, data)| place::is_device(&slot.state.spec, *at, data.len()));
+                .filter(|(at, data)| {
+                    place::is_device_page(&slot.state.spec, *at, data.len(), &mut page)
+                        || place::is_device(&slot.state.spec, *at, data.len())
+                });
             let Some((at, data)) = write else {
                 ring.consumer.pop();
                 malformed += 1;
