@@ -2,7 +2,7 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
-use std::process::Command;
+use std::{collections::BTreeSet, process::Command};
 
 use serde_json::Value;
 
@@ -66,6 +66,36 @@ fn without_valgrind_the_packet_bench_says_what_to_install() {
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("valgrind") && said.contains("install"), "{said}");
+}
+
+#[test]
+fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
+    let report = quick("mmio");
+    let ours = ["trapped-read", "trapped-read-hot", "trapped-write", "posted-write", "irq"];
+    let bare = ["bare-ring", "unix-pingpong", "unix-pingpong-spinning", "eventfd-pingpong"];
+    assert_report(&report, "mmio", &[ours.as_slice(), &bare].concat());
+    if cfg!(feature = "bench-peers") {
+        assert_report(&report, "mmio", &["vfio_user-crate-read"]);
+    }
+    let rows = report["rows"].as_array().unwrap();
+    for row in rows {
+        let path = row["path"].as_str().unwrap();
+        assert!(row["placement"].is_string(), "{row:#}");
+        assert!(
+            row["p50_us"].as_f64() > Some(0.0) && row["p99_us"].as_f64() >= row["p50_us"].as_f64(),
+            "{row:#}"
+        );
+        let device = ours.contains(&path) || path.starts_with("vfio_user-crate");
+        assert_eq!(row["backing"] == "vfio-user", device, "{row:#}");
+        if ["posted-write", "bare-ring", "trapped-read-hot", "trapped-write"].contains(&path) {
+            assert!(row["rate_per_s"].as_f64() > Some(0.0), "{row:#}");
+        }
+    }
+    let placements: BTreeSet<_> = rows.iter().map(|row| row["placement"].as_str().unwrap()).collect();
+    let of_each_path = |path: &str| rows.iter().filter(|row| row["path"] == path).count();
+    assert!(ours.iter().chain(&bare).all(|path| of_each_path(path) == placements.len()), "{report:#}");
+    let goals = if cfg!(feature = "bench-peers") { 4 } else { 3 };
+    assert_eq!(report["goals"].as_array().unwrap().len(), goals * placements.len());
 }
 
 #[test]

@@ -15,6 +15,7 @@ pub mod row;
 pub mod samples;
 
 mod packet;
+mod mmio;
 mod rest;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -109,6 +110,12 @@ const BENCHES: &[Bench] = &[
         about: "instructions a packet, in the library and in the machine (needs valgrind)",
         run: packet::run,
         part: Some(packet::part),
+    },
+    Bench {
+        name: "mmio",
+        about: "register accesses and interrupts of a served device, beside bare sockets and rings",
+        run: mmio::run,
+        part: Some(mmio::part),
     },
     Bench {
         name: "rest",

@@ -1,0 +1,187 @@
+//! Interrupts, and bare eventfds.
+
+use std::{
+    os::fd::AsFd,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+        mpsc::{Receiver, SyncSender, sync_channel},
+    },
+    thread::JoinHandle,
+    time::Instant,
+};
+
+use nicforge_driver::{Bar, Cancel, Deadline, Interrupt, Poster};
+use nicforge_hwi::proof::dma_engine::{REG_START, REG_STATUS, VECTOR_ERROR};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+};
+
+use super::{
+    Contestant, Effort, PATIENCE, PAUSE, Turn, paced,
+    registers::{accessing, open_blocking},
+    server::ServerProcess,
+};
+use crate::{
+    bench::{placement::pin, row::Backing, samples::Samples},
+    failure::{Doing, Failure},
+};
+
+/// The BAR of the registers.
+const REGISTERS: u8 = 0;
+
+/// From the posted write that asks an awake engine for an interrupt to the return of a wait that blocks in another thread.
+///
+/// The write is a start of the DMA engine with an empty list, which it answers with an interrupt and nothing else.
+pub(super) struct Irq {
+    registers: Bar,
+    poster: Poster,
+    cancel: Cancel,
+    /// When each wait returned. Gone when the waiter is to end.
+    returned: Option<Receiver<Result<Instant, nicforge_driver::Error>>>,
+    waiter: Option<JoinHandle<()>>,
+}
+
+impl Irq {
+    pub(super) fn new(server: &ServerProcess) -> Result<Self, Failure> {
+        let device = open_blocking(server, 2)?;
+        let interrupt = accessing(device.interrupt(VECTOR_ERROR.into()))?;
+        let cancel = accessing(Cancel::new())?;
+        let (sender, returned) = sync_channel(1);
+        let waiter = std::thread::Builder::new()
+            .name("interrupt".into())
+            .spawn({
+                let cancel = cancel.clone();
+                move || wait(&interrupt, &cancel, &sender)
+            })
+            .doing(|| "the thread that waits for interrupts".into())?;
+        Ok(Self {
+            registers: accessing(device.bar(REGISTERS))?,
+            poster: accessing(device.poster(0))?,
+            cancel,
+            returned: Some(returned),
+            waiter: Some(waiter),
+        })
+    }
+}
+
+/// Waits for one interrupt after the other until it is cancelled.
+fn wait(
+    interrupt: &Interrupt,
+    cancel: &Cancel,
+    returned: &SyncSender<Result<Instant, nicforge_driver::Error>>,
+) {
+    loop {
+        let result = interrupt.wait(Deadline::never(), Some(cancel)).map(|_| Instant::now());
+        let ended = result.is_err();
+        if returned.send(result).is_err() || ended {
+            return;
+        }
+    }
+}
+
+impl Contestant for Irq {
+    fn path(&self) -> &'static str {
+        "irq"
+    }
+
+    fn backing(&self) -> Option<Backing> {
+        Some(Backing::VfioUser)
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let Some(returned) = &self.returned else { return Ok(Turn::default()) };
+        let mut samples = Samples::with_capacity(effort.paced);
+        for _ in 0..effort.paced {
+            // The waiter blocks by then.
+            std::thread::sleep(PAUSE);
+            // Wakes the engine.
+            accessing(self.registers.read32(REG_STATUS))?;
+            let start = Instant::now();
+            accessing(self.poster.post(REGISTERS, REG_START, &1u32.to_le_bytes()))?;
+            let returned = returned.recv_timeout(PATIENCE).doing(|| "waiting for an interrupt".into())?;
+            samples.add(accessing(returned)? - start);
+        }
+        Ok(Turn { samples, rate_per_s: None })
+    }
+}
+
+impl Drop for Irq {
+    fn drop(&mut self) {
+        self.cancel.cancel();
+        // It may wait to hand over a time that nobody took.
+        self.returned = None;
+        if let Some(waiter) = self.waiter.take() {
+            // A waiter that panicked has nothing left to clean up.
+            let _ = waiter.join();
+        }
+    }
+}
+
+/// A thread on the server's processor that answers an eventfd by another.
+pub(super) struct EventFds {
+    request: Arc<EventFd>,
+    reply: Arc<EventFd>,
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl EventFds {
+    pub(super) fn new(processor: Option<usize>) -> Result<Self, Failure> {
+        let what = || "a bare eventfd".into();
+        let event = || EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).map(Arc::new).doing(what);
+        let (request, reply, stop) = (event()?, event()?, Arc::new(AtomicBool::new(false)));
+        let thread = std::thread::Builder::new()
+            .name("eventfd".into())
+            .spawn({
+                let (request, reply, stop) = (request.clone(), reply.clone(), stop.clone());
+                move || {
+                    // Elsewhere it would be measured at another placement: better not at all.
+                    if processor.is_none_or(|processor| pin(processor).is_ok()) {
+                        while request.read().is_ok()
+                            && !stop.load(Ordering::Acquire)
+                            && reply.write(1).is_ok()
+                        {}
+                    }
+                }
+            })
+            .doing(what)?;
+        Ok(Self { request, reply, stop, thread: Some(thread) })
+    }
+}
+
+impl Contestant for EventFds {
+    fn path(&self) -> &'static str {
+        "eventfd-pingpong"
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let what = || "a bare eventfd".into();
+        let limit = PollTimeout::try_from(PATIENCE).doing(what)?;
+        paced(
+            effort,
+            || Ok(()),
+            || {
+                self.request.write(1).doing(what)?;
+                // As the library waits: for readiness, then for the count.
+                let mut fds = [PollFd::new(self.reply.as_fd(), PollFlags::POLLIN)];
+                if poll(&mut fds, limit).doing(what)? == 0 {
+                    return Err(Failure::result("nobody answers a bare eventfd"));
+                }
+                self.reply.read().map(drop).doing(what)
+            },
+        )
+    }
+}
+
+impl Drop for EventFds {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        // The counter is far from its end.
+        let _ = self.request.write(1);
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,261 @@
+//! `nicforge bench mmio`: what a register access costs, and what it would cost without us.
+//!
+//! In: nothing. Out: rows for the accesses of a served device and for their bare peers, once for each placement. May touch: sockets in
+//! a directory of its own, a child process, eventfds.
+//!
+//! This process is the client. The servers run in a child process, which ends when its standard input does: an engine with the
+//! machine under test, the server of the `vfio_user` crate, and a socket that answers bytes. So the client and the servers share no
+//! address space, as in real use. All contestants of a placement take turns ([`in_turns`]).
+//!
+//! - `server.rs`: the child; `device.rs`: the device in it;
+//! - `registers.rs`: reads and writes through the driver library; `interrupt.rs`: interrupts, and bare eventfds;
+//! - `ring.rs`: the posted-write ring without an engine;
+//! - `peers.rs`: bare sockets; `vfio_user_crate.rs`: the crate's server and client.
+
+mod device;
+mod interrupt;
+mod peers;
+mod registers;
+mod ring;
+mod server;
+#[cfg(feature = "bench-peers")]
+mod vfio_user_crate;
+
+use std::time::{Duration, Instant};
+
+use nicforge_driver::Patience;
+
+use self::server::ServerProcess;
+use super::{
+    Run, placement,
+    placement::Placement,
+    row::{Backing, Goal, Outcome, Row},
+    samples::{Samples, in_turns, median},
+};
+use crate::failure::Failure;
+
+/// Writes in a batch of posted ones.
+const BATCH: u32 = 1_000;
+/// Cells of the rings: a batch and more, so that a batch never finds its ring full.
+const RING_CELLS: u32 = 4_096;
+/// How long the other side is left alone before an access that is to find it asleep. The engine spins for 50 us.
+const PAUSE: Duration = Duration::from_micros(300);
+/// The longest that anything here waits for the other side.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How much is measured.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// Turns of each contestant and placement.
+    rounds: usize,
+    /// Operations of a turn that each wait for [`PAUSE`] first.
+    paced: usize,
+    /// Operations of a turn that follow each other.
+    in_a_row: usize,
+    /// Batches of [`BATCH`] writes in a turn.
+    batches: usize,
+    /// How long a turn writes without a pause.
+    sustained: Duration,
+}
+
+const FULL: Effort =
+    Effort { rounds: 20, paced: 100, in_a_row: 500, batches: 50, sustained: Duration::from_millis(75) };
+const QUICK: Effort =
+    Effort { rounds: 2, paced: 20, in_a_row: 100, batches: 5, sustained: Duration::from_millis(10) };
+
+/// What a turn of a contestant gives.
+#[derive(Debug, Default)]
+struct Turn {
+    samples: Samples,
+    rate_per_s: Option<f64>,
+}
+
+/// Something that is measured.
+trait Contestant {
+    /// Its name in the rows.
+    fn path(&self) -> &'static str;
+
+    /// How it reaches a device, if it has one.
+    fn backing(&self) -> Option<Backing> {
+        None
+    }
+
+    /// Whether its times are those of single stores, and its rate the one of writing without a pause.
+    fn is_posted(&self) -> bool {
+        false
+    }
+
+    /// Measures for one turn.
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure>;
+}
+
+/// Times `operation` again and again without a pause, after some turns that are not counted.
+fn in_a_row(effort: &Effort, mut operation: impl FnMut() -> Result<(), Failure>) -> Result<Turn, Failure> {
+    for _ in 0..effort.in_a_row / 20 {
+        operation()?;
+    }
+    let mut samples = Samples::with_capacity(effort.in_a_row);
+    let start = Instant::now();
+    let mut before = start;
+    for _ in 0..effort.in_a_row {
+        operation()?;
+        let now = Instant::now();
+        samples.add(now - before);
+        before = now;
+    }
+    let rate = effort.in_a_row as f64 / (before - start).as_secs_f64();
+    Ok(Turn { samples, rate_per_s: Some(rate) })
+}
+
+/// Times `operation` with a pause before each, and after the pause `prepare`, which is not timed.
+fn paced(
+    effort: &Effort,
+    mut prepare: impl FnMut() -> Result<(), Failure>,
+    mut operation: impl FnMut() -> Result<(), Failure>,
+) -> Result<Turn, Failure> {
+    let mut samples = Samples::with_capacity(effort.paced);
+    for _ in 0..effort.paced {
+        std::thread::sleep(PAUSE);
+        prepare()?;
+        let start = Instant::now();
+        operation()?;
+        samples.add(start.elapsed());
+    }
+    Ok(Turn { samples, rate_per_s: None })
+}
+
+/// The placements that this machine allows.
+fn placements() -> Result<Vec<Placement>, Failure> {
+    let processors = placement::processors()?;
+    Ok(match processors.as_slice() {
+        [first, second, ..] => vec![
+            Placement::pinned(&[("server", *first), ("client", *second)]),
+            Placement::pinned(&[("server", *first), ("client", *first)]),
+            Placement::free(),
+        ],
+        [first] => vec![Placement::pinned(&[("server", *first), ("client", *first)])],
+        [] => Vec::new(),
+    })
+}
+
+pub(super) fn part(text: &str) -> Result<u8, Failure> {
+    server::main(text)
+}
+
+pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    // How patient the library is depends on how many processors it may use: ask while it is all of them.
+    let _ = Patience::default();
+    let effort = if run.quick { QUICK } else { FULL };
+    let placements = placements()?;
+    run.steps((placements.len() * effort.rounds) as u64);
+    let mut outcome = Outcome::default();
+    for placement in &placements {
+        let server = ServerProcess::start(run.event_loop, placement.of("server"))?;
+        let rows = placement.within("client", || measure(run, &effort, placement, &server))?;
+        server.stop()?;
+        outcome.goals.extend(goals(&rows, &placement.text()));
+        outcome.rows.extend(rows);
+    }
+    outcome.notes = notes(&effort, placements.len());
+    Ok(outcome)
+}
+
+fn measure(
+    run: &Run<'_>,
+    effort: &Effort,
+    placement: &Placement,
+    server: &ServerProcess,
+) -> Result<Vec<Row>, Failure> {
+    let mut contestants: Vec<Box<dyn Contestant>> = registers::contestants(server)?;
+    contestants.push(Box::new(peers::PingPong::new(server, peers::Waiting::Blocking)));
+    contestants.push(Box::new(peers::PingPong::new(server, peers::Waiting::Spinning)));
+    #[cfg(feature = "bench-peers")]
+    contestants.extend(vfio_user_crate::contestants(server)?);
+    contestants.push(Box::new(ring::BareRing::new(placement.of("server"))));
+    contestants.push(Box::new(interrupt::Irq::new(server)?));
+    contestants.push(Box::new(interrupt::EventFds::new(placement.of("server"))?));
+    let text = placement.text();
+    let turns = in_turns(effort.rounds, contestants.len(), |contestant, round| {
+        if contestant == 0 {
+            run.step(format!("{text}, round {}", round + 1))?;
+        }
+        run.check()?;
+        contestants[contestant].turn(effort)
+    })?;
+    let row = |(contestant, turns): (&dyn Contestant, Vec<Turn>)| {
+        let rates: Vec<_> = turns.iter().filter_map(|turn| turn.rate_per_s).collect();
+        let mut samples = Samples::default();
+        turns.into_iter().for_each(|turn| samples.append(turn.samples));
+        let row = Row {
+            backing: contestant.backing(),
+            placement: Some(text.clone()),
+            p50_us: Some(samples.p50_us()),
+            p99_us: Some(samples.p99_us()),
+            rate_per_s: (!rates.is_empty()).then(|| median(&rates)),
+            ..Row::new(contestant.path())
+        };
+        // Hundredths of a microsecond say little of those that take a few nanoseconds.
+        if contestant.is_posted() { row.figure("p50_ns", samples.percentile(50.0)) } else { row }
+    };
+    Ok(contestants.iter().map(AsRef::as_ref).zip(turns).map(row).collect())
+}
+
+/// What is wanted of the rows of one placement.
+fn goals(rows: &[Row], placement: &str) -> Vec<Goal> {
+    let find = |path: &str| rows.iter().find(|row| row.path == path);
+    let p50 = |path| find(path).and_then(|row| row.p50_us);
+    let rate = |path| find(path).and_then(|row| row.rate_per_s);
+    let ratio = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs.filter(|&theirs| theirs > 0.0)?);
+    let mut goals = Vec::new();
+    if let Some(times) = ratio(p50("trapped-read-hot"), p50("vfio_user-crate-read")) {
+        let what = format!("a hot trapped read, in medians of the vfio_user crate's; {placement}");
+        goals.push(Goal::at_most(what, 0.5, times));
+    }
+    if let Some(times) = ratio(p50("trapped-read"), p50("unix-pingpong")) {
+        let what =
+            format!("a trapped read of a sleeping engine, in medians of a socket's ping-pong; {placement}");
+        goals.push(Goal::at_most(what, 1.15, times));
+    }
+    if let Some(microseconds) = p50("posted-write") {
+        let what = format!("a posted write in a batch of {BATCH}, ns; {placement}");
+        goals.push(Goal::at_most(what, 20.0, microseconds * 1e3));
+    }
+    if let Some(times) = ratio(rate("posted-write"), rate("bare-ring")) {
+        let what = format!("sustained posted writes, in rates of a bare ring; {placement}");
+        goals.push(Goal::at_least(what, 0.5, times));
+    }
+    goals
+}
+
+fn notes(effort: &Effort, placements: usize) -> Vec<String> {
+    let mut notes = vec![
+        format!(
+            "the client is this process; the servers are in another. bare-ring and eventfd-pingpong have both ends in this one. \
+             Medians are over {} turns of each contestant, in turn",
+            effort.rounds
+        ),
+        format!(
+            "trapped-read, unix-pingpong, the crate's -asleep, irq and eventfd-pingpong: {} us of rest before each, both sides block",
+            PAUSE.as_micros()
+        ),
+        "trapped-read-hot, trapped-write: one after the other, so that the engine does not sleep; unix-pingpong-spinning: both sides \
+         look at their sockets; vfio_user-crate-read: one after the other, it always blocks"
+            .into(),
+        format!(
+            "posted-write, bare-ring: times are means of batches of {BATCH} 4-byte writes into an empty ring of {RING_CELLS} cells, \
+             rates those of writing without a pause"
+        ),
+    ];
+    if placements == 1 {
+        notes.push(
+            "this process may use one processor only: the placements that need two were left out".into(),
+        );
+    }
+    if cfg!(not(feature = "bench-peers")) {
+        notes.push(
+            "vfio_user-crate-read was left out: this program was built without its feature bench-peers"
+                .into(),
+        );
+    }
+    notes
+}

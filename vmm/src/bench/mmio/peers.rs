@@ -1,0 +1,127 @@
+//! A bare UNIX socket, with messages as long as a region read's request and its reply.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    os::unix::net::{UnixListener, UnixStream},
+    path::{Path, PathBuf},
+    thread::yield_now,
+    time::Instant,
+};
+
+use super::{Contestant, Effort, PATIENCE, Turn, in_a_row, paced, server::ServerProcess};
+use crate::failure::{Doing, Failure};
+
+/// Header, offset, region and length.
+const REQUEST: usize = 32;
+/// The same, and the register.
+const REPLY: usize = 36;
+/// Looks at a socket before the processor is offered to others between two of them: as our client does.
+const LOOKS_BEFORE_YIELD: u32 = 8;
+
+/// How both ends wait. The first byte of a connection tells the server.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u8)]
+pub(super) enum Waiting {
+    /// In the kernel.
+    Blocking = 0,
+    /// By looking again, with the processor offered to others in between.
+    Spinning = 1,
+}
+
+fn socket(directory: &Path) -> PathBuf {
+    directory.join("pingpong")
+}
+
+/// Serves one connection after the other, in a thread of its own.
+pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
+    let listener = UnixListener::bind(socket(directory)).doing(|| "a bare socket".into())?;
+    let answer = move || {
+        for stream in listener.incoming().flatten() {
+            // The end of a connection is the end of its turn.
+            let _ = answer(stream);
+        }
+    };
+    std::thread::Builder::new()
+        .name("pingpong".into())
+        .spawn(answer)
+        .map(drop)
+        .doing(|| "a thread for a bare socket".into())
+}
+
+fn answer(mut stream: UnixStream) -> std::io::Result<()> {
+    let mut mode = [0];
+    stream.read_exact(&mut mode)?;
+    let waiting = if mode[0] == Waiting::Spinning as u8 { Waiting::Spinning } else { Waiting::Blocking };
+    stream.set_nonblocking(waiting == Waiting::Spinning)?;
+    let mut request = [0; REQUEST];
+    loop {
+        read(&mut stream, &mut request, waiting)?;
+        stream.write_all(&[0; REPLY])?;
+    }
+}
+
+/// Reads all of `message`.
+fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::io::Result<()> {
+    if waiting == Waiting::Blocking {
+        return stream.read_exact(message);
+    }
+    let (mut got, mut looks) = (0, 0u32);
+    let start = Instant::now();
+    while got < message.len() {
+        match stream.read(&mut message[got..]) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => got += count,
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                looks = looks.saturating_add(1);
+                if looks < LOOKS_BEFORE_YIELD {
+                    std::hint::spin_loop();
+                } else if start.elapsed() > PATIENCE {
+                    return Err(ErrorKind::TimedOut.into());
+                } else {
+                    yield_now();
+                }
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// The client's end. It connects for each turn, so that the server's end waits in the kernel between two.
+pub(super) struct PingPong {
+    socket: PathBuf,
+    waiting: Waiting,
+}
+
+impl PingPong {
+    pub(super) fn new(server: &ServerProcess, waiting: Waiting) -> Self {
+        Self { socket: socket(server.path()), waiting }
+    }
+}
+
+impl Contestant for PingPong {
+    fn path(&self) -> &'static str {
+        match self.waiting {
+            Waiting::Blocking => "unix-pingpong",
+            Waiting::Spinning => "unix-pingpong-spinning",
+        }
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let what = || "a bare socket".into();
+        let mut stream = UnixStream::connect(&self.socket).doing(what)?;
+        stream.set_read_timeout(Some(PATIENCE)).doing(what)?;
+        stream.write_all(&[self.waiting as u8]).doing(what)?;
+        stream.set_nonblocking(self.waiting == Waiting::Spinning).doing(what)?;
+        let mut reply = [0; REPLY];
+        let waiting = self.waiting;
+        let mut exchange = || {
+            stream.write_all(&[0; REQUEST]).doing(what)?;
+            read(&mut stream, &mut reply, waiting).doing(what)
+        };
+        match waiting {
+            Waiting::Blocking => paced(effort, || Ok(()), exchange),
+            Waiting::Spinning => in_a_row(effort, &mut exchange),
+        }
+    }
+}

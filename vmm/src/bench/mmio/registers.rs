@@ -1,0 +1,181 @@
+//! Reads and writes of registers through the driver library.
+
+use std::{
+    sync::atomic::Ordering,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Bar, Device, OpenOptions, Poster};
+use nicforge_hwi::{attachment::mirror, proof::dma_engine::REG_COUNT};
+use nicforge_shm::SharedU32;
+
+use super::{BATCH, Contestant, Effort, PATIENCE, Turn, in_a_row, paced, server::ServerProcess};
+use crate::{
+    bench::{row::Backing, samples::Samples},
+    failure::{Doing, Failure},
+};
+
+/// The BAR of the registers.
+const REGISTERS: u8 = 0;
+/// The BAR of the mirror.
+const MIRROR: u8 = 2;
+
+/// Opens attachment `number` as a library would that blocks at once in each wait.
+pub(super) fn open_blocking(server: &ServerProcess, number: u16) -> Result<Device, Failure> {
+    let options = OpenOptions { spin: Duration::ZERO, socket_spin: Duration::ZERO, ..OpenOptions::default() };
+    open(server, number, options)
+}
+
+fn open(server: &ServerProcess, number: u16, options: OpenOptions) -> Result<Device, Failure> {
+    Device::open_vfio_user(server.attachment(number), options).doing(|| "opening the device".into())
+}
+
+/// A trapped access of the device failed.
+pub(super) fn accessing<T>(result: Result<T, nicforge_driver::Error>) -> Result<T, Failure> {
+    result.doing(|| "accessing the device".into())
+}
+
+/// All of them: attachment 0 polls, attachment 1 blocks.
+pub(super) fn contestants(server: &ServerProcess) -> Result<Vec<Box<dyn Contestant>>, Failure> {
+    let polling = open(server, 0, OpenOptions::default())?;
+    let blocking = open_blocking(server, 1)?;
+    Ok(vec![
+        Box::new(Trapped { path: "trapped-read-hot", write: false, bar: accessing(polling.bar(REGISTERS))? }),
+        Box::new(Asleep::new(&blocking)?),
+        Box::new(Trapped { path: "trapped-write", write: true, bar: accessing(polling.bar(REGISTERS))? }),
+        Box::new(Posted { poster: accessing(polling.poster(0))?, device: polling, count: 0 }),
+    ])
+}
+
+/// Trapped accesses one after the other: the engine finds the next one before it goes to sleep.
+struct Trapped {
+    path: &'static str,
+    write: bool,
+    bar: Bar,
+}
+
+impl Contestant for Trapped {
+    fn path(&self) -> &'static str {
+        self.path
+    }
+
+    fn backing(&self) -> Option<Backing> {
+        Some(Backing::VfioUser)
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let mut value = 0;
+        in_a_row(effort, || {
+            if self.write {
+                value += 1;
+                accessing(self.bar.write32(REG_COUNT, value))
+            } else {
+                accessing(self.bar.read32(REG_COUNT)).map(drop)
+            }
+        })
+    }
+}
+
+/// Trapped reads that wake the engine, by a client that blocks.
+struct Asleep {
+    bar: Bar,
+    sleeping: SharedU32,
+}
+
+impl Asleep {
+    fn new(device: &Device) -> Result<Self, Failure> {
+        let mirror = accessing(device.bar(MIRROR).and_then(|bar| bar.window(0, mirror::SIZE)))?;
+        let sleeping = mirror.u32(mirror::SLEEPING).doing(|| "the mirror".into())?;
+        Ok(Self { bar: accessing(device.bar(REGISTERS))?, sleeping })
+    }
+}
+
+impl Contestant for Asleep {
+    fn path(&self) -> &'static str {
+        "trapped-read"
+    }
+
+    fn backing(&self) -> Option<Backing> {
+        Some(Backing::VfioUser)
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let asleep = || {
+            let start = Instant::now();
+            while self.sleeping.load(Ordering::Relaxed) == 0 {
+                if start.elapsed() > PATIENCE {
+                    return Err(Failure::environment("the engine does not go to sleep"));
+                }
+                std::thread::sleep(super::PAUSE);
+            }
+            Ok(())
+        };
+        paced(effort, asleep, || accessing(self.bar.read32(REG_COUNT)).map(drop))
+    }
+}
+
+/// Posted writes of a register: in batches into a ring that was emptied, and without a pause.
+struct Posted {
+    device: Device,
+    poster: Poster,
+    count: u32,
+}
+
+impl Posted {
+    /// Writes a batch. The register holds the count of the writes.
+    fn batch(&mut self) -> Result<(), Failure> {
+        for _ in 0..BATCH {
+            self.count = self.count.wrapping_add(1);
+            // Not by `accessing`, which would be a call for each write.
+            if let Err(error) = self.poster.post(REGISTERS, REG_COUNT, &self.count.to_le_bytes()) {
+                return accessing(Err(error));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether the register holds what was written last.
+    fn check(&self) -> Result<(), Failure> {
+        let found = accessing(self.device.bar(REGISTERS).and_then(|bar| bar.read32(REG_COUNT)))?;
+        if found == self.count {
+            Ok(())
+        } else {
+            Err(Failure::result(format!("the register holds {found} after {} was posted", self.count)))
+        }
+    }
+}
+
+impl Contestant for Posted {
+    fn path(&self) -> &'static str {
+        "posted-write"
+    }
+
+    fn is_posted(&self) -> bool {
+        true
+    }
+
+    fn backing(&self) -> Option<Backing> {
+        Some(Backing::VfioUser)
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let mut samples = Samples::with_capacity(effort.batches);
+        for _ in 0..effort.batches {
+            // Empties the ring, and leaves the engine awake.
+            accessing(self.device.flush())?;
+            let start = Instant::now();
+            self.batch()?;
+            samples.add_mean(start.elapsed(), BATCH);
+        }
+        self.check()?;
+        let (start, mut written) = (Instant::now(), 0);
+        while start.elapsed() < effort.sustained {
+            self.batch()?;
+            written += BATCH;
+        }
+        accessing(self.device.flush())?;
+        let rate = f64::from(written) / start.elapsed().as_secs_f64();
+        self.check()?;
+        Ok(Turn { samples, rate_per_s: Some(rate) })
+    }
+}

@@ -1,0 +1,183 @@
+//! The servers, in a process of their own.
+//!
+//! The parent starts it with a text that says how the engine waits, on which processor all of it runs, and in which directory its
+//! sockets go. It says `ready` when they are there, and ends when its standard input does, whatever became of the parent.
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::unix::process::CommandExt,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use clap::ValueEnum;
+use nicforge_core::{device::AttachmentId, machine::Machine};
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
+
+use super::{PATIENCE, device::DeepRing, peers};
+use crate::{
+    bench::placement::pin,
+    cli::EventLoop,
+    directory::Directory,
+    failure::{Doing, Failure, say},
+};
+
+/// Attachments of the device that are served.
+const ATTACHMENTS: u16 = 3;
+/// Said on standard output when the sockets are there.
+const READY: &str = "ready";
+/// Between two looks whether something has ended.
+const LOOK_AGAIN: Duration = Duration::from_millis(2);
+/// The place of a server that may run anywhere.
+const ANYWHERE: &str = "any";
+
+/// The child, seen from the parent. Dropping it ends it.
+pub(super) struct ServerProcess {
+    child: Child,
+    directory: Directory,
+}
+
+impl ServerProcess {
+    /// Starts it on `processor`, or anywhere, and waits until it serves.
+    pub(super) fn start(event_loop: EventLoop, processor: Option<usize>) -> Result<Self, Failure> {
+        let name = format!("bench-mmio-{}", std::process::id());
+        let directory = Directory::create(&Directory::default_for(&name))?;
+        let kind =
+            event_loop.to_possible_value().map_or_else(String::new, |value| value.get_name().to_owned());
+        let place = processor.map_or_else(|| ANYWHERE.to_owned(), |processor| processor.to_string());
+        let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+        let child = Command::new(this)
+            .args(["bench", "mmio", "--part"])
+            .arg(format!("{kind}:{place}:{}", directory.path().display()))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C is this process's to act on.
+            .process_group(0)
+            .spawn()
+            .doing(|| "can't start the servers".into())?;
+        let mut server = Self { child, directory };
+        server.wait_ready()?;
+        Ok(server)
+    }
+
+    fn wait_ready(&mut self) -> Result<(), Failure> {
+        let mut line = String::new();
+        if let Some(output) = self.child.stdout.take() {
+            BufReader::new(output).read_line(&mut line).doing(|| "the servers' process".into())?;
+        }
+        if line.trim_end() == READY {
+            Ok(())
+        } else {
+            Err(Failure::environment("the servers' process did not start; its message is above"))
+        }
+    }
+
+    /// Where the sockets are.
+    pub(super) fn path(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// The socket of attachment `number` of the device.
+    pub(super) fn attachment(&self, number: u16) -> PathBuf {
+        attachment_socket(self.path(), number)
+    }
+
+    /// Ends it and says whether it was well.
+    pub(super) fn stop(mut self) -> Result<(), Failure> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        drop(self.child.stdin.take());
+        let start = Instant::now();
+        let mut status = self.child.try_wait().doing(|| "the servers' process".into())?;
+        while status.is_none() && start.elapsed() < PATIENCE {
+            std::thread::sleep(LOOK_AGAIN);
+            status = self.child.try_wait().doing(|| "the servers' process".into())?;
+        }
+        match status {
+            Some(status) if status.success() => Ok(()),
+            Some(status) => Err(Failure::environment(format!("the servers' process ended with {status}"))),
+            None => {
+                // It is gone afterwards, one way or the other.
+                let _ = self.child.kill();
+                let _ = self.child.wait();
+                Err(Failure::environment("the servers' process did not end when it was told to"))
+            }
+        }
+    }
+}
+
+impl Drop for ServerProcess {
+    fn drop(&mut self) {
+        // Whoever wants to know how it ended calls `stop`.
+        let _ = self.end();
+        // The bare peers leave their sockets behind. The directory is this process's own, by its name.
+        let _ = std::fs::remove_dir_all(self.directory.path());
+    }
+}
+
+fn attachment_socket(directory: &Path, number: u16) -> PathBuf {
+    directory.join(format!("dma0.{number}"))
+}
+
+/// The child's body.
+pub(super) fn main(text: &str) -> Result<u8, Failure> {
+    let unknown = || Failure::usage(format!("{text} is not event loop, processor and directory"));
+    let mut parts = text.splitn(3, ':');
+    let (Some(kind), Some(place), Some(directory)) = (parts.next(), parts.next(), parts.next()) else {
+        return Err(unknown());
+    };
+    let event_loop = EventLoop::from_str(kind, false).map_err(|_| unknown())?;
+    let directory = Path::new(directory);
+    // How the engine spins depends on how many processors it may use: ask before it is put on one.
+    let config = EngineConfig { event_loop: event_loop.into(), ..EngineConfig::default() };
+    if place != ANYWHERE {
+        pin(place.parse().map_err(|_| unknown())?)?;
+    }
+    let mut machine = Machine::new();
+    let function = machine
+        .add_function("dma0", Box::new(DeepRing::default()))
+        .doing(|| "the machine under test".into())?;
+    let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
+    for number in 0..ATTACHMENTS {
+        engine
+            .listen(function, AttachmentId(number), attachment_socket(directory, number))
+            .doing(|| "the engine".into())?;
+    }
+    let (stop, handle) = (Stop::new().doing(|| "the engine".into())?, engine.handle());
+    let thread = std::thread::Builder::new()
+        .name("engine".into())
+        .spawn({
+            let stop = stop.clone();
+            move || engine.run(&stop).map_err(|error| error.to_string())
+        })
+        .doing(|| "the engine's thread".into())?;
+    // These threads end with the process.
+    peers::serve(directory)?;
+    #[cfg(feature = "bench-peers")]
+    super::vfio_user_crate::serve(directory)?;
+    say(READY)?;
+    // Nothing is sent; what ends is the parent's end of the pipe.
+    let _ = std::io::stdin().read_to_end(&mut Vec::new());
+    wait_until_clients_are_gone(&handle);
+    stop.stop();
+    let ended = thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".into()));
+    ended.map(|()| 0).map_err(Failure::environment)
+}
+
+/// The parent has closed its devices just before, which the engine may not have noticed yet.
+fn wait_until_clients_are_gone(engine: &EngineHandle) {
+    let start = Instant::now();
+    while start.elapsed() < PATIENCE
+        && let Ok(snapshot) = engine.snapshot(PATIENCE)
+        && snapshot
+            .functions
+            .iter()
+            .flat_map(|function| &function.attachments)
+            .any(|user| user.client.is_some())
+    {
+        std::thread::sleep(LOOK_AGAIN);
+    }
+}
