@@ -153,6 +153,11 @@ impl Server {
         self.folder.path().join("m").join(format!("{node}.core{core}"))
     }
 
+    /// The socket of a node's admin, who has the system channel.
+    pub(crate) fn admin_socket(&self, node: &str) -> PathBuf {
+        self.folder.path().join("m/admin").join(format!("{node}.admin"))
+    }
+
     pub(crate) fn io_node(&self, mode: Mode) -> IoNode {
         let config = Config { mode, timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() };
         IoNode::open(device(self.socket("io0", 0)), config).unwrap()
@@ -175,8 +180,23 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    pub(crate) fn descriptors(&self) -> usize {
-        std::fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
+    /// What the server holds of the kernel.
+    pub(crate) fn holdings(&self) -> Holdings {
+        let process = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let targets: Vec<_> = std::fs::read_dir(process.join("fd"))
+            .unwrap()
+            .flatten()
+            .filter_map(|entry| std::fs::read_link(entry.path()).ok())
+            .collect();
+        let files =
+            |start: &str| targets.iter().filter(|target| target.to_string_lossy().starts_with(start)).count();
+        let maps = std::fs::read_to_string(process.join("maps")).unwrap();
+        Holdings {
+            descriptors: targets.len(),
+            sockets: files("socket:"),
+            memory_files: files("/memfd:"),
+            mapped_files: maps.lines().filter(|line| line.contains("/memfd:")).count(),
+        }
     }
 
     /// Resident memory in KiB, without what it shares.
@@ -185,6 +205,15 @@ impl Server {
         let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
+}
+
+/// Descriptors and mappings of a process.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Holdings {
+    pub(crate) descriptors: usize,
+    pub(crate) sockets: usize,
+    pub(crate) memory_files: usize,
+    pub(crate) mapped_files: usize,
 }
 
 impl Drop for Server {
