@@ -111,7 +111,7 @@ both_loops! {
         let page = map_bar(&client, MIRROR_BAR, Access::ReadOnly);
         ftruncate(&file, 0).unwrap();
         // The write may end with the connection.
-        let _ = start_copy(&client, 0x1000, 0x3000, 64);
+        let _ = copy(&client, 0x1000, 0x3000, 64);
         let snapshot = served.until_free(A);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert!(!client.is_alive());
@@ -204,7 +204,7 @@ both_loops! {
         client.dma_map(range(0, 0, 0x1000), None).unwrap();
         enable(&client);
         let done = bind(&client, PCI_MSIX_IRQ, 0);
-        start_copy(&client, 0, 0x800, 64).unwrap();
+        copy(&client, 0, 0x800, 64).unwrap();
         // This thread waits for the interrupt only, so that nobody answers.
         wait_for(&done);
         assert_eq!(server_of(&served.snapshot(), A).dma_timeouts, 1);
@@ -322,17 +322,6 @@ fn engine() -> Engine {
 
 fn listen_at(path: &std::path::Path) -> Result<(), EngineError> {
     engine().listen(FUNCTION, A, path)
-}
-
-fn start_copy(
-    client: &Client,
-    source: u64,
-    target: u64,
-    length: u32,
-) -> Result<(), nicforge_vfio_user::ClientError> {
-    write64(client, reg::SOURCE, source);
-    write64(client, reg::TARGET, target);
-    client.region_write(0, reg::COPY, &length.to_le_bytes(), false)
 }
 
 /// A request to read so many bytes of the windows.

@@ -5,14 +5,17 @@ mod common;
 
 use std::{
     io::Read,
-    os::{fd::AsRawFd, unix::net::UnixStream},
+    os::{
+        fd::{AsFd, AsRawFd},
+        unix::net::UnixStream,
+    },
     sync::{Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
-use common::*;
+use common::{neighbour::Neighbour, *};
 use nicforge_core::device::FunctionId;
-use nicforge_vfio_user::Client;
+use nicforge_vfio_user::{Client, Errno, IrqAction, IrqPayload, PCI_MSIX_IRQ};
 use nix::{
     sys::{
         resource::{Resource, getrlimit, setrlimit},
@@ -30,20 +33,50 @@ fn alone() -> MutexGuard<'static, ()> {
 both_loops! {
     holding alone;
 
-    fn ten_thousand_connections_leak_nothing(config) {
-        let served = Served::start(config);
+    fn ten_thousand_connections_leak_nothing_and_disturb_nobody(config) {
+        let neighbour = Neighbour::start(config);
+        let served = &neighbour.served;
         let connect = |count| {
             for _ in 0..count {
                 drop(UnixStream::connect(served.path(A)).unwrap());
             }
             // Whoever comes now is served when all before have been.
-            drop(patient_client(&served));
+            drop(patient_client(served));
             served.until_free(A);
         };
         connect(100);
         let before = descriptors();
-        connect(10_000);
+        for _ in 0..10 {
+            connect(1_000);
+            neighbour.assert_served();
+        }
         assert_eq!(descriptors(), before);
+    }
+
+    fn a_client_with_its_quota_full_holds_few_descriptors(config) {
+        let neighbour = Neighbour::start(config);
+        let client = neighbour.served.client(A);
+        let files: Vec<_> = (0..config.quotas.files).map(|_| memory(0x1000)).collect();
+        let before = descriptors();
+        for (address, file) in (0..).step_by(0x1000).zip(&files) {
+            client.dma_map(range(address, 0, 0x1000), file.fd()).unwrap();
+        }
+        // A file that is mapped need not be open.
+        assert_eq!(descriptors(), before);
+        let one_more = memory(0x1000);
+        let refused = client.dma_map(range(1 << 40, 0, 0x1000), one_more.fd());
+        assert_eq!(refused.err().unwrap().errno(), Errno::ENOSPC);
+        drop(one_more);
+        // Eventfds take the places of those before them.
+        for _ in 0..100 {
+            let fds = [(); 4].map(|()| eventfd());
+            let fds: Vec<_> = fds.iter().map(|fd| Some(fd.as_fd())).collect();
+            client.set_irqs(PCI_MSIX_IRQ, 0, IrqAction::Trigger, IrqPayload::EventFd(&fds)).unwrap();
+        }
+        assert_eq!(descriptors(), before + 4);
+        neighbour.assert_served();
+        drop((client, files));
+        neighbour.assert_all_is_well();
     }
 
     fn a_thousand_whole_clients_leak_nothing(config) {
@@ -53,7 +86,7 @@ both_loops! {
             for _ in 0..count {
                 let client = served.client(A);
                 client.dma_map(range(0, 0, 0x2000), memory.fd()).unwrap();
-                bind(&client, nicforge_vfio_user::PCI_MSIX_IRQ, 0);
+                bind(&client, PCI_MSIX_IRQ, 0);
                 write32(&client, reg::SCRATCH, 1);
             }
             served.until_free(A);

@@ -133,7 +133,7 @@ both_loops! {
         client.dma_map(range(0x20_0000, 0x2000, 0x2000), memory.fd()).unwrap();
         enable(&client);
         let done = bind(&client, PCI_MSIX_IRQ, 0);
-        copy(&client, 0x10_0000, 0x20_1000, 256);
+        copy(&client, 0x10_0000, 0x20_1000, 256).unwrap();
         wait_for(&done);
         let mut bytes = [0; 256];
         memory.read(0x3000, &mut bytes).unwrap();
@@ -149,7 +149,7 @@ both_loops! {
         client.dma_map(range(0, 0, 0x3000), None).unwrap();
         plain.0.lock().unwrap()[0x2000..].fill(0);
         enable(&client);
-        copy(&client, 0, 0x2000, 0x800);
+        copy(&client, 0, 0x2000, 0x800).unwrap();
         let deadline = std::time::Instant::now() + LONG;
         while read64(&client, reg::COPIED) != 1 || plain.0.lock().unwrap()[0x27ff] != 3 {
             assert!(std::time::Instant::now() < deadline, "the copy did not end");
@@ -166,7 +166,7 @@ both_loops! {
         client.dma_unmap(DmaUnmap::Range { address: 0x1000, size: 0x2000 }).unwrap();
         enable(&client);
         let done = bind(&client, PCI_MSIX_IRQ, 0);
-        copy(&client, 0x1000, 0x2000, 16);
+        copy(&client, 0x1000, 0x2000, 16).unwrap();
         wait_for(&done);
         assert_eq!(read64(&client, reg::COPIED), 1 << 32);
         let seen = client_of(&served.snapshot(), A).unwrap();
@@ -277,12 +277,6 @@ both_loops! {
         assert!(!path.exists());
         assert!(!client.is_alive());
     }
-}
-
-fn copy(client: &Client, source: u64, target: u64, length: u32) {
-    write64(client, reg::SOURCE, source);
-    write64(client, reg::TARGET, target);
-    write32(client, reg::COPY, length);
 }
 
 /// A DMA_MAP of one page of a file, for reading and writing.

@@ -1,6 +1,9 @@
 //! A small device, an engine that serves it on a thread, and a few short cuts.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 
+pub mod neighbour;
+pub mod raw;
+
 use std::{
     io::{Read, Write as _},
     os::{
@@ -23,7 +26,8 @@ use nicforge_core::{
 use nicforge_engine::{Engine, EngineConfig, EngineHandle, EventLoopKind, Snapshot, Stop};
 use nicforge_shm::{Access, SharedMemory};
 use nicforge_vfio_user::{
-    Client, ClientConfig, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, Errno, GuestMemory, IrqAction, IrqPayload,
+    Client, ClientConfig, ClientError, DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, Errno, GuestMemory, IrqAction,
+    IrqPayload,
     wire::{Command, Header, VersionMessage, build_version},
 };
 use nix::{
@@ -314,6 +318,14 @@ pub fn write32(client: &Client, offset: u64, value: u32) {
 
 pub fn write64(client: &Client, offset: u64, value: u64) {
     client.region_write(0, offset, &value.to_le_bytes(), false).unwrap();
+}
+
+/// Start a copy by DMA.
+pub fn copy(client: &Client, source: u64, target: u64, length: u32) -> Result<(), ClientError> {
+    for (offset, value) in [(reg::SOURCE, source), (reg::TARGET, target)] {
+        client.region_write(0, offset, &value.to_le_bytes(), false)?;
+    }
+    client.region_write(0, reg::COPY, &length.to_le_bytes(), false)
 }
 
 /// Memory decode and bus master.

@@ -1,0 +1,115 @@
+//! A client that is bytes on a stream, which need not make sense.
+
+use std::{
+    io::{ErrorKind, IoSlice, Read, Write as _},
+    os::{
+        fd::{AsRawFd, BorrowedFd},
+        unix::net::UnixStream,
+    },
+    path::Path,
+};
+
+use nicforge_vfio_user::{
+    Errno,
+    wire::{Command, HEADER_SIZE, Header},
+};
+use nix::sys::socket::{ControlMessage, MsgFlags, sendmsg};
+
+use super::{LONG, negotiated};
+
+/// The number that the requests have.
+const ID: u16 = 9;
+
+pub struct Raw(pub UnixStream);
+
+/// A request with its header.
+pub fn request(command: Command, payload: &[u8]) -> Vec<u8> {
+    [&Header::request(ID, command, payload.len(), false).to_bytes()[..], payload].concat()
+}
+
+/// A request that wants no reply.
+pub fn posted(command: Command, payload: &[u8]) -> Vec<u8> {
+    [&Header::request(ID, command, payload.len(), true).to_bytes()[..], payload].concat()
+}
+
+/// The VERSION request of 0.`minor` of protocol `major`, with what follows the numbers.
+pub fn version(major: u16, minor: u16, rest: &[u8]) -> Vec<u8> {
+    let payload = [&major.to_le_bytes()[..], &minor.to_le_bytes(), rest].concat();
+    request(Command::Version, &payload)
+}
+
+pub fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+/// Offset, region, count, data: what an access has.
+pub fn access(offset: u64, region: u32, count: u32, data: &[u8]) -> Vec<u8> {
+    [&offset.to_le_bytes()[..], &words(&[region, count]), data].concat()
+}
+
+impl Raw {
+    /// Before the negotiation.
+    pub fn connect(path: &Path) -> Self {
+        let stream = UnixStream::connect(path).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        Self(stream)
+    }
+
+    /// After it.
+    pub fn negotiated(path: &Path) -> Self {
+        let stream = negotiated(path);
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        Self(stream)
+    }
+
+    pub fn send(&mut self, bytes: &[u8]) {
+        self.0.write_all(bytes).unwrap();
+    }
+
+    pub fn send_fds(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
+        let fds: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+        let rights = [ControlMessage::ScmRights(&fds)];
+        let sent =
+            sendmsg::<()>(self.0.as_raw_fd(), &[IoSlice::new(bytes)], &rights, MsgFlags::empty(), None);
+        assert_eq!(sent, Ok(bytes.len()));
+    }
+
+    /// The next message.
+    pub fn reply(&mut self) -> (Header, Vec<u8>) {
+        let mut header = [0; HEADER_SIZE];
+        self.0.read_exact(&mut header).unwrap();
+        let header = Header::parse(&header).unwrap();
+        let mut payload = vec![0; header.size as usize - HEADER_SIZE];
+        self.0.read_exact(&mut payload).unwrap();
+        (header, payload)
+    }
+
+    /// Sends a request and gives the errno of its reply, if it failed.
+    pub fn ask(&mut self, command: Command, payload: &[u8]) -> Option<Errno> {
+        self.send(&request(command, payload));
+        let (header, _) = self.reply();
+        assert_eq!(header.id, ID);
+        header.reply_error()
+    }
+
+    /// The connection works.
+    #[track_caller]
+    pub fn assert_served(&mut self) {
+        assert_eq!(self.ask(Command::DeviceGetInfo, &words(&[16, 0, 0, 0])), None);
+    }
+
+    /// The server has closed the connection; what it sent before is read past.
+    #[track_caller]
+    pub fn assert_ended(&mut self) {
+        let mut rest = [0; 4096];
+        loop {
+            match self.0.read(&mut rest) {
+                Ok(0) => return,
+                Ok(_) => {}
+                // A connection that was reset has ended, too.
+                Err(error) => return assert_eq!(error.kind(), ErrorKind::ConnectionReset),
+            }
+        }
+    }
+}
