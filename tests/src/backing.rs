@@ -75,6 +75,11 @@ pub struct Served {
 impl Served {
     /// Serves `machine` by an engine with the event loop given.
     pub fn new(machine: Machine, event_loop: EventLoopKind) -> Self {
+        Self::with_config(machine, EngineConfig { event_loop, ..EngineConfig::default() })
+    }
+
+    /// Serves `machine` by an engine with a configuration of one's own. The engine's thread has the name `engine`.
+    pub fn with_config(machine: Machine, config: EngineConfig) -> Self {
         let directory = TempDir::new().expect("a directory for sockets");
         let names: Vec<_> = (0..machine.functions())
             .map(|number| {
@@ -85,7 +90,6 @@ impl Served {
                 (machine.name(id).expect("the function is there").to_owned(), attachments)
             })
             .collect();
-        let config = EngineConfig { event_loop, ..EngineConfig::default() };
         let mut engine = Engine::new(machine, config).expect("an engine");
         for (number, (function, attachments)) in names.iter().enumerate() {
             for (who, attachment) in attachments.iter().enumerate() {
@@ -95,8 +99,10 @@ impl Served {
         }
         let (handle, stop) = (engine.handle(), Stop::new().expect("an eventfd"));
         let ours = stop.clone();
-        let thread =
-            std::thread::spawn(move || engine.run(&ours).expect("the engine runs until it is stopped"));
+        let thread = std::thread::Builder::new()
+            .name("engine".to_owned())
+            .spawn(move || engine.run(&ours).expect("the engine runs until it is stopped"))
+            .expect("a thread");
         Self { directory, handle, stop, engine: Some(thread), names }
     }
 

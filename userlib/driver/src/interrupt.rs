@@ -202,6 +202,9 @@ pub(crate) fn wait_any(
     }
 }
 
+/// Descriptors that are waited for without an allocation.
+const FEW: usize = 4;
+
 /// Blocks until one of `fds` may be readable, the backing has something to do (which is done), or the time is over.
 pub(crate) fn block(
     backing: &dyn Backing,
@@ -218,8 +221,22 @@ pub(crate) fn block(
         backing.attend()?;
     }
     let all = fds.iter().copied().chain(event).chain(cancel.map(AsFd::as_fd));
-    let mut polled: Vec<_> = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-    match ppoll(&mut polled, timeout.map(TimeSpec::from_duration), None) {
+    let (mut few, mut many);
+    let polled = match (all.clone().count(), all.clone().next()) {
+        // A waiting loop that moves packets comes here, too, and does not allocate.
+        (count @ 1..=FEW, Some(first)) => {
+            let mut all = all;
+            few = std::array::from_fn::<_, FEW, _>(|_| {
+                PollFd::new(all.next().unwrap_or(first), PollFlags::POLLIN)
+            });
+            &mut few[..count]
+        }
+        _ => {
+            many = all.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect::<Vec<_>>();
+            many.as_mut_slice()
+        }
+    };
+    match ppoll(polled, timeout.map(TimeSpec::from_duration), None) {
         Ok(_) | Err(Errno::EINTR) => (),
         Err(errno) => return Err(Error::system("waiting for descriptors", errno)),
     }

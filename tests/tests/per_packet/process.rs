@@ -1,0 +1,67 @@
+//! This binary as a process that runs one stream.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    process::{Child, ChildStdout, Command, Stdio},
+};
+
+use crate::{
+    allocations,
+    workload::{self, Door, Stream},
+};
+
+/// Says to a process what is counted.
+const COUNTED: &str = "NICFORGE_TEST_COUNTED";
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Counted {
+    Allocations,
+    SystemCalls,
+}
+
+/// A process that waits to be told to begin.
+pub(crate) struct Process {
+    pub(crate) child: Child,
+    pub(crate) output: std::io::Lines<BufReader<ChildStdout>>,
+}
+
+impl Process {
+    /// Starts the test of this name by itself.
+    pub(crate) fn start(test: &str, counted: Counted) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", test, "--nocapture", "--test-threads=1"])
+            .env(COUNTED, if counted == Counted::Allocations { "allocations" } else { "system calls" })
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
+        assert!(output.any(|line| line.unwrap() == "ready"));
+        Self { child, output }
+    }
+
+    pub(crate) fn begin(&mut self) {
+        self.child.stdin.take().unwrap().write_all(b"begin\n").unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// The stream, if this process was started for it.
+pub(crate) fn run(door: Door, stream: Stream) {
+    let Ok(counted) = std::env::var(COUNTED) else { return };
+    println!("\nready");
+    std::io::stdin().lines().next();
+    if counted == "allocations" {
+        workload::run(door, stream, &allocations::mark);
+        println!("\nallocations {}", allocations::counted().expect("all callers were between their marks"));
+    } else {
+        #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+        workload::run(door, stream, &crate::tracer::mark);
+    }
+}

@@ -1,0 +1,186 @@
+//! Streams from core 0 of a compute node to its I/O node.
+
+use std::{sync::Barrier, time::Duration};
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Deadline, Device};
+use nicforge_engine::EngineConfig;
+use nicforge_fcnp::{ComputeCore, Config, IoNode, tree::TreeChannel};
+use nicforge_hwi::{
+    tree::{Header, PAYLOAD},
+    tree_dcr::REG_INT_ENABLE,
+};
+use nicforge_tests::{
+    backing::{EventLoopKind, InProcess, Rig, Served},
+    tree_body::machine,
+};
+
+/// Packets, or posted writes, that go by between the marks.
+pub(crate) const PACKETS: usize = 100_000;
+/// Those that go before, after which everything is as large as it gets.
+const WARM_UP: usize = 10_000;
+/// Bytes of a message: 256 packets' worth.
+const MESSAGE: usize = 65_536;
+/// Threads that call the library, each of which passes both marks.
+pub(crate) const CALLERS: u64 = 2;
+/// Packets in a batch.
+const BATCH: usize = 8;
+/// Longer than anything takes here, traced or not.
+const LIMIT: Duration = Duration::from_secs(120);
+
+/// How the machine is reached.
+#[derive(Clone, Copy)]
+pub(crate) enum Door {
+    Served(EventLoopKind),
+    InProcess,
+}
+
+/// What goes by.
+#[derive(Clone, Copy)]
+pub(crate) enum Stream {
+    /// Packets of the packet layer.
+    Packets,
+    /// FCNP's messages.
+    Messages,
+    /// Register writes through the rings of both nodes.
+    Posted,
+}
+
+/// The begin and the end of what is counted, on each caller's thread.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Mark {
+    Begin,
+    End,
+}
+
+/// Runs a stream. Each caller's thread calls `mark` before and after what is counted; both begin together.
+pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
+    let machine: Machine = machine(1, 8);
+    // Kept hot, so that what is counted is the work and not the sleep.
+    let rig: Box<dyn Rig> = match door {
+        Door::Served(event_loop) => Box::new(Served::with_config(
+            machine,
+            EngineConfig { event_loop, cool_after: LIMIT, ..EngineConfig::default() },
+        )),
+        Door::InProcess => Box::new(InProcess::new(machine)),
+    };
+    if matches!(door, Door::InProcess) {
+        rig.operate(Box::new(|machine| machine.set_cool_after(LIMIT.as_nanos() as u64)));
+    }
+    let [source, target] = ["cn0", "io0"].map(|node| rig.open(node, "core0"));
+    let together = Barrier::new(CALLERS as usize);
+    let counted = |warm_up: &mut dyn FnMut(), work: &mut dyn FnMut()| {
+        warm_up();
+        together.wait();
+        mark(Mark::Begin);
+        work();
+        mark(Mark::End);
+        // Nobody tears anything down while the other still counts.
+        together.wait();
+    };
+    match stream {
+        Stream::Packets => packets(source, target, &counted),
+        Stream::Messages => messages(source, target, &counted),
+        Stream::Posted => posted([source, target], &counted),
+    }
+}
+
+type Counted<'a> = dyn Fn(&mut dyn FnMut(), &mut dyn FnMut()) + Sync + 'a;
+
+fn packets(source: Device, target: Device, counted: &Counted<'_>) {
+    let [source, target] = [source, target].map(|device| TreeChannel::open(device).unwrap());
+    std::thread::scope(|scope| {
+        named(scope, "source", || {
+            counted(&mut || send(&source, WARM_UP), &mut || send(&source, PACKETS));
+        });
+        named(scope, "target", || {
+            counted(&mut || receive(&target, WARM_UP), &mut || receive(&target, PACKETS));
+        });
+    });
+}
+
+fn send(channel: &TreeChannel, packets: usize) {
+    let (deadline, mut relax) = (Deadline::after(LIMIT), channel.device().new_relax());
+    let header = Header::point_to_point(0, channel.info().io_node, false);
+    let data = [0x5a; BATCH * PAYLOAD];
+    let mut left = packets;
+    while left > 0 {
+        let held = channel.send_lock().try_lock(channel.owner()).unwrap();
+        let sent = channel.send_batch(held).unwrap().send_data(header, &data, BATCH.min(left)).unwrap();
+        left -= sent;
+        turn(channel, sent, deadline, &mut relax);
+    }
+}
+
+fn receive(channel: &TreeChannel, packets: usize) {
+    let (deadline, mut relax) = (Deadline::after(LIMIT), channel.device().new_relax());
+    let mut data = [0; BATCH * PAYLOAD];
+    let mut left = packets;
+    while left > 0 {
+        let held = channel.receive_lock().try_lock(channel.owner()).unwrap();
+        let room = &mut data[..BATCH.min(left) * PAYLOAD];
+        let taken = channel.receiver(held).take_data(room).unwrap().packets;
+        left -= taken;
+        turn(channel, taken, deadline, &mut relax);
+    }
+}
+
+/// A turn of a waiting loop, if nothing moved.
+fn turn(channel: &TreeChannel, moved: usize, deadline: Deadline, relax: &mut nicforge_driver::Relax) {
+    if moved > 0 {
+        relax.reset();
+    } else {
+        assert!(!deadline.has_passed(), "the stream stands still");
+        channel.relax(relax).unwrap();
+    }
+}
+
+fn messages(source: Device, target: Device, counted: &Counted<'_>) {
+    const COUNT: [usize; 2] = [WARM_UP.div_ceil(MESSAGE / PAYLOAD), PACKETS.div_ceil(MESSAGE / PAYLOAD)];
+    let config = Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() };
+    std::thread::scope(|scope| {
+        named(scope, "target", || {
+            let io = IoNode::open(target, config).unwrap();
+            let mut buffer = vec![0; MESSAGE];
+            let mut read =
+                |count: usize| (0..count).for_each(|_| assert_eq!(io.read(0, &mut buffer), Ok(MESSAGE)));
+            let read = std::cell::RefCell::new(&mut read);
+            counted(&mut || read.borrow_mut()(COUNT[0]), &mut || read.borrow_mut()(COUNT[1]));
+        });
+        named(scope, "source", || {
+            let core = ComputeCore::open(source, config).unwrap();
+            let data = vec![0x5a; MESSAGE];
+            let write = |count: usize| (0..count).for_each(|_| assert_eq!(core.write(&data), Ok(MESSAGE)));
+            counted(&mut || write(COUNT[0]), &mut || write(COUNT[1]));
+        });
+    });
+}
+
+fn posted(devices: [Device; 2], counted: &Counted<'_>) {
+    std::thread::scope(|scope| {
+        for (device, name) in devices.into_iter().zip(["source", "target"]) {
+            named(scope, name, move || {
+                let mut poster = device.poster(0).unwrap();
+                poster.set_timeout(LIMIT);
+                let poster = std::cell::RefCell::new(poster);
+                let post = |count: usize| {
+                    for number in 0..count as u32 {
+                        // Enables an interrupt or disables it.
+                        let bits = (number & 1).to_le_bytes();
+                        poster.borrow_mut().post(0, REG_INT_ENABLE, &bits).unwrap();
+                    }
+                };
+                counted(&mut || post(WARM_UP), &mut || post(PACKETS));
+            });
+        }
+    });
+}
+
+/// A thread that a tracer tells apart.
+fn named<'scope>(
+    scope: &'scope std::thread::Scope<'scope, '_>,
+    name: &str,
+    body: impl FnOnce() + Send + 'scope,
+) {
+    std::thread::Builder::new().name(name.to_owned()).spawn_scoped(scope, body).unwrap();
+}
