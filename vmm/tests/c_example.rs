@@ -25,7 +25,7 @@ fn libraries() -> PathBuf {
     folder
 }
 
-fn compile(example: &str, into: &Path, link: &[String]) -> String {
+fn compile(example: &str, into: &Path, options: &[String]) -> String {
     let room = workspace().join("userlib/fcnp/c-api");
     let program = into.join(example);
     let output = Command::new("cc")
@@ -35,28 +35,70 @@ fn compile(example: &str, into: &Path, link: &[String]) -> String {
         .arg(room.join("examples").join(format!("{example}.c")))
         .arg("-o")
         .arg(&program)
-        .args(link)
+        .args(options)
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program.display().to_string()
 }
 
-fn echo_comes_back(link: &[String]) {
+fn echo_comes_back(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
-    let io_node = compile("stream_ion", folder.path(), link);
-    let compute_node = compile("stream_cn", folder.path(), link);
+    let io_node = compile("stream_ion", folder.path(), options);
+    let compute_node = compile("stream_cn", folder.path(), options);
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
         .arg("run")
         .arg(workspace().join("machines/pset.toml"))
         .arg("--dir")
         .arg(folder.path().join("m"))
         .args(["--io", &io_node, ":", "--cn0", &compute_node])
+        // An error, or memory that is lost, ends the program that a sanitizer is in with a code of its own.
+        .env("ASAN_OPTIONS", "exitcode=86:detect_leaks=1:detect_stack_use_after_return=1")
+        .env("UBSAN_OPTIONS", "halt_on_error=1:print_stacktrace=1:exitcode=87")
         .output()
         .unwrap();
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
     assert!(out.contains("cn0 | 1000 messages of 65536 bytes came back"), "{out}");
+}
+
+/// How to link with the shared library.
+fn shared() -> [String; 3] {
+    let folder = libraries();
+    [
+        format!("-L{}", folder.display()),
+        "-lnicforge_fcnp_c".into(),
+        format!("-Wl,-rpath,{}", folder.display()),
+    ]
+}
+
+/// The compiler's options for its sanitizers of addresses and of undefined behaviour, tried on a program that is right and on
+/// one that is not.
+fn sanitizers() -> [String; 3] {
+    let options = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"].map(str::to_owned);
+    let folder = tempfile::tempdir().unwrap();
+    let (source, program) = (folder.path().join("try.c"), folder.path().join("try"));
+    let text = "#include <stdlib.h>\n\
+                int main(int count, char **words) {\n\
+                    char *bytes = malloc(4);\n\
+                    volatile char *end = bytes + 3 + count;\n\
+                    char found = count > 1 ? *end : 0;\n\
+                    free(bytes);\n\
+                    return words == 0 || found == 86;\n\
+                }\n";
+    std::fs::write(&source, text).unwrap();
+    let output = Command::new("cc").args(&options).arg(&source).arg("-o").arg(&program).output().unwrap();
+    assert!(
+        output.status.success(),
+        "cc has no AddressSanitizer: install its runtime (with gcc it is libasan and libubsan, with clang compiler-rt)\n{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let right = Command::new(&program).status().unwrap();
+    assert!(right.success(), "a program with AddressSanitizer does not run here: {right}");
+    let wrong = Command::new(&program).arg("read past the end").output().unwrap();
+    let said = String::from_utf8_lossy(&wrong.stderr);
+    assert!(said.contains("heap-buffer-overflow"), "AddressSanitizer has missed an error: {said}");
+    options
 }
 
 #[test]
@@ -67,12 +109,13 @@ fn c_examples_linked_with_the_archive_echo_a_stream() {
 
 #[test]
 fn c_examples_linked_with_the_shared_library_echo_a_stream() {
-    let folder = libraries();
-    echo_comes_back(&[
-        format!("-L{}", folder.display()),
-        "-lnicforge_fcnp_c".into(),
-        format!("-Wl,-rpath,{}", folder.display()),
-    ]);
+    echo_comes_back(&shared());
+}
+
+#[test]
+fn c_examples_under_address_sanitizer_echo_a_stream() {
+    let options: Vec<_> = sanitizers().into_iter().chain(shared()).collect();
+    echo_comes_back(&options);
 }
 
 #[test]

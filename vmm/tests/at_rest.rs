@@ -1,0 +1,124 @@
+//! A served machine at rest, counted: memory, and how often anything in it runs.
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+use std::{
+    io::{BufRead, BufReader},
+    path::Path,
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Device, OpenOptions};
+
+/// Resident memory of a served machine of 65 nodes, in KiB.
+const MEMORY: u64 = 64 << 10;
+/// What the program may wake up a second without clients, to look whether it is to end.
+const WAKES_ALONE: u64 = 20;
+/// What the engine may wake up a second while there are clients: it looks every 10 ms.
+const WAKES: u64 = 150;
+/// Processor time a second at rest, in clock ticks of 10 ms: 1 %, and 1 for the boundary of a tick.
+const TICKS: u64 = 2;
+
+struct Server {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(event_loop: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+            .args(["serve", "--event-loop", event_loop])
+            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset64.toml"))
+            .arg("--dir")
+            .arg(folder.path().join("m"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("serving "), "{line}");
+        Self { child, folder }
+    }
+
+    /// A number of `/proc/PID/status`, by its name.
+    fn status(&self, name: &str) -> u64 {
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        number(&text, name)
+    }
+
+    /// How often threads of the server have gone to sleep, and the processor time they took, in ticks.
+    fn activity(&self) -> (u64, u64) {
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let sleeps = tasks.map(|task| {
+            let text = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
+            number(&text, "voluntary_ctxt_switches")
+        });
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        // utime and stime, fields 14 and 15 of proc(5); the third is the first after the name.
+        let ticks = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
+        (sleeps.sum(), ticks)
+    }
+
+    /// The same, as it grew in a second. The least of some: what the machine under the test does is not the server's.
+    fn activity_of_a_second(&self) -> (u64, u64) {
+        let seconds = (0..5).map(|_| {
+            let (before, started) = (self.activity(), Instant::now());
+            // Nothing is waited for: this is the time in which is counted.
+            std::thread::sleep(Duration::from_secs(1));
+            let (after, time) = (self.activity(), started.elapsed().as_secs_f64());
+            let sleeps = ((after.0 - before.0) as f64 / time) as u64;
+            (sleeps, after.1 - before.1)
+        });
+        let seconds: Vec<_> = seconds.collect();
+        (
+            seconds.iter().map(|second| second.0).min().unwrap(),
+            seconds.iter().map(|second| second.1).min().unwrap(),
+        )
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn number(status: &str, name: &str) -> u64 {
+    let line = status.lines().find(|line| line.split(':').next() == Some(name)).unwrap();
+    line.split_whitespace().nth(1).unwrap().parse().unwrap()
+}
+
+fn rests(event_loop: &str) {
+    let server = Server::start(event_loop);
+    let alone = server.activity_of_a_second();
+    println!("{event_loop}: without clients {} sleeps and {} ticks a second", alone.0, alone.1);
+    assert!(alone.0 <= WAKES_ALONE && alone.1 <= 1, "{alone:?} sleeps and ticks a second without clients");
+    let nodes = (0..64).map(|node| format!("cn{node}")).chain(["io0".to_owned()]);
+    let clients: Vec<_> = nodes
+        .map(|node| {
+            let socket = server.folder.path().join("m").join(format!("{node}.core0"));
+            Device::open_vfio_user(socket, OpenOptions::default()).unwrap()
+        })
+        .collect();
+    let (sleeps, ticks) = server.activity_of_a_second();
+    let memory = server.status("VmRSS");
+    println!("{event_loop}: with 65 idle clients {sleeps} sleeps and {ticks} ticks a second, {memory} KiB");
+    assert!(sleeps <= WAKES, "{sleeps} sleeps a second");
+    assert!(ticks <= TICKS, "{ticks} ticks a second");
+    assert!(memory <= MEMORY, "{memory} KiB resident");
+    assert!(clients.iter().all(|client| !client.is_gone()));
+}
+
+#[test]
+fn full_pset_rests_with_io_uring_where_it_works() {
+    rests("auto");
+}
+
+#[test]
+fn full_pset_rests_with_epoll() {
+    rests("epoll");
+}
