@@ -257,3 +257,121 @@ fn producer_that_attaches_to_an_emptied_ring_goes_on_where_it_was() {
         assert_eq!(consumer.state(), (1, false));
     });
 }
+
+/// A tenant that posts and leaves at once. Its end comes on its socket, which ends a sleep as a kick does: what it posted
+/// before is carried out, and nothing of its ring is looked at later.
+#[test]
+fn record_posted_right_before_the_end_of_an_attachment_is_taken() {
+    loom::model(|| {
+        let cells = ModelCells::new(1);
+        let sleeping = Arc::new(Flag(AtomicU32::new(0)));
+        let (left, kick) = (Arc::new(AtomicU32::new(0)), Arc::new(Notify::new()));
+        let tenant = {
+            let (cells, sleeping, left, kick) = (cells.clone(), sleeping.clone(), left.clone(), kick.clone());
+            thread::spawn(move || {
+                Producer::new(cells).try_push(|| 0, 1, 0, &data(0, 1)).unwrap();
+                if must_kick(&*sleeping, &Fence) {
+                    kick.notify();
+                }
+                left.store(1, Ordering::Release);
+                kick.notify();
+            })
+        };
+        let mut consumer = Consumer::new(cells);
+        let sleeper = Sleeper::new(Fence);
+        let mut taken = 0;
+        while left.load(Ordering::Acquire) == 0 {
+            if consumer.peek() == Peek::Empty {
+                let work = || consumer.peek() != Peek::Empty || left.load(Ordering::Acquire) != 0;
+                sleeper.sleep([&*sleeping].into_iter(), work, |_: Duration| kick.wait());
+            } else {
+                consumer.pop();
+                taken += 1;
+            }
+        }
+        // Detaching drains the ring once more.
+        if consumer.peek() != Peek::Empty {
+            consumer.pop();
+            taken += 1;
+        }
+        assert_eq!(taken, 1);
+        tenant.join().unwrap();
+    });
+}
+
+/// One tenant stays while the other attachment's goes and the next one comes, under one sleeper who has them all: which flags
+/// it sets changes from sleep to sleep, and no kick of who stays is lost.
+#[test]
+fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
+    loom::model(|| {
+        let stays = ModelCells::new(1);
+        let flags = Arc::new([(); 3].map(|()| Flag(AtomicU32::new(0))));
+        let kick = Arc::new(Notify::new());
+        let writer = {
+            let (cells, flags, kick) = (stays.clone(), flags.clone(), kick.clone());
+            thread::spawn(move || {
+                Producer::new(cells).try_push(|| 0, 1, 0, &data(0, 1)).unwrap();
+                if must_kick(&flags[0], &Fence) {
+                    kick.notify();
+                }
+            })
+        };
+        // Who leaves kicks, whatever its flag says: the end of its connection does.
+        let leaver = {
+            let kick = kick.clone();
+            thread::spawn(move || kick.notify())
+        };
+        let sleeper = Sleeper::new(Fence);
+        let mut consumer = Consumer::new(stays);
+        // Flag 1 is the leaver's, flag 2 the next tenant's.
+        let mut other = 1;
+        while consumer.peek() == Peek::Empty {
+            let set = [&flags[0], &flags[other]];
+            let work = || consumer.peek() != Peek::Empty;
+            sleeper.sleep(set.into_iter(), work, |_: Duration| kick.wait());
+            other = 2;
+        }
+        writer.join().unwrap();
+        leaver.join().unwrap();
+        assert!(flags.iter().all(|flag| !flag.is_set()));
+    });
+}
+
+/// A reset while the client pushes: that record is lost, or comes out whole. The client, told of the reset by its generation,
+/// asks where the ring is and goes on there.
+#[test]
+fn push_into_a_reset_is_whole_or_lost_and_the_next_generation_goes_on() {
+    loom::model(|| {
+        let cells = ModelCells::new(2);
+        let head = Arc::new(AtomicU32::new(0));
+        let mut consumer = Consumer::new(cells.clone());
+        let before = {
+            let cells = cells.clone();
+            thread::spawn(move || Producer::new(cells).try_push(|| 0, 1, 7, &data(7, 1)).unwrap())
+        };
+        consumer.reset();
+        head.store(consumer.consumed(), Ordering::Release);
+        before.join().unwrap();
+        // The push was behind the reset, or seen by nobody.
+        let expected = data(7, 1);
+        let late = match consumer.peek() {
+            Peek::Empty => false,
+            found => {
+                assert_eq!(found, Peek::Record(RecordRef { bar: 1, offset: 7, data: &expected }));
+                true
+            }
+        };
+        if late {
+            consumer.pop();
+            head.store(consumer.consumed(), Ordering::Release);
+        }
+        let (cell, phase) = consumer.state();
+        let after = {
+            let head = head.clone();
+            thread::spawn(move || push(&mut Producer::resume(cells, cell, phase), &head, 0, 1))
+        };
+        pop(&mut consumer, &head, 0, 1);
+        after.join().unwrap();
+        assert_eq!(consumer.peek(), Peek::Empty);
+    });
+}
