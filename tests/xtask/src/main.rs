@@ -65,7 +65,18 @@ fn test(steps: &Steps) -> Result<(), Failed> {
         "build what the whole-system tests start",
         &["build", "-p", "nicforge", "-p", "nicforge-fcnp-c"],
     )?;
-    steps.cargo("tests", &["test", "--workspace"])?;
+    // What is allocated and what is freed is filled with a pattern, so that neither is taken for something else.
+    steps.cargo_with("tests", &["test", "--workspace"], &[("MALLOC_PERTURB_", "165")])?;
+    steps.cargo_with(
+        "shared memory, optimised for this processor and with all checks",
+        &["test", "--release", "-p", "nicforge-shm", "--lib", "--tests"],
+        &[
+            ("RUSTFLAGS", "-C target-cpu=native"),
+            ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"),
+            ("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true"),
+            ("CARGO_TARGET_DIR", "target/checked"),
+        ],
+    )?;
     steps.cargo_with(
         "model checking of the posted-write ring (loom)",
         &["test", "--release", "-p", "nicforge-shm", "--test", "loom"],

@@ -4,7 +4,10 @@
 
 mod common;
 
-use std::{io::Write, os::fd::AsFd};
+use std::{
+    io::{ErrorKind, Write},
+    os::fd::AsFd,
+};
 
 use common::{
     neighbour::Neighbour,
@@ -247,16 +250,23 @@ both_loops! {
         raw.0.set_nonblocking(true).unwrap();
         let read = request(Command::RegionRead, &access(0, 1, 0x1_0000, &[]));
         // Until the server takes no more, while it serves others.
-        let mut full = 0;
+        let (mut full, mut rest) = (0, &read[..]);
         while full < 3 {
-            match raw.0.write(&read) {
-                Ok(_) => full = 0,
-                Err(_) => {
+            match raw.0.write(rest) {
+                Ok(written) => {
+                    (full, rest) = (0, &rest[written..]);
+                    if rest.is_empty() {
+                        rest = &read;
+                    }
+                }
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
                     full += 1;
                     neighbour.assert_served();
                 }
             }
         }
+        assert!(client_of(&neighbour.served.snapshot(), A).is_some(), "it was thrown out");
         neighbour.assert_served();
         drop(raw);
         neighbour.assert_all_is_well();
