@@ -17,7 +17,7 @@ pub const EXIT_INTERRUPTED: u8 = 130;
 pub const EXIT_UNREAD: u8 = 141;
 
 /// Why a command ended early.
-#[derive(Debug, Error)]
+#[derive(Clone, Debug, Error)]
 #[error("{message}")]
 pub struct Failure {
     /// What happened and what to do.

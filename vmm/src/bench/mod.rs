@@ -16,6 +16,7 @@ pub mod samples;
 
 mod packet;
 mod mmio;
+mod fcnp;
 mod rest;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -116,6 +117,12 @@ const BENCHES: &[Bench] = &[
         about: "register accesses and interrupts of a served device, beside bare sockets and rings",
         run: mmio::run,
         part: Some(mmio::part),
+    },
+    Bench {
+        name: "fcnp",
+        about: "FCNP beside packets without a protocol, and beside sockets, direct and relayed",
+        run: fcnp::run,
+        part: Some(fcnp::part),
     },
     Bench {
         name: "rest",

@@ -1,0 +1,141 @@
+//! A child process of the bench: does what it is told, line by line.
+
+use std::{
+    io::{BufRead, Write},
+    path::{Path as FilePath, PathBuf},
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Cancel, Device, OpenOptions};
+use nix::{
+    sched::{CpuSet, sched_getaffinity, sched_setaffinity},
+    sys::{prctl, signal::Signal},
+    unistd::Pid,
+};
+
+use super::{
+    flow::{self, Endpoint},
+    relay::Relay,
+    sockets::{self, Listeners},
+    task::{Addresses, Answer, Measured, Order, Side, Task},
+    tree,
+};
+use crate::{
+    bench::placement,
+    failure::{Doing, Failure},
+};
+
+/// How long the server may take to notice that the last measurement's client of a device has gone.
+const TAKE_OVER: Duration = Duration::from_secs(5);
+
+/// What a measurement has opened.
+enum Open {
+    End(Box<dyn Endpoint + Send>, Task),
+    Relay(Relay, Task),
+}
+
+/// A child.
+struct Child {
+    side: Side,
+    listeners: Listeners,
+    /// The processors that this process began with.
+    anywhere: CpuSet,
+    cancel: Cancel,
+    open: Option<Open>,
+}
+
+/// The body of a child: `part` is its side and a folder for its socket.
+pub(super) fn main(part: &str) -> Result<u8, Failure> {
+    let (side, folder) = part
+        .split_once(':')
+        .and_then(|(side, folder)| Some((Side::from_name(side)?, FilePath::new(folder))))
+        .ok_or_else(|| Failure::usage("this is for the bench itself"))?;
+    // A bench that was killed leaves no child that waits for ever.
+    prctl::set_pdeathsig(Signal::SIGKILL).doing(|| "following the parent".into())?;
+    let (listeners, addresses) = Listeners::bind(folder.join(side.name()))?;
+    let mut child = Child {
+        side,
+        listeners,
+        anywhere: sched_getaffinity(Pid::from_raw(0)).doing(|| "which processors there are".into())?,
+        cancel: Cancel::new().doing(|| "starting".into())?,
+        open: None,
+    };
+    answer(&Answer::Listening(addresses))?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.doing(|| "the bench's orders".into())?;
+        let order = serde_json::from_str(&line).doing(|| "the bench's orders".into())?;
+        let done = child.obey(order);
+        answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
+    }
+    Ok(0)
+}
+
+fn answer(answer: &Answer) -> Result<(), Failure> {
+    let text = serde_json::to_string(answer).doing(|| "an answer".into())?;
+    let mut out = std::io::stdout().lock();
+    writeln!(out, "{text}").and_then(|()| out.flush()).doing(|| "answering".into())
+}
+
+impl Child {
+    fn obey(&mut self, order: Order) -> Result<Answer, Failure> {
+        match order {
+            Order::Open { task, processor, device, peer } => {
+                self.open = None;
+                self.place(processor)?;
+                self.open = Some(self.open(&task, &device, peer.as_ref())?);
+                Ok(Answer::Opened)
+            }
+            Order::Go => match &mut self.open {
+                Some(Open::End(endpoint, task)) => {
+                    Ok(Answer::Done(flow::run(endpoint.as_ref(), self.side, task)?))
+                }
+                Some(Open::Relay(relay, task)) => {
+                    relay.go(task);
+                    Ok(Answer::Done(Measured::default()))
+                }
+                None => Err(Failure::environment("nothing is open")),
+            },
+            Order::Close => {
+                if let Some(Open::Relay(relay, _)) = self.open.take() {
+                    relay.close()?;
+                }
+                Ok(Answer::Closed)
+            }
+        }
+    }
+
+    /// Runs on `processor` from now on, or anywhere.
+    fn place(&self, processor: Option<usize>) -> Result<(), Failure> {
+        match processor {
+            Some(processor) => placement::pin(processor),
+            None => {
+                sched_setaffinity(Pid::from_raw(0), &self.anywhere).doing(|| "leaving a processor".into())
+            }
+        }
+    }
+
+    fn open(&self, task: &Task, device: &[PathBuf], peer: Option<&Addresses>) -> Result<Open, Failure> {
+        if self.side == Side::Relay {
+            let peer = peer.ok_or_else(|| Failure::environment("nobody to connect to"))?;
+            return Ok(Open::Relay(Relay::open(task, &self.listeners, peer)?, *task));
+        }
+        let endpoint = if task.path.has_device() {
+            let devices = device.iter().map(|socket| open_device(socket)).collect::<Result<_, _>>()?;
+            tree::open(self.side, task, devices, &self.cancel)?
+        } else {
+            sockets::open(self.side, task.path, &self.listeners, peer)?
+        };
+        Ok(Open::End(endpoint, *task))
+    }
+}
+
+/// Opens a device that another client may still be leaving.
+fn open_device(socket: &FilePath) -> Result<Device, Failure> {
+    let start = Instant::now();
+    loop {
+        match Device::open_vfio_user(socket, OpenOptions::default()) {
+            Err(_) if start.elapsed() < TAKE_OVER => std::thread::sleep(Duration::from_millis(1)),
+            device => return device.doing(|| socket.display().to_string()),
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! The parent's end of the child processes.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader, Write},
+    os::unix::{fs::DirBuilderExt, process::CommandExt},
+    path::{Path as FilePath, PathBuf},
+    process::{Child as Process, ChildStdin, Command, Stdio},
+    sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use super::{
+    machine::Machine,
+    task::{Addresses, Answer, Measured, Middle, Order, Side, Task},
+};
+use crate::{
+    bench::{Run, placement::Placement},
+    failure::{Doing, Failure},
+};
+
+/// How long a child may take for an order.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often Ctrl-C is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// A child process.
+struct Child {
+    side: Side,
+    process: Process,
+    orders: ChildStdin,
+    reader: Option<JoinHandle<()>>,
+    addresses: Option<Addresses>,
+}
+
+/// The child processes. They are ended when this is dropped.
+pub(super) struct Children {
+    children: Vec<Child>,
+    answers: Receiver<(Side, Option<Answer>)>,
+    folder: PathBuf,
+}
+
+impl Children {
+    /// Starts them.
+    pub(super) fn start(run: &Run<'_>) -> Result<Self, Failure> {
+        let folder = std::env::temp_dir().join(format!("nicforge-bench-{}", std::process::id()));
+        fs::DirBuilder::new().mode(0o700).create(&folder).doing(|| folder.display().to_string())?;
+        let (report, answers) = channel();
+        let mut all = Self { children: Vec::new(), answers, folder };
+        for side in [Side::Io, Side::Compute, Side::Relay] {
+            let child = start(side, &all.folder, &report)?;
+            all.children.push(child);
+        }
+        // From here on the channel ends when all children have.
+        drop(report);
+        let sides = [Side::Io, Side::Compute, Side::Relay];
+        for (side, answer) in all.collect(run, &sides, "its start")? {
+            if let (Answer::Listening(addresses), Some(child)) = (answer, all.child(side)) {
+                child.addresses = Some(addresses);
+            }
+        }
+        Ok(all)
+    }
+
+    fn child(&mut self, side: Side) -> Option<&mut Child> {
+        self.children.iter_mut().find(|child| child.side == side)
+    }
+
+    fn addresses(&self, side: Side) -> Option<Addresses> {
+        self.children.iter().find(|child| child.side == side).and_then(|child| child.addresses.clone())
+    }
+
+    /// Measures once.
+    pub(super) fn measure(
+        &mut self,
+        run: &Run<'_>,
+        task: &Task,
+        machine: Option<&Machine>,
+        placement: &Placement,
+    ) -> Result<Measured, Failure> {
+        let what = format!("{}, {} bytes, {}", task.path.name(), task.bytes, task.direction.name());
+        let sides: &[Side] = match task.path.middle() {
+            Middle::None => &[Side::Io, Side::Compute],
+            _ => &[Side::Io, Side::Relay, Side::Compute],
+        };
+        for &side in sides {
+            let peer = match side {
+                Side::Io => None,
+                Side::Compute if task.path.middle() != Middle::None => self.addresses(Side::Relay),
+                _ => self.addresses(Side::Io),
+            };
+            let device = machine.map_or(Ok(Vec::new()), |machine| machine.sockets(side))?;
+            let order = Order::Open { task: *task, processor: placement.of(side.name()), device, peer };
+            self.tell(side, &order)?;
+        }
+        self.collect(run, sides, &what)?;
+        let mut measured = Measured::default();
+        for (_, answer) in self.order(run, sides, &Order::Go, &what)? {
+            if let Answer::Done(one) = answer {
+                measured = measured.and(one);
+            }
+        }
+        self.order(run, sides, &Order::Close, &what)?;
+        Ok(measured)
+    }
+
+    /// Tells all of `sides` and waits for their answers.
+    fn order(
+        &mut self,
+        run: &Run<'_>,
+        sides: &[Side],
+        order: &Order,
+        what: &str,
+    ) -> Result<Vec<(Side, Answer)>, Failure> {
+        for &side in sides {
+            self.tell(side, order)?;
+        }
+        self.collect(run, sides, what)
+    }
+
+    fn tell(&mut self, side: Side, order: &Order) -> Result<(), Failure> {
+        let text = serde_json::to_string(order).doing(|| "an order".into())?;
+        let Some(child) = self.child(side) else { return Ok(()) };
+        writeln!(child.orders, "{text}").doing(|| format!("the {} process has ended", side.name()))
+    }
+
+    /// An answer of each of `sides`.
+    fn collect(&self, run: &Run<'_>, sides: &[Side], what: &str) -> Result<Vec<(Side, Answer)>, Failure> {
+        let start = Instant::now();
+        let mut answers: Vec<(Side, Answer)> = Vec::with_capacity(sides.len());
+        while answers.len() < sides.len() {
+            match self.answers.recv_timeout(LOOK) {
+                Ok((side, Some(Answer::Failed { message }))) => {
+                    return Err(Failure::environment(format!(
+                        "{what}: the {} process: {message}",
+                        side.name()
+                    )));
+                }
+                Ok((side, Some(answer))) => answers.push((side, answer)),
+                Ok((side, None)) => {
+                    let message = format!("{what}: the {} process has ended", side.name());
+                    return Err(Failure::environment(message));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(Failure::environment(format!("{what}: the processes have ended")));
+                }
+            }
+            run.check()?;
+            if start.elapsed() > PATIENCE {
+                let missing: Vec<_> = sides
+                    .iter()
+                    .filter(|side| answers.iter().all(|(other, _)| other != *side))
+                    .map(|side| side.name())
+                    .collect();
+                return Err(Failure::environment(format!(
+                    "{what}: no answer of {} within {PATIENCE:?}",
+                    missing.join(" and ")
+                )));
+            }
+        }
+        Ok(answers)
+    }
+}
+
+impl Drop for Children {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // One that has ended can't be killed.
+            let _ = child.process.kill();
+            let _ = child.process.wait();
+            if let Some(reader) = child.reader.take() {
+                // A reader that panicked has nothing left to clean up.
+                let _ = reader.join();
+            }
+        }
+        // Nothing but the children's sockets is in there.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}
+
+fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>) -> Result<Child, Failure> {
+    let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+    let part = format!("{}:{}", side.name(), folder.display());
+    let mut process = Command::new(this)
+        .args(["bench", "fcnp", "--part", &part])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        // Ctrl-C is for the parent, which ends the children.
+        .process_group(0)
+        .spawn()
+        .doing(|| format!("starting the {} process", side.name()))?;
+    let (Some(orders), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
+        return Err(Failure::environment("a child process without pipes"));
+    };
+    let report = report.clone();
+    let reader = std::thread::spawn(move || {
+        for line in BufReader::new(output).lines() {
+            let answer = line.ok().and_then(|line| serde_json::from_str(&line).ok());
+            let ended = answer.is_none();
+            if report.send((side, answer)).is_err() || ended {
+                return;
+            }
+        }
+        // Nobody waits any more when the bench has ended.
+        let _ = report.send((side, None));
+    });
+    Ok(Child { side, process, orders, reader: Some(reader), addresses: None })
+}

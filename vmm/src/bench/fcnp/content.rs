@@ -1,0 +1,80 @@
+//! What the messages say, so that a wrong one is noticed.
+//!
+//! A message begins with its number and ends with the complement of it, which is written and checked for each one and costs next to
+//! nothing. What is between is a pattern; it is checked in the first message of a measurement, before the clock runs.
+
+use crate::failure::Failure;
+
+/// Bytes of a number.
+const NUMBER: usize = 8;
+
+/// A buffer with the pattern. `bytes` is at least 16.
+pub(super) fn message(bytes: usize) -> Vec<u8> {
+    (0..bytes).map(pattern).collect()
+}
+
+fn pattern(at: usize) -> u8 {
+    (at as u32).wrapping_mul(0x9e37_79b1).to_be_bytes()[0]
+}
+
+/// Makes it message `number` of its flow.
+pub(super) fn stamp(message: &mut [u8], number: u64) {
+    if let Some(start) = message.first_chunk_mut() {
+        *start = number.to_le_bytes();
+    }
+    if let Some(end) = message.last_chunk_mut() {
+        *end = (!number).to_le_bytes();
+    }
+}
+
+/// Whether it is message `number` of its flow.
+pub(super) fn check(message: &[u8], number: u64) -> Result<(), Failure> {
+    let start = message.first_chunk().copied().map(u64::from_le_bytes);
+    let end = message.last_chunk().copied().map(u64::from_le_bytes);
+    if start == Some(number) && end == Some(!number) {
+        return Ok(());
+    }
+    Err(Failure::result(format!(
+        "message {number} of {} bytes came as {start:#x?}, ending with {end:#x?}",
+        message.len()
+    )))
+}
+
+/// Whether what is between is as it should be.
+pub(super) fn check_pattern(message: &[u8]) -> Result<(), Failure> {
+    let last = message.len() - NUMBER;
+    match (NUMBER..last).find(|&at| message[at] != pattern(at)) {
+        None => Ok(()),
+        Some(at) => Err(Failure::result(format!(
+            "byte {at} of a message of {} is {:#x} instead of {:#x}",
+            message.len(),
+            message[at],
+            pattern(at)
+        ))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_message_is_itself_and_no_other() {
+        for bytes in [2 * NUMBER, 256, 1000] {
+            let mut data = message(bytes);
+            stamp(&mut data, 7);
+            assert!(check(&data, 7).is_ok() && check_pattern(&data).is_ok());
+            assert!(check(&data, 8).is_err());
+        }
+    }
+
+    #[test]
+    fn a_wrong_byte_anywhere_is_noticed() {
+        for at in 0..300 {
+            let mut data = message(300);
+            stamp(&mut data, 0);
+            data[at] ^= 1;
+            assert!(check(&data, 0).is_err() || check_pattern(&data).is_err(), "{at}");
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! One side of a measurement, whatever the messages go through.
+
+use std::thread;
+
+use nix::time::{ClockId, clock_gettime};
+
+use super::{
+    content,
+    task::{Direction, Kind, Measured, Side, Task},
+};
+use crate::failure::{Doing, Failure};
+
+/// One side's end of a path.
+pub(super) trait Endpoint: Sync {
+    /// For the thread that sends.
+    fn sender(&self) -> Result<Box<dyn Sender + '_>, Failure>;
+    /// For the thread that receives.
+    fn receiver(&self) -> Result<Box<dyn Receiver + '_>, Failure>;
+}
+
+/// Sends messages.
+pub(super) trait Sender {
+    /// Sends one by `lane`.
+    fn send(&mut self, lane: u32, message: &[u8]) -> Result<(), Failure>;
+}
+
+/// Receives messages.
+pub(super) trait Receiver {
+    /// Receives one by `lane` that fills `message`.
+    fn receive(&mut self, lane: u32, message: &mut [u8]) -> Result<(), Failure>;
+}
+
+/// What a thread does: send or receive, by which lanes in turn.
+#[derive(Clone, Debug)]
+struct Flow {
+    sends: bool,
+    lanes: std::ops::Range<u32>,
+}
+
+/// The I/O node has a thread a direction, which serves the lanes in turn; a compute core has one of its own.
+fn flows(side: Side, task: &Task) -> Vec<Flow> {
+    let mut flows = Vec::new();
+    for (direction, sender) in [(Direction::IoToCompute, Side::Io), (Direction::ComputeToIo, Side::Compute)] {
+        if !task.direction.has(direction) {
+            continue;
+        }
+        let sends = side == sender;
+        match side {
+            Side::Compute => flows.extend((0..task.lanes).map(|lane| Flow { sends, lanes: lane..lane + 1 })),
+            _ => flows.push(Flow { sends, lanes: 0..task.lanes }),
+        }
+    }
+    flows
+}
+
+/// Does this side's part of `task`.
+pub(super) fn run(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measured, Failure> {
+    match task.kind {
+        Kind::PingPong => ping_pong(endpoint, side, task),
+        Kind::Stream => thread::scope(|scope| {
+            let flows = flows(side, task);
+            let threads: Vec<_> =
+                flows.into_iter().map(|flow| scope.spawn(move || stream(endpoint, &flow, task))).collect();
+            // All are waited for, so that none outlives the endpoint.
+            let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
+            results.into_iter().try_fold(Measured::default(), |all, result| {
+                let one =
+                    result.unwrap_or_else(|_| Err(Failure::environment("a thread of the bench failed")))?;
+                Ok(all.and(one))
+            })
+        }),
+    }
+}
+
+fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured, Failure> {
+    let mut message = content::message(task.bytes);
+    if flow.sends {
+        let mut sender = endpoint.sender()?;
+        for number in 0..=u64::from(task.count) {
+            for lane in flow.lanes.clone() {
+                content::stamp(&mut message, number);
+                sender.send(lane, &message)?;
+            }
+        }
+        return Ok(Measured::default());
+    }
+    let mut receiver = endpoint.receiver()?;
+    message.fill(0);
+    for lane in flow.lanes.clone() {
+        receiver.receive(lane, &mut message)?;
+        content::check(&message, 0)?;
+        content::check_pattern(&message)?;
+    }
+    let start = now()?;
+    for number in 1..=u64::from(task.count) {
+        for lane in flow.lanes.clone() {
+            receiver.receive(lane, &mut message)?;
+            content::check(&message, number)?;
+        }
+    }
+    Ok(Measured { spans: vec![(start, now()?)], round_trips: Vec::new() })
+}
+
+fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measured, Failure> {
+    let begins = (side == Side::Io) == task.direction.has(Direction::IoToCompute);
+    let mut sender = endpoint.sender()?;
+    let mut receiver = endpoint.receiver()?;
+    let mut message = content::message(task.bytes);
+    let mut round_trips = Vec::with_capacity(task.count as usize + 1);
+    for number in 0..=u64::from(task.count) {
+        if begins {
+            content::stamp(&mut message, number);
+            let start = now()?;
+            sender.send(0, &message)?;
+            receiver.receive(0, &mut message)?;
+            round_trips.push(now()? - start);
+            content::check(&message, number)?;
+        } else {
+            receiver.receive(0, &mut message)?;
+            sender.send(0, &message)?;
+        }
+    }
+    if begins {
+        // The first one found nobody ready.
+        round_trips.remove(0);
+    }
+    Ok(Measured { spans: Vec::new(), round_trips })
+}
+
+/// The monotonic clock, which all processes share, in nanoseconds.
+fn now() -> Result<u64, Failure> {
+    let time = clock_gettime(ClockId::CLOCK_MONOTONIC).doing(|| "the clock".into())?;
+    Ok(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{super::task::Path, *};
+
+    fn count(side: Side, direction: Direction, lanes: u32) -> usize {
+        let kind = Kind::Stream;
+        flows(side, &Task { path: Path::FcnpPoll, direction, kind, bytes: 16, count: 1, lanes }).len()
+    }
+
+    #[test]
+    fn the_io_node_has_a_thread_a_direction_and_each_core_its_own() {
+        assert_eq!(count(Side::Io, Direction::Both, 2), 2);
+        assert_eq!(count(Side::Compute, Direction::Both, 2), 4);
+        assert_eq!(count(Side::Io, Direction::IoToCompute, 2), 1);
+        assert_eq!(count(Side::Compute, Direction::ComputeToIo, 1), 1);
+    }
+}

@@ -1,0 +1,155 @@
+//! The machines: a pset of one compute node, served or in this process.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, mpsc::channel},
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Cancel, Device};
+use nicforge_machine::{
+    build::{Role, build},
+    description::Description,
+    in_process::LocalMachine,
+};
+
+use super::{
+    flow,
+    task::{Measured, Side, Task},
+    tree,
+};
+use crate::{
+    bench::{
+        Run,
+        placement::{self, Placement},
+    },
+    cli::ServeOptions,
+    failure::{Doing, Failure},
+    serve::Served,
+};
+
+/// How long a measurement in this process may take.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// How often Ctrl-C is looked for.
+const LOOK: Duration = Duration::from_millis(50);
+
+fn description(fifo_depth: u32) -> Result<Description, Failure> {
+    let text = format!(
+        "name = \"bench-fcnp-{}-{fifo_depth}\"\n[[pset]]\ncompute_nodes = 1\nfifo_depth = {fifo_depth}\n",
+        std::process::id()
+    );
+    Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
+}
+
+/// A served machine.
+pub(super) struct Machine {
+    served: Served,
+    pub(super) fifo_depth: u32,
+}
+
+impl Machine {
+    /// Serves one, the engine where the placement has it.
+    pub(super) fn serve(run: &Run<'_>, fifo_depth: u32, placement: &Placement) -> Result<Self, Failure> {
+        let options = ServeOptions { dir: None, event_loop: run.event_loop };
+        let description = description(fifo_depth)?;
+        let served = placement.within("engine", || Served::start_description(&description, &options))?;
+        Ok(Self { served, fifo_depth })
+    }
+
+    /// The sockets of the cores that `side` uses.
+    pub(super) fn sockets(&self, side: Side) -> Result<Vec<PathBuf>, Failure> {
+        let role = if side == Side::Io { Role::Io } else { Role::Compute };
+        let Some(node) = self.served.built().nodes.iter().find(|node| node.role == role) else {
+            return Ok(Vec::new());
+        };
+        let cores = if side == Side::Io { 1 } else { 2 };
+        node.users().take(cores).map(|attachment| self.served.socket(node, attachment)).collect()
+    }
+
+    pub(super) fn stop(self) -> Result<(), Failure> {
+        self.served.stop()
+    }
+}
+
+/// A machine in this process.
+pub(super) struct Local {
+    machine: Arc<LocalMachine>,
+    pub(super) fifo_depth: u32,
+}
+
+impl Local {
+    pub(super) fn new(fifo_depth: u32) -> Result<Self, Failure> {
+        let (machine, _) =
+            build(&description(fifo_depth)?).map_err(|error| Failure::usage(error.to_string()))?;
+        Ok(Self { machine: LocalMachine::new(machine), fifo_depth })
+    }
+
+    fn devices(&self, side: Side, lanes: u32) -> Result<Vec<Device>, Failure> {
+        let (node, cores) = if side == Side::Io { ("io0", 1) } else { ("cn0", lanes) };
+        (0..cores)
+            .map(|core| {
+                let name = format!("core{core}");
+                let backing = self.machine.open_named(node, &name).doing(|| format!("{node}.{name}"))?;
+                Device::from_backing(backing).doing(|| format!("{node}.{name}"))
+            })
+            .collect()
+    }
+
+    /// Measures once, with a thread for each side.
+    pub(super) fn measure(
+        &self,
+        run: &Run<'_>,
+        task: &Task,
+        placement: &Placement,
+    ) -> Result<Measured, Failure> {
+        let cancel = Cancel::new().doing(|| "starting".into())?;
+        let opened = std::sync::Barrier::new(2);
+        let (report, results) = channel();
+        std::thread::scope(|scope| {
+            for side in [Side::Io, Side::Compute] {
+                let (report, cancel, opened) = (report.clone(), &cancel, &opened);
+                scope.spawn(move || {
+                    let pinned = placement.of(side.name()).map_or(Ok(()), placement::pin);
+                    let endpoint = pinned
+                        .and_then(|()| self.devices(side, task.lanes))
+                        .and_then(|devices| tree::open(side, task, devices, cancel));
+                    // Nothing is sent before both are there.
+                    opened.wait();
+                    let measured = match &endpoint {
+                        Ok(endpoint) => flow::run(endpoint.as_ref(), side, task),
+                        Err(failure) => Err(failure.clone()),
+                    };
+                    let failed = measured.is_err();
+                    // The other end is there until this scope ends.
+                    let _ = report.send(measured);
+                    if failed {
+                        cancel.cancel();
+                    }
+                    // And nobody closes before both are done.
+                    opened.wait();
+                });
+            }
+            let start = Instant::now();
+            let mut all = Ok(Measured::default());
+            let mut missing = 2;
+            while missing > 0 {
+                if let Ok(measured) = results.recv_timeout(LOOK) {
+                    missing -= 1;
+                    all = all.and_then(|all: Measured| Ok(all.and(measured?)));
+                }
+                let stopped = run
+                    .check()
+                    .and_then(|()| if start.elapsed() < PATIENCE { Ok(()) } else { Err(late(task)) });
+                if let Err(failure) = stopped {
+                    cancel.cancel();
+                    all = all.and(Err(failure));
+                }
+            }
+            all
+        })
+    }
+}
+
+fn late(task: &Task) -> Failure {
+    Failure::environment(format!("{} in process was not done within {PATIENCE:?}", task.path.name()))
+}

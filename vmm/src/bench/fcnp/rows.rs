@@ -1,0 +1,235 @@
+//! From measurements to rows and goals.
+
+use std::time::Duration;
+
+use super::{
+    LATENCY_AT, TWO_AT,
+    task::{Direction, Kind, Middle, Path, Task},
+};
+use crate::bench::{
+    row::{Backing, Goal, Outcome, Row},
+    samples::{Samples, median},
+};
+
+/// The size whose bandwidth a single stream is judged by.
+const LARGE: usize = 1 << 20;
+/// What FCNP is to reach of raw packets.
+const OF_RAW: f64 = 0.97;
+/// How many times faster than CIOD's sockets the paper's FCNP was, at its largest messages.
+const PAPER: f64 = 3.27;
+
+/// One that is compared.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Contestant {
+    pub(super) path: Path,
+    pub(super) backing: Option<Backing>,
+    pub(super) depth: Option<u32>,
+    /// Requests outstanding.
+    pub(super) lanes: u32,
+}
+
+impl Contestant {
+    /// Whether it is measured there.
+    pub(super) fn is_for(&self, _: Direction, bytes: usize) -> bool {
+        self.lanes == 1 || bytes == TWO_AT
+    }
+
+    pub(super) fn task(&self, direction: Direction, bytes: usize, kind: Kind, count: u32) -> Task {
+        Task { path: self.path, direction, kind, bytes, count: count.div_ceil(self.lanes), lanes: self.lanes }
+    }
+}
+
+/// What one round gave.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Figure {
+    pub(super) gbit_s: f64,
+    /// Nanoseconds.
+    pub(super) round_trips: Vec<u64>,
+}
+
+/// All rounds of a contestant.
+struct Entry {
+    contestant: Contestant,
+    direction: Direction,
+    bytes: usize,
+    rounds: Vec<Figure>,
+}
+
+/// All that was measured.
+pub(super) struct Results {
+    placement: String,
+    entries: Vec<Entry>,
+}
+
+impl Results {
+    pub(super) fn new(placement: String) -> Self {
+        Self { placement, entries: Vec::new() }
+    }
+
+    pub(super) fn add(
+        &mut self,
+        contestant: Contestant,
+        direction: Direction,
+        bytes: usize,
+        rounds: Vec<Figure>,
+    ) {
+        self.entries.push(Entry { contestant, direction, bytes, rounds });
+    }
+
+    /// Rows and goals; `tried` are the placements with the bandwidth of raw packets.
+    pub(super) fn outcome(mut self, tried: &[(String, f64)]) -> Outcome {
+        self.entries.sort_by_key(|entry| {
+            let Contestant { path, backing, depth, lanes } = entry.contestant;
+            (path, backing != Some(Backing::VfioUser), depth, lanes, entry.direction, entry.bytes)
+        });
+        let rows = self.entries.iter().map(|entry| self.row(entry)).collect();
+        let mut notes = vec![
+            "gbit_s of `both` is the sum of the two directions; latencies are half round trips".to_owned(),
+            "the sockets are waited for as the devices are: a few looks, then yielding, then asleep"
+                .to_owned(),
+        ];
+        let tried: Vec<_> = tried.iter().map(|(text, gbit_s)| format!("{text}: {gbit_s:.2}")).collect();
+        notes.push(format!("raw packets, Gb/s (geometric mean) by placement: {}", tried.join("; ")));
+        let mut goals = self.goals_of_raw();
+        for middle in [Middle::Relay, Middle::Forwarder] {
+            goals.extend(self.goals_of_sockets(middle));
+        }
+        notes.extend(self.paper());
+        Outcome { rows, goals, notes }
+    }
+
+    fn row(&self, entry: &Entry) -> Row {
+        let Contestant { path, backing, depth, lanes } = entry.contestant;
+        let bandwidths: Vec<_> = entry.rounds.iter().map(|round| round.gbit_s).collect();
+        let gbit_s = median(&bandwidths);
+        let mut samples = Samples::default();
+        for nanoseconds in entry.rounds.iter().flat_map(|round| &round.round_trips) {
+            samples.add(Duration::from_nanos(nanoseconds / 2));
+        }
+        let row = Row {
+            backing,
+            placement: Some(self.placement.clone()),
+            fifo_depth: depth,
+            direction: Some(entry.direction.name()),
+            bytes: Some(entry.bytes as u64),
+            gbit_s: Some(gbit_s),
+            rate_per_s: Some(gbit_s * 1e9 / 8.0 / entry.bytes as f64),
+            p50_us: (!samples.is_empty()).then(|| samples.p50_us()),
+            p99_us: (!samples.is_empty()).then(|| samples.p99_us()),
+            ..Row::new(path.name())
+        };
+        if matches!(path, Path::FcnpPoll | Path::FcnpIrq) {
+            row.figure("outstanding", lanes.into())
+        } else {
+            row
+        }
+    }
+
+    fn find(&self, contestant: Contestant, direction: Direction, bytes: usize) -> Option<&Entry> {
+        self.entries.iter().find(|entry| {
+            entry.contestant == contestant && entry.direction == direction && entry.bytes == bytes
+        })
+    }
+
+    /// The median over the rounds of how many times faster one was than the other in the same round.
+    fn ratio(&self, one: Contestant, other: Contestant, direction: Direction, bytes: usize) -> Option<f64> {
+        let (one, other) = (self.find(one, direction, bytes)?, self.find(other, direction, bytes)?);
+        let rounds = one.rounds.iter().zip(&other.rounds);
+        Some(median(&rounds.map(|(one, other)| one.gbit_s / other.gbit_s).collect::<Vec<_>>()))
+    }
+
+    /// FCNP by the side of packets without a protocol.
+    fn goals_of_raw(&self) -> Vec<Goal> {
+        let mut goals = Vec::new();
+        for (bytes, lanes) in [(LARGE, 1), (TWO_AT, 2)] {
+            for depth in super::DEPTHS {
+                for direction in Direction::ALL {
+                    let raw = tree(Path::Raw, depth, 1);
+                    let fcnp = tree(Path::FcnpPoll, depth, lanes);
+                    let Some(ratio) = self.ratio(fcnp, raw, direction, bytes) else { continue };
+                    let what = format!(
+                        "fcnp-poll to raw, times: {bytes} bytes, {lanes} outstanding, FIFOs of {depth}, {}",
+                        direction.name()
+                    );
+                    goals.push(Goal::at_least(what, OF_RAW, ratio));
+                }
+            }
+        }
+        goals
+    }
+
+    /// FCNP by the side of the faster ones of the sockets with such a process in the middle.
+    fn goals_of_sockets(&self, middle: Middle) -> Vec<Goal> {
+        let name = if middle == Middle::Relay { "relayed" } else { "forwarded" };
+        let mut sizes: Vec<_> = self.entries.iter().map(|entry| entry.bytes).collect();
+        sizes.sort_unstable();
+        sizes.dedup();
+        let mut goals = Vec::new();
+        for depth in super::DEPTHS {
+            for &bytes in &sizes {
+                let worst = Direction::ALL
+                    .into_iter()
+                    .filter_map(|direction| self.of_sockets(middle, depth, direction, bytes))
+                    .min_by(f64::total_cmp);
+                if let Some(ratio) = worst {
+                    let what =
+                        format!("fcnp-poll to the best {name}, times: {bytes} bytes, FIFOs of {depth}");
+                    goals.push(Goal::at_least(what, 1.0, ratio));
+                }
+            }
+        }
+        goals
+    }
+
+    fn of_sockets(&self, middle: Middle, depth: u32, direction: Direction, bytes: usize) -> Option<f64> {
+        let sockets = Path::ALL.into_iter().filter(|path| path.middle() == middle);
+        sockets
+            .filter_map(|path| {
+                let sockets = Contestant { path, backing: None, depth: None, lanes: 1 };
+                self.ratio(tree(Path::FcnpPoll, depth, 1), sockets, direction, bytes)
+            })
+            .min_by(f64::total_cmp)
+    }
+
+    /// The paper's comparison.
+    fn paper(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        let Some(largest) = self.entries.iter().map(|entry| entry.bytes).max() else { return notes };
+        for (middle, name) in [(Middle::Relay, "relayed"), (Middle::Forwarder, "forwarded")] {
+            let ratios: Vec<_> = super::DEPTHS
+                .into_iter()
+                .filter_map(|depth| {
+                    let ratio = self.of_sockets(middle, depth, Direction::IoToCompute, largest)?;
+                    Some(format!("{ratio:.2} with FIFOs of {depth}"))
+                })
+                .collect();
+            notes.push(format!(
+                "fcnp-poll to the best {name} sockets at {largest} bytes, io-to-compute: {} (the paper: {PAPER})",
+                ratios.join(", ")
+            ));
+        }
+        let half = |path, depth| {
+            let contestant = match depth {
+                Some(depth) => tree(path, depth, 1),
+                None => Contestant { path, backing: None, depth: None, lanes: 1 },
+            };
+            let entry = self.find(contestant, Direction::IoToCompute, LATENCY_AT)?;
+            self.row(entry).p50_us
+        };
+        if let (Some(fcnp), Some(unix), Some(forwarded)) = (
+            half(Path::FcnpPoll, Some(super::DEPTHS[0])),
+            half(Path::UnixRelayed, None),
+            half(Path::UnixForwarded, None),
+        ) {
+            notes.push(format!(
+                "half a round trip of {LATENCY_AT} bytes, us: fcnp-poll {fcnp:.1}, unix-relayed {unix:.1}, unix-forwarded {forwarded:.1}"
+            ));
+        }
+        notes
+    }
+}
+
+/// A contestant with a served device.
+fn tree(path: Path, depth: u32, lanes: u32) -> Contestant {
+    Contestant { path, backing: Some(Backing::VfioUser), depth: Some(depth), lanes }
+}
