@@ -99,6 +99,32 @@ fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
 }
 
 #[test]
+fn fcnp_is_measured_beside_packets_and_sockets() {
+    let report = quick("fcnp");
+    let trees = ["raw", "fcnp-poll", "fcnp-irq"];
+    let sockets = ["unix", "tcp", "unix-relayed", "tcp-relayed", "unix-forwarded", "tcp-forwarded"];
+    assert_report(&report, "fcnp", &[&trees[..], &sockets[..]].concat());
+    let rows = report["rows"].as_array().unwrap();
+    for row in rows {
+        assert!(row["gbit_s"].as_f64().unwrap() > 0.0 && row["placement"].is_string(), "{row:#}");
+        let has_latency = row["bytes"] == 16 && row["direction"] != "both";
+        assert_eq!(row["p50_us"].is_number(), has_latency, "{row:#}");
+    }
+    for path in trees {
+        for depth in [8, 256] {
+            for direction in ["io-to-compute", "compute-to-io", "both"] {
+                let is_there = |row: &&Value| {
+                    row["path"] == path && row["fifo_depth"] == depth && row["direction"] == direction
+                };
+                assert!(rows.iter().filter(is_there).count() >= 3, "{path}, {depth}, {direction}");
+            }
+        }
+    }
+    let two = rows.iter().find(|row| row["path"] == "fcnp-poll" && row["outstanding"] == 2.0);
+    assert_eq!(two.unwrap()["bytes"], 65536);
+}
+
+#[test]
 fn the_list_names_every_bench_and_an_unknown_one_is_refused_with_the_names() {
     let list =
         Command::new(env!("CARGO_BIN_EXE_nicforge")).args(["bench", "list", "--json"]).output().unwrap();

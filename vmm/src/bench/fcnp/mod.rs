@@ -22,6 +22,8 @@ mod sockets;
 mod task;
 mod tree;
 
+use std::time::{Duration, Instant};
+
 use self::{
     children::Children,
     machine::{Local, Machine},
@@ -32,7 +34,7 @@ use super::{
     Run,
     placement::{Placement, processors},
     row::{Backing, Outcome},
-    samples::in_turns,
+    samples::{in_turns, median},
 };
 use crate::failure::Failure;
 
@@ -47,6 +49,11 @@ const TWO_AT: usize = 64 << 10;
 /// The size that latency is measured at.
 const LATENCY_AT: usize = 16;
 
+/// Messages, at most, by which it is found out how many are to be measured.
+const PROBE: u32 = 64;
+/// Messages of a measurement, at most.
+const MOST: u32 = 1_000_000;
+
 /// How much is measured.
 struct Extent {
     sizes: &'static [usize],
@@ -55,21 +62,73 @@ struct Extent {
     seconds: f64,
     /// Round trips of a measurement.
     round_trips: u32,
+    /// Rounds in which the placement is chosen.
+    placement_rounds: usize,
+    /// How long the whole may take.
+    limit: Duration,
 }
 
 impl Extent {
     fn of(run: &Run<'_>) -> Self {
         if run.quick {
-            Self { sizes: &QUICK_SIZES, rounds: 1, seconds: 0.01, round_trips: 200 }
+            Self {
+                sizes: &QUICK_SIZES,
+                rounds: 1,
+                seconds: 0.01,
+                round_trips: 200,
+                placement_rounds: 1,
+                limit: Duration::from_secs(12),
+            }
         } else {
-            Self { sizes: &SIZES, rounds: 5, seconds: 0.05, round_trips: 2000 }
+            Self {
+                sizes: &SIZES,
+                rounds: 5,
+                seconds: 0.04,
+                round_trips: 2000,
+                placement_rounds: 3,
+                limit: Duration::from_secs(210),
+            }
         }
+    }
+
+    /// Rounds for the next comparison when `share` of all have taken `elapsed`: fewer where other programs make everything late.
+    fn rounds_now(&self, share: f64, elapsed: Duration) -> usize {
+        let late = elapsed.as_secs_f64() / self.limit.as_secs_f64() - share;
+        match late {
+            ..0.05 => self.rounds,
+            ..0.1 => self.rounds.min(3),
+            _ => 1,
+        }
+    }
+
+    /// Messages that take about the time of a measurement, when `count` of them took `seconds`.
+    fn count(&self, count: u32, seconds: f64) -> u32 {
+        ((f64::from(count) * self.seconds / seconds) as u32).clamp(2, MOST)
     }
 }
 
 /// The body of a child process.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     child::main(part)
+}
+
+/// Those that are measured in turns.
+struct Comparison {
+    direction: Direction,
+    bytes: usize,
+    contestants: Vec<Contestant>,
+}
+
+impl Comparison {
+    fn of(contestants: &[Contestant], direction: Direction, bytes: usize) -> Self {
+        let two = |contestant: &Contestant| contestant.lanes == 1 || bytes == TWO_AT;
+        Self { direction, bytes, contestants: contestants.iter().copied().filter(two).collect() }
+    }
+
+    /// For the progress bar.
+    fn text(&self, contestant: &Contestant) -> String {
+        format!("{}, {} bytes, {}", contestant.path.name(), self.bytes, self.direction.name())
+    }
 }
 
 /// What measurements are made with.
@@ -84,18 +143,14 @@ struct Bench<'a> {
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let extent = Extent::of(run);
     let contestants = contestants();
-    let all = |direction, bytes| {
-        let groups = contestants.iter().filter(move |contestant| contestant.is_for(direction, bytes));
-        groups.copied().collect::<Vec<_>>()
-    };
-    let groups: Vec<(Direction, usize, Vec<Contestant>)> = extent
+    let comparisons: Vec<Comparison> = extent
         .sizes
         .iter()
-        .flat_map(|&bytes| Direction::ALL.map(|direction| (direction, bytes, all(direction, bytes))))
+        .flat_map(|&bytes| Direction::ALL.map(|direction| Comparison::of(&contestants, direction, bytes)))
         .collect();
-    let measurements: usize = groups.iter().map(|(.., contestants)| contestants.len()).sum();
+    let measurements: usize = comparisons.iter().map(|comparison| comparison.contestants.len()).sum();
     let candidates = placements()?;
-    run.steps((measurements * (extent.rounds + 1) + candidates.len()) as u64);
+    run.steps((measurements * (extent.rounds + 1) + candidates.len() * extent.placement_rounds) as u64);
 
     let mut bench = Bench {
         run,
@@ -104,10 +159,13 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         local: DEPTHS.into_iter().map(Local::new).collect::<Result<_, _>>()?,
         placement: Placement::free(),
     };
-    let tried = bench.choose_placement(&candidates)?;
+    let tried = bench.choose_placement(&candidates, &extent)?;
     let mut results = Results::new(bench.placement.text());
-    for (direction, bytes, contestants) in &groups {
-        bench.measure_group(*direction, *bytes, contestants, &extent, &mut results)?;
+    let start = Instant::now();
+    for (index, comparison) in comparisons.iter().enumerate() {
+        let share = index as f64 / comparisons.len() as f64;
+        let rounds = extent.rounds_now(share, start.elapsed());
+        bench.compare(comparison, rounds, &extent, &mut results)?;
     }
     bench.stop_serving()?;
     Ok(results.outcome(&tried))
@@ -162,56 +220,60 @@ impl Bench<'_> {
     }
 
     /// Takes the placement that raw packets are fastest with, and says how fast they are with each.
-    fn choose_placement(&mut self, candidates: &[Placement]) -> Result<Vec<(String, f64)>, Failure> {
-        let mut tried = Vec::with_capacity(candidates.len());
-        for placement in candidates {
-            self.run.step(format!("placement: {}", placement.text()))?;
-            self.serve(placement)?;
-            let mut product = 1.0;
-            for depth in DEPTHS {
-                let contestant = Contestant {
-                    path: Path::Raw,
-                    backing: Some(Backing::VfioUser),
-                    depth: Some(depth),
-                    lanes: 1,
-                };
-                let count = if self.run.quick { 16 } else { 200 };
-                for direction in [Direction::IoToCompute, Direction::ComputeToIo] {
-                    let task = contestant.task(direction, TWO_AT, Kind::Stream, count);
-                    product *= task.bandwidth(&self.measure(&contestant, &task)?) / 1e9;
-                }
-            }
-            tried.push((placement.text(), product.powf(0.25)));
-        }
-        let best = (0..tried.len()).max_by(|&a, &b| tried[a].1.total_cmp(&tried[b].1)).unwrap_or(0);
+    fn choose_placement(
+        &mut self,
+        candidates: &[Placement],
+        extent: &Extent,
+    ) -> Result<Vec<(String, f64)>, Failure> {
+        let rounds = in_turns(extent.placement_rounds, candidates.len(), |index, _| {
+            self.run.step(format!("placement: {}", candidates[index].text()))?;
+            self.serve(&candidates[index])?;
+            self.raw_bandwidth(extent)
+        })?;
+        let medians: Vec<_> = rounds.iter().map(|round| median(round)).collect();
+        let best = (0..medians.len()).max_by(|&a, &b| medians[a].total_cmp(&medians[b])).unwrap_or(0);
         if let Some(placement) = candidates.get(best) {
             self.serve(placement)?;
         }
-        Ok(tried)
+        Ok(candidates.iter().map(Placement::text).zip(medians).collect())
+    }
+
+    /// How fast raw packets are: the geometric mean over directions and depths, Gb/s.
+    fn raw_bandwidth(&mut self, extent: &Extent) -> Result<f64, Failure> {
+        let mut bandwidths = Vec::new();
+        for depth in DEPTHS {
+            let raw = rows::tree(Path::Raw, depth, 1);
+            for direction in [Direction::IoToCompute, Direction::ComputeToIo] {
+                let probe = raw.task(direction, TWO_AT, Kind::Stream, PROBE);
+                let seconds = self.measure(&raw, &probe)?.seconds();
+                let task = raw.task(direction, TWO_AT, Kind::Stream, extent.count(PROBE, seconds));
+                bandwidths.push(task.bandwidth(&self.measure(&raw, &task)?) / 1e9);
+            }
+        }
+        let logarithms: f64 = bandwidths.iter().map(|gbit_s| gbit_s.ln()).sum();
+        Ok((logarithms / bandwidths.len() as f64).exp())
     }
 
     /// Measures those that are compared, in turns.
-    fn measure_group(
+    fn compare(
         &mut self,
-        direction: Direction,
-        bytes: usize,
-        contestants: &[Contestant],
+        comparison: &Comparison,
+        rounds: usize,
         extent: &Extent,
         results: &mut Results,
     ) -> Result<(), Failure> {
+        let &Comparison { direction, bytes, ref contestants } = comparison;
         let mut counts = Vec::with_capacity(contestants.len());
         for contestant in contestants {
-            self.run.step(format!("{}, {} bytes, {}", contestant.path.name(), bytes, direction.name()))?;
-            // As many as take about the time that a measurement is to take.
-            let probe = ((256 << 10) / bytes).clamp(2, 64) as u32;
+            self.run.step(comparison.text(contestant))?;
+            let probe = ((4 * TWO_AT) / bytes).clamp(2, PROBE as usize) as u32;
             let task = contestant.task(direction, bytes, Kind::Stream, probe);
             let seconds = self.measure(contestant, &task)?.seconds();
-            let wanted = f64::from(probe) * extent.seconds / seconds;
-            counts.push((wanted as u32).clamp(2, 1_000_000));
+            counts.push(extent.count(probe, seconds));
         }
-        let rounds = in_turns(extent.rounds, contestants.len(), |index, _| {
+        let rounds = in_turns(rounds, contestants.len(), |index, _| {
             let contestant = &contestants[index];
-            self.run.step(format!("{}, {} bytes, {}", contestant.path.name(), bytes, direction.name()))?;
+            self.run.step(comparison.text(contestant))?;
             let task = contestant.task(direction, bytes, Kind::Stream, counts[index]);
             let gbit_s = task.bandwidth(&self.measure(contestant, &task)?) / 1e9;
             let mut round_trips = Vec::new();

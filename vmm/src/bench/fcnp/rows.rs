@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::{
-    LATENCY_AT, TWO_AT,
+    DEPTHS, LATENCY_AT, TWO_AT,
     task::{Direction, Kind, Middle, Path, Task},
 };
 use crate::bench::{
@@ -29,11 +29,6 @@ pub(super) struct Contestant {
 }
 
 impl Contestant {
-    /// Whether it is measured there.
-    pub(super) fn is_for(&self, _: Direction, bytes: usize) -> bool {
-        self.lanes == 1 || bytes == TWO_AT
-    }
-
     pub(super) fn task(&self, direction: Direction, bytes: usize, kind: Kind, count: u32) -> Task {
         Task { path: self.path, direction, kind, bytes, count: count.div_ceil(self.lanes), lanes: self.lanes }
     }
@@ -117,7 +112,8 @@ impl Results {
             p50_us: (!samples.is_empty()).then(|| samples.p50_us()),
             p99_us: (!samples.is_empty()).then(|| samples.p99_us()),
             ..Row::new(path.name())
-        };
+        }
+        .figure("rounds", entry.rounds.len() as f64);
         if matches!(path, Path::FcnpPoll | Path::FcnpIrq) {
             row.figure("outstanding", lanes.into())
         } else {
@@ -142,7 +138,7 @@ impl Results {
     fn goals_of_raw(&self) -> Vec<Goal> {
         let mut goals = Vec::new();
         for (bytes, lanes) in [(LARGE, 1), (TWO_AT, 2)] {
-            for depth in super::DEPTHS {
+            for depth in DEPTHS {
                 for direction in Direction::ALL {
                     let raw = tree(Path::Raw, depth, 1);
                     let fcnp = tree(Path::FcnpPoll, depth, lanes);
@@ -165,7 +161,7 @@ impl Results {
         sizes.sort_unstable();
         sizes.dedup();
         let mut goals = Vec::new();
-        for depth in super::DEPTHS {
+        for depth in DEPTHS {
             for &bytes in &sizes {
                 let worst = Direction::ALL
                     .into_iter()
@@ -196,7 +192,7 @@ impl Results {
         let mut notes = Vec::new();
         let Some(largest) = self.entries.iter().map(|entry| entry.bytes).max() else { return notes };
         for (middle, name) in [(Middle::Relay, "relayed"), (Middle::Forwarder, "forwarded")] {
-            let ratios: Vec<_> = super::DEPTHS
+            let ratios: Vec<_> = DEPTHS
                 .into_iter()
                 .filter_map(|depth| {
                     let ratio = self.of_sockets(middle, depth, Direction::IoToCompute, largest)?;
@@ -217,7 +213,7 @@ impl Results {
             self.row(entry).p50_us
         };
         if let (Some(fcnp), Some(unix), Some(forwarded)) = (
-            half(Path::FcnpPoll, Some(super::DEPTHS[0])),
+            half(Path::FcnpPoll, Some(DEPTHS[0])),
             half(Path::UnixRelayed, None),
             half(Path::UnixForwarded, None),
         ) {
@@ -230,6 +226,6 @@ impl Results {
 }
 
 /// A contestant with a served device.
-fn tree(path: Path, depth: u32, lanes: u32) -> Contestant {
+pub(super) fn tree(path: Path, depth: u32, lanes: u32) -> Contestant {
     Contestant { path, backing: Some(Backing::VfioUser), depth: Some(depth), lanes }
 }
