@@ -15,8 +15,6 @@
 
 pub mod client;
 mod errno;
-#[cfg(any(test, feature = "fuzz"))]
-pub mod fuzz;
 pub mod server;
 pub mod socket;
 mod types;

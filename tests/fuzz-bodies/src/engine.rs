@@ -1,0 +1,169 @@
+//! vfio-user messages to a served machine: a client sends messages of every type with any payload and descriptors to the
+//! engine, which carries them out on real devices. Its neighbour goes on, and the next client of its attachment is served.
+
+use std::{
+    io::{ErrorKind, Read, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::OnceLock,
+    time::{Duration, Instant},
+};
+
+use nicforge_core::device::{AttachmentId, FunctionId};
+use nicforge_engine::{Engine, EngineConfig, Quotas, Stop};
+use nicforge_hwi::proof::slot_fifo;
+use nicforge_machine::build::build;
+use nicforge_vfio_user::{
+    Client,
+    wire::{Command, HEADER_SIZE, Header, MessageType, VersionMessage, build_version},
+};
+use tempfile::TempDir;
+
+use crate::{
+    input::Input,
+    messages::{Message, message, send},
+    world::{self, ENGINE, FIFO, SEND},
+};
+
+/// Messages in one input at most.
+const MOST: usize = 48;
+/// Longer than anything takes that must come true.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a stalled access or an unanswered DMA message is waited for.
+const SHORT: Duration = Duration::from_millis(10);
+/// Names the request by which a client finds out that all before it was served.
+const MARKER: u16 = 0xffff;
+
+/// See the module.
+pub fn body(data: &[u8]) {
+    let mut input = Input::new(data);
+    let function = input.pick(&[ENGINE, FIFO, SEND, FunctionId(1)]);
+    let place = (function, AttachmentId(0));
+    let config = EngineConfig {
+        quotas: Quotas { mapped_bytes: 64 << 10, files: 4, ranges: 8 },
+        stall_limit: SHORT,
+        dma_limit: SHORT,
+        messages: input.pick(&[16, 1]),
+        ..EngineConfig::default()
+    };
+    let (machine, _) = build(&world::description(8)).unwrap();
+    let mut engine = Engine::new(machine, config).unwrap();
+    let [hostile, neighbour] = ["hostile", "neighbour"].map(socket);
+    engine.listen(place.0, place.1, &hostile).unwrap();
+    engine.listen(FIFO, AttachmentId(3), &neighbour).unwrap();
+    let stop = Stop::new().unwrap();
+    std::thread::scope(|scope| {
+        let (engine, ours) = (&mut engine, stop.clone());
+        let served = scope.spawn(move || engine.run(&ours).unwrap());
+        let client = Client::connect(&neighbour, LIMIT).unwrap();
+        attack(&hostile, &mut input);
+        goes_on(&client, 1);
+        let successor = connect_after(&hostile);
+        assert!(successor.device_info().unwrap().num_regions > 0);
+        let mut vendor = [0; 2];
+        successor.region_read(nicforge_vfio_user::PCI_CONFIG_REGION, 0, &mut vendor).unwrap();
+        assert_eq!(u16::from_le_bytes(vendor), nicforge_hwi::pci::VENDOR_ID);
+        successor.reset().unwrap();
+        goes_on(&client, 0);
+        stop.stop();
+        served.join().unwrap();
+    });
+}
+
+fn attack(path: &Path, input: &mut Input<'_>) {
+    let mut stream = UnixStream::connect(path).unwrap();
+    stream.set_read_timeout(Some(LIMIT)).unwrap();
+    stream.set_write_timeout(Some(LIMIT)).unwrap();
+    if input.below(16) > 0 {
+        let version = VersionMessage { major: 0, minor: 0, has_json: false, capabilities: None };
+        let payload = build_version(&version);
+        let header = Header::request(0, Command::Version, payload.len(), false);
+        let _ = stream.write_all(&[&header.to_bytes()[..], &payload].concat());
+    }
+    if input.flag() {
+        // The function may start DMA.
+        post(&mut stream, 7, 4, &6_u16.to_le_bytes());
+    }
+    for number in 0..MOST {
+        if input.is_empty() {
+            break;
+        }
+        let next = message(input);
+        if !deliver(&mut stream, next) {
+            return;
+        }
+        if number % 8 == 7 && !is_served(&mut stream) {
+            return;
+        }
+    }
+    let _ = is_served(&mut stream);
+}
+
+/// A write that is not answered.
+fn post(stream: &mut UnixStream, region: u32, offset: u64, data: &[u8]) {
+    let head =
+        [&offset.to_le_bytes()[..], &region.to_le_bytes(), &(data.len() as u32).to_le_bytes()].concat();
+    let header = Header::request(1, Command::RegionWrite, head.len() + data.len(), true);
+    let _ = stream.write_all(&[&header.to_bytes()[..], &head, data].concat());
+}
+
+/// Whether the server takes all of it. A server that does not is one that has hung up, or that waits for this client to
+/// read, which ends it here.
+fn deliver(stream: &mut UnixStream, message: Message) -> bool {
+    let sent = send(stream, &message.bytes, &message.fds);
+    sent == message.bytes.len()
+}
+
+/// Sends one more request and waits for its answer. False when the server has hung up.
+fn is_served(stream: &mut UnixStream) -> bool {
+    let argsz = [16_u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+    let header = Header::request(MARKER, Command::DeviceGetInfo, argsz.len(), false);
+    if stream.write_all(&[&header.to_bytes()[..], &argsz].concat()).is_err() {
+        return false;
+    }
+    loop {
+        let mut bytes = [0; HEADER_SIZE];
+        match stream.read_exact(&mut bytes) {
+            Ok(()) => {}
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut) => {
+                panic!("the server does not answer and does not hang up")
+            }
+            Err(_) => return false,
+        }
+        let header = Header::parse(&bytes).unwrap();
+        let mut payload = vec![0; header.size as usize - HEADER_SIZE];
+        if stream.read_exact(&mut payload).is_err() {
+            return false;
+        }
+        let reply = header.message_type() == MessageType::Reply;
+        if reply && header.id == MARKER && header.command == Command::DeviceGetInfo {
+            return true;
+        }
+    }
+}
+
+/// The neighbour's device does what it should.
+fn goes_on(client: &Client, value: u32) {
+    let mut seen = [0; 4];
+    client.region_write(0, slot_fifo::REG_HOLD, &value.to_le_bytes(), false).unwrap();
+    client.region_read(0, slot_fifo::REG_HOLD, &mut seen).unwrap();
+    assert_eq!(u32::from_le_bytes(seen), value);
+}
+
+/// The next client, once the server has noticed that the last one is gone.
+fn connect_after(path: &Path) -> Client {
+    let started = Instant::now();
+    loop {
+        match Client::connect(path, LIMIT) {
+            Ok(client) => return client,
+            Err(error) => assert!(started.elapsed() < LIMIT, "{error}"),
+        }
+        std::thread::yield_now();
+    }
+}
+
+/// A path for the sockets of all inputs, one after the other.
+fn socket(name: &str) -> PathBuf {
+    static FOLDER: OnceLock<TempDir> = OnceLock::new();
+    FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path().join(name)
+}

@@ -1,0 +1,303 @@
+//! FCNP against a peer on the tree that sends anything: control packets of all kinds in the name of any core, data that
+//! nobody asked for, answers that are wrong, too early or too many, and that dies in the middle. Each call ends in time; with
+//! the next process that keeps to the protocol messages pass again.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use nicforge_core::device::{AttachmentId, FunctionId};
+use nicforge_driver::{Deadline, Device};
+use nicforge_fcnp::{
+    ComputeCore, Config, IoNode,
+    protocol::{ABORT, Control, CoreName, HEAD, Kind, ResetHead},
+    tree::TreeChannel,
+};
+use nicforge_hwi::tree::{Header, PAYLOAD, window};
+use nicforge_machine::{build::build, in_process::LocalMachine};
+use zerocopy::IntoBytes;
+
+use crate::{input::Input, world};
+
+/// Things done in one input at most.
+const MOST: usize = 40;
+/// Longer than anything takes that must come true.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long calls go on that a hostile peer answers or not.
+const SHORT: Duration = Duration::from_millis(2);
+/// The longest message.
+const LONGEST: u32 = 4000;
+
+fn config() -> Config {
+    Config { timeout: Some(LIMIT), open_timeout: LIMIT, recovery: SHORT, ..Config::default() }
+}
+
+fn machine(input: &mut Input<'_>) -> Arc<LocalMachine> {
+    LocalMachine::new(build(&world::description(input.pick(&[8, 1, 2]))).unwrap().0)
+}
+
+fn open(machine: &Arc<LocalMachine>, node: u32, core: u16) -> Device {
+    Device::from_backing(machine.open(FunctionId(node), AttachmentId(core)).unwrap()).unwrap()
+}
+
+fn short() -> Deadline {
+    Deadline::after(SHORT)
+}
+
+/// A compute node against an I/O node that keeps to the protocol.
+pub fn io(data: &[u8]) {
+    let mut input = Input::new(data);
+    let machine = machine(&mut input);
+    let io = IoNode::open(open(&machine, 0, 0), config()).unwrap();
+    let mut hostile = Hostile::new(open(&machine, 1, 0));
+    if input.below(4) > 0 {
+        // It makes itself known as it should, so that what follows gets further.
+        hostile.send_reset(&mut input, true);
+    }
+    for _ in 0..MOST {
+        if input.is_empty() {
+            break;
+        }
+        match input.below(8) {
+            0..=3 => hostile.speak(&mut input),
+            4 => {
+                let mut buffer = vec![0; input.below(LONGEST) as usize];
+                let count = io.read_until(rank(&mut input), &mut buffer, short(), None);
+                assert!(count.is_ok_and(|count| count <= buffer.len()) || io.cores() > 0);
+            }
+            5 => {
+                let buffer = vec![1; input.below(LONGEST) as usize];
+                let count = io.write_until(rank(&mut input), &buffer, short(), None);
+                assert!(count.is_ok_and(|count| count <= buffer.len()) || io.cores() > 0);
+            }
+            6 if input.below(4) == 0 => {
+                drop(hostile);
+                hostile = Hostile::new(open(&machine, 1, 0));
+            }
+            _ => drop(hostile.receive()),
+        }
+        machine.settle(8);
+    }
+    drop(hostile);
+    let core = ComputeCore::open(open(&machine, 2, 1), config()).unwrap();
+    messages_pass(&io, &core);
+}
+
+/// An I/O node, and perhaps a core of the same node, against a compute core that keeps to the protocol.
+pub fn compute(data: &[u8]) {
+    let mut input = Input::new(data);
+    let machine = machine(&mut input);
+    let vandal = (input.below(4) == 0).then(|| Hostile::new(open(&machine, 1, 2)));
+    let hostile = Hostile::new(open(&machine, 0, 0));
+    let calls = input.array::<6>();
+    let script = input.rest();
+    let stop = AtomicBool::new(false);
+    let mut core = None;
+    std::thread::scope(|scope| {
+        let (machine, stop) = (&machine, &stop);
+        let peer = scope.spawn(move || serve(hostile, vandal, script, stop));
+        core = ComputeCore::open_until(open(machine, 1, 0), config(), Deadline::after(10 * SHORT), None).ok();
+        for call in calls {
+            let Some(core) = &core else { break };
+            let length = usize::from(call) * 16;
+            // Whatever comes of it, it ends in time.
+            if call & 1 == 0 {
+                let _ = core.write_until(&vec![call; length], short(), None);
+            } else {
+                let _ = core.read_until(&mut vec![0; length], short(), None);
+            }
+        }
+        stop.store(true, Ordering::Release);
+        peer.join().unwrap();
+    });
+    let io = IoNode::open(open(&machine, 0, 1), config()).unwrap();
+    let core = core.unwrap_or_else(|| ComputeCore::open(open(&machine, 2, 1), config()).unwrap());
+    messages_pass(&io, &core);
+}
+
+/// What the I/O node says until the compute core has done its calls.
+fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &AtomicBool) {
+    let mut input = Input::new(script);
+    while !stop.load(Ordering::Acquire) {
+        match hostile.receive() {
+            Some(packet) => hostile.answer(packet, &mut input),
+            None if !input.is_empty() && input.below(64) == 0 => hostile.speak(&mut input),
+            None => std::thread::yield_now(),
+        }
+        if let Some(vandal) = &vandal
+            && !input.is_empty()
+        {
+            // The memory that the cores of a node share is theirs to spoil, but nobody may panic of it.
+            let word = u64::from(input.below((window::SRAM_SIZE / 4) as u32)).min(input.number());
+            vandal.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
+        }
+    }
+    if let Some(vandal) = vandal {
+        vandal.channel.shared().zero(0, window::SRAM_SIZE).unwrap();
+    }
+}
+
+/// Messages of one packet and of many, both ways.
+fn messages_pass(io: &IoNode, core: &ComputeCore) {
+    for size in [100, 3000] {
+        std::thread::scope(|scope| {
+            let there = scope.spawn(|| {
+                let mut buffer = vec![0; size];
+                let count = io.read(core.rank(), &mut buffer).unwrap();
+                io.write(core.rank(), &buffer[..count]).unwrap();
+            });
+            let sent: Vec<_> = (0..size).map(|index| index as u8).collect();
+            let mut received = vec![0; size];
+            // A call that was cut short may be told of the process that is gone once.
+            let count = core.write(&sent).or_else(|_| core.write(&sent)).unwrap();
+            assert_eq!((count, core.read(&mut received).unwrap()), (size, size));
+            assert!(sent == received, "the message came back changed");
+            there.join().unwrap();
+        });
+    }
+}
+
+fn rank(input: &mut Input<'_>) -> u32 {
+    if input.below(8) > 0 { 0 } else { input.number32() }
+}
+
+/// A core that uses the packet layer as it likes.
+struct Hostile {
+    channel: TreeChannel,
+}
+
+impl Hostile {
+    fn new(device: Device) -> Self {
+        Self { channel: TreeChannel::open(device).unwrap() }
+    }
+
+    fn is_compute(&self) -> bool {
+        self.channel.info().pset_rank.is_some()
+    }
+
+    fn name(&self) -> CoreName {
+        let info = self.channel.info();
+        let rank_in_pset = info.pset_rank.unwrap_or(0) as u16;
+        CoreName { node: info.address, core: info.core, rank_in_pset }
+    }
+
+    fn peer(&self) -> u32 {
+        if self.is_compute() { self.channel.info().io_node } else { 1 }
+    }
+
+    fn send(&self, header: Header, payload: &[u8; PAYLOAD]) {
+        let Some(held) = self.channel.send_lock().try_lock(self.channel.owner()) else { return };
+        // A full FIFO loses it, which is as good as anything else.
+        let _ = self.channel.send_batch(held).unwrap().try_send(header, payload).unwrap();
+    }
+
+    fn send_control(&self, control: &Control) {
+        self.send(Header::point_to_point(0, self.peer(), true), &control.encode());
+    }
+
+    fn receive(&self) -> Option<(Header, [u8; PAYLOAD])> {
+        let held = self.channel.receive_lock().try_lock(self.channel.owner())?;
+        let mut receiver = self.channel.receiver(held);
+        let header = receiver.peek().unwrap()?;
+        let mut payload = [0; PAYLOAD];
+        receiver.payload(&mut payload).unwrap();
+        receiver.advance();
+        Some((header, payload))
+    }
+
+    fn any_name(&self, input: &mut Input<'_>) -> CoreName {
+        let own = self.name();
+        match input.below(4) {
+            0..=1 => own,
+            2 => CoreName {
+                node: input.below(6),
+                core: input.below(5) as u16,
+                rank_in_pset: input.below(5) as u16,
+            },
+            _ => CoreName { node: input.number32(), core: input.u16(), rank_in_pset: input.u16() },
+        }
+    }
+
+    fn send_reset(&self, input: &mut Input<'_>, good: bool) {
+        let name = if good { self.name() } else { self.any_name(input) };
+        let generation = if good || input.below(4) > 0 {
+            self.channel.presence(name.node, name.core).0
+        } else {
+            input.u8()
+        };
+        let size = if good { 0 } else { input.pick(&[0, 1, 2, 3, u32::MAX]) };
+        let head = ResetHead {
+            token: input.u32().into(),
+            core: name.core as u8,
+            generation,
+            reserved: input.u16().into(),
+        };
+        self.send_control(&Control::new(Kind::Reset, name, size).with_head(head.as_bytes()));
+    }
+
+    /// Something unasked.
+    fn speak(&mut self, input: &mut Input<'_>) {
+        match input.below(8) {
+            0 | 1 => self.send_reset(input, false),
+            2..=4 => {
+                let kind = input.pick(&[Kind::Read, Kind::Write]);
+                let size = match input.below(4) {
+                    0..=2 => input.below(LONGEST),
+                    _ => input.pick(&[ABORT, 0, u32::MAX - 1, 0xffff_ff00]),
+                };
+                let head = input.bytes(HEAD.min(8));
+                self.send_control(&Control::new(kind, self.any_name(input), size).with_head(head));
+            }
+            5 => {
+                let mut payload = [0; PAYLOAD];
+                let given = input.bytes(24);
+                payload[..given.len()].copy_from_slice(given);
+                self.send(Header::point_to_point(0, self.peer(), input.flag()), &payload);
+            }
+            6 => {
+                for _ in 0..=input.below(8) {
+                    self.send(Header::point_to_point(0, self.peer(), false), &[6; PAYLOAD]);
+                }
+            }
+            // Other targets too. A combining packet whose partners never send theirs would block the channel until the
+            // operator's reset, as on the machine; the body of packets has those.
+            _ => self.send(Header::point_to_point(0, input.number32(), input.flag()), &[7; PAYLOAD]),
+        }
+    }
+
+    /// An answer to a packet of a compute core: the right one, more often than not.
+    fn answer(&mut self, (header, payload): (Header, [u8; PAYLOAD]), input: &mut Input<'_>) {
+        let Ok(control) = Control::decode(&payload) else { return };
+        if !header.irq() {
+            return;
+        }
+        let mut answer = control;
+        match input.below(8) {
+            0 => return self.speak(input),
+            1 => answer.size = input.number32(),
+            2 => answer.core = self.any_name(input),
+            3 => answer.head[..8].copy_from_slice(&input.array::<8>()),
+            _ => {}
+        }
+        if control.kind == Kind::Reset && input.below(4) < 3 {
+            let info = *self.channel.info();
+            let generation = self.channel.presence(info.address, info.core).0;
+            let token = ResetHead::of(&answer).token;
+            let head = ResetHead { token, core: info.core as u8, generation, reserved: 0.into() };
+            answer = answer.with_head(head.as_bytes());
+        }
+        self.send_control(&answer);
+        if control.kind == Kind::Read {
+            // Its data, or some of them, or more.
+            let packets = (answer.size.min(LONGEST) as usize).div_ceil(PAYLOAD);
+            let packets = if input.below(4) > 0 { packets } else { input.below(20) as usize };
+            for _ in 0..packets.min(16) {
+                self.send(Header::point_to_point(0, self.peer(), false), &[8; PAYLOAD]);
+            }
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! The bodies of the fuzz targets: any bytes in, and nothing but a return comes out.
+//!
+//! A body turns its bytes into what an untrusted party can do (messages, register accesses, records in a ring, packets, a
+//! machine file), does it to the real code, and asserts what must hold whatever was done: nothing panics, what is counted
+//! adds up, what is bounded stays in its bounds, the others go on, and after the operator's reset everything works again.
+//!
+//! `tests/seeded.rs` runs each body with some thousands of inputs from a fixed seed, and with every input that once found
+//! something (`regressions/BODY/`). The cargo-fuzz crate `tests/fuzz` has a target for each body.
+//!
+//! May touch everything, through public interfaces only.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]
+
+pub mod control;
+pub mod engine;
+pub mod fcnp;
+pub mod input;
+pub mod machine_file;
+pub mod messages;
+pub mod packets;
+pub mod probe;
+pub mod registers;
+pub mod replies;
+pub mod rings;
+pub mod world;
+
+/// A body and how it is run as a test.
+#[derive(Clone, Copy)]
+pub struct Body {
+    /// Its name, which is also its fuzz target's and its folder's in `regressions`.
+    pub name: &'static str,
+    /// The body.
+    pub run: fn(&[u8]),
+    /// Inputs from the fixed seed that a test gives it.
+    pub cases: u32,
+    /// The longest of these in bytes.
+    pub longest: usize,
+}
+
+/// Every body.
+pub const BODIES: &[Body] = &[
+    Body { name: "control", run: control::body, cases: 1000, longest: 200 },
+    Body { name: "engine", run: engine::body, cases: 100, longest: 1500 },
+    Body { name: "fcnp_compute", run: fcnp::compute, cases: 40, longest: 600 },
+    Body { name: "fcnp_io", run: fcnp::io, cases: 40, longest: 600 },
+    Body { name: "machine_file", run: machine_file::body, cases: 4000, longest: 400 },
+    Body { name: "messages", run: messages::body, cases: 3000, longest: 800 },
+    Body { name: "packets", run: packets::body, cases: 300, longest: 1500 },
+    Body { name: "probe", run: probe::body, cases: 500, longest: 600 },
+    Body { name: "registers", run: registers::body, cases: 300, longest: 1500 },
+    Body { name: "replies", run: replies::body, cases: 3000, longest: 600 },
+    Body { name: "rings", run: rings::body, cases: 500, longest: 1500 },
+    Body { name: "stream", run: messages::stream, cases: 2000, longest: 600 },
+];
+
+/// The body called `name`.
+///
+/// # Panics
+/// When there is none.
+pub fn named(name: &str) -> Body {
+    *BODIES.iter().find(|body| body.name == name).unwrap_or_else(|| panic!("there is no body {name}"))
+}

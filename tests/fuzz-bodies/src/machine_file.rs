@@ -1,0 +1,113 @@
+//! Machine files: any text, and TOML of the right shape with any values. What is accepted is a machine that is built within
+//! the limits and works; everything else is an error of one line.
+
+use std::fmt::Write;
+
+use nicforge_hwi::tree::MAX_NODES;
+use nicforge_machine::{
+    build::{build, pset_node_names},
+    description::{Description, MAX_COMPUTE_NODES},
+};
+
+use crate::input::Input;
+
+/// Compute nodes of a machine that is built in each case; of those that are larger, one in 16 is.
+const SMALL: u32 = 64;
+
+/// See the module.
+pub fn body(data: &[u8]) {
+    let mut input = Input::new(data);
+    let text = match input.below(4) {
+        0 => String::from_utf8_lossy(input.rest()).into_owned(),
+        _ => shaped(&mut input),
+    };
+    let description = match Description::parse(&text, "fuzz.toml") {
+        Ok(description) => description,
+        Err(error) => {
+            let shown = error.to_string();
+            assert!(shown.starts_with("fuzz.toml"), "{shown}");
+            return;
+        }
+    };
+    let compute: u32 = description.pset.iter().map(|pset| *pset.as_ref().compute_nodes.as_ref()).sum();
+    let nodes = compute + description.pset.len() as u32;
+    assert!(nodes <= MAX_NODES && compute <= MAX_COMPUTE_NODES * description.pset.len() as u32);
+    if compute > SMALL && input.below(16) > 0 {
+        return;
+    }
+    let (mut machine, built) = build(&description).expect("what is accepted can be built");
+    let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
+    assert_eq!(names.len(), nodes as usize + description.function.len());
+    assert!(pset_node_names(&description).all(|name| names.contains(&name.as_str())));
+    let node = &built.nodes[input.below(names.len() as u32) as usize];
+    let attachment = node.users().next().expect("every node has a user's attachment").id;
+    machine.attach(node.function, attachment).unwrap();
+    for _ in 0..8 {
+        let _ = machine.step(nicforge_core::time::Nanos(1000), 16);
+    }
+    machine.detach(node.function, attachment, nicforge_core::device::Ended::Closed).unwrap();
+}
+
+/// Tables and fields that exist, and some that do not, with values of all kinds.
+fn shaped(input: &mut Input<'_>) -> String {
+    let mut text = String::new();
+    if input.below(16) > 0 {
+        let _ = writeln!(text, "name = {}", name(input));
+    }
+    for _ in 0..input.below(8) {
+        match input.below(4) {
+            0 | 1 => pset(&mut text, input),
+            2 => {
+                let kind = input.pick(&["slot-fifo", "dma-engine", "addressed-send", "tree", ""]);
+                let name = name(input);
+                let _ = writeln!(text, "[[function]]\nname = {name}\nkind = \"{kind}\"");
+            }
+            _ => {
+                let _ = writeln!(text, "{}", String::from_utf8_lossy(input.bytes(12)));
+            }
+        }
+    }
+    text
+}
+
+fn pset(text: &mut String, input: &mut Input<'_>) {
+    let nodes = match input.below(8) {
+        0..=5 => (1 + input.below(20)).to_string(),
+        _ => value(input),
+    };
+    let _ = writeln!(text, "[[pset]]\ncompute_nodes = {nodes}");
+    if input.below(4) == 0 {
+        let depth = if input.flag() { (1_u32 << input.below(10)).to_string() } else { value(input) };
+        let _ = writeln!(text, "fifo_depth = {depth}");
+    }
+    if input.below(4) == 0 {
+        let _ = writeln!(text, "[pset.link]");
+        for field in ["delay_ns", "gbit_s", "credits", "width"].into_iter().take(input.below(5) as usize) {
+            let _ = writeln!(text, "{field} = {}", value(input));
+        }
+    }
+}
+
+fn name(input: &mut Input<'_>) -> String {
+    match input.below(4) {
+        0 => format!("\"{}\"", input.pick(&["io0", "cn0", "cn19", "a", "", "a b", "../x", "n\\u0000"])),
+        1 => format!("\"{}\"", "n".repeat(usize::from(input.u8()))),
+        2 => value(input),
+        _ => format!("\"f{}\"", input.u8()),
+    }
+}
+
+fn value(input: &mut Input<'_>) -> String {
+    match input.below(10) {
+        0 => input.number().to_string(),
+        1 => (input.number() as i64).to_string(),
+        2 => f64::from_bits(input.u64()).to_string(),
+        3 => input.pick(&["nan", "inf", "-inf", "0.0", "-0.0", "1e400", "0x7fffffffffffffff"]).to_owned(),
+        4 => "[".repeat(usize::from(input.u8())),
+        5 => "{ a = 1 }".to_owned(),
+        6 => "\"text\"".to_owned(),
+        7 => "1979-05-27T07:32:00Z".to_owned(),
+        8 => input.below(2000).to_string(),
+        _ => "4000000000".to_owned(),
+    }
+}

@@ -1,0 +1,564 @@
+//! vfio-user messages to a server: a stream of any bytes, and messages of every type whose framing is right, with any
+//! payload, any descriptors, cut anywhere.
+
+use std::{
+    collections::VecDeque,
+    io::{ErrorKind, IoSlice, Write},
+    os::{
+        fd::{AsRawFd, OwnedFd},
+        unix::net::UnixStream,
+    },
+};
+
+use nicforge_vfio_user::{
+    CompleteError, DEVICE_FLAGS_PCI, DeviceInfo, DmaMap, DmaUnmap, Errno, Handler, IRQ_FLAG_EVENTFD,
+    IRQ_FLAG_MASKABLE, IrqData, IrqInfo, Outcome, PCI_NUM_REGIONS, Progress, REGION_FLAG_MMAP,
+    REGION_FLAG_READ, REGION_FLAG_WRITE, RegionInfo, RegionType, ServerConfig, ServerConnection, SetIrqs,
+    SparseArea, Token,
+    socket::{Fill, Framed},
+    wire::{Command, Header, MessageType},
+};
+use nix::sys::{
+    eventfd::{EfdFlags, EventFd},
+    memfd::{MFdFlags, memfd_create},
+    socket::{ControlMessage, MsgFlags, sendmsg},
+};
+
+use crate::input::Input;
+
+/// Messages in one input at most.
+const MOST: usize = 64;
+/// Bytes of the device's regions.
+const REGION: u64 = 65536;
+/// Turns in which a server must come to the end of what it was sent.
+const MANY_TURNS: usize = 100_000;
+/// Interrupts of each type.
+const INTERRUPTS: u32 = 64;
+
+/// A message, and what goes with it.
+pub struct Message {
+    /// Header and payload.
+    pub bytes: Vec<u8>,
+    /// Descriptors.
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Any bytes to a server, which has agreed on the version before or not.
+pub fn stream(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut peer = Peer::new(ServerConfig::default(), &mut input);
+    if input.flag() {
+        peer.queue(request(Command::Version, &[0; 4], true));
+    }
+    while !input.is_empty() {
+        let most = 1 + usize::from(input.u8());
+        let bytes = input.bytes(most).to_vec();
+        peer.queue(Message { bytes, fds: Vec::new() });
+        if peer.turn(usize::MAX).is_err() {
+            return;
+        }
+    }
+}
+
+/// Messages of every type.
+pub fn body(data: &[u8]) {
+    let mut input = Input::new(data);
+    let config = ServerConfig {
+        max_data_xfer_size: input.pick(&[1 << 20, 1, 64, 4096]),
+        budget: input.pick(&[64, 1, 3]),
+        max_queued: input.pick(&[4 << 20, 1, 4096]),
+        max_dma_outstanding: input.pick(&[64, 1, 4]),
+        write_multiple: input.below(8) > 0,
+        ..ServerConfig::default()
+    };
+    let mut peer = Peer::new(config, &mut input);
+    peer.queue(version(&mut input));
+    let agreed = peer.turn(usize::MAX).is_ok() && peer.server.peer().is_some();
+    for _ in 0..MOST {
+        if input.is_empty() {
+            break;
+        }
+        let next = message(&mut input);
+        peer.queue(next);
+        peer.reads = input.below(8) > 0;
+        if input.below(4) == 0 {
+            peer.ask(&mut input);
+        }
+        let cut = if input.flag() { usize::MAX } else { 1 + input.below(64) as usize };
+        let turn = peer.turn(cut);
+        // Before the version is agreed on everything else ends the connection; from then on no message with a good
+        // framing does.
+        assert!(turn.is_ok() || !agreed, "{turn:?}");
+        if turn.is_err() {
+            return;
+        }
+    }
+    if agreed {
+        peer.finish();
+    }
+}
+
+/// A version, usually an acceptable one.
+fn version(input: &mut Input<'_>) -> Message {
+    let json = match input.below(8) {
+        0..=2 => String::new(),
+        3 => format!("{{\"capabilities\":{{\"max_msg_fds\":{}}}}}", input.number()),
+        4 => format!(
+            "{{\"capabilities\":{{\"max_data_xfer_size\":{},\"write_multiple\":{}}}}}",
+            input.number(),
+            input.flag()
+        ),
+        5 => format!("{{\"capabilities\":{{\"twin_socket\":{{\"supported\":{}}}}}}}", input.flag()),
+        6 => String::from_utf8_lossy(input.bytes(64)).into_owned(),
+        _ => "{\"capabilities\":".repeat(usize::from(input.u8())),
+    };
+    let mut payload = [input.pick(&[0_u16, 0, 0, 1]), input.pick(&[0, 1, u16::MAX])]
+        .iter()
+        .flat_map(|word| word.to_le_bytes())
+        .collect::<Vec<_>>();
+    payload.extend(json.as_bytes());
+    if !json.is_empty() && input.below(8) > 0 {
+        payload.push(0);
+    }
+    request(Command::Version, &payload, input.below(8) == 0)
+}
+
+/// A message of any type whose framing is right.
+pub fn message(input: &mut Input<'_>) -> Message {
+    let command = Command::from_number(match input.below(8) {
+        0 => input.u16(),
+        1 => 8,
+        2 => 9,
+        3 => 10,
+        _ => input.below(19) as u16,
+    });
+    let mut payload = payload(command, input);
+    match input.below(16) {
+        0 => payload.truncate(input.below(40) as usize),
+        1 => payload.extend(input.array::<8>()),
+        _ => {}
+    }
+    let header = match input.below(16) {
+        0 => Header::reply(input.below(4) as u16, command, payload.len()),
+        1 => Header {
+            error: input.u32(),
+            flags: 0x21,
+            ..Header::reply(input.below(4) as u16, command, payload.len())
+        },
+        2 | 3 => Header::request(input.u16(), command, payload.len(), true),
+        // Bits without a meaning are ignored.
+        4 => Header {
+            flags: input.u32() & !0xf,
+            ..Header::request(input.u16(), command, payload.len(), false)
+        },
+        _ => Header::request(input.u16(), command, payload.len(), false),
+    };
+    let fds = descriptors(command, input);
+    Message { bytes: [&header.to_bytes()[..], &payload].concat(), fds }
+}
+
+fn request(command: Command, payload: &[u8], no_reply: bool) -> Message {
+    let header = Header::request(0, command, payload.len(), no_reply);
+    Message { bytes: [&header.to_bytes()[..], payload].concat(), fds: Vec::new() }
+}
+
+fn words(words: &[u32]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+fn longs(longs: &[u64]) -> Vec<u8> {
+    longs.iter().flat_map(|long| long.to_le_bytes()).collect()
+}
+
+/// An address or a size: pages mostly.
+fn pages(input: &mut Input<'_>) -> u64 {
+    if input.below(4) > 0 { u64::from(input.below(8)) * 4096 } else { input.number() }
+}
+
+fn argsz(input: &mut Input<'_>, right: u32) -> u32 {
+    if input.below(4) > 0 { right } else { input.number32() }
+}
+
+fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
+    match command {
+        Command::DmaMap => {
+            let head = words(&[argsz(input, 32), input.pick(&[3, 1, 2, 0, 4, u32::MAX])]);
+            [head, longs(&[pages(input), pages(input), pages(input)])].concat()
+        }
+        Command::DmaUnmap => {
+            let head = words(&[argsz(input, 24), input.pick(&[0, 0, 2, 1])]);
+            [head, longs(&[pages(input), pages(input)])].concat()
+        }
+        Command::DeviceGetInfo => words(&[argsz(input, 16), 0, 0, 0]),
+        Command::DeviceGetRegionInfo => {
+            let head = [argsz(input, 4096), 0, region(input), 0];
+            [words(&head), longs(&[0, 0])].concat()
+        }
+        Command::DeviceGetIrqInfo | Command::DeviceGetRegionIoFds => {
+            words(&[argsz(input, 16), 0, input.pick(&[0, 1, 2, 3, 4, 5, u32::MAX]), 0])
+        }
+        Command::DeviceSetIrqs => {
+            let flags = input.pick(&[1, 2, 4]) | input.pick(&[8, 16, 32, 0, 24]);
+            let count = if input.below(4) > 0 { input.below(8) } else { input.number32() };
+            let start = if input.below(4) > 0 { input.below(4) } else { input.number32() };
+            let head = words(&[argsz(input, count.saturating_add(20)), flags, input.below(6), start, count]);
+            let data = if flags & 2 != 0 { input.bytes(count.min(300) as usize) } else { &[] };
+            [&head, data].concat()
+        }
+        Command::RegionRead => access(input).0,
+        Command::RegionWrite => {
+            let (head, count) = access(input);
+            let mut data = vec![0; if input.below(8) > 0 { count.min(2000) as usize } else { 4 }];
+            let given = input.bytes(data.len().min(16));
+            data[..given.len()].copy_from_slice(given);
+            [head, data].concat()
+        }
+        Command::RegionWriteMulti => {
+            let writes = input.below(6);
+            let count = if input.below(8) > 0 { writes.into() } else { input.number() };
+            let mut payload = longs(&[count]);
+            for _ in 0..writes {
+                payload.extend(longs(&[offset(input)]));
+                payload.extend(words(&[region(input), input.pick(&[4, 8, 1, 0, 9])]));
+                payload.extend(input.array::<8>());
+            }
+            payload
+        }
+        Command::DmaRead | Command::DmaWrite => {
+            let count = input.pick(&[8, 0, 4096, u64::MAX]);
+            [longs(&[pages(input), count]), input.bytes(8).to_vec()].concat()
+        }
+        Command::DeviceReset => Vec::new(),
+        _ => input.bytes(40).to_vec(),
+    }
+}
+
+fn region(input: &mut Input<'_>) -> u32 {
+    if input.below(8) > 0 { input.below(PCI_NUM_REGIONS + 1) } else { input.number32() }
+}
+
+fn offset(input: &mut Input<'_>) -> u64 {
+    match input.below(4) {
+        0 => 0,
+        1 => u64::from(input.below(0x100)),
+        2 => u64::from(input.below(0x8000)),
+        _ => input.number(),
+    }
+}
+
+fn access(input: &mut Input<'_>) -> (Vec<u8>, u32) {
+    let count = match input.below(4) {
+        0 => 4,
+        1 => 8,
+        2 => input.below(600),
+        _ => input.number32(),
+    };
+    ([longs(&[offset(input)]), words(&[region(input), count])].concat(), count)
+}
+
+/// Descriptors that fit, do not fit, or are too many.
+fn descriptors(command: Command, input: &mut Input<'_>) -> Vec<OwnedFd> {
+    let count = match (command, input.below(8)) {
+        (Command::DmaMap, 0..=4) => 1,
+        (Command::DeviceSetIrqs, 0..=4) => input.below(9),
+        (_, 7) => input.pick(&[1, 2, 17]),
+        _ => 0,
+    };
+    (0..count)
+        .map(|_| match (command, input.below(8)) {
+            (Command::DmaMap, 0..=4) => file(u64::from(input.below(8)) * 4096),
+            (_, 5) => UnixStream::pair().unwrap().0.into(),
+            (_, 6) => file(4096),
+            (_, 7) => std::fs::File::open("/dev/null").unwrap().into(),
+            _ => EventFd::from_flags(EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).unwrap().into(),
+        })
+        .collect()
+}
+
+fn file(size: u64) -> OwnedFd {
+    let fd = memfd_create(c"fuzz", MFdFlags::MFD_CLOEXEC).unwrap();
+    nix::unistd::ftruncate(&fd, size as i64).unwrap();
+    fd
+}
+
+/// Sends as much as the socket takes, with descriptors on the first byte. Gives the number of bytes.
+pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> usize {
+    let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
+    let rights = [ControlMessage::ScmRights(&raw)];
+    let control = if raw.is_empty() { &[][..] } else { &rights[..] };
+    let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL;
+    sendmsg::<()>(socket.as_raw_fd(), &[IoSlice::new(bytes)], control, flags, None).unwrap_or(0)
+}
+
+/// A client in the same thread as its server.
+struct Peer {
+    socket: UnixStream,
+    reader: Framed,
+    server: ServerConnection,
+    device: Device,
+    waiting: VecDeque<Message>,
+    /// Messages queued, and those that were our server's requests' answers.
+    queued: u64,
+    /// Whether the client reads what the server sends.
+    reads: bool,
+    /// How requests of the server are answered.
+    answers: u8,
+}
+
+impl Peer {
+    fn new(config: ServerConfig, input: &mut Input<'_>) -> Self {
+        let (socket, server) = UnixStream::pair().unwrap();
+        socket.set_nonblocking(true).unwrap();
+        let reader = Framed::new(socket.try_clone().unwrap().into(), 8 << 20, 16);
+        let device = Device { gives_up: input.flag(), defers: input.u8(), ..Device::default() };
+        Self {
+            socket,
+            reader,
+            server: ServerConnection::new(server.into(), config),
+            device,
+            waiting: VecDeque::new(),
+            queued: 0,
+            reads: true,
+            answers: input.u8(),
+        }
+    }
+
+    fn queue(&mut self, message: Message) {
+        self.queued += 1;
+        self.waiting.push_back(message);
+    }
+
+    /// The device reaches for the client's memory.
+    fn ask(&mut self, input: &mut Input<'_>) {
+        let (address, length, token) = (pages(input), input.number() as usize % (1 << 17), self.device.asked);
+        let outstanding = self.server.dma_outstanding();
+        let outcome = if input.flag() {
+            self.server.dma_read(address, length, token)
+        } else {
+            self.server.dma_write(address, &vec![1; length], token)
+        };
+        assert_eq!(self.server.dma_outstanding(), outstanding + usize::from(outcome.is_ok()));
+        self.device.asked += u64::from(outcome.is_ok());
+    }
+
+    /// Sends what waits, in pieces of at most `cut` bytes, with the server running in between.
+    fn turn(&mut self, cut: usize) -> Result<(), nicforge_vfio_user::ConnectionError> {
+        for _ in 0..MANY_TURNS {
+            let Some(message) = self.waiting.front_mut() else { break };
+            let piece = &message.bytes[..message.bytes.len().min(cut)];
+            let sent = send(&self.socket, piece, &message.fds);
+            if sent > 0 {
+                message.fds.clear();
+                message.bytes.drain(..sent);
+            }
+            if message.bytes.is_empty() {
+                self.waiting.pop_front();
+            }
+            self.serve()?;
+            if sent == 0 && !self.reads {
+                // Both sides wait for the other to read. The client gives in.
+                self.reads = true;
+            }
+        }
+        self.serve()
+    }
+
+    /// The server does what it can.
+    fn serve(&mut self) -> Result<(), nicforge_vfio_user::ConnectionError> {
+        for _ in 0..MANY_TURNS {
+            let progress = self.server.on_readable(&mut self.device)?;
+            self.server.on_writable()?;
+            self.complete();
+            if self.reads {
+                self.read();
+            }
+            if progress != Progress::More && !self.server.ready() {
+                return Ok(());
+            }
+        }
+        panic!("the server does not come to an end");
+    }
+
+    /// Ends what the device deferred, after an attempt that must fail.
+    fn complete(&mut self) {
+        let Some(token) = self.server.deferred() else { return };
+        let stranger = self.server.complete(token ^ 1, Ok(()));
+        assert!(matches!(stranger, Err(CompleteError::NotDeferred { .. })));
+        self.device.ended = self.device.ended.wrapping_add(1);
+        if self.device.ended.is_multiple_of(3) {
+            self.server.complete(token, Err(Errno::EIO)).unwrap();
+        } else if let Err(CompleteError::Length { expected, .. }) = self.server.complete(token, Ok(())) {
+            self.server.complete_read(token, Ok(&vec![3; expected])).unwrap();
+        }
+    }
+
+    /// The client takes what the server sent, and answers requests in some way.
+    fn read(&mut self) {
+        loop {
+            let Ok(message) = self.reader.next_message() else { panic!("the server's framing is bad") };
+            let Some(message) = message else {
+                match self.reader.fill() {
+                    Ok(Fill::Data { .. }) => continue,
+                    _ => return,
+                }
+            };
+            let header = message.header;
+            if header.message_type() == MessageType::Reply {
+                continue;
+            }
+            let mut payload = message.payload[..message.payload.len().min(16)].to_vec();
+            let count = payload.get(8..16).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
+            self.answers = self.answers.rotate_left(1).wrapping_add(1);
+            if header.command == Command::DmaRead && !self.answers.is_multiple_of(4) {
+                payload.extend(vec![2; count as usize + usize::from(self.answers.is_multiple_of(7))]);
+            }
+            let reply = match self.answers % 8 {
+                0 => Header::error_reply(header.id, header.command, Errno::EFAULT),
+                1 => Header::reply(header.id.wrapping_add(1), header.command, payload.len()),
+                _ => Header::reply(header.id, header.command, payload.len()),
+            };
+            payload.truncate(reply.size as usize - reply.to_bytes().len());
+            let bytes = [&reply.to_bytes()[..], &payload].concat();
+            self.queue(Message { bytes, fds: Vec::new() });
+        }
+    }
+
+    /// All that was sent is served in the end, and counted.
+    fn finish(&mut self) {
+        self.reads = true;
+        for _ in 0..MANY_TURNS {
+            self.turn(usize::MAX).expect("no message with a good framing ends the connection");
+            if self.waiting.is_empty() {
+                break;
+            }
+        }
+        self.server.fail_dma(Errno::ECANCELED, &mut self.device);
+        assert_eq!(self.server.dma_outstanding(), 0);
+        assert_eq!(self.device.answered, self.device.asked, "each operation ends once");
+        assert_eq!(self.server.counters().messages, self.queued);
+        // A connection that a client closes between two messages has come to its end in order.
+        self.socket.shutdown(std::net::Shutdown::Both).unwrap();
+        let ends = (0..4).any(|_| matches!(self.server.on_readable(&mut self.device), Ok(Progress::Closed)));
+        assert!(ends, "the end is noticed");
+    }
+}
+
+/// A device of 64 KiB that defers some requests.
+#[derive(Default)]
+struct Device {
+    /// Whether deferred requests are given up for a reset.
+    gives_up: bool,
+    /// Which requests are deferred.
+    defers: u8,
+    requests: u8,
+    ended: u8,
+    asked: Token,
+    answered: Token,
+}
+
+impl Device {
+    fn outcome(&mut self) -> Outcome {
+        self.requests = self.requests.wrapping_add(1);
+        if self.defers & (1 << (self.requests % 8)) != 0 {
+            Outcome::Deferred(self.requests.into())
+        } else {
+            Outcome::Done
+        }
+    }
+
+    fn checked(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
+        assert!(length > 0 && offset.checked_add(length as u64).is_some(), "the connection has checked that");
+        if index >= PCI_NUM_REGIONS || offset + length as u64 > REGION {
+            return Outcome::Failed(Errno::EINVAL);
+        }
+        self.outcome()
+    }
+}
+
+impl Handler for Device {
+    fn device_info(&mut self) -> DeviceInfo {
+        DeviceInfo { flags: DEVICE_FLAGS_PCI, num_regions: PCI_NUM_REGIONS, num_irqs: 5 }
+    }
+
+    fn region_info(&mut self, index: u32) -> Result<RegionInfo, Errno> {
+        let flags = REGION_FLAG_READ | REGION_FLAG_WRITE;
+        match index {
+            1 => Ok(RegionInfo {
+                flags: flags | REGION_FLAG_MMAP,
+                size: REGION,
+                offset: 0,
+                areas: vec![SparseArea { offset: 4096, size: 4096 }; 3],
+                region_type: Some(RegionType { kind: 1, subtype: 2 }),
+                fd: Some(file(REGION)),
+            }),
+            _ if index < PCI_NUM_REGIONS => Ok(RegionInfo { flags, size: REGION, ..RegionInfo::default() }),
+            _ => Err(Errno::EINVAL),
+        }
+    }
+
+    fn irq_info(&mut self, index: u32) -> Result<IrqInfo, Errno> {
+        if index > 4 {
+            return Err(Errno::EINVAL);
+        }
+        Ok(IrqInfo { flags: IRQ_FLAG_EVENTFD | IRQ_FLAG_MASKABLE, count: INTERRUPTS })
+    }
+
+    fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Outcome {
+        data.fill(offset as u8);
+        self.checked(index, offset, data.len())
+    }
+
+    fn region_write(&mut self, index: u32, offset: u64, data: &[u8]) -> Outcome {
+        self.checked(index, offset, data.len())
+    }
+
+    fn dma_map(&mut self, map: DmaMap, _fd: Option<OwnedFd>) -> Outcome {
+        assert!(map.size > 0 && map.address.checked_add(map.size - 1).is_some());
+        self.outcome()
+    }
+
+    fn dma_unmap(&mut self, unmap: DmaUnmap) -> Outcome {
+        match unmap {
+            DmaUnmap::Range { size: 4096, .. } => Outcome::Failed(Errno::ENOENT),
+            _ => self.outcome(),
+        }
+    }
+
+    fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
+        assert!(irqs.start.checked_add(irqs.count).is_some_and(|end| end <= INTERRUPTS));
+        let entries = match &irqs.data {
+            IrqData::None => irqs.count as usize,
+            IrqData::Bool(flags) => flags.len(),
+            IrqData::EventFd(fds) => fds.len(),
+        };
+        assert_eq!(entries, irqs.count as usize);
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Outcome {
+        self.outcome()
+    }
+
+    fn reset_pending(&mut self, _token: Token) -> Option<Errno> {
+        self.gives_up.then_some(Errno::ECANCELED)
+    }
+
+    fn dma_read_done(&mut self, _token: Token, _result: Result<&[u8], Errno>) {
+        self.answered += 1;
+    }
+
+    fn dma_write_done(&mut self, _token: Token, _result: Result<(), Errno>) {
+        self.answered += 1;
+    }
+}
+
+/// Writes all, unless the other side has gone or takes nothing more.
+pub fn write_all(socket: &mut UnixStream, mut bytes: &[u8]) {
+    while !bytes.is_empty() {
+        match socket.write(bytes) {
+            Ok(sent) if sent > 0 => bytes = &bytes[sent..],
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
+            _ => return,
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! Register accesses: any client of any device reads and writes anything anywhere, maps and unmaps memory, binds and
+//! masks interrupts, answers DMA messages or does not, comes and goes, and the operator resets functions in between.
+
+use std::sync::Arc;
+
+use nicforge_core::{
+    device::{AttachmentId, Ended, FunctionId},
+    dma::{DmaBacking, DmaPermission},
+    interrupt::Sink,
+    machine::region,
+};
+use nicforge_hwi::{
+    proof::{addressed_send, dma_engine},
+    tree_dcr,
+};
+use nicforge_shm::SharedMemory;
+
+use crate::{
+    input::Input,
+    world::{Answer, Count, ENGINE, FIFO, FUNCTIONS, Place, SEND, World},
+};
+
+/// Things done in one input at most.
+const MOST: usize = 300;
+/// Where DMA mappings are made.
+const PAGE: u64 = 4096;
+
+/// See the module.
+pub fn body(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut world = World::new(input.pick(&[8, 1, 2, 256]));
+    let memory = SharedMemory::create("fuzz-dma", 16 * PAGE as usize).unwrap();
+    // One of each kind is there from the start.
+    for place in [(FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)), (SEND, AttachmentId(0))] {
+        world.attach(place);
+    }
+    world.attach((ENGINE, AttachmentId(0)));
+    world.enable_bus_master((ENGINE, AttachmentId(0)));
+    for _ in 0..MOST {
+        if input.is_empty() {
+            break;
+        }
+        act(&mut world, &memory, &mut input);
+    }
+    world.recover();
+}
+
+/// Somebody, who is usually there.
+fn place(input: &mut Input<'_>) -> Place {
+    match input.below(8) {
+        0..=5 => {
+            let function = input.pick(&[FunctionId(1), FIFO, ENGINE, SEND]);
+            (function, AttachmentId(u16::from(input.flag())))
+        }
+        6 => (FunctionId(input.below(FUNCTIONS)), AttachmentId(input.below(5) as u16)),
+        _ => (FunctionId(input.number32()), AttachmentId(input.u16())),
+    }
+}
+
+/// A region and an offset that usually mean something.
+fn target(input: &mut Input<'_>, place: Place) -> (u32, u64) {
+    match input.below(10) {
+        0..=2 => (0, u64::from(input.below(0x70))),
+        3 => (0, tree_dcr::DCR_BASE + 4 * u64::from(input.below(0x80))),
+        4 => (0, tree_dcr::gi::BASE + u64::from(input.below(0x110))),
+        5 => (0, tree_dcr::REG_INT_ENABLE + u64::from(input.below(16))),
+        // The control page, the MSI-X table and the pending bits are behind the device's own registers.
+        6 => {
+            let own = if place.0.0 < ENGINE.0 - 1 { tree_dcr::REGISTERS } else { 0x1000 };
+            (0, own + 0x1000 * u64::from(input.below(3)) + u64::from(input.below(0x60)))
+        }
+        7 => (region::CONFIG, u64::from(input.below(0x140))),
+        8 if place.0 == SEND => {
+            let (target, tag) = (u64::from(input.below(4)), u64::from(input.below(64)));
+            let offset = target << addressed_send::SEND_TARGET_SHIFT | tag << addressed_send::SEND_TAG_SHIFT;
+            (addressed_send::SEND_BAR.into(), offset)
+        }
+        8 => (input.below(10), u64::from(input.below(0x2_0010))),
+        _ => (input.number32(), input.number()),
+    }
+}
+
+fn width(input: &mut Input<'_>) -> usize {
+    match input.below(8) {
+        0..=3 => 4,
+        4 => 8,
+        5 => 16,
+        6 => input.pick(&[0, 1, 2, 3, 64, 512, 513]),
+        _ => input.below(700) as usize,
+    }
+}
+
+fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
+    let place = place(input);
+    match input.below(20) {
+        0 => {
+            let _ = world.machine.attach(place.0, place.1);
+        }
+        1 if world.is_attached(place) => {
+            world.detach(place, if input.flag() { Ended::Closed } else { Ended::Evicted });
+        }
+        2 => {
+            if world.machine.reset_attachment(place.0, place.1).is_ok() {
+                world.forget_messages(place);
+            }
+        }
+        3 if input.below(4) == 0 => {
+            let _ = world.machine.reset_function(place.0);
+        }
+        3 => {
+            let _ = world.machine.mark_dead(place.0, place.1);
+        }
+        4..=7 => {
+            let (region, offset) = target(input, place);
+            let mut data = vec![0; width(input)];
+            let _ = world.read(place, region, offset, &mut data);
+        }
+        8..=11 => {
+            let (region, offset) = target(input, place);
+            let length = width(input);
+            let mut data = vec![0; length];
+            let given = input.bytes(length.min(16));
+            data[..given.len()].copy_from_slice(given);
+            let _ = world.write(place, region, offset, &data);
+        }
+        12 => map(world, memory, place, input),
+        13 => {
+            let (iova, length) = range(input);
+            let _ = world.machine.dma_unmap(place.0, place.1, iova, length);
+            if input.below(8) == 0 {
+                let _ = world.machine.dma_unmap_all(place.0, place.1);
+            }
+        }
+        14 => list(world, memory, place, input),
+        15 => interrupts(world, place, input),
+        16 => {
+            let answer = match input.below(4) {
+                0 | 1 => Answer::Good,
+                2 => input.pick(&[Answer::Cut(1), Answer::Cut(usize::MAX), Answer::Wrong]),
+                _ => Answer::Refused,
+            };
+            world.answer(answer);
+        }
+        17 => world.machine.rescan(),
+        _ => {
+            world.step(input.pick(&[0, 1000, 60_000, 1_000_000]), input.pick(&[1, 4, 64]));
+        }
+    }
+    world.check();
+}
+
+fn range(input: &mut Input<'_>) -> (u64, u64) {
+    if input.below(4) > 0 {
+        (u64::from(input.below(8)) * PAGE, u64::from(input.below(4)) * PAGE)
+    } else {
+        (input.number(), input.number())
+    }
+}
+
+fn map(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input<'_>) {
+    let (iova, length) = range(input);
+    let permission = match input.below(4) {
+        0 => DmaPermission::READ,
+        1 => DmaPermission::WRITE,
+        _ => DmaPermission::READ_WRITE,
+    };
+    // The engine gives memory of exactly the mapping's length; what the client's file does not have it refuses before.
+    let window = memory.window(u64::from(input.below(8)) * PAGE, length);
+    let backing = match window {
+        Ok(window) if input.flag() => DmaBacking::Memory(window),
+        _ => DmaBacking::Remote,
+    };
+    let _ = world.machine.dma_map(place.0, place.1, iova, length, permission, backing);
+}
+
+/// A scatter list for the DMA engine, and a start.
+fn list(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input<'_>) {
+    for index in 0..u64::from(input.below(5)) {
+        let number = |input: &mut Input<'_>| match input.below(4) {
+            0..=2 => u64::from(input.below(0x8000)),
+            _ => input.number(),
+        };
+        let words = [number(input), number(input), number(input)];
+        for (word, value) in (0..).zip(words) {
+            memory.write(index * 24 + word * 8, &value.to_le_bytes()).unwrap();
+        }
+    }
+    let list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
+    let count = input.pick(&[1, 2, 5, 0, 256, 257]);
+    let _ = world.write(place, 0, dma_engine::REG_LIST, &u64::to_le_bytes(list));
+    let _ = world.write(place, 0, dma_engine::REG_COUNT, &u32::to_le_bytes(count));
+    let _ = world.write(place, 0, dma_engine::REG_START, &1_u32.to_le_bytes());
+}
+
+fn interrupts(world: &mut World, place: Place, input: &mut Input<'_>) {
+    let (index, start) = (input.below(6), input.pick(&[0, 0, 1, 4, u32::MAX]));
+    let count = input.below(6);
+    if input.flag() {
+        let sinks: Vec<Sink> =
+            (0..count).map(|_| input.flag().then(|| Arc::new(Count::default()) as Arc<_>)).collect();
+        let _ = world.machine.bind_interrupts(place.0, place.1, index, start, sinks);
+        return;
+    }
+    let Ok(interrupts) = world.machine.interrupts(place.0, place.1) else { return };
+    let flags = [input.flag(), input.flag(), input.flag()];
+    let outcome = match input.below(7) {
+        0 => interrupts.mask(index, start, count),
+        1 => interrupts.unmask(index, start, count),
+        2 => interrupts.trigger(index, start, count),
+        3 => interrupts.mask(index, start, &flags[..]),
+        4 => interrupts.trigger(index, start, &flags[..]),
+        5 => interrupts.disable(index),
+        _ => interrupts.disable_range(index, start, count),
+    };
+    let _ = outcome;
+}

@@ -1,0 +1,124 @@
+//! Ring records: a client stores anything into the memory of its posted-write ring while the machine steps. Its neighbour on
+//! the same function, and everybody else, goes on.
+
+use std::sync::atomic::Ordering;
+
+use nicforge_core::device::{AttachmentId, Ended, FunctionId};
+use nicforge_hwi::{
+    attachment::{control, mirror::RING_HEAD},
+    posted,
+    proof::addressed_send,
+    tree_dcr,
+};
+use nicforge_shm::SharedMemory;
+
+use crate::{
+    input::Input,
+    world::{BAR_RING, ENGINE, FIFO, Place, Poster, RING_CELLS, SEND, World, outcome_is_done},
+};
+
+/// Things done in one input at most.
+const MOST: usize = 400;
+
+/// See the module.
+pub fn body(data: &[u8]) {
+    let mut input = Input::new(data);
+    let mut world = World::new(8);
+    let function = input.pick(&[FIFO, ENGINE, SEND, FunctionId(2)]);
+    let hostile = (function, AttachmentId(0));
+    let neighbour = (FIFO, AttachmentId(3));
+    world.attach(hostile);
+    world.attach(neighbour);
+    let mut poster = Poster::new(&world, neighbour);
+    let mut value = 0;
+    for _ in 0..MOST {
+        if input.is_empty() {
+            break;
+        }
+        act(&mut world, hostile, &mut input);
+        if input.below(8) == 0 {
+            value ^= 1;
+            poster.post_and_see(&mut world, value);
+        }
+    }
+    poster.post_and_see(&mut world, value ^ 1);
+    world.detach(hostile, if input.flag() { Ended::Closed } else { Ended::Evicted });
+    poster.post_and_see(&mut world, value);
+    world.detach(neighbour, Ended::Closed);
+    world.recover();
+}
+
+fn act(world: &mut World, hostile: Place, input: &mut Input<'_>) {
+    let ring = world.memory(hostile, BAR_RING).unwrap();
+    match input.below(8) {
+        0..=2 => record(&ring, hostile, input),
+        3 => {
+            // Headers and data of no shape at all, also behind the ring.
+            let offset = u64::from(input.below(ring.len() as u32));
+            let bytes = input.bytes(24);
+            let room = (ring.len() as u64 - offset).min(bytes.len() as u64);
+            ring.write(offset, &bytes[..room as usize]).unwrap();
+        }
+        4 => {
+            let registers = control_page(hostile);
+            let (offset, value) =
+                (input.pick(&[control::RING_RESET, control::RING_SELECT, control::WAKE]), input.below(3));
+            let written = world.write(hostile, 0, registers + offset, &value.to_le_bytes());
+            assert!(outcome_is_done(&written), "the control page never waits");
+        }
+        5 => {
+            let mut data = [0; 4];
+            let _ = world.read(hostile, 0, 0, &mut data);
+        }
+        6 if input.below(4) == 0 => world.machine.reset_attachment(hostile.0, hostile.1).unwrap(),
+        _ => {
+            world.step(input.pick(&[0, 1000, 100_000]), input.pick(&[1, 3, 64]));
+        }
+    }
+    check(world, hostile);
+}
+
+fn control_page(place: Place) -> u64 {
+    if place.0 == FunctionId(2) { tree_dcr::REGISTERS } else { 0x1000 }
+}
+
+/// What the control page and the mirror say of the ring is the same, after a step has published it.
+fn check(world: &mut World, hostile: Place) {
+    let registers = control_page(hostile);
+    let head = world.memory(hostile, 2).unwrap().u32(RING_HEAD).unwrap().load(Ordering::Acquire);
+    let mut state = [0; 4];
+    assert!(outcome_is_done(&world.write(hostile, 0, registers + control::RING_SELECT, &[0; 4])));
+    assert!(outcome_is_done(&world.read(hostile, 0, registers + control::RING_STATE, &mut state)));
+    let phase = u32::from((head / RING_CELLS).is_multiple_of(2));
+    assert_eq!(u32::from_le_bytes(state), (head % RING_CELLS) | (phase << 31));
+}
+
+/// A cell, or some, which may make a record that the consumer finds next.
+fn record(ring: &SharedMemory, hostile: Place, input: &mut Input<'_>) {
+    let length = match input.below(4) {
+        0..=1 => input.pick(&[4, 8, 16]),
+        2 => input.below(posted::MAX_DATA as u32 + 2) as usize,
+        _ => input.below(posted::LENGTH_MASK as u32 + 1) as usize,
+    };
+    let (bar, offset) = match input.below(4) {
+        0 => (0, input.below(0x80)),
+        1 if hostile.0 == SEND => {
+            let (target, tag) = (input.below(4), input.below(64));
+            let offset = target << addressed_send::SEND_TARGET_SHIFT | tag << addressed_send::SEND_TAG_SHIFT;
+            (addressed_send::SEND_BAR, offset)
+        }
+        1 => (0, 0x1000 + 4 * input.below(0x800)),
+        2 => (input.below(8) as u8, input.below(0x8000)),
+        _ => (input.u8(), input.number32()),
+    };
+    let header = posted::header(bar, offset, length) | u64::from(input.u8() & 0x81) << 56;
+    let cell = u64::from(input.below(RING_CELLS));
+    let count = u64::from(input.below(4));
+    for index in 0..=count {
+        let start = (cell + index) % u64::from(RING_CELLS) * posted::CELL as u64;
+        ring.write(start + 8, &input.array::<8>()).unwrap();
+        // Those that follow may have the record's phase, as they should, or be records of their own.
+        let own = if index == 0 { header } else { header & posted::PHASE | u64::from(input.u8()) << 30 };
+        ring.u64(start).unwrap().store(own, Ordering::Release);
+    }
+}

@@ -1,0 +1,470 @@
+//! A machine with one of everything, and what must hold of it whatever its clients do.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use nicforge_core::{
+    context::{MAX_REMOTE, Outgoing},
+    device::{AttachmentId, Ended, FunctionId},
+    dma::{DmaBacking, DmaError, DmaPermission},
+    interrupt::InterruptSink,
+    machine::{Access, AccessError, Machine, Next, region},
+    time::Nanos,
+};
+use nicforge_hwi::{
+    attachment::mirror::RING_HEAD,
+    proof::{addressed_send, dma_engine, slot_fifo},
+    tree::{BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, window},
+};
+use nicforge_machine::{build::build, description::Description};
+use nicforge_shm::{Producer, SharedCells, SharedMemory};
+
+/// Compute nodes of the pset. The I/O node is function 0, compute node `n` function `n + 1`.
+pub const COMPUTE_NODES: u32 = 4;
+/// Functions that are tree NICs.
+pub const TREE_NODES: u32 = COMPUTE_NODES + 1;
+/// The proof device with slot FIFOs.
+pub const FIFO: FunctionId = FunctionId(TREE_NODES);
+/// The proof device that copies by DMA.
+pub const ENGINE: FunctionId = FunctionId(TREE_NODES + 1);
+/// The proof device whose sends are encoded in their address.
+pub const SEND: FunctionId = FunctionId(TREE_NODES + 2);
+/// Functions in all.
+pub const FUNCTIONS: u32 = TREE_NODES + 3;
+
+/// BAR of the attachment's windows, with its posted-write ring at the start.
+pub const BAR_RING: u32 = 1;
+/// Cells of that ring, for every device here.
+pub const RING_CELLS: u32 = 64;
+
+/// A client's place: function and attachment.
+pub type Place = (FunctionId, AttachmentId);
+
+/// Steps after which a machine that is still busy is taken for one that never rests.
+const MANY_STEPS: u32 = 200_000;
+/// More packets than the links and queues of the pset have room for.
+const MANY_PACKETS: usize = 4096;
+
+/// The machine, its time, and the DMA messages that no client answered yet.
+pub struct World {
+    /// The machine.
+    pub machine: Machine,
+    /// DMA messages, oldest first.
+    pub messages: Vec<Outgoing>,
+    now: Nanos,
+}
+
+/// A sink that counts.
+#[derive(Default)]
+pub struct Count(AtomicU64);
+
+impl InterruptSink for Count {
+    fn signal(&self) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+/// What runs in a machine of [`World`]. A machine file is parsed once, or the parser would have most of a fuzzer's time.
+pub fn description(fifo_depth: u32) -> Description {
+    static PARSED: Mutex<BTreeMap<u32, Description>> = Mutex::new(BTreeMap::new());
+    let mut parsed = PARSED.lock().unwrap_or_else(PoisonError::into_inner);
+    parsed.entry(fifo_depth).or_insert_with(|| parse(fifo_depth)).clone()
+}
+
+fn parse(fifo_depth: u32) -> Description {
+    let mut text =
+        format!("name = \"world\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {fifo_depth}\n");
+    for (name, kind) in [("fifo0", "slot-fifo"), ("dma0", "dma-engine"), ("send0", "addressed-send")] {
+        text += &format!("[[function]]\nname = \"{name}\"\nkind = \"{kind}\"\n");
+    }
+    Description::parse(&text, "world.toml").unwrap()
+}
+
+impl World {
+    /// A machine with nobody in it.
+    pub fn new(fifo_depth: u32) -> Self {
+        let (machine, _) = build(&description(fifo_depth)).unwrap();
+        Self { machine, messages: Vec::new(), now: Nanos::ZERO }
+    }
+
+    /// Takes a free attachment.
+    pub fn attach(&mut self, place: Place) {
+        self.machine.attach(place.0, place.1).unwrap();
+    }
+
+    /// Whether it is taken.
+    pub fn is_attached(&self, place: Place) -> bool {
+        self.machine.is_attached(place.0, place.1)
+    }
+
+    /// Ends a client; answers that it owes are not given any more.
+    pub fn detach(&mut self, place: Place, why: Ended) {
+        self.machine.detach(place.0, place.1, why).unwrap();
+        self.messages.retain(|message| owner(message) != place);
+    }
+
+    /// A BAR's memory of an attachment that is taken.
+    pub fn memory(&self, place: Place, bar: u32) -> Option<SharedMemory> {
+        self.machine.region(place.0, place.1, bar).unwrap().memory
+    }
+
+    /// A trapped read.
+    pub fn read(&mut self, place: Place, region: u32, offset: u64, data: &mut [u8]) -> Outcome {
+        let before = self.accesses(place);
+        let outcome = self.machine.read(place.0, place.1, region, offset, data);
+        let counted = outcome_is_done(&outcome) && region != region::CONFIG && !data.is_empty();
+        let after = self.accesses(place);
+        assert_eq!(after, before.map(|(reads, writes)| (reads + u64::from(counted), writes)));
+        outcome
+    }
+
+    /// A trapped write.
+    pub fn write(&mut self, place: Place, region: u32, offset: u64, data: &[u8]) -> Outcome {
+        let before = self.accesses(place);
+        let outcome = self.machine.write(place.0, place.1, region, offset, data);
+        let counted = outcome_is_done(&outcome) && region != region::CONFIG && !data.is_empty();
+        let after = self.accesses(place);
+        assert_eq!(after, before.map(|(reads, writes)| (reads, writes + u64::from(counted))));
+        outcome
+    }
+
+    /// Trapped reads and writes counted so far.
+    fn accesses(&self, place: Place) -> Option<(u64, u64)> {
+        let counters = self.machine.attachment_counters(place.0, place.1)?;
+        Some((counters.trapped_reads, counters.trapped_writes))
+    }
+
+    /// One step, `later` nanoseconds after the last one.
+    pub fn step(&mut self, later: u64, budget: u32) -> Next {
+        self.now = self.now.after(later);
+        let next = self.machine.step(self.now, budget);
+        while let Some(message) = self.machine.pop_outgoing() {
+            self.messages.push(message);
+        }
+        self.check();
+        next
+    }
+
+    /// What is bounded is in its bounds.
+    pub fn check(&mut self) {
+        assert!(self.machine.fabric().packets_in_use() <= MANY_PACKETS);
+        let mut counts = BTreeMap::new();
+        for message in &self.messages {
+            *counts.entry(owner(message)).or_insert(0) += 1;
+        }
+        // Reads and writes are counted apart; a reset makes room for others while the old ones are still unanswered here.
+        assert!(counts.values().all(|&count| count <= 2 * MAX_REMOTE), "{counts:?}");
+    }
+
+    /// A client's attachment was reset: what it was asked before needs no answer.
+    pub fn forget_messages(&mut self, place: Place) {
+        self.messages.retain(|message| owner(message) != place);
+    }
+
+    /// A client answers the oldest DMA message.
+    pub fn answer(&mut self, answer: Answer) {
+        if self.messages.is_empty() {
+            return;
+        }
+        // Whoever is gone answers nothing; the machine says so, and nothing else happens.
+        match (self.messages.remove(0), answer) {
+            (Outgoing::DmaRead { id, function, attachment, length, .. }, answer) => {
+                let data = match answer {
+                    Answer::Good => Ok(vec![0x5a; length]),
+                    Answer::Cut(bytes) => Ok(vec![0xa5; length.saturating_sub(bytes)]),
+                    Answer::Wrong => Ok(vec![0; length + 1]),
+                    Answer::Refused => Err(DmaError::Refused { errno: 14 }),
+                };
+                let result = data.as_ref().map(Vec::as_slice).map_err(|error| *error);
+                let _ = self.machine.dma_read_done(function, attachment, id, result);
+                // It came already.
+                let _ = self.machine.dma_read_done(function, attachment, id, result);
+            }
+            (Outgoing::DmaWrite { id, function, attachment, .. }, answer) => {
+                let result = match answer {
+                    Answer::Refused => Err(DmaError::Refused { errno: 14 }),
+                    _ => Ok(()),
+                };
+                let _ = self.machine.dma_write_done(function, attachment, id, result);
+                let _ = self.machine.dma_write_done(function, attachment, id, result);
+            }
+        }
+    }
+
+    /// Steps, answers DMA messages and lets time pass until nothing moves any more.
+    pub fn rest(&mut self) {
+        let mut quiet = 0;
+        for _ in 0..MANY_STEPS {
+            let next = self.step(0, 64);
+            let answered = !self.messages.is_empty();
+            while !self.messages.is_empty() {
+                self.answer(Answer::Good);
+            }
+            if next == Next::Now || answered {
+                quiet = 0;
+                continue;
+            }
+            quiet += 1;
+            let event = match next {
+                Next::At(time) => time,
+                Next::Now | Next::Poll => self.machine.fabric().next_event(),
+            };
+            if event != Nanos::NEVER {
+                self.now = self.now.max(event);
+            } else if quiet > 1 {
+                return;
+            }
+        }
+        panic!("the machine does not come to rest");
+    }
+
+    /// Everybody goes, the operator resets everything: then nothing is left, and everything works.
+    pub fn recover(&mut self) {
+        for place in places() {
+            if self.is_attached(place) {
+                self.detach(place, Ended::Evicted);
+            }
+        }
+        for function in (0..FUNCTIONS).map(FunctionId) {
+            self.machine.reset_function(function).unwrap();
+        }
+        self.messages.clear();
+        self.rest();
+        assert_eq!(self.machine.fabric().packets_in_use(), 0);
+        self.tree_works(0, 0);
+        self.fifo_works(AttachmentId(0));
+        self.engine_works();
+        self.send_works();
+    }
+
+    /// Packets of one channel pass between the I/O node and the last compute node, which is not its neighbour.
+    pub fn tree_works(&mut self, attachment: u16, seed: u32) {
+        let [io, compute] = [0, COMPUTE_NODES].map(|node| self.tree_client(node, attachment));
+        self.rest();
+        self.packets_pass(&io, &compute, seed);
+        for client in [io, compute] {
+            self.detach(client.place, Ended::Closed);
+        }
+    }
+
+    /// Packets pass both ways between two nodes.
+    pub fn packets_pass(&mut self, one: &TreeClient, other: &TreeClient, seed: u32) {
+        for (number, (from, to)) in [(one, other), (other, one)].into_iter().enumerate() {
+            let payload = [(seed as u8).wrapping_add(number as u8 + 1); PAYLOAD];
+            assert!(from.send(Header::point_to_point(0, to.node(), false), &payload));
+            self.wake(from.place);
+            self.rest();
+            let received = to.receive().expect("the packet has come");
+            self.wake(to.place);
+            assert_eq!((received.0.target(), received.1), (to.node(), payload));
+        }
+    }
+
+    /// Takes an attachment of a tree NIC.
+    pub fn tree_client(&mut self, node: u32, attachment: u16) -> TreeClient {
+        let place = (FunctionId(node), AttachmentId(attachment));
+        self.attach(place);
+        self.tree_client_of(place)
+    }
+
+    /// The windows of one that was taken.
+    pub fn tree_client_of(&self, place: Place) -> TreeClient {
+        let memory = |bar: u8| self.memory(place, bar.into()).expect("a tree NIC has windows");
+        TreeClient { place, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
+    }
+
+    /// A client stored something while the function may have been asleep.
+    pub fn wake(&mut self, place: Place) {
+        self.machine.wake(place.0);
+    }
+
+    /// A message comes back, and a posted write has its effect.
+    pub fn fifo_works(&mut self, who: AttachmentId) {
+        let place = (FIFO, who);
+        self.attach(place);
+        let (send, receive) = (self.memory(place, 1).unwrap(), self.memory(place, 2).unwrap());
+        send.write(slot_fifo::WIN_SEND + 8, &[7; slot_fifo::DATA]).unwrap();
+        send.u64(slot_fifo::WIN_SEND).unwrap().store(1, Ordering::Release);
+        self.wake(place);
+        self.rest();
+        let mut data = [0; slot_fifo::DATA];
+        assert_eq!(receive.u64(slot_fifo::MIRROR_RECEIVE).unwrap().load(Ordering::Acquire), 1);
+        receive.read(slot_fifo::MIRROR_RECEIVE + 8, &mut data).unwrap();
+        assert_eq!(data, [7; slot_fifo::DATA]);
+        let mut poster = Poster::new(self, place);
+        poster.post_and_see(self, 1);
+        poster.post_and_see(self, 0);
+        self.detach(place, Ended::Closed);
+    }
+
+    /// A copy is made.
+    fn engine_works(&mut self) {
+        let place = (ENGINE, AttachmentId(0));
+        self.attach(place);
+        self.enable_bus_master(place);
+        let memory = SharedMemory::create("fuzz-clean", 4096).unwrap();
+        memory.write(64, &[9; 64]).unwrap();
+        let (function, who) = place;
+        let backing = DmaBacking::Memory(memory.whole());
+        self.machine.dma_map(function, who, 0, 4096, DmaPermission::READ_WRITE, backing).unwrap();
+        for (offset, value) in [(0, 64_u64), (8, 128), (16, 64)] {
+            memory.write(offset, &value.to_le_bytes()).unwrap();
+        }
+        assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_LIST, &0_u64.to_le_bytes())));
+        assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_COUNT, &1_u32.to_le_bytes())));
+        assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_START, &1_u32.to_le_bytes())));
+        self.rest();
+        let mut copied = [0; 64];
+        memory.read(128, &mut copied).unwrap();
+        assert_eq!(copied, [9; 64]);
+        self.detach(place, Ended::Closed);
+    }
+
+    /// A message reaches the other attachment.
+    fn send_works(&mut self) {
+        let [from, to] = [0, 1].map(|who| (SEND, AttachmentId(who)));
+        self.attach(from);
+        self.attach(to);
+        let offset = 1 << addressed_send::SEND_TARGET_SHIFT;
+        assert!(outcome_is_done(&self.write(from, addressed_send::SEND_BAR.into(), offset, b"message")));
+        self.rest();
+        let mailbox = self.memory(to, 2).unwrap();
+        let number = mailbox.u64(addressed_send::MIRROR_MAILBOX).unwrap().load(Ordering::Acquire);
+        assert_eq!(number, 1);
+        self.detach(from, Ended::Closed);
+        self.detach(to, Ended::Closed);
+    }
+
+    /// Lets a function start DMA, as its driver does.
+    pub fn enable_bus_master(&mut self, place: Place) {
+        let _ = self.write(place, region::CONFIG, 4, &6_u16.to_le_bytes());
+    }
+}
+
+/// What an access gives.
+pub type Outcome = Result<Access, AccessError>;
+
+/// Whether it was done, not stalled or refused.
+pub fn outcome_is_done(outcome: &Outcome) -> bool {
+    matches!(outcome, Ok(Access::Done))
+}
+
+/// How a client answers a DMA message.
+#[derive(Clone, Copy, Debug)]
+pub enum Answer {
+    /// As it should.
+    Good,
+    /// So many bytes too few.
+    Cut(usize),
+    /// One byte too many.
+    Wrong,
+    /// With an error.
+    Refused,
+}
+
+/// Every attachment of every function.
+pub fn places() -> impl Iterator<Item = Place> {
+    (0..FUNCTIONS).flat_map(|function| {
+        let attachments = if function < TREE_NODES { 5 } else { 4 };
+        (0..attachments).map(move |who| (FunctionId(function), AttachmentId(who)))
+    })
+}
+
+fn owner(message: &Outgoing) -> Place {
+    match message {
+        Outgoing::DmaRead { function, attachment, .. } | Outgoing::DmaWrite { function, attachment, .. } => {
+            (*function, *attachment)
+        }
+    }
+}
+
+/// A well-behaved client that posts writes to the slot FIFO's `REG_HOLD`.
+pub struct Poster {
+    place: Place,
+    mirror: SharedMemory,
+    producer: Producer<SharedCells>,
+}
+
+impl Poster {
+    /// Of an attachment that was just taken or reset.
+    pub fn new(world: &World, place: Place) -> Self {
+        let cells = world.memory(place, BAR_RING).unwrap();
+        let cells = cells.window(0, u64::from(RING_CELLS) * nicforge_hwi::posted::CELL as u64).unwrap();
+        let producer = Producer::new(SharedCells::new(cells).unwrap());
+        Self { place, mirror: world.memory(place, 2).unwrap(), producer }
+    }
+
+    /// Posts a value, and reads it back: the read comes behind the write.
+    pub fn post_and_see(&mut self, world: &mut World, value: u32) {
+        let consumed = || self.mirror.u32(RING_HEAD).unwrap().load(Ordering::Acquire);
+        self.producer.try_push(consumed, 0, slot_fifo::REG_HOLD as u32, &value.to_le_bytes()).unwrap();
+        let mut seen = [0; 4];
+        assert!(outcome_is_done(&world.read(self.place, 0, slot_fifo::REG_HOLD, &mut seen)));
+        assert_eq!(u32::from_le_bytes(seen), value);
+    }
+}
+
+/// A client of a tree NIC that uses the slots.
+pub struct TreeClient {
+    /// Which.
+    pub place: Place,
+    /// The channel's windows.
+    pub window: SharedMemory,
+    /// The channel's mirror.
+    pub mirror: SharedMemory,
+}
+
+impl TreeClient {
+    /// The address of its node.
+    pub fn node(&self) -> u32 {
+        self.mirror_word(mirror::NODE_ADDRESS)
+    }
+
+    fn mirror_word(&self, offset: u64) -> u32 {
+        self.mirror.u32(offset).unwrap().load(Ordering::Acquire)
+    }
+
+    fn window_word(&self, offset: u64) -> u32 {
+        self.window.u32(offset).unwrap().load(Ordering::Acquire)
+    }
+
+    /// Stores a word of the windows.
+    pub fn store(&self, offset: u64, value: u32) {
+        self.window.u32(offset).unwrap().store(value, Ordering::Release);
+    }
+
+    /// Puts a packet into the next send slot, if it is free.
+    pub fn send(&self, header: Header, payload: &[u8; PAYLOAD]) -> bool {
+        let depth = self.mirror_word(mirror::SEND_DEPTH);
+        let tail = self.window_word(window::SEND_TAIL);
+        if tail.wrapping_sub(self.mirror_word(mirror::SEND_HEAD)) >= depth {
+            return false;
+        }
+        let slot = window::SEND + u64::from(tail % depth) * SLOT;
+        self.window.write(slot + SLOT_PAYLOAD, payload).unwrap();
+        let control = u64::from(tail.wrapping_add(1)) | (u64::from(header.0) << 32);
+        self.window.u64(slot + SLOT_CONTROL).unwrap().store(control, Ordering::Release);
+        self.store(window::SEND_TAIL, tail.wrapping_add(1));
+        true
+    }
+
+    /// Takes the next packet out of the receive slots.
+    pub fn receive(&self) -> Option<(Header, [u8; PAYLOAD])> {
+        let depth = self.mirror_word(mirror::RECV_DEPTH);
+        let number = self.window_word(window::RECV_HEAD);
+        let slot = mirror::RECV + u64::from(number % depth) * SLOT;
+        let control = self.mirror.u64(slot + SLOT_CONTROL).unwrap().load(Ordering::Acquire);
+        if control as u32 != number.wrapping_add(1) {
+            return None;
+        }
+        let mut payload = [0; PAYLOAD];
+        self.mirror.read(slot + SLOT_PAYLOAD, &mut payload).unwrap();
+        self.store(window::RECV_HEAD, number.wrapping_add(1));
+        Some((Header((control >> 32) as u32), payload))
+    }
+}

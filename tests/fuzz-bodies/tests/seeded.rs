@@ -1,0 +1,110 @@
+//! Each body with inputs from a fixed seed, and with the inputs that once found something.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+use std::path::Path;
+
+use nicforge_fuzz_bodies::{BODIES, named};
+
+/// A sequence of 64-bit numbers that is the same everywhere (Steele, Lea, Flood: *SplitMix*).
+struct Numbers(u64);
+
+impl Numbers {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut mixed = self.0;
+        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+
+    fn bytes(&mut self, longest: usize) -> Vec<u8> {
+        let length = self.next() as usize % (longest + 1);
+        let words = (0..length.div_ceil(8)).flat_map(|_| self.next().to_le_bytes());
+        words.take(length).collect()
+    }
+}
+
+/// Prints the input when its body panics, so that it can be kept.
+struct Witness<'a>(u32, &'a [u8]);
+
+impl Drop for Witness<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let hex: String = self.1.iter().map(|byte| format!("{byte:02x}")).collect();
+            eprintln!("input {}: {hex}", self.0);
+        }
+    }
+}
+
+fn seeded(name: &str) {
+    let body = named(name);
+    let mut numbers = Numbers(2005);
+    for case in 0..body.cases {
+        let input = numbers.bytes(body.longest);
+        let _witness = Witness(case, &input);
+        (body.run)(&input);
+    }
+}
+
+fn regressions(name: &str) {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions").join(name);
+    let Ok(entries) = std::fs::read_dir(&folder) else { return };
+    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
+    paths.sort();
+    for path in paths {
+        eprintln!("{}", path.display());
+        (named(name).run)(&std::fs::read(&path).unwrap());
+    }
+}
+
+macro_rules! bodies {
+    ($($name:ident),* $(,)?) => {
+        $(
+            mod $name {
+                #[test]
+                fn any_input_comes_to_an_end() {
+                    super::seeded(stringify!($name));
+                }
+
+                #[test]
+                fn what_was_found_stays_fixed() {
+                    super::regressions(stringify!($name));
+                }
+            }
+        )*
+
+        #[test]
+        fn every_body_is_tested() {
+            let names: Vec<_> = BODIES.iter().map(|body| body.name).collect();
+            assert_eq!(names, [$(stringify!($name)),*]);
+        }
+    };
+}
+
+bodies!(
+    control,
+    engine,
+    fcnp_compute,
+    fcnp_io,
+    machine_file,
+    messages,
+    packets,
+    probe,
+    registers,
+    replies,
+    rings,
+    stream,
+);
+
+#[test]
+fn every_regression_belongs_to_a_body() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("regressions");
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let entry = entry.unwrap();
+        let name = entry.file_name().into_string().unwrap();
+        assert!(
+            !entry.file_type().unwrap().is_dir() || BODIES.iter().any(|body| body.name == name),
+            "{name}"
+        );
+    }
+}
