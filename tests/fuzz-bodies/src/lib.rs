@@ -21,6 +21,7 @@ pub mod probe;
 pub mod registers;
 pub mod replies;
 pub mod rings;
+pub mod seed;
 pub mod world;
 
 /// A body and how it is run as a test.

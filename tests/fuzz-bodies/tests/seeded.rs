@@ -3,29 +3,10 @@
 
 use std::path::Path;
 
-use nicforge_fuzz_bodies::{BODIES, named};
-
-/// A sequence of 64-bit numbers that is the same everywhere (Steele, Lea, Flood: *SplitMix*).
-struct Numbers(u64);
-
-impl Numbers {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        mixed ^ (mixed >> 31)
-    }
-
-    fn bytes(&mut self, longest: usize) -> Vec<u8> {
-        let length = self.next() as usize % (longest + 1);
-        let words = (0..length.div_ceil(8)).flat_map(|_| self.next().to_le_bytes());
-        words.take(length).collect()
-    }
-}
+use nicforge_fuzz_bodies::{BODIES, named, seed};
 
 /// Prints the input when its body panics, so that it can be kept.
-struct Witness<'a>(u32, &'a [u8]);
+struct Witness<'a>(usize, &'a [u8]);
 
 impl Drop for Witness<'_> {
     fn drop(&mut self) {
@@ -38,10 +19,8 @@ impl Drop for Witness<'_> {
 
 fn seeded(name: &str) {
     let body = named(name);
-    let mut numbers = Numbers(2005);
-    for case in 0..body.cases {
-        let input = numbers.bytes(body.longest);
-        let _witness = Witness(case, &input);
+    for (number, input) in seed::inputs(body).enumerate() {
+        let _witness = Witness(number, &input);
         (body.run)(&input);
     }
 }
