@@ -230,13 +230,12 @@ impl Checker<'_> {
                 return Err(self.value(rate.span(), "gbit_s", rate.as_ref(), "0 (no limit) to 10000"));
             }
         }
-        let mut names = std::collections::BTreeSet::new();
+        // A file of the largest size has tens of thousands of functions: each name is looked up once.
+        let mut names: std::collections::BTreeSet<_> = crate::build::pset_node_names(description).collect();
         for function in &description.function {
             let name = &function.as_ref().name;
             self.name(name)?;
-            let taken = !names.insert(name.as_ref().as_str())
-                || crate::build::pset_node_names(description).any(|node| node == *name.as_ref());
-            if taken {
+            if !names.insert(name.as_ref().clone()) {
                 return Err(self.value(name.span(), "name", name.as_ref(), "a name that no other node has"));
             }
         }
@@ -337,6 +336,14 @@ mod tests {
         let one = "[[function]]\nname = \"a\"\nkind = \"slot-fifo\"\n";
         let message = error(&format!("name = \"p\"\n{one}{one}"));
         assert_eq!(message, "m.toml, line 6: name is a; expected a name that no other node has");
+    }
+
+    #[test]
+    fn a_function_with_the_name_of_a_psets_node_is_refused() {
+        let message = error(
+            "name = \"p\"\n[[pset]]\ncompute_nodes = 2\n[[function]]\nname = \"cn1\"\nkind = \"slot-fifo\"\n",
+        );
+        assert_eq!(message, "m.toml, line 5: name is cn1; expected a name that no other node has");
     }
 
     #[test]
