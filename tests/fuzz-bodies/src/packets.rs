@@ -29,6 +29,9 @@ pub fn body(data: &[u8]) {
     if !with_admin {
         kernels.extend([0, COMPUTE_NODES].map(|node| world.tree_client(node, ATTACHMENT_ADMIN)));
     }
+    for client in &hostile {
+        world.bind(client.place);
+    }
     world.rest();
     for number in 0..MOST as u32 {
         if input.is_empty() {
@@ -131,25 +134,31 @@ fn header(input: &mut Input<'_>) -> Header {
                 0..=5 => input.below(TREE_NODES),
                 _ => input.number32(),
             };
-            Header::point_to_point(input.below(16), target, input.flag())
+            Header::point_to_point(class(input), target, input.flag())
         }
         2 => collective(input),
         _ => Header(input.u32()),
     }
 }
 
+/// A class, usually one that the machine has set up.
+fn class(input: &mut Input<'_>) -> u32 {
+    if input.below(8) > 0 { input.below(4) } else { input.below(16) }
+}
+
 fn collective(input: &mut Input<'_>) -> Header {
     let operation =
         input.pick(&[opcode::NONE, opcode::OR, opcode::AND, opcode::XOR, opcode::MAX, opcode::ADD, 4, 7]);
     let words = input.pick(&[1, 2, 4, 128, 3]);
-    let class = input.below(16);
+    let class = class(input);
     let irq = input.flag();
     Header::collective(class, operation, words, input.below(3), irq)
 }
 
 /// The trapped side: port, device control registers, global interrupts.
 fn port(world: &mut World, client: &TreeClient, input: &mut Input<'_>) {
-    let (offset, width) = match input.below(6) {
+    let (offset, width) = match input.below(7) {
+        6 => (tree_dcr::REG_INT_ENABLE, 4),
         0 => (tree_dcr::port::HI, 4),
         1 => (tree_dcr::port::DI, 16),
         2 => (input.pick(&[tree_dcr::port::DR, tree_dcr::port::HR, tree_dcr::port::SX]), 16),

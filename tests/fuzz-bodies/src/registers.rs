@@ -24,18 +24,26 @@ use crate::{
 const MOST: usize = 300;
 /// Where DMA mappings are made.
 const PAGE: u64 = 4096;
+/// The client of the DMA engine.
+const LISTS: Place = (ENGINE, AttachmentId(0));
+/// Who sends by address, and to whom.
+const SENDER: Place = (SEND, AttachmentId(0));
+const RECEIVER: Place = (SEND, AttachmentId(1));
 
 /// See the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.pick(&[8, 1, 2, 256]));
     let memory = SharedMemory::create("fuzz-dma", 16 * PAGE as usize).unwrap();
-    // One of each kind is there from the start.
-    for place in [(FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)), (SEND, AttachmentId(0))] {
+    // One of each kind is there from the start, with its driver's first steps done.
+    for place in [(FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)), LISTS, SENDER, RECEIVER] {
         world.attach(place);
+        world.bind(place);
+        world.enable_bus_master(place);
     }
-    world.attach((ENGINE, AttachmentId(0)));
-    world.enable_bus_master((ENGINE, AttachmentId(0)));
+    let backing = DmaBacking::Memory(memory.whole());
+    let length = memory.len() as u64;
+    world.machine.dma_map(LISTS.0, LISTS.1, 0, length, DmaPermission::READ_WRITE, backing).unwrap();
     for _ in 0..MOST {
         if input.is_empty() {
             break;
@@ -71,7 +79,8 @@ fn target(input: &mut Input<'_>, place: Place) -> (u32, u64) {
         }
         7 => (region::CONFIG, u64::from(input.below(0x140))),
         8 if place.0 == SEND => {
-            let (target, tag) = (u64::from(input.below(4)), u64::from(input.below(64)));
+            let target = if input.below(4) > 0 { 1 } else { u64::from(input.below(4)) };
+            let tag = u64::from(input.below(64));
             let offset = target << addressed_send::SEND_TARGET_SHIFT | tag << addressed_send::SEND_TAG_SHIFT;
             (addressed_send::SEND_BAR.into(), offset)
         }
@@ -175,18 +184,19 @@ fn map(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input
 
 /// A scatter list for the DMA engine, and a start.
 fn list(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input<'_>) {
+    let place = if input.below(8) > 0 { LISTS } else { place };
     for index in 0..u64::from(input.below(5)) {
-        let number = |input: &mut Input<'_>| match input.below(4) {
-            0..=2 => u64::from(input.below(0x8000)),
+        let mut number = |limit: u32| match input.below(8) {
+            0..=6 => u64::from(input.below(limit)),
             _ => input.number(),
         };
-        let words = [number(input), number(input), number(input)];
+        let words = [number(0x1_0000), number(0x1_0000), number(0x4000)];
         for (word, value) in (0..).zip(words) {
             memory.write(index * 24 + word * 8, &value.to_le_bytes()).unwrap();
         }
     }
     let list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
-    let count = input.pick(&[1, 2, 5, 0, 256, 257]);
+    let count = input.pick(&[1, 2, 5, 1, 2, 0, 256, 257]);
     let _ = world.write(place, 0, dma_engine::REG_LIST, &u64::to_le_bytes(list));
     let _ = world.write(place, 0, dma_engine::REG_COUNT, &u32::to_le_bytes(count));
     let _ = world.write(place, 0, dma_engine::REG_START, &1_u32.to_le_bytes());

@@ -26,8 +26,17 @@ pub fn body(data: &[u8]) {
     let mut world = World::new(8);
     let function = input.pick(&[FIFO, ENGINE, SEND, FunctionId(2)]);
     let hostile = (function, AttachmentId(0));
-    let neighbour = (FIFO, AttachmentId(3));
     world.attach(hostile);
+    world.bind(hostile);
+    world.enable_bus_master(hostile);
+    if function == SEND && input.flag() {
+        // Its mailbox is full: the next send to it stalls.
+        for _ in 0..addressed_send::SLOTS {
+            let written = world.write(hostile, addressed_send::SEND_BAR.into(), 0, &[1]);
+            assert!(outcome_is_done(&written));
+        }
+    }
+    let neighbour = (FIFO, AttachmentId(3));
     world.attach(neighbour);
     let mut poster = Poster::new(&world, neighbour);
     let mut value = 0;
@@ -51,7 +60,7 @@ pub fn body(data: &[u8]) {
 fn act(world: &mut World, hostile: Place, input: &mut Input<'_>) {
     let ring = world.memory(hostile, BAR_RING).unwrap();
     match input.below(8) {
-        0..=2 => record(&ring, hostile, input),
+        0..=2 => record(&ring, head(world, hostile), hostile, input),
         3 => {
             // Headers and data of no shape at all, also behind the ring.
             let offset = u64::from(input.below(ring.len() as u32));
@@ -82,10 +91,15 @@ fn control_page(place: Place) -> u64 {
     if place.0 == FunctionId(2) { tree_dcr::REGISTERS } else { 0x1000 }
 }
 
+/// Cells that the machine has taken, as the mirror says.
+fn head(world: &World, hostile: Place) -> u32 {
+    world.memory(hostile, 2).unwrap().u32(RING_HEAD).unwrap().load(Ordering::Acquire)
+}
+
 /// What the control page and the mirror say of the ring is the same, after a step has published it.
 fn check(world: &mut World, hostile: Place) {
     let registers = control_page(hostile);
-    let head = world.memory(hostile, 2).unwrap().u32(RING_HEAD).unwrap().load(Ordering::Acquire);
+    let head = head(world, hostile);
     let mut state = [0; 4];
     assert!(outcome_is_done(&world.write(hostile, 0, registers + control::RING_SELECT, &[0; 4])));
     assert!(outcome_is_done(&world.read(hostile, 0, registers + control::RING_STATE, &mut state)));
@@ -94,7 +108,7 @@ fn check(world: &mut World, hostile: Place) {
 }
 
 /// A cell, or some, which may make a record that the consumer finds next.
-fn record(ring: &SharedMemory, hostile: Place, input: &mut Input<'_>) {
+fn record(ring: &SharedMemory, head: u32, hostile: Place, input: &mut Input<'_>) {
     let length = match input.below(4) {
         0..=1 => input.pick(&[4, 8, 16]),
         2 => input.below(posted::MAX_DATA as u32 + 2) as usize,
@@ -103,7 +117,8 @@ fn record(ring: &SharedMemory, hostile: Place, input: &mut Input<'_>) {
     let (bar, offset) = match input.below(4) {
         0 => (0, input.below(0x80)),
         1 if hostile.0 == SEND => {
-            let (target, tag) = (input.below(4), input.below(64));
+            // To itself, which takes nothing out: the ninth stalls.
+            let (target, tag) = (input.pick(&[0, 0, 0, 3]), input.below(64));
             let offset = target << addressed_send::SEND_TARGET_SHIFT | tag << addressed_send::SEND_TAG_SHIFT;
             (addressed_send::SEND_BAR, offset)
         }
@@ -112,7 +127,13 @@ fn record(ring: &SharedMemory, hostile: Place, input: &mut Input<'_>) {
         _ => (input.u8(), input.number32()),
     };
     let header = posted::header(bar, offset, length) | u64::from(input.u8() & 0x81) << 56;
-    let cell = u64::from(input.below(RING_CELLS));
+    let (cell, header) = if input.below(4) > 0 {
+        // Where the consumer looks next, if it has taken all that was there.
+        let phase = if (head / RING_CELLS).is_multiple_of(2) { posted::PHASE } else { 0 };
+        (u64::from(head % RING_CELLS), header & !posted::PHASE | phase)
+    } else {
+        (u64::from(input.below(RING_CELLS)), header)
+    };
     let count = u64::from(input.below(4));
     for index in 0..=count {
         let start = (cell + index) % u64::from(RING_CELLS) * posted::CELL as u64;

@@ -3,7 +3,7 @@
 use std::{
     collections::BTreeMap,
     sync::{
-        Mutex, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
 };
@@ -12,7 +12,7 @@ use nicforge_core::{
     context::{MAX_REMOTE, Outgoing},
     device::{AttachmentId, Ended, FunctionId},
     dma::{DmaBacking, DmaError, DmaPermission},
-    interrupt::InterruptSink,
+    interrupt::{InterruptSink, MSIX},
     machine::{Access, AccessError, Machine, Next, region},
     time::Nanos,
 };
@@ -338,6 +338,13 @@ impl World {
         assert_eq!(number, 1);
         self.detach(from, Ended::Closed);
         self.detach(to, Ended::Closed);
+    }
+
+    /// Binds every MSI-X vector of an attachment that is taken, and enables none.
+    pub fn bind(&mut self, place: Place) {
+        let vectors = self.machine.irq_info(place.0, place.1, MSIX).map_or(0, |info| info.count);
+        let sinks = (0..vectors).map(|_| Some(Arc::new(Count::default()) as Arc<_>)).collect();
+        self.machine.bind_interrupts(place.0, place.1, MSIX, 0, sinks).unwrap();
     }
 
     /// Lets a function start DMA, as its driver does.
