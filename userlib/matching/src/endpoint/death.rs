@@ -1,0 +1,92 @@
+//! Peers that are gone, and requests that end before their time.
+//!
+//! A lost peer gets nothing and is not listened to from the moment it is known. The requests that wait for it may be many, so
+//! they fail in the calls of `progress` that follow, a bounded number in each.
+
+use super::{
+    Endpoint,
+    core::{Content, Core, Health, State},
+};
+use crate::{Error, Rank, Transport};
+
+impl<T: Transport> Endpoint<T> {
+    /// Asks the transport who is gone, and fails requests of those who are. Says how many steps that were.
+    pub(super) fn take_notice(&mut self, budget: usize) -> usize {
+        let mut steps = 0;
+        while steps < budget {
+            let Some(peer) = self.transport.poll_gone() else { break };
+            steps += 1;
+            if peer != self.core.rank && (peer as usize) < self.core.peers.len() {
+                self.core.lose(peer, Health::Gone);
+            }
+        }
+        if self.core.lost.is_empty() {
+            return steps;
+        }
+        // What is being settled is complete before anything is failed.
+        steps += self.settle_all();
+        while steps < budget {
+            let Some(&peer) = self.core.lost.front() else { break };
+            match (self.core.peers[peer as usize].ops.first(), self.core.peer_error(peer)) {
+                (Some(op), Some(error)) => {
+                    self.fail(op, error);
+                    steps += 1;
+                }
+                _ => {
+                    self.core.lost.pop_front();
+                }
+            }
+        }
+        steps
+    }
+
+    /// Ends a request that is not done and not being settled.
+    pub(super) fn fail(&mut self, op: u32, error: Error) {
+        let core = &mut self.core;
+        let request = &mut core.ops[op];
+        let peer = request.envelope.peer as usize;
+        match request.state {
+            State::Queued | State::Sending => core.places.remove(&mut core.peers[peer].sends, op),
+            State::Posted => core.queues.unpost(op),
+            State::Pulling => core.places.remove(&mut core.transfers, op),
+            State::Offered | State::Filling | State::Draining => {}
+            State::Settling | State::Done => return,
+        }
+        if let Some(region) = request.region.take() {
+            self.transport.deregister(region);
+        }
+        core.finish(op, Some(error));
+    }
+}
+
+impl Core {
+    /// Nothing more is expected of `peer`.
+    pub(super) fn lose(&mut self, peer: Rank, health: Health) {
+        let state = &mut self.peers[peer as usize];
+        if state.health != Health::Alive {
+            return;
+        }
+        state.health = health;
+        state.incoming = None;
+        while let Some(answer) = self.answering.pop(&mut self.peers[peer as usize].answers) {
+            self.answers.remove(answer);
+        }
+        // As many as its window holds, at most.
+        let mut next = self.peers[peer as usize].waiting.first();
+        while let Some(message) = next {
+            next = self.sources.next(message);
+            let waiting = &mut self.messages[message];
+            match waiting.content {
+                Content::Stored(_, true) | Content::Own(_) | Content::Lost => continue,
+                Content::Stored(chain, false) => self.store.release(chain),
+                Content::Remote(..) => {}
+            }
+            waiting.content = Content::Lost;
+            if !waiting.claimed {
+                self.queues.unstore(message);
+                self.forget(message);
+            }
+        }
+        self.lost.push_back(peer);
+    }
+}

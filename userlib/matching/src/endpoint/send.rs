@@ -1,0 +1,252 @@
+//! What leaves: grants and answers first, then the sends of a peer in their order.
+
+use zerocopy::IntoBytes;
+
+use super::{
+    Endpoint, Mode,
+    core::{Content, Core, Health, State, Waiting},
+    transfer::register,
+};
+use crate::{
+    Access, Error, Rank, Transport, TransportError,
+    pool::Pool,
+    store::Chain,
+    wire::{self, Finish, First, Grant, Rendezvous},
+};
+
+/// How far sending to a peer came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// Nothing is left, or what is left waits for the peer's window.
+    Rest,
+    /// More is to be tried later.
+    Again,
+}
+
+/// How far a send came in one step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Step {
+    /// A message left, or the send is over.
+    Done,
+    /// The transport has no room.
+    NoRoom,
+    /// The peer's window is used up.
+    NoWindow,
+}
+
+impl<T: Transport> Endpoint<T> {
+    /// A new send sets out.
+    pub(super) fn start_send(&mut self, op: u32) {
+        let peer = self.core.ops[op].envelope.peer;
+        if peer == self.core.rank {
+            return self.core.send_to_self(op);
+        }
+        if let Some(error) = self.core.peer_error(peer) {
+            return self.core.finish(op, Some(error));
+        }
+        self.core.own(op);
+        let state = &mut self.core.peers[peer as usize];
+        let first = state.sends.is_empty();
+        self.core.places.push(&mut state.sends, op);
+        if first {
+            let mut budget = self.core.config.budget;
+            // A failure of the transport shows in the next call of `progress`.
+            if self.flush(peer, &mut budget) != Ok(Next::Rest) {
+                self.core.activate(peer);
+            }
+        }
+    }
+
+    /// Sends to each peer for which there is something, until all had a turn or `budget` steps were done.
+    pub(super) fn flush_active(&mut self, mut budget: usize) -> Result<usize, TransportError> {
+        let before = budget;
+        for _ in 0..self.core.active.len() {
+            if budget == 0 {
+                break;
+            }
+            let Some(peer) = self.core.active.pop_front() else { break };
+            self.core.peers[peer as usize].active = false;
+            let next = self.flush(peer, &mut budget);
+            if next != Ok(Next::Rest) {
+                self.core.activate(peer);
+            }
+            next?;
+        }
+        Ok(before - budget)
+    }
+
+    /// Sends to one peer until the transport or the window has no room, or `budget` is used up. What did not leave costs nothing of
+    /// it.
+    fn flush(&mut self, rank: Rank, budget: &mut usize) -> Result<Next, TransportError> {
+        while *budget > 0 {
+            let peer = &self.core.peers[rank as usize];
+            if peer.health != Health::Alive {
+                return Ok(Next::Rest);
+            }
+            let step = if peer.grant_due(self.core.window) {
+                self.send_grant(rank)?
+            } else if let Some(answer) = peer.answers.first() {
+                self.send_answer(rank, answer)?
+            } else if let Some(op) = peer.sends.first() {
+                self.send_part(rank, op)?
+            } else {
+                return Ok(Next::Rest);
+            };
+            match step {
+                Step::Done => *budget -= 1,
+                Step::NoRoom => return Ok(Next::Again),
+                Step::NoWindow => {
+                    self.core.statistics.window_waits += 1;
+                    return Ok(Next::Rest);
+                }
+            }
+        }
+        Ok(Next::Again)
+    }
+
+    fn send_grant(&mut self, rank: Rank) -> Result<Step, TransportError> {
+        let peer = &mut self.core.peers[rank as usize];
+        let limit = peer.consumed + self.core.window;
+        if !self.transport.try_send(rank, wire::GRANT, Grant { limit: limit.into() }.as_bytes())? {
+            return Ok(Step::NoRoom);
+        }
+        peer.granted = limit;
+        self.core.statistics.grants += 1;
+        Ok(Step::Done)
+    }
+
+    fn send_answer(&mut self, rank: Rank, answer: u32) -> Result<Step, TransportError> {
+        let content = self.core.answers[answer];
+        let message =
+            Finish { request: content.request.into(), status: content.status.into(), reserved: 0.into() };
+        if !self.transport.try_send(rank, wire::FINISH, message.as_bytes())? {
+            return Ok(Step::NoRoom);
+        }
+        let peer = &mut self.core.peers[rank as usize];
+        peer.owed -= 1;
+        self.core.answering.remove(&mut peer.answers, answer);
+        self.core.answers.remove(answer);
+        Ok(Step::Done)
+    }
+
+    /// The next message of a peer's first send.
+    fn send_part(&mut self, rank: Rank, op: u32) -> Result<Step, TransportError> {
+        let request = &self.core.ops[op];
+        let length = request.buffer.len();
+        if request.state == State::Sending {
+            let part = length.min(request.moved + self.core.max_message);
+            let data = &request.buffer.as_slice()[request.moved..part];
+            if !self.transport.try_send(rank, wire::MORE, data)? {
+                return Ok(Step::NoRoom);
+            }
+            self.core.left(rank, op, part);
+            return Ok(Step::Done);
+        }
+        let eager = request.mode == Mode::Standard && length <= self.core.config.eager_threshold;
+        let cost = wire::cost(if eager { length as u64 } else { 0 });
+        let peer = &self.core.peers[rank as usize];
+        if peer.sent + cost > peer.limit {
+            return Ok(Step::NoWindow);
+        }
+        if eager { self.send_first(rank, op, cost) } else { self.send_request(rank, op, cost) }
+    }
+
+    /// The beginning of an eager message.
+    fn send_first(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
+        let core = &mut self.core;
+        let request = &core.ops[op];
+        let header = First {
+            context: request.envelope.context.into(),
+            size: (request.buffer.len() as u32).into(),
+            tag: request.envelope.tag.into(),
+        };
+        let part = request.buffer.len().min(core.max_message - size_of::<First>());
+        core.scratch.clear();
+        core.scratch.extend_from_slice(header.as_bytes());
+        core.scratch.extend_from_slice(&request.buffer.as_slice()[..part]);
+        if !self.transport.try_send(rank, wire::FIRST, &core.scratch)? {
+            return Ok(Step::NoRoom);
+        }
+        core.peers[rank as usize].sent += cost;
+        core.ops[op].state = State::Sending;
+        core.left(rank, op, part);
+        Ok(Step::Done)
+    }
+
+    /// The request to fetch a message. If its memory can't be registered the send fails, and nothing leaves.
+    fn send_request(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
+        let core = &mut self.core;
+        let region = match register(&mut self.transport, &mut core.ops[op], Access::Source) {
+            Ok(Some(region)) => region,
+            Ok(None) => return Ok(Step::NoRoom),
+            Err(error) => {
+                core.places.remove(&mut core.peers[rank as usize].sends, op);
+                core.finish(op, Some(Error::Transport(error)));
+                return Ok(Step::Done);
+            }
+        };
+        let request = &core.ops[op];
+        let message = Rendezvous {
+            context: request.envelope.context.into(),
+            reserved: 0.into(),
+            tag: request.envelope.tag.into(),
+            size: request.length.into(),
+            key: region.remote.key.into(),
+            offset: region.remote.offset.into(),
+            request: core.ops.handle(op).to_bits().into(),
+        };
+        if !self.transport.try_send(rank, wire::REQUEST, message.as_bytes())? {
+            return Ok(Step::NoRoom);
+        }
+        core.peers[rank as usize].sent += cost;
+        core.ops[op].state = State::Offered;
+        core.places.remove(&mut core.peers[rank as usize].sends, op);
+        Ok(Step::Done)
+    }
+}
+
+impl Core {
+    /// An eager send has come to byte `part`.
+    fn left(&mut self, rank: Rank, op: u32, part: usize) {
+        let request = &mut self.ops[op];
+        request.moved = part;
+        if part == request.buffer.len() {
+            self.places.remove(&mut self.peers[rank as usize].sends, op);
+            self.finish(op, None);
+        }
+    }
+
+    /// A send to this rank: to its receive, or into the store, or, if it is long, to wait for its receive where it is.
+    fn send_to_self(&mut self, op: u32) {
+        let request = &self.ops[op];
+        let (envelope, size) = (request.envelope, request.length);
+        if let Some(receive) = self.queues.arrive(&envelope) {
+            self.statistics.expected += 1;
+            return self.deliver_own(op, receive);
+        }
+        self.statistics.unexpected += 1;
+        let cost = wire::cost(size);
+        let peer = &self.peers[envelope.peer as usize];
+        let store = request.mode == Mode::Standard
+            && request.buffer.len() <= self.config.eager_threshold
+            && peer.held + cost <= self.window;
+        if !store {
+            // It takes none of the window: the application holds it.
+            self.ops[op].state = State::Offered;
+            let waiting = Waiting { envelope, size, cost: 0, claimed: false, content: Content::Own(op) };
+            if self.wait_here(waiting).is_none() {
+                self.finish(op, Some(Error::TooManyRequests { limit: Pool::<Waiting>::LIMIT }));
+            }
+            return;
+        }
+        let waiting =
+            Waiting { envelope, size, cost, claimed: false, content: Content::Stored(Chain::EMPTY, true) };
+        let Some(message) = self.wait_here(waiting) else {
+            return self.finish(op, Some(Error::TooManyRequests { limit: Pool::<Waiting>::LIMIT }));
+        };
+        if let Content::Stored(chain, _) = &mut self.messages[message].content {
+            self.store.append(chain, self.ops[op].buffer.as_slice());
+        }
+        self.finish(op, None);
+    }
+}

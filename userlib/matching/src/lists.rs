@@ -1,0 +1,111 @@
+//! Doubly linked lists of numbered nodes, all in one table, so that a node leaves its list in constant time and nothing is
+//! allocated once the table has its size.
+
+/// No node.
+pub(crate) const NONE: u32 = u32::MAX;
+
+/// A list; its nodes are in a [`Lists`].
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct List {
+    head: u32,
+    tail: u32,
+}
+
+impl List {
+    pub(crate) const EMPTY: Self = Self { head: NONE, tail: NONE };
+
+    #[inline]
+    pub(crate) fn first(&self) -> Option<u32> {
+        (self.head != NONE).then_some(self.head)
+    }
+
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.head == NONE
+    }
+}
+
+/// The links of nodes. A node is in one list at most, which the caller knows.
+#[derive(Debug, Default)]
+pub(crate) struct Lists {
+    links: Vec<Link>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Link {
+    previous: u32,
+    next: u32,
+}
+
+impl Lists {
+    /// `node` becomes the last of `list`.
+    #[inline]
+    pub(crate) fn push(&mut self, list: &mut List, node: u32) {
+        if node as usize >= self.links.len() {
+            self.links.resize(node as usize + 1, Link { previous: NONE, next: NONE });
+        }
+        self.links[node as usize] = Link { previous: list.tail, next: NONE };
+        match list.tail {
+            NONE => list.head = node,
+            tail => self.links[tail as usize].next = node,
+        }
+        list.tail = node;
+    }
+
+    /// Takes `node` out of `list`, in which it is.
+    #[inline]
+    pub(crate) fn remove(&mut self, list: &mut List, node: u32) {
+        let Link { previous, next } = self.links[node as usize];
+        match previous {
+            NONE => list.head = next,
+            previous => self.links[previous as usize].next = next,
+        }
+        match next {
+            NONE => list.tail = previous,
+            next => self.links[next as usize].previous = previous,
+        }
+    }
+
+    /// Takes the first node of `list`.
+    #[inline]
+    pub(crate) fn pop(&mut self, list: &mut List) -> Option<u32> {
+        let node = list.first()?;
+        self.remove(list, node);
+        Some(node)
+    }
+
+    /// The node after `node`.
+    #[inline]
+    pub(crate) fn next(&self, node: u32) -> Option<u32> {
+        let next = self.links[node as usize].next;
+        (next != NONE).then_some(next)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn nodes(lists: &Lists, list: &List) -> Vec<u32> {
+        std::iter::successors(list.first(), |&node| lists.next(node)).collect()
+    }
+
+    #[test]
+    fn nodes_leave_from_the_ends_and_the_middle() {
+        let (mut lists, mut list) = (Lists::default(), List::EMPTY);
+        for node in [4, 0, 9, 2] {
+            lists.push(&mut list, node);
+        }
+        lists.remove(&mut list, 0);
+        assert_eq!(nodes(&lists, &list), [4, 9, 2]);
+        lists.remove(&mut list, 2);
+        assert_eq!(lists.pop(&mut list), Some(4));
+        lists.push(&mut list, 4);
+        assert_eq!(nodes(&lists, &list), [9, 4]);
+        assert_eq!(
+            (lists.pop(&mut list), lists.pop(&mut list), lists.pop(&mut list)),
+            (Some(9), Some(4), None)
+        );
+        assert!(list.is_empty());
+    }
+}

@@ -1,0 +1,129 @@
+//! Things with handles: a table whose places are used again, the last freed first, each time with another generation.
+
+use crate::lists::NONE;
+
+/// Names one thing, for ever: the handle of a thing that was removed finds nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Handle {
+    pub(crate) index: u32,
+    generation: u32,
+}
+
+impl Handle {
+    pub(crate) fn to_bits(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
+
+    pub(crate) fn from_bits(bits: u64) -> Self {
+        Self { index: bits as u32, generation: (bits >> 32) as u32 }
+    }
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    /// Odd while the place is taken, so that no handle is 0.
+    generation: u32,
+    next_free: u32,
+    value: T,
+}
+
+/// A table of `T`. Free places hold a default value.
+#[derive(Debug)]
+pub(crate) struct Pool<T> {
+    slots: Vec<Slot<T>>,
+    free: u32,
+    used: usize,
+}
+
+impl<T: Default> Pool<T> {
+    /// Most places.
+    pub(crate) const LIMIT: u32 = 1 << 28;
+
+    pub(crate) fn new() -> Self {
+        Self { slots: Vec::new(), free: NONE, used: 0 }
+    }
+
+    /// Puts `value` in; gives it back when the table is full.
+    pub(crate) fn insert(&mut self, value: T) -> Result<Handle, T> {
+        if self.free == NONE {
+            if self.slots.len() >= Self::LIMIT as usize {
+                return Err(value);
+            }
+            self.free = self.slots.len() as u32;
+            self.slots.push(Slot { generation: 0, next_free: NONE, value: T::default() });
+        }
+        let index = self.free;
+        let slot = &mut self.slots[index as usize];
+        self.free = slot.next_free;
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.value = value;
+        self.used += 1;
+        Ok(Handle { index, generation: slot.generation })
+    }
+
+    /// The place that `handle` names, if it still does.
+    pub(crate) fn find(&self, handle: Handle) -> Option<u32> {
+        let slot = self.slots.get(handle.index as usize)?;
+        (slot.generation == handle.generation && slot.generation & 1 == 1).then_some(handle.index)
+    }
+
+    /// The handle of a place that is taken.
+    pub(crate) fn handle(&self, index: u32) -> Handle {
+        Handle { index, generation: self.slots[index as usize].generation }
+    }
+
+    /// Takes the thing out of a place that is taken.
+    pub(crate) fn remove(&mut self, index: u32) -> T {
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next_free = self.free;
+        self.free = index;
+        self.used -= 1;
+        std::mem::take(&mut slot.value)
+    }
+
+    /// Places that are taken.
+    pub(crate) fn len(&self) -> usize {
+        self.used
+    }
+
+    /// All things.
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
+        self.slots.iter_mut().filter(|slot| slot.generation & 1 == 1).map(|slot| &mut slot.value)
+    }
+}
+
+impl<T> std::ops::Index<u32> for Pool<T> {
+    type Output = T;
+
+    #[inline]
+    fn index(&self, index: u32) -> &T {
+        &self.slots[index as usize].value
+    }
+}
+
+impl<T> std::ops::IndexMut<u32> for Pool<T> {
+    #[inline]
+    fn index_mut(&mut self, index: u32) -> &mut T {
+        &mut self.slots[index as usize].value
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_handle_of_a_removed_thing_finds_nothing() {
+        let mut pool = Pool::new();
+        let first = pool.insert(7_u32).unwrap();
+        assert_eq!(pool.remove(first.index), 7);
+        assert_eq!(pool.find(first), None);
+        let second = pool.insert(8).unwrap();
+        assert_eq!(second.index, first.index);
+        assert_eq!((pool.find(first), pool.find(second)), (None, Some(second.index)));
+        assert_eq!(pool.find(Handle::from_bits(second.to_bits())), Some(second.index));
+        assert_eq!(pool.find(Handle::from_bits(0)), None);
+        assert_eq!(pool.len(), 1);
+    }
+}

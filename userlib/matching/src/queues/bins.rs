@@ -1,0 +1,295 @@
+//! A hash table of lists: nodes with the same key are in one bin, in the order in which they came.
+//!
+//! Peers choose the tags of the messages that wait here. So the hash is a strongly universal one (multilinear: D. Lemire and
+//! O. Kaser, *Strongly universal string hashing is fast*, 2014) with a secret key: whatever keys a peer chooses without knowing
+//! it, two of them share a chain with the probability of chance, and a chain's expected length is that of the table's load, at
+//! most 1. A peer that could learn the key by measuring times finds it changed: when a chain gets longer than chance would make
+//! it, the table is keyed anew, at most once for as many new bins as it has chains. Without that its harm would still be limited
+//! by its window.
+
+use std::hash::{BuildHasher, RandomState};
+
+use crate::lists::{List, Lists, NONE};
+
+/// What a bin is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) class: u8,
+    pub(super) source: u32,
+    pub(super) context: u32,
+    pub(super) tag: u64,
+}
+
+/// The nodes with one key, and the bin's place in its chain.
+#[derive(Clone, Copy, Debug)]
+struct Bin {
+    key: Key,
+    hash: u32,
+    nodes: List,
+    previous: u32,
+    next: u32,
+}
+
+/// Chains in the beginning.
+const CHAINS: usize = 64;
+/// Bins in a chain from which on the key is suspected to be known. By chance it is that long once in 10^30 tables or so.
+const SUSPICIOUS: u32 = 32;
+
+#[derive(Debug)]
+pub(super) struct Bins {
+    secret: Secret,
+    /// First bin of each chain; as many as a power of two.
+    chains: Vec<u32>,
+    /// Chain of a hash: its upper bits, after a shift by this.
+    shift: u32,
+    bins: Vec<Bin>,
+    free: u32,
+    used: usize,
+    /// Bins made since the table was keyed.
+    made: usize,
+    rekeyed: u64,
+    nodes: Lists,
+    /// Bin of each node.
+    bin: Vec<u32>,
+}
+
+impl Bins {
+    pub(super) fn new() -> Self {
+        Self {
+            secret: Secret::new(),
+            chains: vec![NONE; CHAINS],
+            shift: shift(CHAINS),
+            bins: Vec::new(),
+            free: NONE,
+            used: 0,
+            made: 0,
+            rekeyed: 0,
+            nodes: Lists::default(),
+            bin: Vec::new(),
+        }
+    }
+
+    pub(super) fn rekeyed(&self) -> u64 {
+        self.rekeyed
+    }
+
+    /// The oldest node with `key`.
+    #[inline]
+    pub(super) fn first(&self, key: &Key) -> Option<u32> {
+        let bin = self.find(key, self.secret.hash(key)).0?;
+        self.bins[bin as usize].nodes.first()
+    }
+
+    /// All nodes with `key`, the oldest first.
+    pub(super) fn iter(&self, key: &Key) -> impl Iterator<Item = u32> {
+        std::iter::successors(self.first(key), |&node| self.nodes.next(node))
+    }
+
+    /// `node` becomes the youngest with `key`.
+    pub(super) fn push(&mut self, node: u32, key: Key) {
+        let hash = self.secret.hash(&key);
+        let bin = match self.find(&key, hash) {
+            (Some(bin), _) => bin,
+            (None, length) => self.make(key, hash, length),
+        };
+        if node as usize >= self.bin.len() {
+            self.bin.resize(node as usize + 1, NONE);
+        }
+        self.bin[node as usize] = bin;
+        self.nodes.push(&mut self.bins[bin as usize].nodes, node);
+    }
+
+    /// Takes out a node that is in.
+    pub(super) fn remove(&mut self, node: u32) {
+        let index = self.bin[node as usize];
+        let bin = &mut self.bins[index as usize];
+        self.nodes.remove(&mut bin.nodes, node);
+        if !bin.nodes.is_empty() {
+            return;
+        }
+        let Bin { hash, previous, next, .. } = *bin;
+        bin.next = self.free;
+        self.free = index;
+        self.used -= 1;
+        match previous {
+            NONE => self.chains[(hash >> self.shift) as usize] = next,
+            previous => self.bins[previous as usize].next = next,
+        }
+        if next != NONE {
+            self.bins[next as usize].previous = previous;
+        }
+    }
+
+    /// The bin of `key`, or the length of the chain it would be in.
+    #[inline]
+    fn find(&self, key: &Key, hash: u32) -> (Option<u32>, u32) {
+        let (mut index, mut length) = (self.chains[(hash >> self.shift) as usize], 0);
+        while index != NONE {
+            let bin = &self.bins[index as usize];
+            if bin.key == *key {
+                return (Some(index), length);
+            }
+            index = bin.next;
+            length += 1;
+        }
+        (None, length)
+    }
+
+    /// A new bin for `key`, whose chain has `length` others.
+    fn make(&mut self, key: Key, mut hash: u32, length: u32) -> u32 {
+        self.made += 1;
+        if self.used >= self.chains.len() {
+            self.rebuild(self.chains.len() * 2);
+            hash = self.secret.hash(&key);
+        } else if length >= SUSPICIOUS && self.made > self.chains.len() {
+            self.rekeyed += 1;
+            self.rebuild(self.chains.len());
+            hash = self.secret.hash(&key);
+        }
+        self.used += 1;
+        let bin = Bin { key, hash, nodes: List::EMPTY, previous: NONE, next: NONE };
+        let index = match self.free {
+            NONE => {
+                self.bins.push(bin);
+                self.bins.len() as u32 - 1
+            }
+            free => {
+                self.free = self.bins[free as usize].next;
+                self.bins[free as usize] = bin;
+                free
+            }
+        };
+        self.chain(index);
+        index
+    }
+
+    /// Puts a bin at the beginning of its chain.
+    fn chain(&mut self, index: u32) {
+        let chain = &mut self.chains[(self.bins[index as usize].hash >> self.shift) as usize];
+        let next = std::mem::replace(chain, index);
+        self.bins[index as usize].next = next;
+        self.bins[index as usize].previous = NONE;
+        if next != NONE {
+            self.bins[next as usize].previous = index;
+        }
+    }
+
+    /// Distributes all bins over `count` chains, by a new key.
+    #[cold]
+    fn rebuild(&mut self, count: usize) {
+        let old = std::mem::replace(&mut self.chains, vec![NONE; count]);
+        self.shift = shift(count);
+        self.secret = Secret::new();
+        self.made = 0;
+        for first in old {
+            let mut index = first;
+            while index != NONE {
+                let next = self.bins[index as usize].next;
+                self.bins[index as usize].hash = self.secret.hash(&self.bins[index as usize].key);
+                self.chain(index);
+                index = next;
+            }
+        }
+    }
+}
+
+/// How far to shift a hash for `chains`, a power of two from 2 to 2^31.
+fn shift(chains: usize) -> u32 {
+    32 - chains.trailing_zeros()
+}
+
+/// The key of a table's hash.
+#[derive(Debug)]
+struct Secret {
+    base: u64,
+    factors: [u64; 5],
+}
+
+impl Secret {
+    /// Random numbers from where the standard library's maps have theirs.
+    fn new() -> Self {
+        let random = RandomState::new();
+        Self {
+            base: random.hash_one(0_u8),
+            factors: [1_u8, 2, 3, 4, 5].map(|number| random.hash_one(number)),
+        }
+    }
+
+    /// Multilinear: of the sum of words of 32 bits times factors of 64, the upper half.
+    #[inline]
+    fn hash(&self, key: &Key) -> u32 {
+        let words = [
+            u64::from(key.class),
+            u64::from(key.source),
+            u64::from(key.context),
+            key.tag >> 32,
+            key.tag & 0xffff_ffff,
+        ];
+        let sum = words
+            .iter()
+            .zip(&self.factors)
+            .fold(self.base, |sum, (&word, &factor)| sum.wrapping_add(word.wrapping_mul(factor)));
+        (sum >> 32) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn key(tag: u64) -> Key {
+        Key { class: 0, source: 1, context: 2, tag }
+    }
+
+    #[test]
+    fn ten_thousand_keys_have_short_chains_and_their_own_bins() {
+        let mut bins = Bins::new();
+        for node in 0..10_000 {
+            bins.push(node, key(u64::from(node) << 20));
+        }
+        assert_eq!(bins.rekeyed(), 0);
+        assert!(bins.chains.len() >= 10_000);
+        for node in 0..10_000 {
+            assert_eq!(bins.first(&key(u64::from(node) << 20)), Some(node));
+        }
+        for node in 0..10_000 {
+            bins.remove(node);
+        }
+        assert_eq!(bins.used, 0);
+        assert!(bins.chains.iter().all(|&chain| chain == NONE));
+    }
+
+    #[test]
+    fn nodes_of_a_key_leave_in_their_order() {
+        let mut bins = Bins::new();
+        for node in [3, 1, 2] {
+            bins.push(node, key(7));
+        }
+        bins.push(9, key(8));
+        assert_eq!(bins.iter(&key(7)).collect::<Vec<_>>(), [3, 1, 2]);
+        bins.remove(3);
+        assert_eq!(bins.first(&key(7)), Some(1));
+    }
+
+    #[test]
+    fn a_peer_that_knows_the_key_makes_the_table_change_it() {
+        let mut bins = Bins::new();
+        // Tags that all go to chain 0 of the table as it is keyed now, as somebody would send who had learned the key.
+        let mut node = 0;
+        for tag in 0..1_000_000 {
+            if bins.secret.hash(&key(tag)) >> bins.shift == 0 {
+                bins.push(node, key(tag));
+                node += 1;
+            }
+            if node == 2 * SUSPICIOUS || bins.rekeyed() > 0 {
+                break;
+            }
+            // Others come and go meanwhile.
+            bins.push(100_000, Key { class: 1, ..key(tag) });
+            bins.remove(100_000);
+        }
+        assert_eq!(bins.rekeyed(), 1);
+        assert_eq!(bins.used as u32, node);
+        assert!(bins.find(&key(u64::MAX), 0).1 < SUSPICIOUS);
+    }
+}

@@ -1,0 +1,272 @@
+//! The two queues of matching: receives that wait for messages, messages that wait for receives.
+//!
+//! In: selectors and envelopes with the numbers of their requests and messages. Out: which match. It holds no data.
+//!
+//! Selectors with the same wildcards form a *class* ([`Class`]); within a class a selector and the messages it takes have the
+//! same key ([`bins::Key`]). So an arriving message looks up one bin for each class that has receives posted and takes the
+//! oldest of those that it finds; a receive looks up one bin of messages. Messages are in the bins of every class that has a
+//! table. Nothing depends on how many others wait.
+
+mod bins;
+
+use bins::{Bins, Key};
+
+use crate::{
+    envelope::{Envelope, Selector},
+    lists::{List, Lists},
+};
+
+/// Classes with tables.
+const CLASSES: usize = 8;
+/// The bin of receives whose class has no table: one list, in which each is compared.
+const ODD: usize = CLASSES;
+/// Receives that name their source and their whole tag. Always has a table.
+const EXACT: usize = 0;
+
+/// What a table is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Class {
+    any_source: bool,
+    ignore: u64,
+}
+
+impl Class {
+    fn of(selector: &Selector) -> Self {
+        Self { any_source: selector.source.is_none(), ignore: selector.ignore }
+    }
+
+    /// The key of a message in class number `number`.
+    #[inline]
+    fn key(&self, number: usize, envelope: &Envelope) -> Key {
+        Key {
+            class: number as u8,
+            source: if self.any_source { 0 } else { envelope.peer },
+            context: envelope.context,
+            tag: envelope.tag & !self.ignore,
+        }
+    }
+}
+
+/// A class that has a table.
+#[derive(Clone, Copy, Debug)]
+struct Table {
+    class: Class,
+    /// Receives posted in it.
+    posted: u32,
+    /// When it was last asked for.
+    used: u64,
+}
+
+/// A posted receive.
+#[derive(Clone, Copy, Debug)]
+struct Posted {
+    selector: Selector,
+    sequence: u64,
+    class: usize,
+}
+
+/// Both queues. Receives and messages are numbered by the caller, densely.
+#[derive(Debug)]
+pub(crate) struct Queues {
+    tables: [Option<Table>; CLASSES],
+    /// Bit by class: receives are posted in it.
+    waiting: u16,
+    clock: u64,
+    /// Receives, by number.
+    posted: Vec<Posted>,
+    posted_bins: Bins,
+    /// Messages, by number.
+    stored: Vec<Envelope>,
+    /// Nodes of messages: `CLASSES` times their number, plus the class.
+    stored_bins: Bins,
+    /// All messages in the order of their arrival.
+    arrivals: Lists,
+    order: List,
+}
+
+impl Queues {
+    pub(crate) fn new() -> Self {
+        let mut tables = [None; CLASSES];
+        tables[EXACT] = Some(Table { class: Class { any_source: false, ignore: 0 }, posted: 0, used: 0 });
+        Self {
+            tables,
+            waiting: 0,
+            clock: 0,
+            posted: Vec::new(),
+            posted_bins: Bins::new(),
+            stored: Vec::new(),
+            stored_bins: Bins::new(),
+            arrivals: Lists::default(),
+            order: List::EMPTY,
+        }
+    }
+
+    /// Times a hash was keyed anew because of long chains.
+    pub(crate) fn rekeyed(&self) -> u64 {
+        self.posted_bins.rekeyed() + self.stored_bins.rekeyed()
+    }
+
+    /// The oldest message that `selector` takes.
+    pub(crate) fn find(&mut self, selector: &Selector) -> Option<u32> {
+        let class = self.class(selector);
+        match self.tables.get(class).and_then(Option::as_ref) {
+            Some(table) => {
+                let key = table.class.key(class, &envelope_of(selector));
+                self.stored_bins.first(&key).map(|node| node / CLASSES as u32)
+            }
+            None => std::iter::successors(self.order.first(), |&message| self.arrivals.next(message))
+                .find(|&message| selector.matches(&self.stored[message as usize])),
+        }
+    }
+
+    /// A message waits for its receive.
+    pub(crate) fn store(&mut self, message: u32, envelope: Envelope) {
+        if message as usize >= self.stored.len() {
+            self.stored.resize(message as usize + 1, envelope);
+        }
+        self.stored[message as usize] = envelope;
+        self.arrivals.push(&mut self.order, message);
+        for (number, table) in self.tables.iter().enumerate() {
+            if let Some(table) = table {
+                self.stored_bins.push(node(message, number), table.class.key(number, &envelope));
+            }
+        }
+    }
+
+    /// A message that waits does so no more.
+    pub(crate) fn unstore(&mut self, message: u32) {
+        self.arrivals.remove(&mut self.order, message);
+        for (number, table) in self.tables.iter().enumerate() {
+            if table.is_some() {
+                self.stored_bins.remove(node(message, number));
+            }
+        }
+    }
+
+    /// A receive waits for its message. [`Queues::find`] was asked before and had none.
+    pub(crate) fn post(&mut self, receive: u32, selector: Selector) {
+        let class = self.class(&selector);
+        self.clock += 1;
+        let posted = Posted { selector, sequence: self.clock, class };
+        if receive as usize >= self.posted.len() {
+            self.posted.resize(receive as usize + 1, posted);
+        }
+        self.posted[receive as usize] = posted;
+        self.posted_bins.push(receive, self.posted_key(&posted));
+        self.waiting |= 1 << class;
+        if let Some(Some(table)) = self.tables.get_mut(class) {
+            table.posted += 1;
+        }
+    }
+
+    /// The oldest receive that takes a message with `envelope`. It does not wait any more.
+    pub(crate) fn arrive(&mut self, envelope: &Envelope) -> Option<u32> {
+        let mut oldest: Option<u32> = None;
+        let mut classes = self.waiting;
+        while classes != 0 {
+            let class = classes.trailing_zeros() as usize;
+            classes &= classes - 1;
+            let found = match self.tables.get(class).and_then(Option::as_ref) {
+                Some(table) => self.posted_bins.first(&table.class.key(class, envelope)),
+                None => self
+                    .posted_bins
+                    .iter(&ODD_KEY)
+                    .find(|&receive| self.posted[receive as usize].selector.matches(envelope)),
+            };
+            let sequence = |receive: u32| self.posted[receive as usize].sequence;
+            if let Some(found) = found
+                && oldest.is_none_or(|oldest| sequence(found) < sequence(oldest))
+            {
+                oldest = Some(found);
+            }
+        }
+        if let Some(receive) = oldest {
+            self.unpost(receive);
+        }
+        oldest
+    }
+
+    /// A receive that waits does so no more.
+    pub(crate) fn unpost(&mut self, receive: u32) {
+        let class = self.posted[receive as usize].class;
+        self.posted_bins.remove(receive);
+        let left = match self.tables.get_mut(class) {
+            Some(Some(table)) => {
+                table.posted -= 1;
+                table.posted > 0
+            }
+            _ => self.posted_bins.first(&ODD_KEY).is_some(),
+        };
+        if !left {
+            self.waiting &= !(1 << class);
+        }
+    }
+
+    fn posted_key(&self, posted: &Posted) -> Key {
+        match self.tables.get(posted.class).and_then(Option::as_ref) {
+            Some(table) => table.class.key(posted.class, &envelope_of(&posted.selector)),
+            None => ODD_KEY,
+        }
+    }
+
+    /// The number of a selector's class, which gets a table if there is one that nobody needs.
+    #[inline]
+    fn class(&mut self, selector: &Selector) -> usize {
+        let class = Class::of(selector);
+        if class == (Class { any_source: false, ignore: 0 }) {
+            return EXACT;
+        }
+        self.clock += 1;
+        for (number, table) in self.tables.iter_mut().enumerate() {
+            if let Some(table) = table
+                && table.class == class
+            {
+                table.used = self.clock;
+                return number;
+            }
+        }
+        self.new_class(class)
+    }
+
+    /// Gives `class` a table: a free one, or that which was not asked for the longest and has no receives posted. Walks the
+    /// messages that wait, so it costs no more than a search without a table.
+    #[cold]
+    fn new_class(&mut self, class: Class) -> usize {
+        let candidates = self.tables.iter().enumerate().skip(EXACT + 1);
+        let Some(number) = candidates
+            .filter(|(_, table)| table.is_none_or(|table| table.posted == 0))
+            .min_by_key(|(_, table)| table.map_or(0, |table| table.used))
+            .map(|(number, _)| number)
+        else {
+            return ODD;
+        };
+        let replaces = self.tables[number].is_some();
+        self.tables[number] = Some(Table { class, posted: 0, used: self.clock });
+        let mut next = self.order.first();
+        while let Some(message) = next {
+            let node = node(message, number);
+            if replaces {
+                self.stored_bins.remove(node);
+            }
+            self.stored_bins.push(node, class.key(number, &self.stored[message as usize]));
+            next = self.arrivals.next(message);
+        }
+        number
+    }
+}
+
+/// The key of receives without a table.
+const ODD_KEY: Key = Key { class: ODD as u8, source: 0, context: 0, tag: 0 };
+
+/// A message that a selector would take; its class ignores what the selector leaves open.
+fn envelope_of(selector: &Selector) -> Envelope {
+    Envelope::new(selector.source.unwrap_or(0), selector.context, selector.tag)
+}
+
+/// The node of a message in the bins of a class.
+fn node(message: u32, class: usize) -> u32 {
+    message * CLASSES as u32 + class as u32
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,117 @@
+//! Where the data of unexpected messages wait: blocks of [`UNIT`] bytes, chained, from one pool. How many are in use is bounded
+//! by the peers' windows; the pool keeps the most that there were.
+
+use crate::{Buffer, lists::NONE, wire::UNIT};
+
+/// The blocks of one message.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Chain {
+    first: u32,
+    last: u32,
+    length: usize,
+}
+
+impl Chain {
+    pub(crate) const EMPTY: Self = Self { first: NONE, last: NONE, length: 0 };
+}
+
+/// All blocks.
+#[derive(Debug)]
+pub(crate) struct Store {
+    blocks: Vec<[u8; UNIT]>,
+    next: Vec<u32>,
+    free: u32,
+}
+
+impl Store {
+    pub(crate) fn new() -> Self {
+        Self { blocks: Vec::new(), next: Vec::new(), free: NONE }
+    }
+
+    /// Blocks that exist, in use or not.
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Adds `data` to `chain`.
+    pub(crate) fn append(&mut self, chain: &mut Chain, mut data: &[u8]) {
+        while !data.is_empty() {
+            let used = chain.length % UNIT;
+            if used == 0 {
+                let block = self.take();
+                match chain.last {
+                    NONE => chain.first = block,
+                    last => self.next[last as usize] = block,
+                }
+                chain.last = block;
+            }
+            let (now, rest) = data.split_at(data.len().min(UNIT - used));
+            self.blocks[chain.last as usize][used..used + now.len()].copy_from_slice(now);
+            chain.length += now.len();
+            data = rest;
+        }
+    }
+
+    /// Copies the data to the beginning of `buffer`, as far as there is room.
+    pub(crate) fn copy(&self, chain: &Chain, buffer: &mut Buffer) {
+        let (mut block, mut offset) = (chain.first, 0);
+        while block != NONE && offset < buffer.len() {
+            let count = (chain.length - offset).min(UNIT);
+            buffer.write(offset, &self.blocks[block as usize][..count]);
+            offset += count;
+            block = self.next[block as usize];
+        }
+    }
+
+    /// The data are not needed any more.
+    pub(crate) fn release(&mut self, chain: Chain) {
+        if chain.last != NONE {
+            self.next[chain.last as usize] = self.free;
+            self.free = chain.first;
+        }
+    }
+
+    fn take(&mut self) -> u32 {
+        let block = match self.free {
+            NONE => {
+                self.blocks.push([0; UNIT]);
+                self.next.push(NONE);
+                self.blocks.len() as u32 - 1
+            }
+            block => {
+                self.free = self.next[block as usize];
+                block
+            }
+        };
+        self.next[block as usize] = NONE;
+        block
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn data_come_back_and_blocks_are_used_again() {
+        let mut store = Store::new();
+        let data: Vec<u8> = (0..1000_u32).map(|number| number as u8).collect();
+        for _ in 0..3 {
+            let (mut one, mut other) = (Chain::EMPTY, Chain::EMPTY);
+            for piece in data.chunks(7) {
+                store.append(&mut one, piece);
+                store.append(&mut other, &piece[..1]);
+            }
+            let mut buffer = Buffer::zeroed(1100);
+            store.copy(&one, &mut buffer);
+            assert_eq!(&buffer.as_slice()[..1000], data);
+            let mut short = Buffer::zeroed(129);
+            store.copy(&one, &mut short);
+            assert_eq!(short.as_slice(), &data[..129]);
+            store.release(one);
+            store.release(other);
+            store.release(Chain::EMPTY);
+        }
+        assert_eq!(store.len(), 8 + 2);
+    }
+}

@@ -1,0 +1,73 @@
+//! Ranks in one thread, driven in turns.
+
+#![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use nicforge_matching::{
+    Completion, Config, Endpoint, Envelope, Mode, Request, Selector,
+    memory::{Fabric, Port, Terms},
+};
+
+/// Turns after which a test that waits has failed. Everything here takes a bounded number of turns, whatever the machine's load.
+pub const TURNS: usize = 200_000;
+
+/// All ranks of a fabric.
+pub struct World {
+    pub fabric: Fabric,
+    pub ranks: Vec<Endpoint<Port>>,
+}
+
+impl World {
+    pub fn new(size: u32, terms: Terms, config: Config) -> Self {
+        let (fabric, ports) = Fabric::new(size, terms);
+        let ranks = ports.into_iter().map(|port| Endpoint::new(port, config).unwrap()).collect();
+        Self { fabric, ranks }
+    }
+
+    /// Two ranks with the defaults.
+    pub fn pair() -> Self {
+        Self::new(2, Terms::default(), Config::default())
+    }
+
+    /// One call of `progress` for each rank.
+    pub fn turn(&mut self) -> usize {
+        self.ranks.iter_mut().map(|rank| rank.progress().unwrap()).sum()
+    }
+
+    /// So many turns.
+    pub fn turns(&mut self, count: usize) {
+        for _ in 0..count {
+            self.turn();
+        }
+    }
+
+    /// Turns until `request` of `rank` is complete.
+    pub fn wait(&mut self, rank: usize, request: Request) -> Completion {
+        for _ in 0..TURNS {
+            if let Some(completion) = self.ranks[rank].test(request).unwrap() {
+                return completion;
+            }
+            self.turn();
+        }
+        panic!("{request:?} of rank {rank} does not complete: {:?}", self.ranks[rank].statistics());
+    }
+
+    pub fn send(&mut self, from: usize, to: u32, tag: u64, data: &[u8]) -> Request {
+        self.ranks[from].isend(Envelope::new(to, 0, tag), Mode::Standard, data.to_vec(), 0).unwrap()
+    }
+
+    pub fn receive(&mut self, rank: usize, selector: Selector, capacity: usize) -> Request {
+        self.ranks[rank].irecv(selector, vec![0xee; capacity], 0).unwrap()
+    }
+}
+
+/// Data that tell where they belong.
+pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+    (0..length)
+        .map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 56) as u8
+        })
+        .collect()
+}

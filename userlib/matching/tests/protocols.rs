@@ -1,0 +1,352 @@
+//! Every protocol from end to end: sizes, orders, truncation, probes, claims, cancels, waits.
+
+#![allow(
+    unsafe_code,
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "tests; memory is lent by address as a provider does"
+)]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{World, pattern};
+use nicforge_driver::{Cancel, Deadline};
+use nicforge_matching::{
+    Arrived, Buffer, Config, Endpoint, Envelope, Error, Kind, Mode, Request, Selector,
+    memory::{Fabric, Terms},
+};
+
+/// Sizes around what a message of 64 bytes carries first (48) and then (64), and around the threshold.
+const SIZES: [usize; 19] =
+    [0, 1, 2, 47, 48, 49, 63, 64, 111, 112, 113, 176, 177, 2047, 2048, 2049, 4095, 8193, 100_000];
+
+/// A message of each size, received before or after it was sent.
+fn every_size(terms: Terms, config: Config, mode: Mode, to: u32, posted_first: bool) {
+    let mut world = World::new(2, terms, config);
+    for (number, length) in SIZES.into_iter().enumerate() {
+        let tag = number as u64;
+        let data = pattern(tag, length);
+        let selector = Selector::exact(0, 7, tag);
+        let early = posted_first.then(|| world.receive(to as usize, selector, length));
+        let send = world.ranks[0].isend(Envelope::new(to, 7, tag), mode, data.clone(), 11).unwrap();
+        world.turns(5);
+        let receive = early.unwrap_or_else(|| world.receive(to as usize, selector, length));
+        let received = world.wait(to as usize, receive);
+        let sent = world.wait(0, send);
+        assert_eq!(received.result, Ok(()), "{length} bytes");
+        assert_eq!((received.length, received.kind), (length, Kind::Receive));
+        assert_eq!(received.envelope, Envelope::new(0, 7, tag));
+        assert!(received.buffer.into_vec().unwrap() == data, "{length} bytes came wrong");
+        assert_eq!((sent.result, sent.length, sent.cookie), (Ok(()), length, 11));
+        assert!(sent.buffer.into_vec().unwrap() == data);
+    }
+    assert!(world.ranks.iter().all(|rank| rank.outstanding() == 0));
+}
+
+#[test]
+fn every_size_arrives_on_every_path() {
+    for message_bytes in [48, 64, 65, 120, 4096] {
+        for seed in [0, 1] {
+            let terms = Terms { message_bytes, get_bytes: 1000, seed, ..Terms::default() };
+            for mode in [Mode::Standard, Mode::Synchronous] {
+                for to in [0, 1] {
+                    for posted_first in [true, false] {
+                        every_size(terms, Config::default(), mode, to, posted_first);
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn the_threshold_is_a_parameter() {
+    for (eager_threshold, eager, rendezvous) in [(0, 1, 1), (99, 1, 1), (100, 2, 0)] {
+        let mut world = World::new(2, Terms::default(), Config { eager_threshold, ..Config::default() });
+        world.send(0, 1, 0, &[]);
+        world.send(0, 1, 1, &[1; 100]);
+        world.turns(10);
+        let statistics = world.ranks[1].statistics();
+        assert_eq!((statistics.eager, statistics.rendezvous), (eager, rendezvous), "{eager_threshold}");
+    }
+}
+
+#[test]
+fn a_standard_send_of_a_short_message_does_not_wait_for_its_receive_and_a_synchronous_one_does() {
+    let mut world = World::pair();
+    for to in [0, 1] {
+        let standard = world.send(0, to, 0, b"abc");
+        let synchronous =
+            world.ranks[0].isend(Envelope::new(to, 0, 1), Mode::Synchronous, b"abc".to_vec(), 0).unwrap();
+        world.wait(0, standard);
+        world.turns(50);
+        assert!(world.ranks[0].test(synchronous).unwrap().is_none());
+        let receive = world.receive(to as usize, Selector::exact(0, 0, 1), 3);
+        world.wait(to as usize, receive);
+        world.wait(0, synchronous);
+    }
+}
+
+#[test]
+fn messages_of_a_pair_match_in_the_order_of_their_sends() {
+    for seed in 1..20 {
+        let mut world = World::new(2, Terms { seed, ..Terms::default() }, Config::default());
+        let lengths: Vec<usize> = (0..40).map(|number| [10, 5000, 0, 300, 2048][number % 5]).collect();
+        for (number, &length) in lengths.iter().enumerate() {
+            world.send(0, 1, 5, &pattern(number as u64, length));
+        }
+        let receives: Vec<Request> = (0..40)
+            .map(|number| world.receive(1, [Selector::any(0), Selector::exact(0, 0, 5)][number % 2], 5000))
+            .collect();
+        for (number, receive) in receives.into_iter().enumerate() {
+            let completion = world.wait(1, receive);
+            assert_eq!(completion.length, lengths[number]);
+            assert!(
+                completion.buffer.as_slice()[..lengths[number]] == pattern(number as u64, lengths[number])
+            );
+        }
+    }
+}
+
+#[test]
+fn a_longer_message_fills_the_buffer_and_tells_its_length() {
+    for (length, capacity) in
+        [(1, 0), (49, 48), (200, 64), (2048, 2047), (2049, 100), (5000, 0), (70_000, 65_537)]
+    {
+        for to in [0, 1] {
+            for posted_first in [true, false] {
+                let mut world = World::pair();
+                let data = pattern(3, length);
+                let early = posted_first.then(|| world.receive(to as usize, Selector::any(0), capacity));
+                let send = world.send(0, to, 9, &data);
+                world.turns(3);
+                let receive = early.unwrap_or_else(|| world.receive(to as usize, Selector::any(0), capacity));
+                let received = world.wait(to as usize, receive);
+                assert_eq!(received.result, Err(Error::Truncated { length: length as u64, capacity }));
+                assert_eq!(received.length, capacity);
+                assert!(received.buffer.as_slice() == &data[..capacity]);
+                assert_eq!(world.wait(0, send).result, Ok(()));
+                // What follows is not affected.
+                world.send(0, to, 10, b"next");
+                let next = world.receive(to as usize, Selector::any(0), 4);
+                assert_eq!(world.wait(to as usize, next).buffer.as_slice(), b"next");
+            }
+        }
+    }
+}
+
+#[test]
+fn wildcards_and_ignored_bits_take_what_they_should() {
+    let mut world = World::new(3, Terms::default(), Config::default());
+    let by_source = world.receive(2, Selector::any_tag(1, 0), 8);
+    let by_bits = world.receive(2, Selector::any_source(0, 0x1200).ignoring(0xff), 8);
+    let by_tag = world.receive(2, Selector::any_source(0, 7), 8);
+    let any = world.receive(2, Selector::any(0), 8);
+    let other_context = world.receive(2, Selector::any(1), 8);
+    for (from, tag) in [(0, 7), (0, 0x1234), (0, 0x1300), (1, 7)] {
+        world.send(from, 2, tag, &[from as u8]);
+        world.turns(3);
+    }
+    for (receive, envelope) in
+        [(by_tag, (0, 7)), (by_bits, (0, 0x1234)), (any, (0, 0x1300)), (by_source, (1, 7))]
+    {
+        let completion = world.wait(2, receive);
+        assert_eq!((completion.envelope.peer, completion.envelope.tag), envelope);
+    }
+    assert!(world.ranks[2].test(other_context).unwrap().is_none());
+}
+
+#[test]
+fn a_probe_sees_a_message_and_leaves_it() {
+    for length in [0, 3, 300, 3000] {
+        for to in [0, 1] {
+            let mut world = World::pair();
+            assert_eq!(world.ranks[to].probe(&Selector::any(0)), None);
+            world.send(0, to as u32, 4, &pattern(1, length));
+            world.turns(2);
+            let arrived = Arrived { envelope: Envelope::new(0, 0, 4), length: length as u64 };
+            assert_eq!(world.ranks[to].probe(&Selector::any_source(0, 4)), Some(arrived));
+            assert_eq!(world.ranks[to].probe(&Selector::any(0)), Some(arrived));
+            assert_eq!(world.ranks[to].probe(&Selector::any(1)), None);
+            let receive = world.receive(to, Selector::any(0), length);
+            assert_eq!(world.wait(to, receive).length, length);
+        }
+    }
+}
+
+#[test]
+fn a_claimed_message_is_received_by_nobody_else() {
+    for length in [0, 3, 300, 2048, 3000] {
+        for to in [0, 1] {
+            let mut world = World::pair();
+            let (first, second) = (pattern(1, length), pattern(2, length));
+            let sends = [world.send(0, to as u32, 4, &first), world.send(0, to as u32, 4, &second)];
+            world.turns(1);
+            // Of a long eager message only the beginning may have arrived.
+            let (message, arrived) = world.ranks[to].claim(&Selector::any(0)).unwrap();
+            assert_eq!(arrived.length, length as u64);
+            let receive = world.receive(to, Selector::any(0), length);
+            assert!(world.wait(to, receive).buffer.as_slice() == second);
+            let receive = world.ranks[to].receive_claimed(message, vec![0; length], 5).unwrap();
+            let completion = world.wait(to, receive);
+            assert!(completion.buffer.as_slice() == first);
+            assert_eq!((completion.cookie, completion.envelope), (5, Envelope::new(0, 0, 4)));
+            let again = world.ranks[to].receive_claimed(message, vec![], 0);
+            assert_eq!(again, Err(Error::NoSuchMessage { message: message.to_bits() }));
+            for send in sends {
+                assert_eq!(world.wait(0, send).result, Ok(()));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_discarded_message_counts_as_received_for_its_sender() {
+    for length in [0, 2000, 3000] {
+        for to in [0, 1] {
+            let mut world = World::pair();
+            let send = world.ranks[0]
+                .isend(Envelope::new(to, 0, 1), Mode::Synchronous, pattern(1, length), 0)
+                .unwrap();
+            let eager = world.send(0, to, 2, &pattern(1, length));
+            world.turns(1);
+            while let Some((message, _)) = world.ranks[to as usize].claim(&Selector::any(0)) {
+                world.ranks[to as usize].discard(message).unwrap();
+                assert!(world.ranks[to as usize].discard(message).is_err());
+                world.turns(1);
+            }
+            world.wait(0, send);
+            world.wait(0, eager);
+            world.send(0, to, 3, b"next");
+            let receive = world.receive(to as usize, Selector::any(0), 4);
+            assert_eq!(world.wait(to as usize, receive).envelope.tag, 3);
+        }
+    }
+}
+
+#[test]
+fn a_cancelled_receive_takes_no_message() {
+    let mut world = World::pair();
+    let receives: Vec<_> = (0..3).map(|_| world.receive(1, Selector::any(0), 8)).collect();
+    assert_eq!(world.ranks[1].cancel(receives[0]), Ok(true));
+    world.send(0, 1, 0, b"message");
+    world.turns(3);
+    assert_eq!(world.ranks[1].cancel(receives[1]), Ok(false));
+    let cancelled = world.wait(1, receives[0]);
+    assert_eq!((cancelled.result, cancelled.length), (Err(Error::Cancelled), 0));
+    assert_eq!(world.wait(1, receives[1]).result, Ok(()));
+    assert!(world.ranks[1].test(receives[2]).unwrap().is_none());
+}
+
+#[test]
+fn a_send_that_has_not_begun_can_be_cancelled_and_one_that_has_cannot() {
+    // Nobody takes anything: after 4 messages the transport has no credits.
+    let mut world = World::new(2, Terms { credits: 4, ..Terms::default() }, Config::default());
+    let begun = world.send(0, 1, 0, &[1; 2000]);
+    let queued = world.send(0, 1, 1, &[2; 2000]);
+    let last = world.send(0, 1, 2, &[3; 2000]);
+    assert_eq!(world.ranks[0].cancel(begun), Ok(false));
+    assert_eq!(world.ranks[0].cancel(queued), Ok(true));
+    for (send, tag, byte) in [(begun, 0, 1), (last, 2, 3)] {
+        let receive = world.receive(1, Selector::any(0), 2000);
+        let completion = world.wait(1, receive);
+        assert_eq!((completion.envelope.tag, completion.buffer.as_slice()[1999]), (tag, byte));
+        assert_eq!(world.wait(0, send).result, Ok(()));
+    }
+    assert_eq!(world.wait(0, queued).result, Err(Error::Cancelled));
+}
+
+#[test]
+fn handles_of_completed_requests_find_nothing() {
+    let mut world = World::pair();
+    let send = world.send(0, 1, 0, b"");
+    world.wait(0, send);
+    let gone = Error::NoSuchRequest { request: send.to_bits() };
+    assert_eq!(world.ranks[0].test(send).unwrap_err(), gone);
+    let next = world.send(0, 1, 0, b"");
+    assert_ne!(next, send);
+    assert_eq!(world.ranks[0].cancel(send), Err(gone));
+    assert_eq!(Request::from_bits(next.to_bits()), next);
+    let bad = Envelope::new(2, 0, 0);
+    let error = Error::NoSuchPeer { peer: 2, size: 2 };
+    assert_eq!(world.ranks[0].isend(bad, Mode::Standard, vec![], 0), Err(error.clone()));
+    assert_eq!(world.ranks[0].irecv(Selector::exact(2, 0, 0), vec![], 0), Err(error));
+}
+
+#[test]
+fn the_completion_queue_has_each_completion_once_in_their_order() {
+    let mut world = World::pair();
+    for cookie in 0..5 {
+        world.ranks[1].irecv(Selector::exact(0, 0, cookie), vec![0; 4], cookie).unwrap();
+    }
+    let tested = world.ranks[1].irecv(Selector::exact(0, 0, 9), vec![0; 4], 9).unwrap();
+    for tag in [3, 9, 1, 0, 4] {
+        world.send(0, 1, tag, b"data");
+    }
+    world.turns(5);
+    assert_eq!(world.ranks[1].test(tested).unwrap().unwrap().cookie, 9);
+    let order: Vec<_> =
+        std::iter::from_fn(|| world.ranks[1].next_completion()).map(|done| done.cookie).collect();
+    assert_eq!(order, [3, 1, 0, 4]);
+    assert_eq!(world.ranks[1].outstanding(), 1);
+}
+
+#[test]
+fn waits_end_by_deadline_and_by_token_and_the_request_lives_on() {
+    let mut world = World::pair();
+    let receive = world.receive(0, Selector::any(0), 4);
+    let rank = &mut world.ranks[0];
+    let soon = Deadline::after(Duration::from_millis(5));
+    assert!(matches!(rank.wait(receive, soon, None), Err(Error::Timeout { .. })));
+    let cancel = Cancel::new().unwrap();
+    cancel.cancel();
+    assert!(matches!(rank.wait(receive, Deadline::never(), Some(&cancel)), Err(Error::Interrupted { .. })));
+    assert!(matches!(rank.wait_next(Deadline::now(), None), Err(Error::Timeout { .. })));
+    world.send(1, 0, 0, b"late");
+    assert_eq!(world.wait(0, receive).buffer.as_slice(), b"late");
+}
+
+#[test]
+fn ranks_in_threads_of_their_own_exchange_messages_in_memory_of_their_own() {
+    let (_fabric, ports) = Fabric::new(2, Terms { one_ring: false, ..Terms::default() });
+    let threads: Vec<_> = ports
+        .into_iter()
+        .map(|port| {
+            std::thread::spawn(move || {
+                let mut endpoint = Endpoint::new(port, Config::default()).unwrap();
+                let other = 1 - endpoint.rank();
+                let deadline = Deadline::after(Duration::from_secs(120));
+                for round in 0..300_u64 {
+                    let length = [8, 2000, 20_000][round as usize % 3];
+                    let (mut incoming, outgoing) = (vec![0; length], pattern(round, length));
+                    // SAFETY: the requests are waited for below, before the memory goes away or is looked at; on a failure the
+                    // endpoint is dropped first.
+                    let to = unsafe { Buffer::from_raw_parts(outgoing.as_ptr().cast_mut(), length) };
+                    // SAFETY: as above.
+                    let from = unsafe { Buffer::from_raw_parts(incoming.as_mut_ptr(), length) };
+                    let receive = endpoint.irecv(Selector::exact(other, 0, round), from, 0).unwrap();
+                    let send =
+                        endpoint.isend(Envelope::new(other, 0, round), Mode::Synchronous, to, 0).unwrap();
+                    let results =
+                        [endpoint.wait(send, deadline, None), endpoint.wait(receive, deadline, None)];
+                    if results.iter().any(|result| {
+                        result.as_ref().is_ok_and(|done| done.result.is_err()) || result.is_err()
+                    }) {
+                        drop(endpoint);
+                        return Err(format!("round {round}: {results:?}"));
+                    }
+                    assert!(incoming == outgoing, "round {round}");
+                }
+                // The other's last answers.
+                while endpoint.progress().unwrap() > 0 {}
+                Ok(endpoint.statistics())
+            })
+        })
+        .collect();
+    for thread in threads {
+        let statistics = thread.join().unwrap().unwrap();
+        assert_eq!((statistics.sent, statistics.received), (300, 300));
+    }
+}
