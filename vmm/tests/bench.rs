@@ -52,6 +52,22 @@ fn a_packets_instructions_are_counted() {
         let instructions = row["instructions"].as_f64().unwrap();
         assert!((10.0..100_000.0).contains(&instructions), "{row:#}");
         assert_eq!(row["bytes"], 256);
+}
+
+#[test]
+fn matching_is_measured_at_every_depth() {
+    let report = quick("matching");
+    let paths = ["posted", "posted-wildcard", "unexpected", "unexpected-wildcard", "list-posted"];
+    assert_report(&report, "matching", &paths);
+    for path in paths {
+        let depths: Vec<_> = report["rows"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|row| row["path"] == path && row["nanoseconds"].as_f64().unwrap() > 0.0)
+            .map(|row| row["depth"].as_f64().unwrap())
+            .collect();
+        assert_eq!(depths, [1.0, 10.0, 100.0, 1_000.0, 10_000.0], "{path}");
     }
 }
 

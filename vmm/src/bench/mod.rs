@@ -17,6 +17,7 @@ pub mod samples;
 mod packet;
 mod mmio;
 mod fcnp;
+mod matching;
 mod rest;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -123,6 +124,12 @@ const BENCHES: &[Bench] = &[
         about: "FCNP beside packets without a protocol, and beside sockets, direct and relayed",
         run: fcnp::run,
         part: Some(fcnp::part),
+    },
+    Bench {
+        name: "matching",
+        about: "what matching a message costs, by the number of others that wait",
+        run: matching::run,
+        part: None,
     },
     Bench {
         name: "rest",

@@ -1,0 +1,207 @@
+//! What matching costs, by the number of receives or messages that wait already.
+//!
+//! A rank sends to itself, so that nothing but matching is in it: no transport, no protocol. One operation is a receive, a send
+//! of 8 bytes, and the taking of both completions. `depth` counts the receives (or messages) in the queue when the search
+//! happens, that of the operation included, which is the last one in the order of a list and so the worst.
+//!
+//! - `posted`: the receives name their source and tag, each another tag; the message matches the last;
+//! - `posted-wildcard`: the same with any source, and the last with any source and some ignored bits of the tag;
+//! - `unexpected`: the messages are there first; the receive takes the last;
+//! - `unexpected-wildcard`: the same with a receive from any source;
+//! - `list-posted`: the queue as a plain list, for comparison: what looking through it costs, and nothing else.
+
+use std::{collections::LinkedList, hint::black_box, time::Instant};
+
+use nicforge_matching::{
+    Completion, Config, Endpoint, Envelope, Error, Mode, Selector,
+    memory::{Fabric, Port, Terms},
+};
+
+use super::{
+    Run,
+    placement::Placement,
+    row::{Goal, Outcome, Row},
+    samples::{in_turns, median},
+};
+use crate::failure::Failure;
+
+const DEPTHS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
+/// Bytes of a message.
+const BYTES: usize = 8;
+/// The tag of the operation; the others have smaller ones.
+const TAG: u64 = 1 << 40;
+/// Bits that the wildcards ignore.
+const IGNORE: u64 = 0xff << 48;
+/// Of the goal: how much slower the deepest may be than the shallow ones.
+const FLAT: f64 = 1.5;
+/// What SeaStar's firmware took for each entry of a list that it looked at, nanoseconds.
+const SEASTAR_PER_ENTRY: f64 = 30.0;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Path {
+    Posted,
+    PostedWildcard,
+    Unexpected,
+    UnexpectedWildcard,
+    List,
+}
+
+const PATHS: [Path; 5] =
+    [Path::Posted, Path::PostedWildcard, Path::Unexpected, Path::UnexpectedWildcard, Path::List];
+
+impl Path {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Posted => "posted",
+            Self::PostedWildcard => "posted-wildcard",
+            Self::Unexpected => "unexpected",
+            Self::UnexpectedWildcard => "unexpected-wildcard",
+            Self::List => "list-posted",
+        }
+    }
+
+    /// The selector of a receive for `tag`.
+    fn selector(self, tag: u64) -> Selector {
+        match self {
+            Self::PostedWildcard | Self::UnexpectedWildcard if tag == TAG => {
+                Selector::any_source(0, tag).ignoring(IGNORE)
+            }
+            Self::PostedWildcard => Selector::any_source(0, tag),
+            _ => Selector::exact(0, 0, tag),
+        }
+    }
+}
+
+pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let (rounds, operations): (usize, u32) = if run.quick { (3, 200) } else { (41, 5_000) };
+    let contestants: Vec<_> =
+        PATHS.iter().flat_map(|&path| DEPTHS.iter().map(move |&depth| (path, depth))).collect();
+    run.steps((rounds * contestants.len()) as u64);
+    let mut scenes = contestants
+        .iter()
+        .map(|&(path, depth)| Scene::new(path, depth).map_err(failure))
+        .collect::<Result<Vec<_>, _>>()?;
+    let times = in_turns(rounds, contestants.len(), |contestant, _| {
+        let (path, depth) = contestants[contestant];
+        run.step(format!("{}, {depth} deep", path.name()))?;
+        // A list of 10,000 takes its time.
+        let operations = if path == Path::List { operations.div_ceil(1 + depth / 100) } else { operations };
+        scenes[contestant].measure(operations).map_err(failure)
+    })?;
+    let mut rows = Vec::new();
+    let mut medians = Vec::new();
+    for (&(path, depth), times) in contestants.iter().zip(times) {
+        let median = median(&times);
+        medians.push((path, depth, median));
+        rows.push(
+            Row {
+                placement: Some(Placement::free().text()),
+                bytes: Some(BYTES as u64),
+                rate_per_s: (median > 0.0).then_some(1e9 / median),
+                ..Row::new(path.name())
+            }
+            .figure("depth", f64::from(depth))
+            .figure("nanoseconds", median),
+        );
+    }
+    let goals = PATHS.iter().filter(|&&path| path != Path::List).map(|&path| goal(path, &medians)).collect();
+    let notes = vec![
+        "one operation is a receive, a send of the rank to itself, and both completions; list-posted is the search alone".into(),
+        format!(
+            "SeaStar's list took {SEASTAR_PER_ENTRY} ns an entry: {} us at a depth of 10,000",
+            SEASTAR_PER_ENTRY * 10_000.0 / 1e3
+        ),
+        "one thread; medians of rounds, taken in turns; the operation's own entries stay in the cache".into(),
+    ];
+    Ok(Outcome { rows, goals, notes })
+}
+
+/// The deepest against the mean of those up to 10.
+fn goal(path: Path, medians: &[(Path, u32, f64)]) -> Goal {
+    let of = |wanted: u32| {
+        medians
+            .iter()
+            .find(|&&(other, depth, _)| other == path && depth == wanted)
+            .map_or(f64::NAN, |&(.., nanoseconds)| nanoseconds)
+    };
+    let ratio = of(10_000) / f64::midpoint(of(1), of(10));
+    Goal::at_most(format!("{}: time at a depth of 10,000, times that at 1 and 10", path.name()), FLAT, ratio)
+}
+
+fn failure(error: Error) -> Failure {
+    Failure::environment(error.to_string())
+}
+
+/// One queue of a depth.
+enum Scene {
+    Endpoint { path: Path, endpoint: Box<Endpoint<Port>>, memory: Vec<Vec<u8>> },
+    List { list: LinkedList<Selector> },
+}
+
+impl Scene {
+    /// All but the last of `depth` are in the queue.
+    fn new(path: Path, depth: u32) -> Result<Self, Error> {
+        let tags = 1..u64::from(depth);
+        if path == Path::List {
+            return Ok(Self::List { list: tags.chain([TAG]).map(|tag| path.selector(tag)).collect() });
+        }
+        let (_, mut ports) = Fabric::new(1, Terms::default());
+        let port = ports.pop().ok_or(Error::NoSuchPeer { peer: 0, size: 0 })?;
+        // All of the messages that wait may be eager.
+        let config = Config { window: 16 << 20, ..Config::default() };
+        let mut endpoint = Box::new(Endpoint::new(port, config)?);
+        for tag in tags {
+            match path {
+                Path::Posted | Path::PostedWildcard => {
+                    endpoint.irecv(path.selector(tag), vec![0; BYTES], 0)?;
+                }
+                _ => {
+                    endpoint.isend(Envelope::new(0, 0, tag), Mode::Standard, vec![0; BYTES], 0)?;
+                    endpoint.next_completion();
+                }
+            }
+        }
+        let memory = vec![vec![0; BYTES], vec![0; BYTES]];
+        let mut scene = Self::Endpoint { path, endpoint, memory };
+        // Tables and pools get their sizes.
+        scene.measure(10)?;
+        Ok(scene)
+    }
+
+    /// Nanoseconds that one of so many operations takes.
+    fn measure(&mut self, operations: u32) -> Result<f64, Error> {
+        let start;
+        match self {
+            Self::List { list } => {
+                let envelope = Envelope::new(0, 0, TAG);
+                start = Instant::now();
+                for _ in 0..operations {
+                    black_box(list.iter().position(|selector| selector.matches(black_box(&envelope))));
+                }
+            }
+            Self::Endpoint { path, endpoint, memory } => {
+                start = Instant::now();
+                for _ in 0..operations {
+                    let (incoming, outgoing) =
+                        (memory.pop().unwrap_or_default(), memory.pop().unwrap_or_default());
+                    let to = Envelope::new(0, 0, TAG);
+                    if matches!(path, Path::Posted | Path::PostedWildcard) {
+                        endpoint.irecv(path.selector(TAG), incoming, 0)?;
+                        endpoint.isend(to, Mode::Standard, outgoing, 0)?;
+                    } else {
+                        endpoint.isend(to, Mode::Standard, outgoing, 0)?;
+                        endpoint.irecv(path.selector(TAG), incoming, 0)?;
+                    }
+                    for _ in 0..2 {
+                        let Some(Completion { result, buffer, .. }) = endpoint.next_completion() else {
+                            return Err(Error::Timeout { what: "a message of a rank to itself" });
+                        };
+                        result?;
+                        memory.extend(buffer.into_vec());
+                    }
+                }
+            }
+        }
+        Ok(start.elapsed().as_nanos() as f64 / f64::from(operations))
+    }
+}
