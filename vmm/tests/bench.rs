@@ -52,6 +52,7 @@ fn a_packets_instructions_are_counted() {
         let instructions = row["instructions"].as_f64().unwrap();
         assert!((10.0..100_000.0).contains(&instructions), "{row:#}");
         assert_eq!(row["bytes"], 256);
+    }
 }
 
 #[test]

@@ -14,10 +14,10 @@ pub mod report;
 pub mod row;
 pub mod samples;
 
-mod packet;
-mod mmio;
 mod fcnp;
 mod matching;
+mod mmio;
+mod packet;
 mod rest;
 
 use indicatif::{ProgressBar, ProgressStyle};
@@ -108,12 +108,6 @@ struct Bench {
 /// All there are, in the order of `all`.
 const BENCHES: &[Bench] = &[
     Bench {
-        name: "packet",
-        about: "instructions a packet, in the library and in the machine (needs valgrind)",
-        run: packet::run,
-        part: Some(packet::part),
-    },
-    Bench {
         name: "mmio",
         about: "register accesses and interrupts of a served device, beside bare sockets and rings",
         run: mmio::run,
@@ -124,6 +118,12 @@ const BENCHES: &[Bench] = &[
         about: "FCNP beside packets without a protocol, and beside sockets, direct and relayed",
         run: fcnp::run,
         part: Some(fcnp::part),
+    },
+    Bench {
+        name: "packet",
+        about: "instructions a packet, in the library and in the machine (needs valgrind)",
+        run: packet::run,
+        part: Some(packet::part),
     },
     Bench {
         name: "matching",

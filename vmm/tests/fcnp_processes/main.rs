@@ -26,7 +26,7 @@ use nix::sys::signal::Signal;
 
 use self::{
     packets::{Admin, both_ways},
-    program::{LIMIT, SIZES, Side, answer, is_survivable, pattern},
+    program::{SIZES, Side, answer, is_survivable, pattern},
     rig::{Process, Server, eventually},
 };
 
