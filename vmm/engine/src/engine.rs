@@ -283,8 +283,13 @@ impl Engine {
         let safety = (self.clients > 0)
             .then(|| self.config.safety_timeout.saturating_sub(since_start.saturating_sub(self.scanned)));
         let deadline = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
-        let coarse =
-            [safety, deadline].into_iter().flatten().min().map(|time| time.max(self.events.shortest_sleep()));
+        // In whole sleeps: what is left over would be one more.
+        let shortest = self.events.shortest_sleep();
+        let whole = |time: Duration| {
+            let sleeps = time.as_nanos().div_ceil(shortest.as_nanos().max(1)).max(1);
+            shortest.saturating_mul(u32::try_from(sleeps).unwrap_or(u32::MAX))
+        };
+        let coarse = [safety, deadline].into_iter().flatten().min().map(whole);
         let machine =
             (machine < Nanos::NEVER).then(|| Duration::from_nanos(machine.0).saturating_sub(since_start));
         [coarse, machine].into_iter().flatten().min()
