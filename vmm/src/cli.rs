@@ -153,6 +153,9 @@ struct BenchArguments {
     /// Print the results as JSON, and no progress.
     #[arg(long)]
     json: bool,
+    /// Print the results as Markdown.
+    #[arg(long, conflicts_with = "json")]
+    markdown: bool,
     /// Fewer repetitions: to see that it works, not for figures to be quoted.
     #[arg(long)]
     quick: bool,
@@ -210,6 +213,7 @@ pub fn main() -> Result<u8, Failure> {
         Command::Bench(arguments) => bench::main(&bench::Options {
             name: arguments.name,
             json: arguments.json,
+            markdown: arguments.markdown,
             quick: arguments.quick,
             check: arguments.check,
             event_loop: arguments.event_loop,

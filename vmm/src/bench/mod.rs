@@ -36,6 +36,8 @@ pub struct Options {
     pub name: String,
     /// JSON instead of tables, and no progress.
     pub json: bool,
+    /// Markdown instead of tables, for a document.
+    pub markdown: bool,
     /// Fewer repetitions: to see whether it works.
     pub quick: bool,
     /// End with exit code 1 when a goal is missed.
@@ -197,7 +199,9 @@ fn run_all(benches: &[Bench], options: &Options) -> Result<u8, Failure> {
         run.progress.finish_and_clear();
         let report =
             Report { bench: bench.name, machine: machine.clone(), quick: options.quick, outcome: outcome? };
-        if !options.json {
+        if options.markdown {
+            say(report.markdown())?;
+        } else if !options.json {
             report.say()?;
         }
         reports.push(report);

@@ -1,13 +1,18 @@
-//! How results are shown.
+//! How results are shown: tables for a terminal, or Markdown for a document.
+
+use std::fmt::Write;
 
 use comfy_table::{CellAlignment, Table, presets};
 use serde::Serialize;
 
 use super::{
     host::Host,
-    row::{Goal, Outcome, Row, Wanted},
+    row::{Backing, Goal, Outcome, Row, Wanted},
 };
 use crate::failure::{Failure, say};
+
+/// Rows beyond which a document shows bandwidths side by side, a column a path, instead of all rows.
+const LONG: usize = 60;
 
 /// One bench's result.
 #[derive(Clone, Debug, Serialize)]
@@ -29,94 +34,161 @@ impl Report {
     /// # Errors
     /// When nobody reads them.
     pub fn say(&self) -> Result<(), Failure> {
-        let Host { processor, processors, kernel, load, .. } = &self.machine;
-        say(format_args!(
-            "{}: {processor}, {processors} processors, Linux {kernel}, load {load:.1}{}",
-            self.bench,
-            if self.quick { ", QUICK: not for quoting" } else { "" }
-        ))?;
-        say(rows(&self.outcome.rows))?;
+        say(format_args!("{}: {}", self.bench, self.where_()))?;
+        say(rows(&self.outcome.rows).table())?;
         if !self.outcome.goals.is_empty() {
-            say(goals(&self.outcome.goals))?;
+            say(goals(&self.outcome.goals).table())?;
         }
         for note in &self.outcome.notes {
             say(format_args!("- {note}"))?;
         }
         say("")
     }
+
+    /// A section of a Markdown document. Of many rows with a bandwidth it shows the bandwidths side by side.
+    pub fn markdown(&self) -> String {
+        let mut text = format!("## `nicforge bench {}`\n\n{}\n\n", self.bench, self.where_());
+        let sheet = if self.outcome.rows.len() > LONG {
+            side_by_side(&self.outcome.rows)
+        } else {
+            rows(&self.outcome.rows)
+        };
+        text.push_str(&sheet.markdown());
+        if !self.outcome.goals.is_empty() {
+            text.push('\n');
+            text.push_str(&goals(&self.outcome.goals).markdown());
+        }
+        if !self.outcome.notes.is_empty() {
+            text.push('\n');
+        }
+        for note in &self.outcome.notes {
+            // Writing to a string can't fail.
+            let _ = writeln!(text, "- {note}");
+        }
+        text
+    }
+
+    fn where_(&self) -> String {
+        let Host { processor, processors, kernel, load, .. } = &self.machine;
+        format!(
+            "{processor}, {processors} processors, Linux {kernel}, load {load:.1}{}",
+            if self.quick { ", QUICK: not for quoting" } else { "" }
+        )
+    }
+}
+
+/// A table, not yet drawn.
+struct Sheet {
+    /// Names of the columns, and whether they hold numbers.
+    columns: Vec<(String, bool)>,
+    rows: Vec<Vec<String>>,
+}
+
+impl Sheet {
+    fn table(self) -> Table {
+        let mut table = Table::new();
+        table.load_style(presets::UTF8_BORDERS_ONLY);
+        table.set_header(self.columns.iter().map(|(name, _)| name));
+        for row in self.rows {
+            table.add_row(row);
+        }
+        for (index, _) in self.columns.iter().enumerate().filter(|(_, (_, number))| *number) {
+            if let Some(column) = table.column_mut(index) {
+                column.set_cell_alignment(CellAlignment::Right);
+            }
+        }
+        table
+    }
+
+    fn markdown(self) -> String {
+        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
+        let mut text = line(self.columns.iter().map(|(name, _)| name.clone()).collect());
+        let rule = |&(_, number): &(String, bool)| if number { "--:" } else { "---" }.to_owned();
+        text.push_str(&line(self.columns.iter().map(rule).collect()));
+        for row in self.rows {
+            text.push_str(&line(row));
+        }
+        text
+    }
 }
 
 /// How a cell of a column is made; `None` where it does not apply.
 type Cell = fn(&Row) -> Option<String>;
 
-fn rows(rows: &[Row]) -> Table {
-    let fixed: [(&str, Cell); 10] = [
-        ("path", |row| Some(row.path.clone())),
-        ("backing", |row| row.backing.map(|backing| backing.name().to_owned())),
-        ("placement", |row| row.placement.clone()),
-        ("FIFO", |row| row.fifo_depth.map(|depth| depth.to_string())),
-        ("direction", |row| row.direction.map(str::to_owned)),
-        ("bytes", |row| row.bytes.map(size)),
-        ("Gb/s", |row| row.gbit_s.map(figure)),
-        ("p50 us", |row| row.p50_us.map(figure)),
-        ("p99 us", |row| row.p99_us.map(figure)),
-        ("rate/s", |row| row.rate_per_s.map(figure)),
+fn rows(rows: &[Row]) -> Sheet {
+    let fixed: [(&str, bool, Cell); 10] = [
+        ("path", false, |row| Some(row.path.clone())),
+        ("backing", false, |row| row.backing.map(|backing| backing.name().to_owned())),
+        ("placement", false, |row| row.placement.clone()),
+        ("FIFO", true, |row| row.fifo_depth.map(|depth| depth.to_string())),
+        ("direction", false, |row| row.direction.map(str::to_owned)),
+        ("bytes", true, |row| row.bytes.map(size)),
+        ("Gb/s", true, |row| row.gbit_s.map(figure)),
+        ("p50 us", true, |row| row.p50_us.map(figure)),
+        ("p99 us", true, |row| row.p99_us.map(figure)),
+        ("rate/s", true, |row| row.rate_per_s.map(figure)),
     ];
-    let columns: Vec<_> =
-        fixed.iter().filter(|(_, cell)| rows.iter().any(|row| cell(row).is_some())).collect();
+    let used: Vec<_> =
+        fixed.iter().filter(|(_, _, cell)| rows.iter().any(|row| cell(row).is_some())).collect();
     let mut own: Vec<&str> = rows.iter().flat_map(|row| row.figures.keys().copied()).collect();
     own.sort_unstable();
     own.dedup();
-    let mut table = new_table();
-    table.set_header(
-        columns
-            .iter()
-            .map(|(name, _)| (*name).to_owned())
-            .chain(own.iter().map(|name| name.replace('_', " "))),
-    );
-    for row in rows {
-        let cells = columns.iter().map(|(_, cell)| cell(row));
+    let mut columns: Vec<_> = used.iter().map(|(name, number, _)| ((*name).to_owned(), *number)).collect();
+    columns.extend(own.iter().map(|name| (name.replace('_', " "), true)));
+    let cells = |row: &Row| {
+        let fixed = used.iter().map(|(_, _, cell)| cell(row));
         let figures = own.iter().map(|name| row.figures.get(name).copied().map(figure));
-        table.add_row(cells.chain(figures).map(|cell| cell.unwrap_or_else(|| "-".into())));
-    }
-    let is_text = |name: &str| ["path", "backing", "placement", "direction"].contains(&name);
-    let numbers = columns.iter().enumerate().filter(|(_, (name, _))| !is_text(name)).map(|(index, _)| index);
-    let numbers: Vec<_> = numbers.chain(columns.len()..columns.len() + own.len()).collect();
-    for index in numbers {
-        align_right(&mut table, index);
-    }
-    table
+        fixed.chain(figures).map(|cell| cell.unwrap_or_else(|| "-".into())).collect()
+    };
+    Sheet { columns, rows: rows.iter().map(cells).collect() }
 }
 
-fn goals(goals: &[Goal]) -> Table {
-    let mut table = new_table();
-    table.set_header(["goal", "wanted", "measured", ""]);
-    for goal in goals {
-        let wanted = match goal.wanted {
-            Wanted::AtMost => format!("<= {}", figure(goal.limit)),
-            Wanted::AtLeast => format!(">= {}", figure(goal.limit)),
+/// Bandwidths in 10^9 bits a second, a column a path; what else distinguishes rows is in front.
+fn side_by_side(rows: &[Row]) -> Sheet {
+    let key = |row: &Row| {
+        let outstanding = row.figures.get("outstanding").map_or_else(|| "-".into(), |&count| figure(count));
+        [row.direction.unwrap_or("-").to_owned(), row.bytes.map_or_else(|| "-".into(), size), outstanding]
+    };
+    let label = |row: &Row| {
+        let depth = row.fifo_depth.map(|depth| format!(" {depth}")).unwrap_or_default();
+        let backing = if row.backing == Some(Backing::InProcess) { " in process" } else { "" };
+        format!("{}{depth}{backing}", row.path)
+    };
+    let (mut keys, mut labels) = (Vec::new(), Vec::new());
+    for row in rows.iter().filter(|row| row.gbit_s.is_some()) {
+        if !keys.contains(&key(row)) {
+            keys.push(key(row));
+        }
+        if !labels.contains(&label(row)) {
+            labels.push(label(row));
+        }
+    }
+    let front = [("direction", false), ("bytes", true), ("outstanding", true)];
+    let mut columns: Vec<_> = front.map(|(name, number)| (name.to_owned(), number)).to_vec();
+    columns.extend(labels.iter().map(|label| (label.clone(), true)));
+    let line = |wanted: &[String; 3]| {
+        let cell = |label_: &String| {
+            let found = rows.iter().find(|row| key(row) == *wanted && label(row) == *label_);
+            found.and_then(|row| row.gbit_s).map_or_else(|| "-".into(), figure)
         };
-        table.add_row([
-            goal.what.clone(),
-            wanted,
-            figure(goal.measured),
-            if goal.met { "met".into() } else { "MISSED".into() },
-        ]);
-    }
-    align_right(&mut table, 1);
-    align_right(&mut table, 2);
-    table
+        wanted.iter().cloned().chain(labels.iter().map(cell)).collect()
+    };
+    Sheet { columns, rows: keys.iter().map(line).collect() }
 }
 
-fn new_table() -> Table {
-    let mut table = Table::new();
-    table.load_style(presets::UTF8_BORDERS_ONLY);
-    table
-}
-
-fn align_right(table: &mut Table, column: usize) {
-    if let Some(column) = table.column_mut(column) {
-        column.set_cell_alignment(CellAlignment::Right);
+fn goals(goals: &[Goal]) -> Sheet {
+    let columns = [("goal", false), ("wanted", true), ("measured", true), ("", false)];
+    let line = |goal: &Goal| {
+        let sign = match goal.wanted {
+            Wanted::AtMost => "at most",
+            Wanted::AtLeast => "at least",
+        };
+        let met = if goal.met { "met" } else { "MISSED" };
+        vec![goal.what.clone(), format!("{sign} {}", figure(goal.limit)), figure(goal.measured), met.into()]
+    };
+    Sheet {
+        columns: columns.map(|(name, number)| (name.to_owned(), number)).to_vec(),
+        rows: goals.iter().map(line).collect(),
     }
 }
 
@@ -165,8 +237,24 @@ mod tests {
     fn columns_that_no_row_has_are_left_out() {
         let rows =
             rows(&[Row { p50_us: Some(1.5), ..Row::new("a") }, Row::new("b").figure("instructions", 42.0)])
+                .table()
                 .to_string();
         assert!(rows.contains("p50 us") && rows.contains("instructions"), "{rows}");
         assert!(!rows.contains("backing") && !rows.contains("FIFO"), "{rows}");
+    }
+
+    #[test]
+    fn many_bandwidths_stand_side_by_side() {
+        let row = |path: &str, bytes, gbit_s| Row {
+            bytes: Some(bytes),
+            gbit_s: Some(gbit_s),
+            direction: Some("both"),
+            ..Row::new(path)
+        };
+        let text =
+            side_by_side(&[row("raw", 16, 1.0), row("unix", 16, 2.0), row("raw", 1 << 20, 3.0)]).markdown();
+        let expected = "| direction | bytes | outstanding | raw | unix |\n| --- | --: | --: | --: | --: |\n\
+            | both | 16 | - | 1.00 | 2.00 |\n| both | 1 M | - | 3.00 | - |\n";
+        assert_eq!(text, expected);
     }
 }
