@@ -85,6 +85,415 @@
 /* Size of the page in bytes. */
 #define NICFORGE_ATTACHMENT_MIRROR_SIZE 0x1000
 
+/* ---- extoll ---- */
+/* VPIDs of a card at most. */
+#define NICFORGE_EXTOLL_MAX_VPIDS 256
+/* VPIDs of a card unless the machine says otherwise. */
+#define NICFORGE_EXTOLL_DEFAULT_VPIDS 16
+/* Nodes of a network at most: node ids are 11 bits wide. */
+#define NICFORGE_EXTOLL_MAX_NODES 2048
+/* Links of a card at most. */
+#define NICFORGE_EXTOLL_LINKS 6
+/* BAR of VELO sends. */
+#define NICFORGE_EXTOLL_BAR_VELO 3
+/* BAR of the directory. */
+#define NICFORGE_EXTOLL_BAR_DIRECTORY 5
+/* Cells of an attachment's posted-write ring. */
+#define NICFORGE_EXTOLL_RING_CELLS 4096
+/* Bytes of the register file. */
+#define NICFORGE_EXTOLL_REGISTERS 0x4000
+/* MSI-X vectors of each attachment. */
+/* The VELO receive ring was empty and is not any more. */
+#define NICFORGE_EXTOLL_VECTOR_VELO_RECEIVE 0
+/* The notification queue was empty and is not any more. */
+#define NICFORGE_EXTOLL_VECTOR_RMA_NOTIFICATION 1
+/* An error was counted for this attachment (mirror::ERRORS). */
+#define NICFORGE_EXTOLL_VECTOR_ERROR 2
+/* How many there are. */
+#define NICFORGE_EXTOLL_VECTOR_COUNT 3
+/*
+ * Offsets in BAR 0. Registers are 64 bits wide and are accessed whole,
+ * unless they say otherwise; another width or a place between them
+ * counts as error::REGISTER_ACCESS, reads as ones and does nothing.
+ * Those from ADMIN on belong to the admin attachment: for another they
+ * count as error::NOT_PERMITTED.
+ */
+/* Read: IDENTITY_VALUE. */
+#define NICFORGE_EXTOLL_REG_IDENTITY 0x000
+/* "EXTOLLR1" in little-endian order. */
+#define NICFORGE_EXTOLL_REG_IDENTITY_VALUE 0x31524c4c4f545845ULL
+/*
+ * IOVA of the VELO receive ring, a multiple of 4096. Written while the
+ * ring is disabled.
+ */
+#define NICFORGE_EXTOLL_REG_VELO_RING_BASE 0x100
+/*
+ * Slots of it: a power of two, extoll_velo::MIN_SLOTS to
+ * extoll_velo::MAX_SLOTS. Written while it is disabled.
+ */
+#define NICFORGE_EXTOLL_REG_VELO_RING_SLOTS 0x108
+/*
+ * 1 enables the ring: the attachment can be sent to, and the directory
+ * of every card says so. 0 disables it: what is under way to it is
+ * refused. Enabled again it starts at slot 0, empty. Reads as what it
+ * is; enabling a ring that is too small for the network or whose memory
+ * the card can't write counts as error::RING and leaves it disabled.
+ */
+#define NICFORGE_EXTOLL_REG_VELO_RING_ENABLE 0x110
+/*
+ * IOVA of the notification queue, a multiple of 4096. Written while it
+ * is disabled.
+ */
+#define NICFORGE_EXTOLL_REG_RMA_QUEUE_BASE 0x180
+/*
+ * Entries of it: a power of two, extoll_rma::MIN_ENTRIES to
+ * extoll_rma::MAX_ENTRIES.
+ */
+#define NICFORGE_EXTOLL_REG_RMA_QUEUE_ENTRIES 0x188
+/* As VELO_RING_ENABLE. RMA commands are refused while it is 0. */
+#define NICFORGE_EXTOLL_REG_RMA_QUEUE_ENABLE 0x190
+/*
+ * Interrupts that may be raised, a bit a vector. Enabling one whose
+ * condition holds raises it at once.
+ */
+#define NICFORGE_EXTOLL_REG_INTERRUPT_ENABLE 0x200
+/*
+ * Write a descriptor of extoll_rma::COMMAND_BYTES bytes in one write: an
+ * RMA command begins.
+ */
+#define NICFORGE_EXTOLL_REG_RMA_COMMAND 0x800
+/* Address translation commands: see extoll_atu::command. */
+#define NICFORGE_EXTOLL_REG_ATU 0x1000
+/* From here on: the admin attachment's. */
+#define NICFORGE_EXTOLL_REG_ADMIN 0x2000
+/*
+ * Nanoseconds after which a VELO send that waits for credit is given up
+ * with error::WATCHDOG; 0: never.
+ */
+#define NICFORGE_EXTOLL_REG_WATCHDOG 0x2000
+/* Unless the machine says otherwise. */
+#define NICFORGE_EXTOLL_REG_WATCHDOG_DEFAULT 500000000
+/*
+ * A VPID to look at; its enabling and errors are then in
+ * SELECTED_ERRORS.
+ */
+#define NICFORGE_EXTOLL_REG_SELECT_VPID 0x2010
+/* Read: errors of the selected VPID so far. */
+#define NICFORGE_EXTOLL_REG_SELECTED_ERRORS 0x2018
+/* Write a VPID: it is reset, as if its client had asked. */
+#define NICFORGE_EXTOLL_REG_RESET_VPID 0x2020
+/* Read: link n's state at + 8 n: bit 0 up, bit 1 plugged in. */
+#define NICFORGE_EXTOLL_REG_LINK_STATE 0x2100
+/* Read: packets that link n had to send again, at + 8 n. */
+#define NICFORGE_EXTOLL_REG_LINK_RETRIES 0x2140
+/*
+ * Read: the route to node n at + 8 n: bits 3..0 the port (15: none; 14:
+ * this card), bits 7..4 the virtual channel a packet leaves on.
+ */
+#define NICFORGE_EXTOLL_REG_ROUTE 0x3000
+/* Offsets in BAR 1, which software writes. */
+/*
+ * VELO messages taken out of the receive ring so far (64-bit). The card
+ * polls it: it frees slots, whatever waits in the posted-write ring. A
+ * value that goes back, or beyond what was delivered, counts as
+ * error::READ_POINTER and is ignored.
+ */
+#define NICFORGE_EXTOLL_WINDOW_VELO_READ_POINTER 0x40000
+/*
+ * Notifications taken out of the notification queue so far (64-bit). As
+ * above.
+ */
+#define NICFORGE_EXTOLL_WINDOW_RMA_READ_POINTER 0x40040
+/* Bytes of the windows behind the ring. */
+#define NICFORGE_EXTOLL_WINDOW_SIZE 0x1000
+/*
+ * Offsets in BAR 2, which the card writes. Words of 64 bits unless they
+ * say otherwise; those that change together share a cache line.
+ */
+/* This card's node id (32-bit). */
+#define NICFORGE_EXTOLL_MIRROR_NODE 0x1000
+/* This attachment's VPID; the admin's number is VPIDS (32-bit). */
+#define NICFORGE_EXTOLL_MIRROR_VPID 0x1004
+/* Nodes of the network (32-bit). */
+#define NICFORGE_EXTOLL_MIRROR_NODES 0x1008
+/* VPIDs of each card (32-bit). */
+#define NICFORGE_EXTOLL_MIRROR_VPIDS 0x100c
+/* VELO messages that have left for the network so far. */
+#define NICFORGE_EXTOLL_MIRROR_VELO_SENT 0x1040
+/* Sends that had to wait for credit so far. */
+#define NICFORGE_EXTOLL_MIRROR_VELO_STALLS 0x1048
+/* VELO messages written to the receive ring so far. */
+#define NICFORGE_EXTOLL_MIRROR_VELO_RECEIVED 0x1080
+/* RMA commands taken so far. */
+#define NICFORGE_EXTOLL_MIRROR_RMA_COMMANDS 0x10c0
+/* RMA commands that have ended, well or not. */
+#define NICFORGE_EXTOLL_MIRROR_RMA_COMPLETED 0x10c8
+/* Notifications written to the queue so far. */
+#define NICFORGE_EXTOLL_MIRROR_RMA_NOTIFICATIONS 0x1100
+/* Notifications lost because the queue was full. */
+#define NICFORGE_EXTOLL_MIRROR_RMA_OVERFLOWS 0x1108
+/* Errors counted for this attachment so far. */
+#define NICFORGE_EXTOLL_MIRROR_ERRORS 0x1140
+/*
+ * The last of them: bits 7..0 its code (error), bits 39..8 what it is
+ * about (a send's offset in BAR 3, a register's offset).
+ */
+#define NICFORGE_EXTOLL_MIRROR_LAST_ERROR 0x1148
+/* Times that the addressee of a send was not there. */
+#define NICFORGE_EXTOLL_MIRROR_VELO_UNDELIVERED 0x1150
+/* Bytes of the card's part. */
+#define NICFORGE_EXTOLL_MIRROR_SIZE 0x1000
+/* The directory, BAR 5: who can be sent to. */
+/*
+ * A byte for VPID v of node n at 256 n + v: its generation as this card
+ * has heard, odd while its VELO ring or its notification queue is
+ * enabled. The news travels behind what that VPID sent.
+ */
+#define NICFORGE_EXTOLL_DIRECTORY_STRIDE 256
+/* What can go wrong, as counted in mirror::ERRORS. */
+/* A register access of a wrong width, or where there is none. */
+#define NICFORGE_EXTOLL_ERROR_REGISTER_ACCESS 1
+/* A register of the admin attachment. */
+#define NICFORGE_EXTOLL_ERROR_NOT_PERMITTED 2
+/* A receive ring or notification queue that can't be enabled. */
+#define NICFORGE_EXTOLL_ERROR_RING 3
+/* A read pointer that makes no sense. */
+#define NICFORGE_EXTOLL_ERROR_READ_POINTER 4
+/*
+ * A VELO send whose address names no length, crosses its message, or has
+ * a wrong width.
+ */
+#define NICFORGE_EXTOLL_ERROR_SEND_ADDRESS 5
+/*
+ * A VELO send that the processor split and never completed: another
+ * began, or time ran out. Nothing of it was sent.
+ */
+#define NICFORGE_EXTOLL_ERROR_SEND_TORN 6
+/*
+ * The addressee of a VELO send or RMA command does not exist, or nobody
+ * has it.
+ */
+#define NICFORGE_EXTOLL_ERROR_NO_RECEIVER 7
+/*
+ * A VELO send waited for credit longer than the watchdog allows and was
+ * dropped.
+ */
+#define NICFORGE_EXTOLL_ERROR_WATCHDOG 8
+/*
+ * The receive ring's or notification queue's memory can't be written any
+ * more; it is disabled.
+ */
+#define NICFORGE_EXTOLL_ERROR_RING_MEMORY 9
+/* An RMA command that makes no sense. */
+#define NICFORGE_EXTOLL_ERROR_COMMAND 10
+/*
+ * An address translation command that makes no sense, or for which there
+ * are no entries left.
+ */
+#define NICFORGE_EXTOLL_ERROR_ATU 11
+/* A notification was lost: the queue was full. */
+#define NICFORGE_EXTOLL_ERROR_OVERFLOW 12
+
+/* ---- extoll_atu ---- */
+/* Page sizes. */
+/* 4 KiB. */
+#define NICFORGE_EXTOLL_ATU_PAGE_SIZE_4K 0
+/* 64 KiB. */
+#define NICFORGE_EXTOLL_ATU_PAGE_SIZE_64K 1
+/* 2 MiB. */
+#define NICFORGE_EXTOLL_ATU_PAGE_SIZE_2M 2
+/* 1 GiB. */
+#define NICFORGE_EXTOLL_ATU_PAGE_SIZE_1G 3
+/* Network logical addresses. */
+/* Lowest bit of the page size. */
+#define NICFORGE_EXTOLL_ATU_NLA_CLASS_SHIFT 60
+/* Bits of an NLA that mean something. */
+#define NICFORGE_EXTOLL_ATU_NLA_MASK (((1ULL << 62)) - 1)
+/*
+ * Registers at extoll::reg::ATU, each 64 bits wide and each attachment's
+ * own: fill in, write command::COMMAND, read command::STATUS and
+ * command::RESULT. A command is over when its write is.
+ */
+/*
+ * The first page's IOVA, a multiple of the page size. For
+ * deregistration: the region's first NLA.
+ */
+#define NICFORGE_EXTOLL_ATU_COMMAND_ADDRESS 0x1000
+/* Pages, 1 to the entries of the table. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_PAGES 0x1008
+/*
+ * Whose: a VPID. Only the admin attachment's counts; others register for
+ * themselves.
+ */
+#define NICFORGE_EXTOLL_ATU_COMMAND_OWNER 0x1010
+/*
+ * Write: bits 3..0 what (REGISTER, DEREGISTER), bits 5..4 the page size,
+ * bit 8 others may read, bit 9 others may write. The owner itself may do
+ * both.
+ */
+#define NICFORGE_EXTOLL_ATU_COMMAND_COMMAND 0x1018
+/* Read: what became of the last command. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_STATUS 0x1020
+/* Read: the NLA of the first page registered. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_RESULT 0x1028
+/* Register pages. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_REGISTER 1
+/*
+ * Deregister pages: when the write is over, RMA does not touch them any
+ * more. What was under way there ends with
+ * extoll_rma::status::WITHDRAWN.
+ */
+#define NICFORGE_EXTOLL_ATU_COMMAND_DEREGISTER 2
+/* Lowest bit of the page size in COMMAND. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_CLASS_SHIFT 4
+/* In COMMAND: others may read. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_READ (1ULL << 8)
+/* In COMMAND: others may write. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_WRITE (1ULL << 9)
+/* STATUS: done. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_DONE 0
+/*
+ * STATUS: a misaligned address, no pages, too many, or an unknown
+ * command.
+ */
+#define NICFORGE_EXTOLL_ATU_COMMAND_MALFORMED 1
+/* STATUS: no entries in a row are left for so many pages. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_NO_ENTRIES 2
+/* STATUS: not registered, or another's. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_NOT_YOURS 3
+/* STATUS: the owner has not mapped that memory for DMA. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_NOT_MAPPED 4
+/* STATUS: nobody has the owner's VPID. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_NO_OWNER 5
+
+/* ---- extoll_rma ---- */
+/* Bytes of a descriptor. */
+#define NICFORGE_EXTOLL_RMA_COMMAND_BYTES 24
+/* Bytes that a command moves at most. */
+#define NICFORGE_EXTOLL_RMA_MAX_LENGTH (8ULL << 20)
+/* Bytes that an immediate put moves at most. */
+#define NICFORGE_EXTOLL_RMA_MAX_IMMEDIATE 8
+/* Entries of a notification queue at least. */
+#define NICFORGE_EXTOLL_RMA_MIN_ENTRIES 64
+/* Entries of a notification queue at most. */
+#define NICFORGE_EXTOLL_RMA_MAX_ENTRIES (1ULL << 16)
+/* A descriptor. */
+struct nicforge_extoll_rma_command {
+	/*
+	 * Bits 63..48 target node, 47..40 target VPID, 39..36 what to do
+	 * (command), 35..33 who is notified (notify), 32 zero, 31..0 length in
+	 * bytes, 1 to MAX_LENGTH.
+	 */
+	uint64_t head;
+	/*
+	 * Where to read: the requester's memory for a put, the target's for a
+	 * get. The data themselves for an immediate put.
+	 */
+	uint64_t source;
+	/*
+	 * Where to write: the target's memory for a put or immediate put, the
+	 * requester's for a get.
+	 */
+	uint64_t destination;
+};
+/* What a command does. */
+/* Lowest bit in the head. */
+#define NICFORGE_EXTOLL_RMA_COMMAND_SHIFT 36
+/* From the requester's memory to the target's. */
+#define NICFORGE_EXTOLL_RMA_COMMAND_PUT 1
+/* From the target's memory to the requester's. */
+#define NICFORGE_EXTOLL_RMA_COMMAND_GET 2
+/* The first bytes of Command::source to the target's memory. */
+#define NICFORGE_EXTOLL_RMA_COMMAND_IMMEDIATE_PUT 3
+/* Who is notified. */
+/* Lowest bit in the head. */
+#define NICFORGE_EXTOLL_RMA_NOTIFY_SHIFT 33
+/* The requester. */
+#define NICFORGE_EXTOLL_RMA_NOTIFY_REQUESTER 1
+/* The responder. */
+#define NICFORGE_EXTOLL_RMA_NOTIFY_RESPONDER 2
+/* The completer. */
+#define NICFORGE_EXTOLL_RMA_NOTIFY_COMPLETER 4
+/* An entry of a notification queue. */
+struct nicforge_extoll_rma_notification {
+	/*
+	 * Bit 63: 1, so that a filled entry is never 0; software zeroes it when
+	 * it has taken the entry. Bits 62..60 who this is told as (notify),
+	 * 59..56 what became of it (status), 55..52 the command, 51..48 zero,
+	 * 47..32 the other node, 31..24 the other VPID, 23..0 length in bytes.
+	 * The card writes it last, with release order.
+	 */
+	uint64_t head;
+	/*
+	 * As the requester: the command's source (put, immediate put) or
+	 * destination (get). As the responder: the address read. As the
+	 * completer: the address written.
+	 */
+	uint64_t address;
+};
+/* What became of a command. */
+/* Done. */
+#define NICFORGE_EXTOLL_RMA_STATUS_DONE 0
+/* The requester's own address is not registered, or not for this. */
+#define NICFORGE_EXTOLL_RMA_STATUS_LOCAL_ADDRESS 1
+/*
+ * The target's address is not registered, not the target VPID's, or not
+ * for this.
+ */
+#define NICFORGE_EXTOLL_RMA_STATUS_REMOTE_ADDRESS 2
+/* The target node or VPID does not exist or is not there. */
+#define NICFORGE_EXTOLL_RMA_STATUS_NO_RECEIVER 3
+/*
+ * The memory was deregistered, unmapped, or its owner ended while the
+ * command ran: some of it may have been moved.
+ */
+#define NICFORGE_EXTOLL_RMA_STATUS_WITHDRAWN 4
+/* The command makes no sense. */
+#define NICFORGE_EXTOLL_RMA_STATUS_COMMAND 5
+
+/* ---- extoll_velo ---- */
+/* Quadwords of a message at most. */
+#define NICFORGE_EXTOLL_VELO_MAX_QUADWORDS 8
+/* Bytes of a message at most. */
+#define NICFORGE_EXTOLL_VELO_MAX_MESSAGE 64
+/* Tags there are. */
+#define NICFORGE_EXTOLL_VELO_TAGS 16
+/* Slots of a receive ring at least. */
+#define NICFORGE_EXTOLL_VELO_MIN_SLOTS 64
+/* Slots of a receive ring at most. */
+#define NICFORGE_EXTOLL_VELO_MAX_SLOTS (1ULL << 16)
+/* Bytes of a slot of the receive ring. */
+#define NICFORGE_EXTOLL_VELO_SLOT 128
+/*
+ * In a slot: the header (header). Not 0 when the slot holds a message;
+ * software zeroes it when it has taken the message, before it advances
+ * extoll::window::VELO_READ_POINTER. The card writes it last, with
+ * release order.
+ */
+#define NICFORGE_EXTOLL_VELO_SLOT_HEADER 0
+/* In a slot: the message. */
+#define NICFORGE_EXTOLL_VELO_SLOT_DATA 8
+/* Offsets in BAR 3. */
+/* Lowest bit of the number of quadwords less one (3 bits). */
+#define NICFORGE_EXTOLL_VELO_ADDRESS_QUADWORDS_SHIFT 6
+/* Lowest bit of the tag (4 bits). */
+#define NICFORGE_EXTOLL_VELO_ADDRESS_TAG_SHIFT 9
+/* Lowest bit of the target VPID (8 bits). */
+#define NICFORGE_EXTOLL_VELO_ADDRESS_VPID_SHIFT 13
+/* Lowest bit of the target node (11 bits). */
+#define NICFORGE_EXTOLL_VELO_ADDRESS_NODE_SHIFT 21
+/* Size of the BAR. */
+#define NICFORGE_EXTOLL_VELO_ADDRESS_APERTURE (1ULL << 32)
+/* The first quadword of a filled slot. */
+/* Set in every header. */
+#define NICFORGE_EXTOLL_VELO_HEADER_VALID (1ULL << 63)
+/* Lowest bit of the source VPID. */
+#define NICFORGE_EXTOLL_VELO_HEADER_VPID_SHIFT 11
+/* Lowest bit of the tag. */
+#define NICFORGE_EXTOLL_VELO_HEADER_TAG_SHIFT 19
+/* Lowest bit of the number of quadwords. */
+#define NICFORGE_EXTOLL_VELO_HEADER_QUADWORDS_SHIFT 23
+
 /* ---- pci ---- */
 /*
  * Vendor id of every nicforge function. It is not assigned by the
@@ -100,6 +509,10 @@
 #define NICFORGE_PCI_DEVICE_DMA_ENGINE 0x0002
 /* Device id of the proof device "addressed send". */
 #define NICFORGE_PCI_DEVICE_ADDRESSED_SEND 0x0003
+/* Vendor id of EXTOLL, whose card keeps it. */
+#define NICFORGE_PCI_VENDOR_EXTOLL 0x1cad
+/* Device id of the EXTOLL card. */
+#define NICFORGE_PCI_DEVICE_EXTOLL 0x0010
 /* PCI capability id "vendor specific". */
 #define NICFORGE_PCI_CAP_ID_VENDOR 0x09
 /* AttachmentCapability::kind. */

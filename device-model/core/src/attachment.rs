@@ -193,6 +193,9 @@ impl Attachment {
     /// once the device is reset too.
     pub(crate) fn reset(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         self.config.reset();
+        if !self.config.bus_master() {
+            self.dma.take_back_leases();
+        }
         if let Some(msix) = &mut self.msix {
             msix.reset();
         }

@@ -7,7 +7,7 @@ use nicforge_shm::SharedMemory;
 use crate::{
     attachment::{Attachment, RemoteRead},
     device::{AttachmentId, DmaToken, FunctionId},
-    dma::{DmaError, MAX_DMA},
+    dma::{DmaError, DmaLease, MAX_DMA},
     fabric::{Fabric, Ports},
     interrupt::Raised,
     spec::FunctionSpec,
@@ -339,6 +339,27 @@ impl Context<'_> {
         }
         self.shared.trace(self.function.id, who, Event::DmaWrite { iova, length: data.len() });
         result
+    }
+
+    /// A lease of client memory: `length` bytes at `iova`, in one mapping, to be written or read. See [`DmaLease`].
+    ///
+    /// # Errors
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::lease`]: memory that is reached by messages has none.
+    pub fn dma_lease(
+        &mut self,
+        who: AttachmentId,
+        iova: u64,
+        length: u64,
+        write: bool,
+    ) -> Result<DmaLease, DmaError> {
+        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        if attachment.tenant.is_none() {
+            return Err(DmaError::Gone);
+        }
+        if !attachment.config.bus_master() {
+            return Err(DmaError::NotBusMaster);
+        }
+        attachment.dma.lease(iova, length, write)
     }
 
     fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {

@@ -8,6 +8,10 @@
 #![no_std]
 
 pub mod attachment;
+pub mod extoll;
+pub mod extoll_atu;
+pub mod extoll_rma;
+pub mod extoll_velo;
 pub mod pci;
 pub mod posted;
 pub mod proof;

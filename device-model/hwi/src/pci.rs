@@ -15,6 +15,11 @@ pub const DEVICE_DMA_ENGINE: u16 = 0x0002;
 /// Device id of the proof device "addressed send".
 pub const DEVICE_ADDRESSED_SEND: u16 = 0x0003;
 
+/// Vendor id of EXTOLL, whose card keeps it.
+pub const VENDOR_EXTOLL: u16 = 0x1cad;
+/// Device id of the EXTOLL card.
+pub const DEVICE_EXTOLL: u16 = 0x0010;
+
 /// PCI capability id "vendor specific".
 pub const CAP_ID_VENDOR: u8 = 0x09;
 

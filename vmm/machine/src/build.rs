@@ -5,11 +5,12 @@ use nicforge_core::{
     fabric::LinkSpec,
     machine::Machine,
 };
-use nicforge_hwi::tree;
+use nicforge_extoll::{Card, wire};
+use nicforge_hwi::{extoll::DEFAULT_VPIDS, extoll_velo, tree};
 use nicforge_tree::{Topology, TreeNic};
 use thiserror::Error;
 
-use crate::description::{Description, FunctionKind, Link};
+use crate::description::{Description, Extoll, FunctionKind, Link};
 
 /// What a node is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,8 @@ pub enum Role {
     Io,
     /// A compute node.
     Compute,
+    /// A node with an EXTOLL card.
+    Node,
     /// A device that stands alone.
     Device,
 }
@@ -28,6 +31,7 @@ impl Role {
         match self {
             Self::Io => "io",
             Self::Compute => "compute",
+            Self::Node => "node",
             Self::Device => "device",
         }
     }
@@ -101,6 +105,17 @@ pub enum BuildError {
         /// What is wrong.
         source: nicforge_tree::config::ConfigError,
     },
+    /// A card's configuration is impossible.
+    #[error("node {name}: {source}")]
+    Card {
+        /// The node.
+        name: String,
+        /// What is wrong.
+        source: nicforge_extoll::ConfigError,
+    },
+    /// A network's shape is impossible.
+    #[error(transparent)]
+    Network(#[from] nicforge_extoll::TopologyError),
     /// The tree's topology is impossible.
     #[error(transparent)]
     Topology(#[from] nicforge_tree::TopologyError),
@@ -109,20 +124,40 @@ pub enum BuildError {
     Fabric(#[from] nicforge_core::fabric::FabricError),
 }
 
-/// The names of the nodes that the psets of a description give: `io0`, `cn0`, `cn1`, ..., counted through all psets.
-pub fn pset_node_names(description: &Description) -> impl Iterator<Item = String> {
+/// The names of the nodes that the networks of a description give: `io0`, `cn0`, `cn1`, ..., counted through all psets, and `ex0`, `ex1`, ...,
+/// counted through all EXTOLL networks.
+pub fn network_node_names(description: &Description) -> impl Iterator<Item = String> {
     let psets = description.pset.len();
     let compute: u64 =
         description.pset.iter().map(|pset| u64::from(*pset.as_ref().compute_nodes.as_ref())).sum();
-    (0..psets).map(|index| format!("io{index}")).chain((0..compute).map(|index| format!("cn{index}")))
+    let cards: u64 = description
+        .extoll
+        .iter()
+        .filter_map(|network| network.as_ref().topology()?.ok())
+        .map(|topology| u64::from(topology.nodes()))
+        .sum();
+    (0..psets)
+        .map(|index| format!("io{index}"))
+        .chain((0..compute).map(|index| format!("cn{index}")))
+        .chain((0..cards).map(|index| format!("ex{index}")))
 }
 
 /// Build a machine. Its name is the description's unless the caller changes it.
 pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> {
     let mut machine = Machine::new();
     let mut nodes = Vec::new();
+    let longest = [
+        (!description.pset.is_empty()).then_some(tree::PAYLOAD),
+        (!description.extoll.is_empty()).then_some(extoll_velo::MAX_MESSAGE),
+    ];
+    if let Some(longest) = longest.into_iter().flatten().max() {
+        machine.fabric().set_max_packet(longest);
+    }
     if !description.pset.is_empty() {
         add_psets(&mut machine, &mut nodes, description)?;
+    }
+    for network in &description.extoll {
+        add_network(&mut machine, &mut nodes, network.as_ref())?;
     }
     for (function, rank) in description.function.iter().zip(0..) {
         let name = function.as_ref().name.as_ref();
@@ -145,7 +180,6 @@ fn add_psets(
 ) -> Result<(), BuildError> {
     let sizes: Vec<u32> = description.pset.iter().map(|pset| *pset.as_ref().compute_nodes.as_ref()).collect();
     let topology = Topology::psets(&sizes)?;
-    machine.fabric().set_max_packet(tree::PAYLOAD);
     let (mut io_nodes, mut compute_nodes) = (0, 0);
     let mut functions = Vec::with_capacity(topology.nodes.len());
     for (address, node) in topology.nodes.iter().enumerate() {
@@ -166,8 +200,40 @@ fn add_psets(
     }
     for link in &topology.links {
         let pset = topology.nodes[link.b.0 as usize].pset as usize;
-        let spec = link_spec(&description.pset[pset].as_ref().link);
+        let spec = link_spec(&description.pset[pset].as_ref().link, tree::VCS, TREE_CREDITS);
         let end = |(node, port): (u32, u8)| (functions[node as usize], port);
+        machine.fabric().connect(end(link.a), end(link.b), spec)?;
+    }
+    Ok(())
+}
+
+/// Packets of buffer at the receiving end of a tree link's virtual channels, unless the file says otherwise.
+const TREE_CREDITS: u32 = 4;
+/// Packets of buffer at the receiving end of an EXTOLL link's virtual channels, unless the file says otherwise.
+const EXTOLL_CREDITS: u32 = 8;
+
+/// EXTOLL cards on one network.
+fn add_network(machine: &mut Machine, nodes: &mut Vec<Node>, network: &Extoll) -> Result<(), BuildError> {
+    let Some(topology) = network.topology().transpose()? else { return Ok(()) };
+    let vpids = network.vpids.as_ref().map_or(DEFAULT_VPIDS, |vpids| *vpids.as_ref());
+    let first = nodes.iter().filter(|node| node.role == Role::Node).count() as u32;
+    let mut functions = Vec::with_capacity(topology.nodes() as usize);
+    for number in 0..topology.nodes() {
+        let mut config = topology.config(number, vpids);
+        if let Some(watchdog) = &network.watchdog_ms {
+            config.watchdog = *watchdog.as_ref() * 1_000_000;
+        }
+        let rank = first + number;
+        let name = format!("ex{rank}");
+        let card = Card::new(config).map_err(|source| BuildError::Card { name: name.clone(), source })?;
+        let admin = Some(card.admin());
+        let node = add_node(machine, &name, Role::Node, rank, Box::new(card), admin)?;
+        functions.push(node.function);
+        nodes.push(node);
+    }
+    for link in topology.links() {
+        let end = |(node, port): (u32, u8)| (functions[node as usize], port);
+        let spec = link_spec(&network.link, wire::CHANNELS, EXTOLL_CREDITS);
         machine.fabric().connect(end(link.a), end(link.b), spec)?;
     }
     Ok(())
@@ -202,8 +268,9 @@ fn add_node(
     Ok(Node { name: name.to_owned(), role, rank, function, attachments })
 }
 
-fn link_spec(link: &Link) -> LinkSpec {
-    let mut spec = LinkSpec::default();
+/// A link with so many virtual channels, and so many credits unless the file says otherwise.
+fn link_spec(link: &Link, channels: usize, credits: u32) -> LinkSpec {
+    let mut spec = LinkSpec { credits: vec![credits; channels], ..LinkSpec::default() };
     if let Some(delay) = &link.delay_ns {
         spec.delay = *delay.as_ref();
     }
@@ -212,7 +279,7 @@ fn link_spec(link: &Link) -> LinkSpec {
         spec.bits_per_second = (rate.as_ref() * 1e9) as u64;
     }
     if let Some(credits) = &link.credits {
-        spec.credits = vec![*credits.as_ref(); tree::VCS];
+        spec.credits = vec![*credits.as_ref(); channels];
     }
     spec
 }
@@ -240,10 +307,23 @@ mod tests {
         let text = "name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[[pset]]\ncompute_nodes = 2\n";
         let built = built(text);
         let description = Description::parse(text, "m.toml").unwrap();
-        for name in pset_node_names(&description) {
+        for name in network_node_names(&description) {
             assert!(built.node(&name).is_some(), "{name}");
         }
         assert_eq!(built.nodes.len(), 5);
+    }
+
+    #[test]
+    fn a_network_has_cards_with_their_vpids_and_an_admin() {
+        let text = "name = \"p\"\n[[extoll]]\ntorus = [2, 2]\nvpids = 3\n[[extoll]]\nmesh = 2\n";
+        let built = built(text);
+        let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
+        assert_eq!(names, ["ex0", "ex1", "ex2", "ex3", "ex4", "ex5"]);
+        assert_eq!(built.nodes[3].users().count(), 3);
+        assert_eq!(built.nodes[3].attachments.len(), 4);
+        assert_eq!(built.nodes[5].users().count(), usize::from(DEFAULT_VPIDS));
+        let description = Description::parse(text, "m.toml").unwrap();
+        assert_eq!(network_node_names(&description).count(), 6);
     }
 
     #[test]

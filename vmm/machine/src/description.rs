@@ -12,6 +12,15 @@
 //! gbit_s = 0.0
 //! credits = 4               # packets of buffer at the receiving end of a virtual channel
 //!
+//! [[extoll]]                # EXTOLL cards on one network
+//! torus = [2, 2, 2]         # or hypercube = 3, or mesh = 4
+//! vpids = 16                # processes of each card, 1 to 256
+//! watchdog_ms = 500         # how long a send may wait for credit; 0: for ever
+//!
+//! [extoll.link]             # as above; credits are 8 unless it says otherwise
+//! delay_ns = 300
+//! gbit_s = 5.0
+//!
 //! [[function]]              # a single device
 //! kind = "dma-engine"
 //! name = "dma0"
@@ -21,7 +30,8 @@
 
 use std::{fmt, fs::File, io::Read, ops::Range, path::Path};
 
-use nicforge_hwi::tree;
+use nicforge_extoll::{Topology, TopologyError};
+use nicforge_hwi::{extoll, tree};
 use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
@@ -40,6 +50,9 @@ pub struct Description {
     /// Psets on one tree each.
     #[serde(default)]
     pub pset: Vec<Spanned<Pset>>,
+    /// EXTOLL networks.
+    #[serde(default)]
+    pub extoll: Vec<Spanned<Extoll>>,
     /// Single functions.
     #[serde(default)]
     pub function: Vec<Spanned<Function>>,
@@ -57,6 +70,45 @@ pub struct Pset {
     /// The tree's links.
     #[serde(default)]
     pub link: Link,
+}
+
+/// EXTOLL cards on one network. One of the shapes is given.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Extoll {
+    /// A torus: nodes in each of up to three dimensions.
+    #[serde(default)]
+    pub torus: Option<Spanned<Vec<u32>>>,
+    /// A hypercube of so many dimensions, 0 to 6.
+    #[serde(default)]
+    pub hypercube: Option<Spanned<u32>>,
+    /// A full mesh of so many nodes, 1 to 7.
+    #[serde(default)]
+    pub mesh: Option<Spanned<u32>>,
+    /// Processes of each card, 1 to 256.
+    #[serde(default)]
+    pub vpids: Option<Spanned<u16>>,
+    /// How long a send may wait for credit in milliseconds, 0 (for ever) to 60,000.
+    #[serde(default)]
+    pub watchdog_ms: Option<Spanned<u64>>,
+    /// The network's links.
+    #[serde(default)]
+    pub link: Link,
+}
+
+impl Extoll {
+    /// The network, if exactly one shape is given.
+    ///
+    /// # Errors
+    /// Why there can't be such a network.
+    pub fn topology(&self) -> Option<Result<Topology, TopologyError>> {
+        match (&self.torus, &self.hypercube, &self.mesh) {
+            (Some(torus), None, None) => Some(Topology::torus(torus.as_ref())),
+            (None, Some(dimensions), None) => Some(Topology::hypercube(*dimensions.as_ref())),
+            (None, None, Some(nodes)) => Some(Topology::full_mesh(*nodes.as_ref())),
+            _ => None,
+        }
+    }
 }
 
 /// A link, the same in both directions.
@@ -199,8 +251,9 @@ struct Checker<'a> {
 impl Checker<'_> {
     fn check(&self, description: &Description) -> Result<(), DescriptionError> {
         self.name(&description.name)?;
-        if description.pset.is_empty() && description.function.is_empty() {
-            return Err(self.value(0..0, "the machine", "empty", "at least one [[pset]] or [[function]]"));
+        if description.pset.is_empty() && description.extoll.is_empty() && description.function.is_empty() {
+            let expected = "at least one [[pset]], [[extoll]] or [[function]]";
+            return Err(self.value(0..0, "the machine", "empty", expected));
         }
         let mut nodes = 0;
         for pset in &description.pset {
@@ -217,27 +270,61 @@ impl Checker<'_> {
                 let expected = format!("a power of two, at most {}", tree::MAX_FIFO_DEPTH);
                 return Err(self.value(depth.span(), "fifo_depth", depth.as_ref(), expected));
             }
-            let link = &pset.as_ref().link;
-            if let Some(delay) = &link.delay_ns {
-                self.range("delay_ns", delay, 0, 1_000_000_000)?;
-            }
-            if let Some(credits) = &link.credits {
-                self.range("credits", credits, 1, 1024)?;
-            }
-            if let Some(rate) = &link.gbit_s
-                && !(0.0..=10_000.0).contains(rate.as_ref())
-            {
-                return Err(self.value(rate.span(), "gbit_s", rate.as_ref(), "0 (no limit) to 10000"));
+            self.link(&pset.as_ref().link)?;
+        }
+        let mut cards = 0;
+        for network in &description.extoll {
+            cards += self.extoll(network)?;
+            if cards > u64::from(extoll::MAX_NODES) {
+                let expected = format!("at most {} cards in all networks together", extoll::MAX_NODES);
+                return Err(self.value(network.span(), "the networks' cards", cards, expected));
             }
         }
         // A file of the largest size has tens of thousands of functions: each name is looked up once.
-        let mut names: std::collections::BTreeSet<_> = crate::build::pset_node_names(description).collect();
+        let mut names: std::collections::BTreeSet<_> = crate::build::network_node_names(description).collect();
         for function in &description.function {
             let name = &function.as_ref().name;
             self.name(name)?;
             if !names.insert(name.as_ref().clone()) {
                 return Err(self.value(name.span(), "name", name.as_ref(), "a name that no other node has"));
             }
+        }
+        Ok(())
+    }
+
+    /// A network; how many cards it has.
+    fn extoll(&self, network: &Spanned<Extoll>) -> Result<u64, DescriptionError> {
+        let extoll = network.as_ref();
+        if let Some(vpids) = &extoll.vpids {
+            self.range("vpids", vpids, 1, extoll::MAX_VPIDS)?;
+        }
+        if let Some(watchdog) = &extoll.watchdog_ms {
+            self.range("watchdog_ms", watchdog, 0, 60_000)?;
+        }
+        self.link(&extoll.link)?;
+        match extoll.topology() {
+            Some(Ok(topology)) => Ok(topology.nodes().into()),
+            Some(Err(error)) => {
+                Err(self.value(network.span(), "the network", "impossible", error.to_string()))
+            }
+            None => {
+                let expected = "one of torus = [2, 2, 2], hypercube = 3, mesh = 4";
+                Err(self.value(network.span(), "the network's shape", "none or several", expected))
+            }
+        }
+    }
+
+    fn link(&self, link: &Link) -> Result<(), DescriptionError> {
+        if let Some(delay) = &link.delay_ns {
+            self.range("delay_ns", delay, 0, 1_000_000_000)?;
+        }
+        if let Some(credits) = &link.credits {
+            self.range("credits", credits, 1, 1024)?;
+        }
+        if let Some(rate) = &link.gbit_s
+            && !(0.0..=10_000.0).contains(rate.as_ref())
+        {
+            return Err(self.value(rate.span(), "gbit_s", rate.as_ref(), "0 (no limit) to 10000"));
         }
         Ok(())
     }
@@ -328,7 +415,24 @@ mod tests {
 
     #[test]
     fn a_machine_without_devices_is_refused() {
-        assert!(error("name = \"p\"\n").contains("expected at least one [[pset]] or [[function]]"));
+        assert!(
+            error("name = \"p\"\n").contains("expected at least one [[pset]], [[extoll]] or [[function]]")
+        );
+    }
+
+    #[test]
+    fn a_network_needs_one_shape_that_can_be() {
+        let network = |shape: &str| error(&format!("name = \"p\"\n[[extoll]]\n{shape}\n"));
+        let message = network("vpids = 4");
+        assert!(message.contains("shape is none or several; expected one of torus"), "{message}");
+        let message = network("mesh = 2\nhypercube = 1");
+        assert!(message.contains("shape is none or several"), "{message}");
+        let message = network("mesh = 8");
+        assert!(message.contains("a full mesh needs 7 links a node, and a card has 6"), "{message}");
+        let message = network("torus = [4000000000, 4000000000]");
+        assert!(message.contains("16000000000000000000 nodes"), "{message}");
+        let message = network("mesh = 2\nvpids = 257");
+        assert_eq!(message, "m.toml, line 4: vpids is 257; expected 1 to 256");
     }
 
     #[test]

@@ -4,7 +4,7 @@ use std::cell::Cell;
 
 use nicforge_shm::Window;
 
-use super::{DmaError, DmaMapError, MAX_DMA};
+use super::{DmaError, DmaLease, DmaMapError, Lessor, MAX_DMA};
 
 /// What lies behind a range of IOVAs.
 #[derive(Clone, Debug)]
@@ -43,6 +43,8 @@ struct Mapping {
     last: u64,
     permission: DmaPermission,
     backing: DmaBacking,
+    /// Ends its leases with it.
+    lessor: Lessor,
 }
 
 impl Mapping {
@@ -146,7 +148,7 @@ impl DmaMap {
         if self.mappings.len() >= self.quota {
             return Err(DmaMapError::Quota { quota: self.quota });
         }
-        self.mappings.insert(place, Mapping { iova, last, permission, backing });
+        self.mappings.insert(place, Mapping { iova, last, permission, backing, lessor: Lessor::default() });
         self.bytes += u128::from(length);
         Ok(())
     }
@@ -177,6 +179,31 @@ impl DmaMap {
     pub fn unmap_all(&mut self) {
         self.mappings.clear();
         self.bytes = 0;
+    }
+
+    /// A lease of `length` bytes (at least 1) at `iova`, all of them in one mapping that is memory of this process.
+    ///
+    /// # Errors
+    /// [`DmaError::Unmapped`], also when more than one mapping is needed; [`DmaError::Permission`], [`DmaError::Remote`].
+    pub fn lease(&mut self, iova: u64, length: u64, write: bool) -> Result<DmaLease, DmaError> {
+        let short = usize::try_from(length).unwrap_or(usize::MAX);
+        let unmapped = DmaError::Unmapped { iova, length: short };
+        let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(unmapped)?;
+        let index = self.find(iova).ok_or(unmapped)?;
+        let mapping = self.mappings.get_mut(index).filter(|mapping| last <= mapping.last).ok_or(unmapped)?;
+        if !mapping.permission.allows(write) {
+            return Err(DmaError::Permission { iova, length: short, write });
+        }
+        let DmaBacking::Memory(window) = &mapping.backing else { return Err(DmaError::Remote { iova }) };
+        let window = window.window(iova - mapping.iova, length).map_err(|_| unmapped)?;
+        Ok(DmaLease::new(window, &mut mapping.lessor))
+    }
+
+    /// Takes all leases back and maps nothing less.
+    pub fn take_back_leases(&mut self) {
+        for mapping in &mut self.mappings {
+            mapping.lessor.take_back();
+        }
     }
 
     /// Mappings there are.

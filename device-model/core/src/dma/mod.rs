@@ -7,11 +7,13 @@
 //! An access is checked as a whole before its first byte moves. Lookups allocate nothing.
 
 mod error;
+mod lease;
 mod map;
 #[cfg(test)]
 mod tests;
 
 pub use error::{DmaError, DmaMapError};
+pub use lease::{DmaLease, Lessor};
 pub use map::{DmaBacking, DmaMap, DmaPermission, DmaRange, Segment, Segments};
 
 /// The most bytes that one DMA read or write moves.

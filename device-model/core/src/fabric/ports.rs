@@ -44,6 +44,11 @@ impl<'a> Ports<'a> {
         self.node.and_then(|node| self.fabric.nodes.get(node as usize)).map_or(0, |node| node.plugged)
     }
 
+    /// Whether a link is plugged in and takes packets.
+    pub fn is_up(&self, port: u8) -> bool {
+        self.end(port).is_some_and(|end| end.up)
+    }
+
     #[inline]
     fn end(&self, port: u8) -> Option<super::End> {
         let node = self.fabric.nodes.get(self.node? as usize)?;

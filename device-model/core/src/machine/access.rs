@@ -242,6 +242,9 @@ impl Machine {
     ) -> Result<(), MachineError> {
         let attachment = self.attachment_mut(function, who)?;
         let effect = attachment.config.write(offset, data);
+        if !attachment.config.bus_master() {
+            attachment.dma.take_back_leases();
+        }
         if effect.function_level_reset {
             return self.reset_attachment(function, who);
         }

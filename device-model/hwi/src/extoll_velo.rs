@@ -1,0 +1,112 @@
+//! VELO, the Virtualized Engine for Low Overhead: a message is one burst of stores, its header is the address.
+//!
+//! A message of 1 to 8 quadwords is written to BAR 3 at [`address`]`::encode`. The offset's bits are:
+//!
+//! | bits | what |
+//! | --- | --- |
+//! | 31..21 | target node |
+//! | 20..13 | target VPID |
+//! | 12..9 | tag |
+//! | 8..6 | quadwords less one |
+//! | 5..0 | position in the message in bytes, a multiple of 8; 0 in a message that comes in one piece |
+//!
+//! Who sends is not in the address: the card knows from the attachment. A processor may split a burst. Pieces of 8 bytes or more that follow
+//! each other from position 0 on are put together; a message is sent when its last quadword has come, whole or not at all.
+//!
+//! Messages from one VPID to another arrive in order. What a burst through the posted-write ring brings is one record of the whole message.
+
+/// Quadwords of a message at most.
+pub const MAX_QUADWORDS: usize = 8;
+/// Bytes of a message at most.
+pub const MAX_MESSAGE: usize = 64;
+/// Tags there are.
+pub const TAGS: u8 = 16;
+/// Slots of a receive ring at least.
+pub const MIN_SLOTS: u64 = 64;
+/// Slots of a receive ring at most.
+pub const MAX_SLOTS: u64 = 1 << 16;
+/// Bytes of a slot of the receive ring.
+pub const SLOT: u64 = 128;
+/// In a slot: the header ([`header`]). Not 0 when the slot holds a message; software zeroes it when it has taken the message, before it
+/// advances [`crate::extoll::window::VELO_READ_POINTER`]. The card writes it last, with release order.
+pub const SLOT_HEADER: u64 = 0;
+/// In a slot: the message.
+pub const SLOT_DATA: u64 = 8;
+
+/// Offsets in BAR 3.
+pub mod address {
+    /// Lowest bit of the number of quadwords less one (3 bits).
+    pub const QUADWORDS_SHIFT: u32 = 6;
+    /// Lowest bit of the tag (4 bits).
+    pub const TAG_SHIFT: u32 = 9;
+    /// Lowest bit of the target VPID (8 bits).
+    pub const VPID_SHIFT: u32 = 13;
+    /// Lowest bit of the target node (11 bits).
+    pub const NODE_SHIFT: u32 = 21;
+    /// Size of the BAR.
+    pub const APERTURE: u64 = 1 << 32;
+
+    /// Where a message of `quadwords` (1 to 8) is written. Excess bits of any of them are cut off.
+    #[inline]
+    pub const fn encode(node: u32, vpid: u16, tag: u8, quadwords: usize) -> u64 {
+        ((node as u64 & 0x7ff) << NODE_SHIFT)
+            | ((vpid as u64 & 0xff) << VPID_SHIFT)
+            | ((tag as u64 & 0xf) << TAG_SHIFT)
+            | (((quadwords as u64).wrapping_sub(1) & 7) << QUADWORDS_SHIFT)
+    }
+
+    /// {node, VPID, tag, quadwords} of an offset.
+    #[inline]
+    pub const fn decode(offset: u64) -> (u32, u16, u8, usize) {
+        (
+            ((offset >> NODE_SHIFT) & 0x7ff) as u32,
+            ((offset >> VPID_SHIFT) & 0xff) as u16,
+            ((offset >> TAG_SHIFT) & 0xf) as u8,
+            ((offset >> QUADWORDS_SHIFT) & 7) as usize + 1,
+        )
+    }
+}
+
+/// The first quadword of a filled slot.
+///
+/// | bits | what |
+/// | --- | --- |
+/// | 63 | 1 |
+/// | 26..23 | quadwords, 1 to 8 |
+/// | 22..19 | tag |
+/// | 18..11 | source VPID |
+/// | 10..0 | source node |
+pub mod header {
+    /// Set in every header.
+    pub const VALID: u64 = 1 << 63;
+    /// Lowest bit of the source VPID.
+    pub const VPID_SHIFT: u32 = 11;
+    /// Lowest bit of the tag.
+    pub const TAG_SHIFT: u32 = 19;
+    /// Lowest bit of the number of quadwords.
+    pub const QUADWORDS_SHIFT: u32 = 23;
+
+    /// A header.
+    #[inline]
+    pub const fn encode(node: u32, vpid: u16, tag: u8, quadwords: usize) -> u64 {
+        VALID
+            | (node as u64 & 0x7ff)
+            | ((vpid as u64 & 0xff) << VPID_SHIFT)
+            | ((tag as u64 & 0xf) << TAG_SHIFT)
+            | ((quadwords as u64 & 0xf) << QUADWORDS_SHIFT)
+    }
+
+    /// {node, VPID, tag, quadwords} of a header; `None` of an empty slot.
+    #[inline]
+    pub const fn decode(header: u64) -> Option<(u32, u16, u8, usize)> {
+        if header & VALID == 0 {
+            return None;
+        }
+        Some((
+            (header & 0x7ff) as u32,
+            ((header >> VPID_SHIFT) & 0xff) as u16,
+            ((header >> TAG_SHIFT) & 0xf) as u8,
+            ((header >> QUADWORDS_SHIFT) & 0xf) as usize,
+        ))
+    }
+}

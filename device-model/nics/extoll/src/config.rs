@@ -1,0 +1,101 @@
+//! What one card is told when it is built.
+
+use nicforge_hwi::extoll::{DEFAULT_VPIDS, LINKS, MAX_NODES, MAX_VPIDS, reg};
+use thiserror::Error;
+
+use crate::{topology::Route, wire::LANES};
+
+/// A card.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct CardConfig {
+    /// Its node id.
+    pub node: u32,
+    /// Nodes of the network: all ids are below. The table has an entry for each.
+    pub nodes: u32,
+    /// VPIDs, 1 to [`MAX_VPIDS`]; the same on all cards of a network.
+    pub vpids: u16,
+    /// By target node: where to.
+    pub routes: Vec<Route>,
+    /// The watchdog at power-on, in nanoseconds; 0: never.
+    pub watchdog: u64,
+}
+
+impl CardConfig {
+    /// A card alone, which can send to itself.
+    pub fn alone() -> Self {
+        Self {
+            node: 0,
+            nodes: 1,
+            vpids: DEFAULT_VPIDS,
+            routes: vec![Route::Local],
+            watchdog: reg::WATCHDOG_DEFAULT,
+        }
+    }
+
+    /// Whether all of it makes sense together.
+    ///
+    /// # Errors
+    /// What does not.
+    pub fn validate(&self) -> Result<(), ConfigError> {
+        let Self { node, nodes, vpids, ref routes, .. } = *self;
+        if nodes == 0 || nodes > MAX_NODES || node >= nodes {
+            return Err(ConfigError::Node { node, nodes });
+        }
+        if vpids == 0 || vpids > MAX_VPIDS {
+            return Err(ConfigError::Vpids { vpids });
+        }
+        if routes.len() != nodes as usize {
+            return Err(ConfigError::Table { entries: routes.len(), nodes });
+        }
+        for (target, route) in (0..).zip(routes) {
+            let good = match *route {
+                Route::None => true,
+                Route::Local => target == node,
+                Route::Port { port, lane } => {
+                    target != node && usize::from(port) < LINKS && usize::from(lane) < LANES
+                }
+            };
+            if !good {
+                return Err(ConfigError::Route { target, route: *route });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Why a card can't be built as asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+pub enum ConfigError {
+    /// The node id is not in the network.
+    #[error("node {node} of {nodes}: a network has 1 to {MAX_NODES} nodes, numbered from 0")]
+    Node {
+        /// The id.
+        node: u32,
+        /// Nodes.
+        nodes: u32,
+    },
+    /// VPIDs out of range.
+    #[error("{vpids} VPIDs: a card has 1 to {MAX_VPIDS}")]
+    Vpids {
+        /// How many.
+        vpids: u16,
+    },
+    /// The routing table is not one of this network.
+    #[error("a routing table of {entries} entries in a network of {nodes} nodes")]
+    Table {
+        /// Its entries.
+        entries: usize,
+        /// Nodes.
+        nodes: u32,
+    },
+    /// A route that can't be.
+    #[error(
+        "the route to node {target} is {route:?}: ports are 0 to 5, lanes 0 and 1, and only the own node is local"
+    )]
+    Route {
+        /// Where to.
+        target: u32,
+        /// The route.
+        route: Route,
+    },
+}

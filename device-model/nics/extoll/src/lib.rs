@@ -1,0 +1,18 @@
+#![doc = include_str!("../README.md")]
+#![forbid(unsafe_code)]
+
+pub mod card;
+pub mod config;
+mod directory;
+mod registers;
+pub mod switch;
+pub mod topology;
+mod velo;
+mod vpid;
+pub mod wire;
+
+pub use self::{
+    card::Card,
+    config::{CardConfig, ConfigError},
+    topology::{Link, Route, Routes, Topology, TopologyError},
+};

@@ -1,0 +1,286 @@
+//! Networks: who is linked with whom, and by which way a packet goes.
+//!
+//! In: the shape. Out: links to be plugged in, a routing table for each card ([`Topology::config`]), and the certainty that these tables reach
+//! everybody and cannot deadlock ([`Routes::check`]). Any network with at most six links a node is possible; generators are in `generators`,
+//! shortest-path tables for anything else in [`Topology::from_links`].
+
+mod check;
+mod generators;
+
+use std::collections::VecDeque;
+
+use nicforge_hwi::extoll::{LINKS, MAX_NODES, reg};
+use thiserror::Error;
+
+use crate::config::CardConfig;
+
+/// Where a packet goes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Route {
+    /// Nowhere: there is no such node.
+    #[default]
+    None,
+    /// It is here.
+    Local,
+    /// Out of this port, 0 to 5, on this lane of its class, 0 or 1.
+    Port {
+        /// The port.
+        port: u8,
+        /// The lane.
+        lane: u8,
+    },
+}
+
+/// A link between two ports.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Link {
+    /// Node and port of one end.
+    pub a: (u32, u8),
+    /// Node and port of the other.
+    pub b: (u32, u8),
+}
+
+/// The tables of all cards.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Routes {
+    nodes: u32,
+    /// By node, then target.
+    table: Vec<Route>,
+}
+
+impl Routes {
+    /// Tables without a route but those of each node to itself.
+    fn new(nodes: u32) -> Self {
+        let mut routes = Self { nodes, table: vec![Route::None; nodes as usize * nodes as usize] };
+        for node in 0..nodes {
+            routes.set(node, node, Route::Local);
+        }
+        routes
+    }
+
+    /// The route from a node to a target; none for nodes that do not exist.
+    #[inline]
+    pub fn get(&self, node: u32, target: u32) -> Route {
+        if node >= self.nodes || target >= self.nodes {
+            return Route::None;
+        }
+        self.table[node as usize * self.nodes as usize + target as usize]
+    }
+
+    /// Changes a route. Ignored for nodes that do not exist.
+    pub fn set(&mut self, node: u32, target: u32, route: Route) {
+        if node < self.nodes && target < self.nodes {
+            self.table[node as usize * self.nodes as usize + target as usize] = route;
+        }
+    }
+
+    /// One node's table.
+    pub fn of(&self, node: u32) -> &[Route] {
+        let start = node as usize * self.nodes as usize;
+        self.table.get(start..start + self.nodes as usize).unwrap_or_default()
+    }
+}
+
+/// A network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Topology {
+    nodes: u32,
+    links: Vec<Link>,
+    routes: Routes,
+}
+
+/// Why a network can't be.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum TopologyError {
+    /// Too few or too many nodes.
+    #[error("a network of {nodes} nodes: 1 to {MAX_NODES} are possible")]
+    Nodes {
+        /// How many.
+        nodes: u64,
+    },
+    /// A shape with too many links a node.
+    #[error("{what} needs {links} links a node, and a card has {LINKS}")]
+    Degree {
+        /// The shape.
+        what: &'static str,
+        /// Links it needs.
+        links: u64,
+    },
+    /// A link that names a node or port that does not exist, or one of its own.
+    #[error("the link between {link:?} is not between ports 0 to 5 of two nodes of the network")]
+    Link {
+        /// The link.
+        link: Link,
+    },
+    /// Two links at one port.
+    #[error("port {port} of node {node} has two links")]
+    PortTaken {
+        /// The node.
+        node: u32,
+        /// The port.
+        port: u8,
+    },
+    /// A table leads out of a port without a link, or has no entry.
+    #[error("node {node} has no way to node {target}")]
+    Unreachable {
+        /// From.
+        node: u32,
+        /// To.
+        target: u32,
+    },
+    /// The tables allow a cycle of channels that wait for each other.
+    #[error(
+        "the routing tables can deadlock: a packet at node {node} that leaves by port {port} on lane {lane} can end up waiting for itself"
+    )]
+    Deadlock {
+        /// A node on the cycle.
+        node: u32,
+        /// Its port on the cycle.
+        port: u8,
+        /// The lane.
+        lane: u8,
+    },
+}
+
+/// Who is at the other end of a port.
+pub(crate) type Neighbours = Vec<[Option<(u32, u8)>; LINKS]>;
+
+impl Topology {
+    /// A network of any shape, with shortest ways along a tree's order: up to the root first, then down (up*/down*), which cannot deadlock
+    /// whatever the shape. The root is node 0.
+    ///
+    /// # Errors
+    /// [`TopologyError::Nodes`], [`TopologyError::Link`], [`TopologyError::PortTaken`], [`TopologyError::Unreachable`].
+    pub fn from_links(nodes: u32, links: Vec<Link>) -> Result<Self, TopologyError> {
+        let neighbours = neighbours(nodes, &links)?;
+        let routes = up_down(nodes, &neighbours);
+        Self::with_routes(nodes, links, routes)
+    }
+
+    /// A network with tables of one's own, which are checked.
+    ///
+    /// # Errors
+    /// Any.
+    pub fn with_routes(nodes: u32, links: Vec<Link>, routes: Routes) -> Result<Self, TopologyError> {
+        let neighbours = neighbours(nodes, &links)?;
+        check::check(nodes, &neighbours, &routes)?;
+        Ok(Self { nodes, links, routes })
+    }
+
+    /// How many nodes.
+    pub fn nodes(&self) -> u32 {
+        self.nodes
+    }
+
+    /// Its links.
+    pub fn links(&self) -> &[Link] {
+        &self.links
+    }
+
+    /// Its tables.
+    pub fn routes(&self) -> &Routes {
+        &self.routes
+    }
+
+    /// A card of it.
+    pub fn config(&self, node: u32, vpids: u16) -> CardConfig {
+        CardConfig {
+            node,
+            nodes: self.nodes,
+            vpids,
+            routes: self.routes.of(node).to_vec(),
+            watchdog: reg::WATCHDOG_DEFAULT,
+        }
+    }
+
+    /// Links that a packet passes on its way.
+    pub fn hops(&self, from: u32, to: u32) -> Option<u32> {
+        let neighbours = neighbours(self.nodes, &self.links).ok()?;
+        let (mut node, mut hops) = (from, 0);
+        while node != to {
+            let Route::Port { port, .. } = self.routes.get(node, to) else { return None };
+            node = neighbours[node as usize][usize::from(port)]?.0;
+            hops += 1;
+        }
+        Some(hops)
+    }
+}
+
+/// Who is where; checks the links.
+fn neighbours(nodes: u32, links: &[Link]) -> Result<Neighbours, TopologyError> {
+    if nodes == 0 || nodes > MAX_NODES {
+        return Err(TopologyError::Nodes { nodes: nodes.into() });
+    }
+    let mut neighbours: Neighbours = vec![[None; LINKS]; nodes as usize];
+    for &link in links {
+        let good = |(node, port): (u32, u8)| node < nodes && usize::from(port) < LINKS;
+        if !good(link.a) || !good(link.b) || link.a.0 == link.b.0 {
+            return Err(TopologyError::Link { link });
+        }
+        for ((node, port), other) in [(link.a, link.b), (link.b, link.a)] {
+            let end = &mut neighbours[node as usize][usize::from(port)];
+            if end.replace(other).is_some() {
+                return Err(TopologyError::PortTaken { node, port });
+            }
+        }
+    }
+    Ok(neighbours)
+}
+
+/// Up*/down* tables: every node has a depth below node 0; a way goes up any number of links and then down, never up again. To stay within a
+/// table by (node, target) alone, a node sends down as soon as the target can be reached by going down only, and up until then.
+fn up_down(nodes: u32, neighbours: &Neighbours) -> Routes {
+    let order = breadth_first(nodes, neighbours);
+    let mut routes = Routes::new(nodes);
+    for target in 0..nodes {
+        // Nodes from which the target is reached by going down only, nearest first.
+        let mut waiting = VecDeque::from([target]);
+        while let Some(node) = waiting.pop_front() {
+            for (above, port) in neighbours[node as usize].iter().flatten().copied() {
+                let goes_down = order[above as usize] < order[node as usize];
+                if goes_down && routes.get(above, target) == Route::None {
+                    routes.set(above, target, Route::Port { port, lane: 1 });
+                    waiting.push_back(above);
+                }
+            }
+        }
+        // The others go up towards the nearest one that can go down. In the order from the root on, who is above has its route already.
+        let mut rest: Vec<u32> = (0..nodes).filter(|&node| routes.get(node, target) == Route::None).collect();
+        rest.sort_unstable_by_key(|&node| order[node as usize]);
+        for node in rest {
+            let up = (0..)
+                .zip(&neighbours[node as usize])
+                .filter_map(|(port, end)| end.map(|(other, _)| (port, other)));
+            let best = up
+                .filter(|&(_, other)| {
+                    order[other as usize] < order[node as usize] && routes.get(other, target) != Route::None
+                })
+                .min_by_key(|&(_, other)| order[other as usize]);
+            if let Some((port, _)) = best {
+                routes.set(node, target, Route::Port { port, lane: 0 });
+            }
+        }
+    }
+    routes
+}
+
+/// Each node's place in a breadth-first walk from node 0; `u32::MAX` for one that is not reached.
+fn breadth_first(nodes: u32, neighbours: &Neighbours) -> Vec<u32> {
+    let mut order = vec![u32::MAX; nodes as usize];
+    let mut waiting = VecDeque::from([0]);
+    order[0] = 0;
+    let mut next = 1;
+    while let Some(node) = waiting.pop_front() {
+        for (other, _) in neighbours[node as usize].iter().flatten() {
+            if order[*other as usize] == u32::MAX {
+                order[*other as usize] = next;
+                next += 1;
+                waiting.push_back(*other);
+            }
+        }
+    }
+    order
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,7 @@
+//! VELO: small messages, sent by stores and received in rings.
+//!
+//! - `send`: from a store's address to a packet; putting split bursts together; stalls and their watchdog;
+//! - `ring`: a VPID's receive ring in its own memory, and the credit that is owed for what was taken out of it.
+
+pub(crate) mod ring;
+pub(crate) mod send;

@@ -1,0 +1,171 @@
+//! A VPID's receive ring: slots in memory of its own, which the card fills and its owner empties.
+//!
+//! The slots are shared out among the nodes of the network. A slot that its owner has given back is owed to the node whose message was in it; what is
+//! owed goes back in batches of half a share, so that a sender that has used up its share always gets some back when its messages are read.
+
+use std::collections::VecDeque;
+
+use nicforge_core::dma::DmaLease;
+use nicforge_hwi::extoll_velo::{MAX_MESSAGE, MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
+
+/// Where a ring is, as its owner's registers say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) base: u64,
+    pub(crate) slots: u64,
+}
+
+impl Place {
+    /// Whether a network of so many nodes can use it.
+    pub(crate) fn is_sound(self, nodes: u32) -> bool {
+        self.slots.is_power_of_two()
+            && (MIN_SLOTS..=MAX_SLOTS).contains(&self.slots)
+            && self.slots >= u64::from(nodes)
+            && self.base.is_multiple_of(4096)
+            && self.base.checked_add(self.slots * SLOT).is_some()
+    }
+
+    /// Slots that each node gets.
+    pub(crate) fn share(self, nodes: u32) -> u32 {
+        // At most MAX_SLOTS.
+        (self.slots / u64::from(nodes.max(1))) as u32
+    }
+}
+
+/// What became of a message that arrived.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Put {
+    /// It is in the ring.
+    Done,
+    /// Its sender had no credit for it, which happens only around the reset of a card.
+    NoCredit,
+    /// The ring's memory is not there any more.
+    MemoryGone,
+}
+
+/// An enabled ring.
+pub(crate) struct Ring {
+    memory: DmaLease,
+    slots: u64,
+    /// Messages put in so far, and messages that its owner has taken out.
+    delivered: u64,
+    taken: u64,
+    /// By slot: the node whose message is in it.
+    from: Vec<u16>,
+    /// By node: slots given back that it has not been told of.
+    owed: Vec<u32>,
+    /// By node: slots that are its own, less those that it may fill: its messages that were not read, and what is owed.
+    used: Vec<u32>,
+    share: u32,
+    batch: u32,
+    /// Nodes that are owed a batch. Each is in it at most once, since what is owed is paid as a whole.
+    due: VecDeque<u32>,
+}
+
+impl Ring {
+    pub(crate) fn new(memory: DmaLease, place: Place, nodes: u32) -> Self {
+        let share = place.share(nodes);
+        Self {
+            memory,
+            slots: place.slots,
+            delivered: 0,
+            taken: 0,
+            from: vec![0; place.slots as usize],
+            owed: vec![0; nodes as usize],
+            used: vec![0; nodes as usize],
+            share,
+            batch: (share / 2).max(1),
+            due: VecDeque::with_capacity(nodes as usize),
+        }
+    }
+
+    /// What a node may still send: all of its share but what lies unread or is owed.
+    pub(crate) fn left_to(&self, node: u32) -> u32 {
+        self.share - self.used.get(node as usize).copied().unwrap_or(self.share).min(self.share)
+    }
+
+    /// Whether there are messages that its owner has not taken.
+    #[inline]
+    pub(crate) fn has_unread(&self) -> bool {
+        self.delivered != self.taken
+    }
+
+    /// Puts a message in.
+    #[inline]
+    pub(crate) fn put(&mut self, node: u32, header: u64, message: &[u8]) -> Put {
+        let Some(used) = self.used.get_mut(node as usize).filter(|used| **used < self.share) else {
+            return Put::NoCredit;
+        };
+        let Some(memory) = self.memory.window() else { return Put::MemoryGone };
+        let index = self.delivered & (self.slots - 1);
+        let at = index * SLOT;
+        // One size for all costs less than a loop; a slot has room for the longest message.
+        let mut padded = [0; MAX_MESSAGE];
+        let Some(start) = padded.get_mut(..message.len()) else { return Put::NoCredit };
+        start.copy_from_slice(message);
+        let written = memory
+            .write_array(at + SLOT_DATA, &padded)
+            .and_then(|()| memory.store_u64_release(at + SLOT_HEADER, header));
+        if written.is_err() {
+            return Put::MemoryGone;
+        }
+        *used += 1;
+        self.from[index as usize] = node as u16;
+        self.delivered += 1;
+        Put::Done
+    }
+
+    /// The owner says how many messages it has taken so far. False when that makes no sense.
+    pub(crate) fn taken(&mut self, taken: u64) -> bool {
+        if taken < self.taken || taken > self.delivered {
+            return false;
+        }
+        while self.taken < taken {
+            let node = self.from[(self.taken & (self.slots - 1)) as usize];
+            self.taken += 1;
+            let owed = &mut self.owed[usize::from(node)];
+            *owed += 1;
+            if *owed == self.batch {
+                self.due.push_back(node.into());
+            }
+        }
+        true
+    }
+
+    /// Whom something is owed, a batch at least.
+    #[inline]
+    pub(crate) fn due(&self) -> Option<(u32, u32)> {
+        let node = *self.due.front()?;
+        Some((node, self.owed[node as usize]))
+    }
+
+    /// What [`Ring::due`] said was sent.
+    pub(crate) fn paid(&mut self) {
+        if let Some(node) = self.due.pop_front() {
+            let owed = std::mem::take(&mut self.owed[node as usize]);
+            self.used[node as usize] -= owed.min(self.used[node as usize]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rings_that_cannot_be_are_unsound() {
+        let sound = Place { base: 0x1000, slots: 64 };
+        assert!(sound.is_sound(1) && sound.is_sound(64));
+        let unsound = [
+            Place { base: 0x1008, ..sound },
+            Place { slots: 0, ..sound },
+            Place { slots: 63, ..sound },
+            Place { slots: 32, ..sound },
+            Place { slots: 1 << 17, ..sound },
+            Place { base: 0xffff_ffff_ffff_f000, ..sound },
+        ];
+        assert!(unsound.iter().all(|place| !place.is_sound(1)));
+        assert!(!sound.is_sound(65));
+        assert_eq!(sound.share(3), 21);
+    }
+}

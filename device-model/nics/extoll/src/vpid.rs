@@ -1,0 +1,91 @@
+//! What one attachment has: a VPID, or the admin.
+
+use std::sync::atomic::Ordering;
+
+use nicforge_core::{context::Context, device::AttachmentId, time::Nanos};
+use nicforge_hwi::extoll::{mirror, window};
+use nicforge_shm::{SharedU64, Window};
+
+use crate::velo::{
+    ring::{Place, Ring},
+    send::Assembly,
+};
+
+/// The windows of a client.
+pub(crate) struct Windows {
+    /// The card's page of the mirror.
+    pub(crate) mirror: Window,
+    pub(crate) velo_read_pointer: SharedU64,
+}
+
+impl Windows {
+    /// A client's windows; `None` when there is no client.
+    pub(crate) fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
+        let (windows, mirrors) = (context.memory(who, 1)?, context.memory(who, 2)?);
+        // The places are constants inside BARs that the description asked for.
+        Some(Self {
+            mirror: mirrors.window(mirror::NODE, mirror::SIZE).ok()?,
+            velo_read_pointer: windows.u64(window::VELO_READ_POINTER).ok()?,
+        })
+    }
+
+    /// Shows a number.
+    pub(crate) fn show(&self, offset: u64, value: u64) {
+        // Offsets of the hardware interface, all inside the page.
+        let _ = self.mirror.store_u64_release(offset - mirror::NODE, value);
+    }
+}
+
+/// What an attachment counts, as its mirror shows it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) sent: u64,
+    pub(crate) stalls: u64,
+    pub(crate) received: u64,
+    pub(crate) errors: u64,
+    pub(crate) last_error: u64,
+    pub(crate) undelivered: u64,
+}
+
+/// A change of the receive ring that the other cards are being told of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Announcement {
+    /// The next node to be told.
+    pub(crate) next: u32,
+}
+
+/// An attachment's state.
+#[derive(Default)]
+pub(crate) struct Vpid {
+    pub(crate) windows: Option<Windows>,
+    pub(crate) place: Place,
+    pub(crate) ring: Option<Ring>,
+    /// Of the receive ring: odd while it is enabled. Goes on through tenants and resets.
+    pub(crate) generation: u8,
+    pub(crate) announcement: Option<Announcement>,
+    pub(crate) assembly: Assembly,
+    /// Since when the send in front waits for credit.
+    pub(crate) stalled_since: Option<Nanos>,
+    pub(crate) interrupts_enabled: u64,
+    pub(crate) counts: Counts,
+}
+
+impl Vpid {
+    /// Shows all numbers.
+    pub(crate) fn show_counts(&self) {
+        let Some(windows) = &self.windows else { return };
+        windows.show(mirror::VELO_SENT, self.counts.sent);
+        windows.show(mirror::VELO_STALLS, self.counts.stalls);
+        windows.show(mirror::VELO_RECEIVED, self.counts.received);
+        windows.show(mirror::LAST_ERROR, self.counts.last_error);
+        windows.show(mirror::VELO_UNDELIVERED, self.counts.undelivered);
+        // Last: who sees it count up finds the others as they were then.
+        windows.show(mirror::ERRORS, self.counts.errors);
+    }
+
+    /// The owner's read pointer, when it moved.
+    #[inline]
+    pub(crate) fn read_pointer(&self) -> Option<u64> {
+        Some(self.windows.as_ref()?.velo_read_pointer.load(Ordering::Acquire))
+    }
+}

@@ -1,0 +1,169 @@
+//! What is in a packet's header.
+//!
+//! The header is the packet's 64-bit word that the fabric carries along and does not look at. On the wire a header, checksum and framing take
+//! [`FRAMING`] bytes, which links count.
+
+use nicforge_hwi::extoll_velo::{MAX_QUADWORDS, TAGS};
+
+/// Bytes of a packet beside its content: 32 of network protocol and 8 of gap between packets (the paper's Table I).
+pub const FRAMING: u32 = 40;
+
+/// Classes of traffic: each has its own virtual channels.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Class {
+    /// VELO messages, puts, gets, news for the directory.
+    Request = 0,
+    /// The data that a get asked for.
+    Response = 1,
+    /// Credit, the ends of commands. A card always takes them.
+    Completion = 2,
+}
+
+impl Class {
+    /// All of them, the most urgent first: what gives resources back goes before what takes them.
+    pub const ALL: [Self; 3] = [Self::Completion, Self::Response, Self::Request];
+}
+
+/// Lanes of a class.
+pub const LANES: usize = 2;
+/// Virtual channels of a link.
+pub const CHANNELS: usize = Class::ALL.len() * LANES;
+
+/// The virtual channel of a class and lane.
+#[inline]
+pub const fn channel(class: Class, lane: u8) -> usize {
+    class as usize * LANES + (lane as usize & 1)
+}
+
+/// What a packet is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// A VELO message; the content is the message.
+    Velo = 0,
+    /// A part of a put.
+    Put = 1,
+    /// A get.
+    Get = 2,
+    /// A part of a get's answer.
+    GetData = 3,
+    /// An RMA command of the addressee has ended at the other side.
+    Ended = 4,
+    /// VELO credit for the sending card.
+    Credit = 5,
+    /// A VPID came or went.
+    Directory = 6,
+    /// A card has started anew and asks what there is.
+    Hello = 7,
+}
+
+impl Kind {
+    /// Its class.
+    #[inline]
+    pub const fn class(self) -> Class {
+        match self {
+            // News travel behind what the VPID that they are about has sent.
+            Self::Velo | Self::Put | Self::Get | Self::Directory | Self::Hello => Class::Request,
+            Self::GetData => Class::Response,
+            Self::Ended | Self::Credit => Class::Completion,
+        }
+    }
+
+    const fn from_bits(bits: u64) -> Self {
+        match bits & 7 {
+            0 => Self::Velo,
+            1 => Self::Put,
+            2 => Self::Get,
+            3 => Self::GetData,
+            4 => Self::Ended,
+            5 => Self::Credit,
+            6 => Self::Directory,
+            _ => Self::Hello,
+        }
+    }
+}
+
+/// A packet's header.
+///
+/// Bits 10..0 target node, 21..11 source node, 29..22 target VPID, 37..30 source VPID, 41..38 tag, 44..42 quadwords less one, 47..45 kind,
+/// 55..48 generation of the target VPID.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wire {
+    /// Where to.
+    pub target: u32,
+    /// Where from.
+    pub source: u32,
+    /// For whom there.
+    pub target_vpid: u16,
+    /// By whom.
+    pub source_vpid: u16,
+    /// A VELO message's tag.
+    pub tag: u8,
+    /// A VELO message's length in quadwords, 1 to 8.
+    pub quadwords: usize,
+    /// What it is for.
+    pub kind: Kind,
+    /// The tenancy of the target VPID that it is meant for.
+    pub generation: u8,
+}
+
+impl Wire {
+    /// As the 64 bits of a packet.
+    #[inline]
+    pub const fn encode(self) -> u64 {
+        (self.target as u64 & 0x7ff)
+            | ((self.source as u64 & 0x7ff) << 11)
+            | ((self.target_vpid as u64 & 0xff) << 22)
+            | ((self.source_vpid as u64 & 0xff) << 30)
+            | ((self.tag as u64 & (TAGS as u64 - 1)) << 38)
+            | (((self.quadwords as u64).wrapping_sub(1) & (MAX_QUADWORDS as u64 - 1)) << 42)
+            | ((self.kind as u64) << 45)
+            | ((self.generation as u64) << 48)
+    }
+
+    /// Of 64 bits.
+    #[inline]
+    pub const fn decode(bits: u64) -> Self {
+        Self {
+            target: (bits & 0x7ff) as u32,
+            source: ((bits >> 11) & 0x7ff) as u32,
+            target_vpid: ((bits >> 22) & 0xff) as u16,
+            source_vpid: ((bits >> 30) & 0xff) as u16,
+            tag: ((bits >> 38) & 0xf) as u8,
+            quadwords: ((bits >> 42) & 7) as usize + 1,
+            kind: Kind::from_bits(bits >> 45),
+            generation: (bits >> 48) as u8,
+        }
+    }
+
+    /// The target node of a header, all that a switch on the way looks at.
+    #[inline]
+    pub const fn target_of(bits: u64) -> u32 {
+        (bits & 0x7ff) as u32
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_header_comes_back(target in 0u32..2048, source in 0u32..2048, target_vpid in 0u16..256, source_vpid in 0u16..256,
+            tag in 0u8..16, quadwords in 1usize..=8, kind in 0u64..8, generation: u8) {
+            let kind = Kind::from_bits(kind);
+            let wire = Wire { target, source, target_vpid, source_vpid, tag, quadwords, kind, generation };
+            prop_assert_eq!(Wire::decode(wire.encode()), wire);
+            prop_assert_eq!(Wire::target_of(wire.encode()), target);
+        }
+    }
+
+    #[test]
+    fn no_two_channels_of_classes_and_lanes_are_the_same() {
+        let mut channels: Vec<_> =
+            Class::ALL.iter().flat_map(|&class| [0, 1].map(|lane| channel(class, lane))).collect();
+        channels.sort_unstable();
+        assert_eq!(channels, (0..CHANNELS).collect::<Vec<_>>());
+    }
+}

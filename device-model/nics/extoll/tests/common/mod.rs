@@ -1,0 +1,272 @@
+//! A machine of EXTOLL cards in process, and clients that drive them through mapped memory and trapped accesses.
+#![allow(dead_code, reason = "each test binary uses its part")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails the test")]
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering},
+};
+
+use nicforge_core::{
+    device::{AttachmentId, Ended, FunctionId},
+    dma::{DmaBacking, DmaPermission},
+    fabric::{LinkId, LinkSpec},
+    interrupt::{self, InterruptSink},
+    machine::{Access, Machine, Next},
+    time::Nanos,
+};
+use nicforge_extoll::{Card, CardConfig, Topology, wire};
+use nicforge_hwi::{
+    extoll::{BAR_DIRECTORY, BAR_VELO, directory, mirror, reg, vector, window},
+    extoll_velo::{SLOT, SLOT_DATA, SLOT_HEADER, address, header},
+};
+use nicforge_shm::SharedMemory;
+
+/// Turns after which a machine that is still busy is taken for one that never rests.
+const MANY_TURNS: usize = 200_000;
+/// Configuration space, as a region.
+const REGION_CONFIG: u32 = 7;
+/// IOVA of each client's receive ring.
+pub(crate) const RING_BASE: u64 = 0x10_0000;
+
+/// A link with room for four packets of each virtual channel, as fast as it goes.
+pub(crate) fn plain_link() -> LinkSpec {
+    LinkSpec { credits: vec![4; wire::CHANNELS], ..LinkSpec::default() }
+}
+
+pub(crate) struct Rig {
+    pub(crate) machine: Machine,
+    pub(crate) now: Nanos,
+    pub(crate) functions: Vec<FunctionId>,
+    pub(crate) links: Vec<LinkId>,
+    pub(crate) vpids: u16,
+}
+
+impl Rig {
+    pub(crate) fn new(topology: &Topology, vpids: u16) -> Self {
+        Self::with(topology, vpids, &plain_link(), |_| {})
+    }
+
+    pub(crate) fn pair() -> Self {
+        Self::new(&Topology::full_mesh(2).unwrap(), 4)
+    }
+
+    pub(crate) fn with(
+        topology: &Topology,
+        vpids: u16,
+        link: &LinkSpec,
+        change: impl Fn(&mut CardConfig),
+    ) -> Self {
+        let mut machine = Machine::new();
+        let functions: Vec<_> = (0..topology.nodes())
+            .map(|node| {
+                let mut config = topology.config(node, vpids);
+                change(&mut config);
+                machine.add_function(&format!("node{node}"), Box::new(Card::new(config).unwrap())).unwrap()
+            })
+            .collect();
+        let links = topology
+            .links()
+            .iter()
+            .map(|tie| {
+                let end = |(node, port): (u32, u8)| (functions[node as usize], port);
+                machine.fabric().connect(end(tie.a), end(tie.b), link.clone()).unwrap()
+            })
+            .collect();
+        let mut rig = Self { machine, now: Nanos::ZERO, functions, links, vpids };
+        rig.run();
+        rig
+    }
+
+    /// Steps, and lets the fabric's time pass, until nothing moves any more.
+    pub(crate) fn run(&mut self) {
+        let mut quiet = 0;
+        for _ in 0..MANY_TURNS {
+            if self.machine.step(self.now, 64) == Next::Now {
+                quiet = 0;
+                continue;
+            }
+            quiet += 1;
+            let next = self.machine.fabric().next_event();
+            if next != Nanos::NEVER {
+                self.now = next;
+            } else if quiet > 1 {
+                return;
+            }
+        }
+        panic!("the machine does not come to rest");
+    }
+
+    /// Lets time pass.
+    pub(crate) fn pass(&mut self, nanoseconds: u64) {
+        self.now = self.now.after(nanoseconds);
+        self.run();
+    }
+
+    pub(crate) fn attach(&mut self, node: u32, vpid: u16) -> Client {
+        let function = self.functions[node as usize];
+        let who = AttachmentId(vpid);
+        self.machine.attach(function, who).unwrap();
+        // Bus master and memory.
+        let access = self.machine.write(function, who, REGION_CONFIG, 4, &6u16.to_le_bytes()).unwrap();
+        assert_eq!(access, Access::Done);
+        self.run();
+        let memory = |bar: u8| self.machine.region(function, who, bar.into()).unwrap().memory.unwrap();
+        Client {
+            node,
+            vpid,
+            function,
+            who,
+            windows: memory(1),
+            mirror: memory(2),
+            directory: memory(BAR_DIRECTORY),
+            ring: None,
+            taken: 0,
+        }
+    }
+
+    pub(crate) fn admin(&mut self, node: u32) -> Client {
+        self.attach(node, self.vpids)
+    }
+
+    /// A client with a receive ring.
+    pub(crate) fn receiver(&mut self, node: u32, vpid: u16, slots: u64) -> Client {
+        let mut client = self.attach(node, vpid);
+        self.enable(&mut client, slots);
+        client
+    }
+
+    pub(crate) fn enable(&mut self, client: &mut Client, slots: u64) {
+        let bytes = (slots * SLOT).next_multiple_of(4096);
+        let memory = SharedMemory::create("ring", bytes as usize).unwrap();
+        let backing = DmaBacking::Memory(memory.window(0, bytes).unwrap());
+        self.machine
+            .dma_map(client.function, client.who, RING_BASE, bytes, DmaPermission::READ_WRITE, backing)
+            .unwrap();
+        client.ring = Some((memory, slots));
+        client.taken = 0;
+        self.write64(client, reg::VELO_RING_BASE, RING_BASE);
+        self.write64(client, reg::VELO_RING_SLOTS, slots);
+        self.write64(client, reg::VELO_RING_ENABLE, 1);
+        self.run();
+        assert_eq!(self.read64(client, reg::VELO_RING_ENABLE), 1);
+    }
+
+    pub(crate) fn kill(&mut self, client: &Client) {
+        self.machine.detach(client.function, client.who, Ended::Closed).unwrap();
+        self.run();
+    }
+
+    pub(crate) fn read64(&mut self, client: &Client, offset: u64) -> u64 {
+        let mut data = [0; 8];
+        let access = self.machine.read(client.function, client.who, 0, offset, &mut data).unwrap();
+        assert_eq!(access, Access::Done);
+        u64::from_le_bytes(data)
+    }
+
+    pub(crate) fn write64(&mut self, client: &Client, offset: u64, value: u64) {
+        let access =
+            self.machine.write(client.function, client.who, 0, offset, &value.to_le_bytes()).unwrap();
+        assert_eq!(access, Access::Done);
+    }
+
+    /// A trapped store to the send aperture.
+    pub(crate) fn store(&mut self, client: &Client, offset: u64, data: &[u8]) -> Access {
+        self.machine.write(client.function, client.who, BAR_VELO.into(), offset, data).unwrap()
+    }
+
+    /// Sends a message in one piece. False when it stalls.
+    pub(crate) fn send(&mut self, client: &Client, to: (u32, u16), tag: u8, message: &[u8]) -> bool {
+        let offset = address::encode(to.0, to.1, tag, message.len() / 8);
+        self.store(client, offset, message) == Access::Done
+    }
+
+    pub(crate) fn counter(&self, node: u32, name: &str) -> u64 {
+        let counters = self.machine.counters(self.functions[node as usize]);
+        counters.iter().find(|counter| counter.name == name).unwrap().value
+    }
+
+    /// Counts a client's interrupts from now on.
+    pub(crate) fn interrupts(&mut self, client: &Client) -> Vec<Arc<Count>> {
+        let counts: Vec<_> = (0..vector::COUNT).map(|_| Arc::new(Count(AtomicU64::new(0)))).collect();
+        let sinks = counts.iter().map(|count| Some(count.clone() as Arc<dyn InterruptSink>)).collect();
+        self.machine.bind_interrupts(client.function, client.who, interrupt::MSIX, 0, sinks).unwrap();
+        counts
+    }
+}
+
+pub(crate) struct Count(AtomicU64);
+
+impl Count {
+    pub(crate) fn get(&self) -> u64 {
+        self.0.load(Ordering::SeqCst)
+    }
+}
+
+impl InterruptSink for Count {
+    fn signal(&self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+/// A message out of a receive ring.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) from: (u32, u16),
+    pub(crate) tag: u8,
+    pub(crate) bytes: Vec<u8>,
+}
+
+pub(crate) struct Client {
+    pub(crate) node: u32,
+    pub(crate) vpid: u16,
+    pub(crate) function: FunctionId,
+    pub(crate) who: AttachmentId,
+    pub(crate) windows: SharedMemory,
+    pub(crate) mirror: SharedMemory,
+    pub(crate) directory: SharedMemory,
+    pub(crate) ring: Option<(SharedMemory, u64)>,
+    pub(crate) taken: u64,
+}
+
+impl Client {
+    /// Takes a message out of the ring, and does not say so yet.
+    pub(crate) fn take(&mut self) -> Option<Message> {
+        let (memory, slots) = self.ring.as_ref()?;
+        let slot = memory.window(self.taken % slots * SLOT, SLOT).unwrap();
+        let (node, vpid, tag, quadwords) = header::decode(slot.load_u64_acquire(SLOT_HEADER).unwrap())?;
+        let mut bytes = vec![0; quadwords * 8];
+        slot.read(SLOT_DATA, &mut bytes).unwrap();
+        slot.store_u64_release(SLOT_HEADER, 0).unwrap();
+        self.taken += 1;
+        Some(Message { from: (node, vpid), tag, bytes })
+    }
+
+    /// Gives the slots of what was taken back.
+    pub(crate) fn give_back(&self) {
+        self.windows.window(window::VELO_READ_POINTER, 8).unwrap().store_u64_release(0, self.taken).unwrap();
+    }
+
+    pub(crate) fn take_all(&mut self) -> Vec<Message> {
+        let messages: Vec<_> = std::iter::from_fn(|| self.take()).collect();
+        self.give_back();
+        messages
+    }
+
+    pub(crate) fn shown(&self, offset: u64) -> u64 {
+        self.mirror.window(offset, 8).unwrap().load_u64_acquire(0).unwrap()
+    }
+
+    /// The code of the last error and what it is about.
+    pub(crate) fn last_error(&self) -> (u8, u64) {
+        let word = self.shown(mirror::LAST_ERROR);
+        (word as u8, word >> 8)
+    }
+
+    pub(crate) fn generation(&self, node: u32, vpid: u16) -> u8 {
+        let at = u64::from(node) * directory::STRIDE + u64::from(vpid);
+        let mut byte = [0];
+        self.directory.read(at, &mut byte).unwrap();
+        byte[0]
+    }
+}

@@ -1,0 +1,265 @@
+//! VELO from one client's stores to another's receive ring.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{Message, Rig};
+use nicforge_core::machine::Access;
+use nicforge_extoll::Topology;
+use nicforge_hwi::{
+    extoll::{error, mirror, reg, vector},
+    extoll_velo::{MAX_MESSAGE, address},
+};
+
+fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
+    (0..bytes as u64).map(|index| (seed * 31 + index) as u8).collect()
+}
+
+#[test]
+fn messages_of_every_length_and_tag_arrive_whole_with_their_source() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 2);
+    let mut receiver = rig.receiver(1, 3, 64);
+    for quadwords in 1..=MAX_MESSAGE / 8 {
+        for tag in 0..16 {
+            let bytes = pattern(tag.into(), quadwords * 8);
+            assert!(rig.send(&sender, (1, 3), tag, &bytes));
+            rig.run();
+            assert_eq!(receiver.take(), Some(Message { from: (0, 2), tag, bytes }));
+            receiver.give_back();
+        }
+    }
+    rig.run();
+    assert_eq!(sender.shown(mirror::VELO_SENT), 128);
+    assert_eq!(receiver.shown(mirror::VELO_RECEIVED), 128);
+    assert_eq!(sender.shown(mirror::ERRORS), 0);
+}
+
+#[test]
+fn a_card_sends_to_itself_and_a_vpid_to_itself() {
+    let mut rig = Rig::pair();
+    let mut one = rig.receiver(0, 0, 64);
+    let mut two = rig.receiver(0, 1, 64);
+    assert!(rig.send(&one, (0, 1), 1, &[1; 8]) && rig.send(&one, (0, 0), 2, &[2; 8]));
+    rig.run();
+    assert_eq!(two.take_all()[0].from, (0, 0));
+    assert_eq!(one.take_all(), [Message { from: (0, 0), tag: 2, bytes: vec![2; 8] }]);
+}
+
+#[test]
+fn messages_cross_every_topology_in_order() {
+    let shapes = [
+        Topology::torus(&[3, 3]).unwrap(),
+        Topology::torus(&[2, 2, 2]).unwrap(),
+        Topology::hypercube(3).unwrap(),
+        Topology::full_mesh(5).unwrap(),
+    ];
+    for topology in shapes {
+        let mut rig = Rig::new(&topology, 1);
+        let nodes = topology.nodes();
+        let mut clients: Vec<_> = (0..nodes).map(|node| rig.receiver(node, 0, 1024)).collect();
+        for round in 0..20u64 {
+            for client in &clients {
+                for target in 0..nodes {
+                    let mut bytes = [0; 16];
+                    bytes[..8].copy_from_slice(&round.to_le_bytes());
+                    while !rig.send(client, (target, 0), 0, &bytes) {
+                        rig.run();
+                    }
+                }
+            }
+        }
+        rig.run();
+        for client in &mut clients {
+            let messages = client.take_all();
+            assert_eq!(messages.len() as u32, 20 * nodes);
+            let mut next = vec![0; nodes as usize];
+            for message in messages {
+                let round = u64::from_le_bytes(*message.bytes.first_chunk().unwrap());
+                let expected = &mut next[message.from.0 as usize];
+                assert_eq!(round, *expected);
+                *expected += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_receiver_that_never_reads_stalls_its_senders_and_nobody_else() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let bystander = rig.attach(0, 1);
+    let mut deaf = rig.receiver(1, 0, 64);
+    let mut awake = rig.receiver(1, 1, 64);
+    let mut sent = 0;
+    while rig.send(&sender, (1, 0), 0, &[7; 8]) {
+        rig.run();
+        sent += 1;
+        assert!(sent <= 64, "more than the ring holds");
+    }
+    assert_eq!(sent, 32, "the ring's slots are shared by two nodes");
+    for _ in 0..200 {
+        assert!(rig.send(&bystander, (1, 1), 0, &[1; 8]));
+        rig.run();
+        assert_eq!(awake.take_all().len(), 1);
+        rig.run();
+    }
+    assert_eq!(sender.shown(mirror::VELO_STALLS), 1);
+    // It reads again, and the send that waited goes through when it is offered.
+    assert_eq!(deaf.take_all().len(), 32);
+    rig.run();
+    assert!(rig.send(&sender, (1, 0), 0, &[7; 8]));
+    rig.run();
+    assert_eq!(deaf.take_all().len(), 1);
+}
+
+#[test]
+fn the_watchdog_ends_a_stall_with_an_error() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let _deaf = rig.receiver(1, 0, 64);
+    for _ in 0..32 {
+        assert!(rig.send(&sender, (1, 0), 0, &[7; 8]));
+        rig.run();
+    }
+    assert!(!rig.send(&sender, (1, 0), 0, &[7; 8]));
+    rig.pass(reg::WATCHDOG_DEFAULT - 1);
+    assert!(!rig.send(&sender, (1, 0), 0, &[7; 8]));
+    rig.pass(1);
+    assert!(rig.send(&sender, (1, 0), 0, &[7; 8]), "the watchdog lets it go");
+    rig.run();
+    assert_eq!(sender.last_error().0, error::WATCHDOG);
+    assert_eq!(rig.counter(0, "watchdogs"), 1);
+    assert_eq!(rig.counter(1, "velo_received"), 32);
+}
+
+#[test]
+fn a_split_burst_is_completed_and_a_torn_one_never_delivered() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let mut receiver = rig.receiver(1, 0, 64);
+    let base = address::encode(1, 0, 5, 4);
+    let bytes = pattern(9, 32);
+    for piece in (0..32).step_by(8) {
+        assert_eq!(rig.store(&sender, base + piece as u64, &bytes[piece..piece + 8]), Access::Done);
+    }
+    rig.run();
+    assert_eq!(receiver.take_all(), [Message { from: (0, 0), tag: 5, bytes: bytes.clone() }]);
+    // Half of one, then another message.
+    let _ = rig.store(&sender, base, &bytes[..16]);
+    assert!(rig.send(&sender, (1, 0), 6, &[6; 8]));
+    rig.run();
+    assert_eq!(receiver.take_all(), [Message { from: (0, 0), tag: 6, bytes: vec![6; 8] }]);
+    assert_eq!(sender.last_error().0, error::SEND_TORN);
+    // Half of one, and nothing more.
+    let _ = rig.store(&sender, base, &bytes[..16]);
+    rig.pass(1_000_000_000);
+    assert_eq!(rig.counter(0, "velo_torn"), 2);
+    assert!(receiver.take().is_none());
+}
+
+#[test]
+fn nobody_to_send_to_is_an_error_and_no_stall() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    for (target, errors) in [((1, 0), 1), ((1, 200), 2), ((2, 0), 3), ((2047, 255), 4)] {
+        assert!(rig.send(&sender, target, 0, &[0; 8]));
+        rig.run();
+        assert_eq!(sender.shown(mirror::ERRORS), errors);
+        assert_eq!(sender.last_error().0, error::NO_RECEIVER);
+    }
+}
+
+#[test]
+fn a_vpid_that_gets_a_new_owner_shows_it_nothing_old() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let first = rig.receiver(1, 0, 64);
+    assert_eq!(sender.generation(1, 0), 1);
+    // Under way when the owner dies.
+    assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
+    rig.machine.detach(first.function, first.who, nicforge_core::device::Ended::Closed).unwrap();
+    rig.run();
+    assert_eq!(sender.generation(1, 0), 2);
+    let mut second = rig.receiver(1, 0, 64);
+    assert_eq!(sender.generation(1, 0), 3);
+    assert!(second.take().is_none());
+    assert!(rig.send(&sender, (1, 0), 0, &[2; 8]));
+    rig.run();
+    assert_eq!(second.take_all(), [Message { from: (0, 0), tag: 0, bytes: vec![2; 8] }]);
+    assert!(first.ring.unwrap().0.window(0, 8).unwrap().load_u64_acquire(0).unwrap() == 0);
+}
+
+#[test]
+fn an_interrupt_comes_once_for_each_time_it_is_enabled() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let mut receiver = rig.receiver(1, 0, 64);
+    let counts = rig.interrupts(&receiver);
+    let received = usize::from(vector::VELO_RECEIVE);
+    rig.write64(&receiver, reg::INTERRUPT_ENABLE, 1 << vector::VELO_RECEIVE);
+    for _ in 0..3 {
+        assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
+    }
+    rig.run();
+    assert_eq!(counts[received].get(), 1);
+    // Messages lie there unread: enabling it again raises it at once.
+    rig.write64(&receiver, reg::INTERRUPT_ENABLE, 1 << vector::VELO_RECEIVE);
+    assert_eq!(counts[received].get(), 2);
+    assert_eq!(receiver.take_all().len(), 3);
+    rig.write64(&receiver, reg::INTERRUPT_ENABLE, 1 << vector::VELO_RECEIVE);
+    assert_eq!(counts[received].get(), 2);
+}
+
+#[test]
+fn a_ring_whose_memory_is_unmapped_is_disabled_with_an_error() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let receiver = rig.receiver(1, 0, 64);
+    rig.machine.dma_unmap_all(receiver.function, receiver.who).unwrap();
+    assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
+    rig.run();
+    assert_eq!(receiver.last_error().0, error::RING_MEMORY);
+    assert_eq!(rig.read64(&receiver, reg::VELO_RING_ENABLE), 0);
+    assert!(sender.generation(1, 0).is_multiple_of(2));
+}
+
+#[test]
+fn a_ring_wraps_many_times() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let mut receiver = rig.receiver(1, 0, 64);
+    let (mut sent, mut received) = (0u64, 0u64);
+    while received < 100_000 {
+        while rig.send(&sender, (1, 0), 0, &sent.to_le_bytes()) {
+            sent += 1;
+        }
+        rig.run();
+        for message in receiver.take_all() {
+            assert_eq!(message.bytes, received.to_le_bytes());
+            received += 1;
+        }
+        rig.run();
+    }
+}
+
+#[test]
+fn a_card_that_is_reset_learns_again_who_is_there() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let mut receiver = rig.receiver(1, 0, 64);
+    for _ in 0..10 {
+        assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
+    }
+    rig.run();
+    rig.machine.reset_function(sender.function).unwrap();
+    rig.run();
+    assert_eq!(sender.generation(1, 0), 1);
+    let mut sent = 0;
+    while rig.send(&sender, (1, 0), 0, &[1; 8]) {
+        rig.run();
+        sent += 1;
+    }
+    assert_eq!(sent, 22, "ten of its slots were not given back");
+    assert_eq!(receiver.take_all().len(), 32);
+}
