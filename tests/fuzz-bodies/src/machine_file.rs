@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use nicforge_hwi::tree::MAX_NODES;
 use nicforge_machine::{
-    build::{build, pset_node_names},
+    build::{build, network_node_names},
     description::{Description, MAX_COMPUTE_NODES},
 };
 
@@ -38,7 +38,7 @@ pub fn body(data: &[u8]) {
     let (mut machine, built) = build(&description).expect("what is accepted can be built");
     let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
     assert_eq!(names.len(), nodes as usize + description.function.len());
-    assert!(pset_node_names(&description).all(|name| names.contains(&name.as_str())));
+    assert!(network_node_names(&description).all(|name| names.contains(&name.as_str())));
     let node = &built.nodes[input.below(names.len() as u32) as usize];
     let attachment = node.users().next().expect("every node has a user's attachment").id;
     machine.attach(node.function, attachment).unwrap();
