@@ -7,7 +7,7 @@ use nicforge_shm::SharedMemory;
 use crate::{
     attachment::{Attachment, RemoteRead},
     device::{AttachmentId, DmaToken, FunctionId},
-    dma::{DmaError, DmaLease, MAX_DMA},
+    dma::{DmaError, DmaLease, DmaPiece, MAX_DMA},
     fabric::{Fabric, Ports},
     interrupt::Raised,
     spec::FunctionSpec,
@@ -353,13 +353,19 @@ impl Context<'_> {
         write: bool,
     ) -> Result<DmaLease, DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
-        if attachment.tenant.is_none() {
-            return Err(DmaError::Gone);
-        }
-        if !attachment.config.bus_master() {
-            return Err(DmaError::NotBusMaster);
-        }
+        may_start(attachment)?;
         attachment.dma.lease(iova, length, write)
+    }
+
+    /// As much of `length` bytes of client memory at `iova` as lies in one mapping: what a device needs to hold on to a range that may lie in
+    /// several.
+    ///
+    /// # Errors
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::piece`].
+    pub fn dma_piece(&mut self, who: AttachmentId, iova: u64, length: u64) -> Result<DmaPiece, DmaError> {
+        let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
+        may_start(attachment)?;
+        attachment.dma.piece(iova, length)
     }
 
     fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {
@@ -373,13 +379,19 @@ enum Reach {
     Remote,
 }
 
-fn check(attachment: &Attachment, iova: u64, length: usize, write: bool) -> Result<Reach, DmaError> {
+/// Whether there is a client whose function may start DMA.
+fn may_start(attachment: &Attachment) -> Result<(), DmaError> {
     if attachment.tenant.is_none() {
         return Err(DmaError::Gone);
     }
     if !attachment.config.bus_master() {
         return Err(DmaError::NotBusMaster);
     }
+    Ok(())
+}
+
+fn check(attachment: &Attachment, iova: u64, length: usize, write: bool) -> Result<Reach, DmaError> {
+    may_start(attachment)?;
     if length > MAX_DMA {
         return Err(DmaError::TooLong { length });
     }

@@ -2,7 +2,10 @@
 //!
 //! RMA names memory by *network logical addresses* (NLA). The table of a card has entries for pages of four sizes; an entry says which VPID
 //! the page belongs to, where it is in that VPID's DMA address space, and what may be done with it. A region of several pages has entries in
-//! a row, so that its NLAs run on.
+//! a row, so that its NLAs run on. An access lies in one region: regions next to each other are not one.
+//!
+//! A region is of the memory that its owner has mapped there when it is registered. Memory that is unmapped, or whose owner loses *bus master*, is gone from
+//! the region for good, whatever is mapped there later: it is registered anew. A region ends with its owner.
 //!
 //! An NLA: bits 61..60 the page size ([`page`]), below them the number of the entry and the offset in the page; bits 63..62 zero.
 //!
@@ -94,6 +97,10 @@ pub mod command {
     /// Deregister pages: when the write is over, RMA does not touch them any more. What was under way there ends with
     /// [`crate::extoll_rma::status::WITHDRAWN`].
     pub const DEREGISTER: u64 = 2;
+    /// Bits of [`COMMAND`] that say what to do.
+    pub const WHAT: u64 = 0xf;
+    /// Bits of [`COMMAND`] that must be zero.
+    pub const RESERVED: u64 = !(WHAT | 3 << CLASS_SHIFT | READ | WRITE);
     /// Lowest bit of the page size in [`COMMAND`].
     pub const CLASS_SHIFT: u32 = 4;
     /// In [`COMMAND`]: others may read.

@@ -10,8 +10,14 @@
 //! | responder | the memory read by a get has been read | get |
 //! | completer | the data have been written, all of them | put (on the target), get (on the requester), immediate put (on the target) |
 //!
-//! A command that fails notifies its requester with the error whether it asked for it or not. Commands of one VPID to another are carried
-//! out in order.
+//! A command that fails notifies its requester with the error whether it asked for it or not, and its completer and responder when some of it may have been
+//! done. Commands of one VPID to one target are carried out in order, and so are their notifications as the requester; where a put follows a get it waits
+//! for it.
+//!
+//! A source or destination lies in one region of the address translation. What is left in memory that is both is not specified. A VPID whose
+//! memory is not mapped into the card's process, but reached by messages, can be served too, at the cost of a message for each 64 KiB.
+//!
+//! A queue is enabled with [`crate::extoll::window::RMA_READ_POINTER`] 0 and zeroed memory. A notification for a full queue is lost and counted.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -21,6 +27,8 @@ pub const COMMAND_BYTES: usize = 24;
 pub const MAX_LENGTH: u32 = 8 << 20;
 /// Bytes that an immediate put moves at most.
 pub const MAX_IMMEDIATE: u32 = 8;
+/// Commands of a VPID that are under way at most. A write that makes them more waits, with all that its client writes behind it.
+pub const MAX_COMMANDS: usize = 64;
 /// Entries of a notification queue at least.
 pub const MIN_ENTRIES: u64 = 64;
 /// Entries of a notification queue at most.
@@ -64,6 +72,9 @@ pub mod notify {
 }
 
 impl Command {
+    /// Bits of [`Command::head`] that must be zero.
+    pub const RESERVED: u64 = 1 << 32;
+
     /// A descriptor.
     #[inline]
     pub const fn new(
@@ -133,7 +144,7 @@ pub mod status {
     pub const DONE: u8 = 0;
     /// The requester's own address is not registered, or not for this.
     pub const LOCAL_ADDRESS: u8 = 1;
-    /// The target's address is not registered, not the target VPID's, or not for this.
+    /// The target's address is not registered, not the target VPID's, or not for this. Nothing was moved.
     pub const REMOTE_ADDRESS: u8 = 2;
     /// The target node or VPID does not exist or is not there.
     pub const NO_RECEIVER: u8 = 3;

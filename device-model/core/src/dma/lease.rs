@@ -34,7 +34,7 @@ impl Drop for Lessor {
     }
 }
 
-/// A piece of one mapping of client memory.
+/// A piece of one mapping of client memory, or of a device's own.
 ///
 /// Clones are of the same lease. Whoever drives the machine also unmaps, so that a lease that is good stays good for the length of one call of a
 /// device.
@@ -47,7 +47,8 @@ pub struct DmaLease {
 }
 
 impl DmaLease {
-    pub(super) fn new(window: Window, lessor: &mut Lessor) -> Self {
+    /// A lease of `window`, which `lessor` can take back: of client memory by the map, or of memory that a device itself has.
+    pub fn new(window: Window, lessor: &mut Lessor) -> Self {
         Self { window, mapping: lessor.token(), device: None }
     }
 

@@ -66,6 +66,17 @@ pub struct DmaRange<'a> {
     pub backing: &'a DmaBacking,
 }
 
+/// The part of a range that lies in one mapping, to be held on to. See [`DmaMap::piece`].
+#[derive(Clone, Debug)]
+pub struct DmaPiece {
+    /// Bytes in it, at least 1.
+    pub length: u64,
+    /// What a device may do with it. A lease allows no more, even when its memory would.
+    pub permission: DmaPermission,
+    /// Its memory; `None` when it is reached by messages.
+    pub lease: Option<DmaLease>,
+}
+
 /// A piece of an access that lies in one mapping.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
@@ -197,6 +208,26 @@ impl DmaMap {
         let DmaBacking::Memory(window) = &mapping.backing else { return Err(DmaError::Remote { iova }) };
         let window = window.window(iova - mapping.iova, length).map_err(|_| unmapped)?;
         Ok(DmaLease::new(window, &mut mapping.lessor))
+    }
+
+    /// As much of `length` bytes (at least 1) at `iova` as lies in one mapping.
+    ///
+    /// # Errors
+    /// [`DmaError::Unmapped`].
+    pub fn piece(&mut self, iova: u64, length: u64) -> Result<DmaPiece, DmaError> {
+        let unmapped = DmaError::Unmapped { iova, length: usize::try_from(length).unwrap_or(usize::MAX) };
+        let more = length.checked_sub(1).ok_or(unmapped)?;
+        let index = self.find(iova).ok_or(unmapped)?;
+        let mapping = self.mappings.get_mut(index).ok_or(unmapped)?;
+        let length = more.min(mapping.last - iova).saturating_add(1);
+        let lease = match &mapping.backing {
+            DmaBacking::Memory(window) => {
+                let window = window.window(iova - mapping.iova, length).map_err(|_| unmapped)?;
+                Some(DmaLease::new(window, &mut mapping.lessor))
+            }
+            DmaBacking::Remote => None,
+        };
+        Ok(DmaPiece { length, permission: mapping.permission, lease })
     }
 
     /// Takes all leases back and maps nothing less.

@@ -14,7 +14,7 @@ mod tests;
 
 pub use error::{DmaError, DmaMapError};
 pub use lease::{DmaLease, Lessor};
-pub use map::{DmaBacking, DmaMap, DmaPermission, DmaRange, Segment, Segments};
+pub use map::{DmaBacking, DmaMap, DmaPermission, DmaPiece, DmaRange, Segment, Segments};
 
 /// The most bytes that one DMA read or write moves.
 pub const MAX_DMA: usize = 65536;

@@ -1,5 +1,9 @@
 //! Packets and the pool that their buffers come from.
 
+use std::sync::Arc;
+
+use crate::dma::DmaLease;
+
 /// A packet on its way through the fabric. It is moved from hop to hop, never copied.
 ///
 /// Its buffer belongs to the fabric's pool: a NIC that is done with one gives it back by
@@ -12,6 +16,9 @@ pub struct Packet {
     pub framing: u32,
     /// For the NIC: a header, a route, a tag. The fabric does not look at it.
     pub header: u64,
+    /// Memory that the packet refers to instead of carrying it, for NICs that copy bulk data once, on arrival. What of it is meant is the
+    /// NIC's affair, and that [`Packet::framing`] counts it. Gone when the packet is recycled.
+    pub memory: Option<Arc<DmaLease>>,
 }
 
 impl Packet {
@@ -117,11 +124,18 @@ impl Pool {
         if self.free.capacity() < self.made {
             self.free.reserve(self.made.next_power_of_two().max(64));
         }
-        Some(Packet { buffer: vec![0; self.size].into_boxed_slice(), length: 0, framing: 0, header: 0 })
+        Some(Packet {
+            buffer: vec![0; self.size].into_boxed_slice(),
+            length: 0,
+            framing: 0,
+            header: 0,
+            memory: None,
+        })
     }
 
     #[inline]
-    pub(super) fn give(&mut self, packet: Packet) {
+    pub(super) fn give(&mut self, mut packet: Packet) {
+        packet.memory = None;
         if packet.buffer.len() == self.size {
             self.free.push(packet);
         } else {

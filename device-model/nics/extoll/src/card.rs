@@ -2,20 +2,23 @@
 
 use nicforge_core::{
     context::Context,
-    device::{Address, AttachmentId, Counter, Device, Ended, Progress, Reset, Write},
+    device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, Progress, Reset, Write},
+    dma::DmaError,
     fabric::Packet,
     spec::{AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, Scope},
     time::Nanos,
 };
 use nicforge_hwi::{
-    extoll::{BAR_DIRECTORY, BAR_VELO, REGISTERS, RING_CELLS, error, mirror, vector, window},
+    extoll::{BAR_DIRECTORY, BAR_VELO, REGISTERS, RING_CELLS, error, mirror, reg, vector, window},
     extoll_velo::{address, header},
     pci,
 };
 
 use crate::{
+    atu::Atu,
     config::{CardConfig, ConfigError},
     directory::{Directory, Entry},
+    rma::{Counts, Rma},
     switch::{Refused, Switch},
     velo::{
         ring::{Put, Ring},
@@ -26,7 +29,7 @@ use crate::{
 };
 
 /// How soon to try again when the fabric's packets were all in use, in nanoseconds.
-const STARVED_RETRY: u64 = 10_000;
+pub(crate) const STARVED_RETRY: u64 = 10_000;
 /// A split message that is not completed within this time is torn, in nanoseconds.
 const SPLIT_TIMEOUT: u64 = 100_000_000;
 /// Announcements sent in one step for a VPID.
@@ -39,6 +42,8 @@ pub struct Card {
     pub(crate) directory: Directory,
     /// By attachment: the VPIDs, then the admin.
     pub(crate) vpids: Vec<Vpid>,
+    pub(crate) atu: Atu,
+    pub(crate) rma: Rma,
     pub(crate) watchdog: u64,
     pub(crate) selected: u64,
     /// VPIDs with unread messages, whose read pointers are looked at, and those whose numbers are to be shown: a bit each.
@@ -73,6 +78,21 @@ impl Set {
         self.0[usize::from(who) / 64 % 5] &= !(1 << (who % 64));
     }
 
+    /// The first one from `from` on; if there is none, the first one.
+    #[inline]
+    pub(crate) fn next(&self, from: u16) -> Option<u16> {
+        let ahead = |word: usize| match (usize::from(from) / 64).cmp(&word) {
+            std::cmp::Ordering::Less => self.0[word],
+            std::cmp::Ordering::Equal => self.0[word] & (u64::MAX << (from % 64)),
+            std::cmp::Ordering::Greater => 0,
+        };
+        let first = |bits: &dyn Fn(usize) -> u64| {
+            let word = (0..self.0.len()).find(|&word| bits(word) != 0)?;
+            Some((word * 64) as u16 + bits(word).trailing_zeros() as u16)
+        };
+        first(&ahead).or_else(|| first(&|word| self.0[word]))
+    }
+
     #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u16> {
         self.0.into_iter().zip(0u16..).flat_map(|(mut bits, word)| {
@@ -97,6 +117,8 @@ impl Card {
             switch: Switch::new(config.node, config.routes.clone()),
             directory: Directory::new(config.nodes, config.vpids),
             vpids: (0..=config.vpids).map(|_| Vpid::default()).collect(),
+            atu: Atu::new(),
+            rma: Rma::new(usize::from(config.vpids) + 1),
             watchdog: config.watchdog,
             selected: 0,
             unread: Set::default(),
@@ -136,6 +158,12 @@ impl Card {
         self.raise(context, who, vector::ERROR);
     }
 
+    /// Has an attachment's numbers shown at the end of the step.
+    #[inline]
+    pub(crate) fn show(&mut self, who: AttachmentId) {
+        self.shown_late.add(who.0);
+    }
+
     /// Raises an interrupt if it is enabled, once: it is disabled then.
     pub(crate) fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vector: u16) {
         let Some(vpid) = self.vpid(who) else { return };
@@ -152,6 +180,9 @@ impl Card {
         vpid.interrupts_enabled = value & ((1 << vector::COUNT) - 1);
         if vpid.ring.as_ref().is_some_and(Ring::has_unread) {
             self.raise(context, who, vector::VELO_RECEIVE);
+        }
+        if self.has_notifications(context, who) {
+            self.raise(context, who, vector::RMA_NOTIFICATION);
         }
     }
 
@@ -378,7 +409,7 @@ impl Card {
                     }
                 }
             }
-            Kind::Velo | Kind::Put | Kind::Get | Kind::GetData | Kind::Ended => {}
+            Kind::Velo | Kind::Put | Kind::Get | Kind::Answer | Kind::Ended => {}
         }
     }
 
@@ -493,6 +524,7 @@ impl Card {
 
     fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
         self.disable_ring(who);
+        self.rma_power_on(who);
         let (node, nodes, vpids) = (self.config.node, self.config.nodes, self.config.vpids);
         let Some(vpid) = self.vpid(who) else { return };
         let (generation, announcement) = (vpid.generation, vpid.announcement);
@@ -501,7 +533,7 @@ impl Card {
             windows.show(mirror::NODE, u64::from(node) | u64::from(who.0) << 32);
             windows.show(mirror::NODES, u64::from(nodes) | u64::from(vpids) << 32);
         }
-        vpid.show_counts();
+        vpid.show_counts(Counts::default());
     }
 
     /// What this card is by itself: nothing is known, and everybody is asked.
@@ -569,6 +601,7 @@ impl Device for Card {
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
         self.disable_ring(who);
+        self.rma_power_on(who);
         if let Some(vpid) = self.vpid(who) {
             vpid.windows = None;
         }
@@ -604,12 +637,23 @@ impl Device for Card {
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write {
         match at.bar {
             BAR_VELO => self.send(context, from, at.offset, data),
+            0 if at.offset == reg::RMA_COMMAND => self.rma_command(context, from, data),
             0 => {
                 self.write_register(context, from, at.offset, data);
                 Write::Accepted
             }
             _ => Write::Accepted,
         }
+    }
+
+    fn dma_done(
+        &mut self,
+        _: &mut Context<'_>,
+        who: AttachmentId,
+        token: DmaToken,
+        result: Result<&[u8], DmaError>,
+    ) {
+        self.stage_arrived(who, token, result);
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
@@ -619,10 +663,19 @@ impl Device for Card {
         let mut moved = self.switch.step(&mut context.ports(), budget);
         for class in Class::ALL {
             let mut taken = 0;
+            // Inputs in front of which something has to wait.
+            let mut waiting = 0;
             while taken < budget
-                && let Some(arrival) = self.switch.arrived(&context.ports(), class)
-                && let Some(packet) = self.switch.take(&mut context.ports(), arrival)
+                && let Some(arrival) = self.switch.arrived(&context.ports(), class, waiting)
             {
+                if arrival.wire.kind.is_rma() {
+                    match self.rma_arrived(context, arrival) {
+                        Some(cost) => taken += cost,
+                        None => waiting |= 1 << arrival.source(),
+                    }
+                    continue;
+                }
+                let Some(packet) = self.switch.take(&mut context.ports(), arrival) else { break };
                 match arrival.wire.kind {
                     Kind::Velo => self.receive(context, arrival.wire, &packet),
                     _ => self.heard(arrival.wire, packet.bytes()),
@@ -632,6 +685,7 @@ impl Device for Card {
             }
             moved += taken;
         }
+        moved += self.rma_send(context, budget);
         for who in self.unread.iter() {
             moved += u32::from(self.look_at_read_pointer(context, who));
         }
@@ -640,13 +694,14 @@ impl Device for Card {
             moved += 1;
         }
         for who in std::mem::take(&mut self.shown_late).iter() {
-            self.vpids[usize::from(who)].show_counts();
+            self.vpids[usize::from(who)].show_counts(self.rma.counts(AttachmentId(who)));
         }
         self.give_up_splits(context);
         if moved > 0 { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
+        let rma = self.rma.totals();
         let sent = self.vpids.iter().map(|vpid| vpid.counts.sent).sum();
         vec![
             Counter { name: "velo_sent", value: sent },
@@ -654,6 +709,12 @@ impl Device for Card {
             Counter { name: "velo_undelivered", value: self.undelivered },
             Counter { name: "velo_stalls", value: self.stalls },
             Counter { name: "velo_torn", value: self.torn },
+            Counter { name: "rma_commands", value: rma.commands },
+            Counter { name: "rma_completed", value: rma.completed },
+            Counter { name: "rma_overflows", value: rma.overflows },
+            Counter { name: "rma_refused", value: self.rma.refused },
+            Counter { name: "rma_bytes_written", value: self.rma.bytes },
+            Counter { name: "atu_entries", value: self.atu.entries() },
             Counter { name: "watchdogs", value: self.watchdogs },
             Counter { name: "forwarded", value: self.switch.forwarded() },
             Counter { name: "errors", value: self.errors },

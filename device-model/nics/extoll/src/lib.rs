@@ -1,10 +1,12 @@
 #![doc = include_str!("../README.md")]
 #![forbid(unsafe_code)]
 
+mod atu;
 pub mod card;
 pub mod config;
 mod directory;
 mod registers;
+mod rma;
 pub mod switch;
 pub mod topology;
 mod velo;

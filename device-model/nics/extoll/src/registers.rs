@@ -1,9 +1,12 @@
 //! The register file.
 
-use nicforge_core::{context::Context, device::AttachmentId};
-use nicforge_hwi::extoll::{LINKS, error, reg};
+use nicforge_core::{context::Context, device::AttachmentId, dma::DmaPermission};
+use nicforge_hwi::{
+    extoll::{LINKS, error, reg},
+    extoll_atu::command,
+};
 
-use crate::{card::Card, topology::Route, wire::CHANNELS};
+use crate::{atu::Registers, card::Card, topology::Route, wire::CHANNELS};
 
 impl Card {
     /// A read of BAR 0. What can't be read reads as ones.
@@ -35,6 +38,14 @@ impl Card {
             reg::VELO_RING_BASE => vpid.place.base,
             reg::VELO_RING_SLOTS => vpid.place.slots,
             reg::VELO_RING_ENABLE => vpid.ring.is_some().into(),
+            reg::RMA_QUEUE_BASE | reg::RMA_QUEUE_ENTRIES | reg::RMA_QUEUE_ENABLE => {
+                return self.queue_register(from, offset);
+            }
+            command::ADDRESS => vpid.atu.address,
+            command::PAGES => vpid.atu.pages,
+            command::OWNER => vpid.atu.owner,
+            command::STATUS => vpid.atu.status,
+            command::RESULT => vpid.atu.result,
             reg::INTERRUPT_ENABLE => vpid.interrupts_enabled,
             reg::WATCHDOG => self.watchdog,
             reg::SELECT_VPID => self.selected,
@@ -43,6 +54,16 @@ impl Card {
                 self.vpids.get(selected).map_or(0, |vpid| vpid.counts.errors)
             }
             _ => return self.link_or_route(context, offset),
+        })
+    }
+
+    /// The notification queue's.
+    fn queue_register(&mut self, from: AttachmentId, offset: u64) -> Option<u64> {
+        let client = self.rma.client(from)?;
+        Some(match offset {
+            reg::RMA_QUEUE_BASE => client.place.base,
+            reg::RMA_QUEUE_ENTRIES => client.place.entries,
+            _ => client.queue.is_some().into(),
         })
     }
 
@@ -99,6 +120,18 @@ impl Card {
             reg::VELO_RING_BASE => vpid.place.base = value,
             reg::VELO_RING_SLOTS => vpid.place.slots = value,
             reg::VELO_RING_ENABLE => self.enable_ring(context, from, value & 1 != 0),
+            reg::RMA_QUEUE_BASE | reg::RMA_QUEUE_ENTRIES => {
+                let Some(client) = self.rma.client(from).filter(|client| client.queue.is_none()) else {
+                    return false;
+                };
+                let place = &mut client.place;
+                *(if offset == reg::RMA_QUEUE_BASE { &mut place.base } else { &mut place.entries }) = value;
+            }
+            reg::RMA_QUEUE_ENABLE => self.enable_queue(context, from, value & 1 != 0),
+            command::ADDRESS => vpid.atu.address = value,
+            command::PAGES => vpid.atu.pages = value,
+            command::OWNER => vpid.atu.owner = value,
+            command::COMMAND => self.translate(context, from, value),
             reg::INTERRUPT_ENABLE => self.enable_interrupts(context, from, value),
             reg::WATCHDOG => self.watchdog = value,
             reg::SELECT_VPID => self.selected = value,
@@ -109,5 +142,42 @@ impl Card {
             _ => return false,
         }
         true
+    }
+
+    /// An address translation command.
+    fn translate(&mut self, context: &mut Context<'_>, from: AttachmentId, value: u64) {
+        let admin = self.admin();
+        let vpids = u64::from(self.config.vpids);
+        let Some(vpid) = self.vpids.get(usize::from(from.0)) else { return };
+        let Registers { address, pages, owner, .. } = vpid.atu;
+        let owner = if from == admin {
+            u16::try_from(owner).ok().filter(|_| owner < vpids).map(AttachmentId)
+        } else {
+            Some(from)
+        };
+        let class = (value >> command::CLASS_SHIFT & 3) as u8;
+        let others = DmaPermission { read: value & command::READ != 0, write: value & command::WRITE != 0 };
+        let result = match (value & command::WHAT, owner) {
+            _ if value & command::RESERVED != 0 => Err(command::MALFORMED),
+            (command::REGISTER, None) => Err(command::NO_OWNER),
+            (command::REGISTER, Some(owner)) => {
+                self.atu.register(context, owner, class, others, (address, pages)).map(Some)
+            }
+            (command::DEREGISTER, _) => {
+                self.atu.deregister((from != admin).then_some(from), address).map(|()| None)
+            }
+            _ => Err(command::MALFORMED),
+        };
+        let Some(vpid) = self.vpids.get_mut(usize::from(from.0)) else { return };
+        match result {
+            Ok(first) => {
+                vpid.atu.status = command::DONE;
+                vpid.atu.result = first.unwrap_or(vpid.atu.result);
+            }
+            Err(status) => {
+                vpid.atu.status = status;
+                self.fail(context, from, error::ATU, command::COMMAND);
+            }
+        }
     }
 }

@@ -42,6 +42,24 @@ pub struct Arrival {
     pub wire: Wire,
 }
 
+impl Arrival {
+    /// The input it waits at: a link, or [`LINKS`] for this card itself.
+    #[inline]
+    pub fn source(self) -> u8 {
+        self.input.map_or(LINKS as u8, |(input, _)| input)
+    }
+
+    /// The queue that it is in front of, among all for this card: 0 to [`QUEUES`], less one.
+    #[inline]
+    pub fn queue(self) -> usize {
+        let (source, lane) = self.input.map_or((LINKS, 0), |(input, lane)| (usize::from(input), lane));
+        (self.class as usize * (LINKS + 1) + source) * LANES + usize::from(lane)
+    }
+}
+
+/// Queues at which packets for a card arrive.
+pub const QUEUES: usize = Class::ALL.len() * (LINKS + 1) * LANES;
+
 /// A card's switch.
 pub struct Switch {
     node: u32,
@@ -106,6 +124,31 @@ impl Switch {
                 Ok(())
             }
             Route::None => Err(Refused::NoRoute(packet)),
+        }
+    }
+
+    /// Whether a packet of a class can be sent to a node now, at least into the queue. Where no route leads there is always room: what is sent
+    /// there is refused for good.
+    #[inline]
+    pub fn has_room(&self, target: u32, class: Class) -> bool {
+        self.waiting(target, class).is_none_or(|(waiting, most)| waiting < most)
+    }
+
+    /// Whether nothing of a class waits on the way to a node. Bulk data are sent only then, so that the queue is there for small messages.
+    #[inline]
+    pub fn is_idle(&self, target: u32, class: Class) -> bool {
+        self.waiting(target, class).is_none_or(|(waiting, _)| waiting == 0)
+    }
+
+    /// Packets that wait in the first queue on the way to a node, and how many can.
+    #[inline]
+    fn waiting(&self, target: u32, class: Class) -> Option<(usize, usize)> {
+        match self.route(target) {
+            Route::Port { port, lane } => {
+                Some((self.output[usize::from(port)][channel(class, lane)].len(), OUTPUT_QUEUE))
+            }
+            Route::Local => Some((self.loopback[class as usize].len(), LOOPBACK_QUEUE)),
+            Route::None => None,
         }
     }
 
@@ -208,12 +251,12 @@ impl Switch {
     }
 
     /// The next packet of a class for this card, if there is one. It stays where it is, and its buffer with it, until [`Switch::take`]. Inputs, and
-    /// this card itself, take turns.
+    /// this card itself, take turns; those of which a bit is set in `skip` ([`Arrival::source`]) are left out.
     #[inline]
-    pub fn arrived(&mut self, ports: &Ports<'_>, class: Class) -> Option<Arrival> {
+    pub fn arrived(&mut self, ports: &Ports<'_>, class: Class, skip: u64) -> Option<Arrival> {
         let waiting = ports.arrived(channel(class, 0)) | ports.arrived(channel(class, 1));
         let own = u64::from(!self.loopback[class as usize].is_empty()) << LINKS;
-        let mut sources = waiting | own;
+        let mut sources = (waiting | own) & !skip;
         while sources != 0 {
             // Those from the next one on first.
             let ahead = sources & (u64::MAX << self.next_source);
@@ -237,6 +280,15 @@ impl Switch {
             let here = Wire::target_of(header) == self.node;
             here.then(|| Arrival { input: Some((source, lane)), class, wire: Wire::decode(header) })
         })
+    }
+
+    /// The packet of an arrival, to be looked at.
+    #[inline]
+    pub fn peek<'a>(&'a self, ports: &'a Ports<'_>, arrival: Arrival) -> Option<&'a Packet> {
+        match arrival.input {
+            None => self.loopback[arrival.class as usize].front(),
+            Some((input, lane)) => ports.peek(input, channel(arrival.class, lane)),
+        }
     }
 
     /// The packet of an arrival.

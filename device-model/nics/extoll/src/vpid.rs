@@ -6,9 +6,13 @@ use nicforge_core::{context::Context, device::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll::{mirror, window};
 use nicforge_shm::{SharedU64, Window};
 
-use crate::velo::{
-    ring::{Place, Ring},
-    send::Assembly,
+use crate::{
+    atu::Registers,
+    rma,
+    velo::{
+        ring::{Place, Ring},
+        send::Assembly,
+    },
 };
 
 /// The windows of a client.
@@ -16,6 +20,7 @@ pub(crate) struct Windows {
     /// The card's page of the mirror.
     pub(crate) mirror: Window,
     pub(crate) velo_read_pointer: SharedU64,
+    pub(crate) rma_read_pointer: SharedU64,
 }
 
 impl Windows {
@@ -26,6 +31,7 @@ impl Windows {
         Some(Self {
             mirror: mirrors.window(mirror::NODE, mirror::SIZE).ok()?,
             velo_read_pointer: windows.u64(window::VELO_READ_POINTER).ok()?,
+            rma_read_pointer: windows.u64(window::RMA_READ_POINTER).ok()?,
         })
     }
 
@@ -68,19 +74,30 @@ pub(crate) struct Vpid {
     pub(crate) stalled_since: Option<Nanos>,
     pub(crate) interrupts_enabled: u64,
     pub(crate) counts: Counts,
+    pub(crate) atu: Registers,
 }
 
 impl Vpid {
     /// Shows all numbers.
-    pub(crate) fn show_counts(&self) {
+    pub(crate) fn show_counts(&self, rma: rma::Counts) {
         let Some(windows) = &self.windows else { return };
         windows.show(mirror::VELO_SENT, self.counts.sent);
         windows.show(mirror::VELO_STALLS, self.counts.stalls);
         windows.show(mirror::VELO_RECEIVED, self.counts.received);
         windows.show(mirror::LAST_ERROR, self.counts.last_error);
         windows.show(mirror::VELO_UNDELIVERED, self.counts.undelivered);
+        windows.show(mirror::RMA_COMMANDS, rma.commands);
+        windows.show(mirror::RMA_COMPLETED, rma.completed);
+        windows.show(mirror::RMA_NOTIFICATIONS, rma.notifications);
+        windows.show(mirror::RMA_OVERFLOWS, rma.overflows);
         // Last: who sees it count up finds the others as they were then.
         windows.show(mirror::ERRORS, self.counts.errors);
+    }
+
+    /// The owner's read pointer of its notification queue.
+    #[inline]
+    pub(crate) fn rma_read_pointer(&self) -> Option<u64> {
+        Some(self.windows.as_ref()?.rma_read_pointer.load(Ordering::Acquire))
     }
 
     /// The owner's read pointer, when it moved.

@@ -13,9 +13,9 @@ pub const FRAMING: u32 = 40;
 pub enum Class {
     /// VELO messages, puts, gets, news for the directory.
     Request = 0,
-    /// The data that a get asked for.
+    /// The data that a get asked for, and the ends of puts: who asked is told in the order in which it asked.
     Response = 1,
-    /// Credit, the ends of commands. A card always takes them.
+    /// Credit, the ends of gets. A card always takes them.
     Completion = 2,
 }
 
@@ -42,11 +42,11 @@ pub enum Kind {
     Velo = 0,
     /// A part of a put.
     Put = 1,
-    /// A get.
+    /// A get of a part.
     Get = 2,
-    /// A part of a get's answer.
-    GetData = 3,
-    /// An RMA command of the addressee has ended at the other side.
+    /// What a get asked for, or how a put ended.
+    Answer = 3,
+    /// A get that the addressee answered has ended at the side that asked.
     Ended = 4,
     /// VELO credit for the sending card.
     Credit = 5,
@@ -63,9 +63,15 @@ impl Kind {
         match self {
             // News travel behind what the VPID that they are about has sent.
             Self::Velo | Self::Put | Self::Get | Self::Directory | Self::Hello => Class::Request,
-            Self::GetData => Class::Response,
+            Self::Answer => Class::Response,
             Self::Ended | Self::Credit => Class::Completion,
         }
+    }
+
+    /// Whether it is RMA's.
+    #[inline]
+    pub const fn is_rma(self) -> bool {
+        matches!(self, Self::Put | Self::Get | Self::Answer | Self::Ended)
     }
 
     const fn from_bits(bits: u64) -> Self {
@@ -73,7 +79,7 @@ impl Kind {
             0 => Self::Velo,
             1 => Self::Put,
             2 => Self::Get,
-            3 => Self::GetData,
+            3 => Self::Answer,
             4 => Self::Ended,
             5 => Self::Credit,
             6 => Self::Directory,

@@ -2,6 +2,8 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails the test")]
 
+pub(crate) mod rma;
+
 use std::sync::{
     Arc,
     atomic::{AtomicU64, Ordering},

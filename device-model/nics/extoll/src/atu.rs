@@ -1,0 +1,253 @@
+//! The ATU: which memory RMA may touch.
+//!
+//! A *region* is what one registration made: pages in a row, of one owner. It holds leases of the memory behind it, a lease for each mapping that it
+//! lies in, so that a transfer that uses it looks nothing up in the owner's address space. The leases end with the region, with the mapping
+//! and with the owner; whoever finds a lease ended touches nothing.
+//!
+//! In: commands of the register file, mapped memory. Out: regions by network logical address. Regions of a page size are kept sorted by entry: a look-up is
+//! a binary search, a registration looks at the gaps between them, from the first one on.
+
+use std::sync::Arc;
+
+use nicforge_core::{
+    context::Context,
+    device::AttachmentId,
+    dma::{DmaLease, DmaPermission, Lessor},
+};
+use nicforge_hwi::extoll_atu::{command, nla, page};
+
+/// What an attachment has filled in, and what became of its last command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Registers {
+    pub(crate) address: u64,
+    pub(crate) pages: u64,
+    pub(crate) owner: u64,
+    pub(crate) status: u64,
+    pub(crate) result: u64,
+}
+
+/// A part of a region that lies in one mapping.
+struct Extent {
+    /// Where it begins in the region.
+    start: u64,
+    length: u64,
+    iova: u64,
+    /// `None`: reached by messages.
+    lease: Option<Arc<DmaLease>>,
+}
+
+/// What is behind a place of a region.
+pub(crate) struct Piece<'a> {
+    /// The memory, all of the mapping's part, and where in it; `None`: reached by messages.
+    pub(crate) lease: Option<(&'a Arc<DmaLease>, u64)>,
+    pub(crate) iova: u64,
+    pub(crate) length: u64,
+}
+
+/// Memory that was registered.
+pub(crate) struct Region {
+    /// No two regions of a card have the same, ever; 0 is none.
+    pub(crate) serial: u64,
+    pub(crate) owner: u16,
+    /// What the owner's mappings allow, all of them.
+    mapped: DmaPermission,
+    /// What the owner allows others.
+    others: DmaPermission,
+    extents: Vec<Extent>,
+    /// Ends the leases with the region.
+    lessor: Lessor,
+}
+
+impl Region {
+    /// Whether the owner, or somebody else, may read or write it.
+    #[inline]
+    pub(crate) fn allows(&self, owner_itself: bool, write: bool) -> bool {
+        let may = |permission: DmaPermission| if write { permission.write } else { permission.read };
+        may(self.mapped) && (owner_itself || may(self.others))
+    }
+
+    /// What is behind `offset`, at most `length` bytes of it.
+    #[inline]
+    pub(crate) fn piece(&self, offset: u64, length: u64) -> Option<Piece<'_>> {
+        let place = self.extents.partition_point(|extent| extent.start <= offset).checked_sub(1)?;
+        let extent = self.extents.get(place)?;
+        let within = offset - extent.start;
+        let left = extent.length.checked_sub(within)?;
+        Some(Piece {
+            lease: extent.lease.as_ref().map(|lease| (lease, within)),
+            iova: extent.iova + within,
+            length: length.min(left),
+        })
+    }
+}
+
+/// Where a region is in its page size's table.
+#[derive(Clone, Copy, Debug)]
+struct Span {
+    first: u32,
+    pages: u32,
+    /// Index into [`Atu::regions`].
+    region: u32,
+}
+
+/// A card's table.
+pub(crate) struct Atu {
+    /// By page size: sorted by first entry.
+    spans: [Vec<Span>; 4],
+    regions: Vec<Option<Region>>,
+    free: Vec<u32>,
+    last_serial: u64,
+}
+
+impl Atu {
+    pub(crate) fn new() -> Self {
+        Self { spans: Default::default(), regions: Vec::new(), free: Vec::new(), last_serial: 0 }
+    }
+
+    /// Entries that are in use.
+    pub(crate) fn entries(&self) -> u64 {
+        self.spans.iter().flatten().map(|span| u64::from(span.pages)).sum()
+    }
+
+    /// The region that `length` bytes at `address` lie in, and where. All of them lie in one region, or nothing is found.
+    #[inline]
+    pub(crate) fn find(&self, address: u64, length: u64) -> Option<(&Region, u64)> {
+        let (class, entry, offset) = nla::decode(address)?;
+        let spans = &self.spans[usize::from(class & 3)];
+        let span = spans.get(spans.partition_point(|span| span.first <= entry).checked_sub(1)?)?;
+        let place = (u64::from(entry - span.first) << page::shift(class)) + offset;
+        let left = (u64::from(span.pages) << page::shift(class)).checked_sub(place)?;
+        if left == 0 || length > left {
+            return None;
+        }
+        Some((self.regions.get(span.region as usize)?.as_ref()?, place))
+    }
+
+    /// Registers `pages` pages of `owner` from `address` on; the first one's NLA.
+    ///
+    /// # Errors
+    /// A status of [`command`].
+    pub(crate) fn register(
+        &mut self,
+        context: &mut Context<'_>,
+        owner: AttachmentId,
+        class: u8,
+        others: DmaPermission,
+        (address, pages): (u64, u64),
+    ) -> Result<u64, u64> {
+        if !context.is_attached(owner) {
+            return Err(command::NO_OWNER);
+        }
+        let shift = page::shift(class);
+        let count = u32::try_from(pages).ok().filter(|&count| count > 0 && count <= page::entries(class));
+        let (Some(count), true) = (count, address.is_multiple_of(1 << shift)) else {
+            return Err(command::MALFORMED);
+        };
+        let bytes = pages << shift;
+        // The last byte must have an address.
+        address.checked_add(bytes - 1).ok_or(command::MALFORMED)?;
+        let spans = &self.spans[usize::from(class & 3)];
+        let (place, first) = gap(spans, count, page::entries(class)).ok_or(command::NO_ENTRIES)?;
+        let mut lessor = Lessor::default();
+        let mut mapped = DmaPermission::READ_WRITE;
+        let mut extents = Vec::new();
+        let mut start = 0;
+        while start < bytes {
+            let piece =
+                context.dma_piece(owner, address + start, bytes - start).map_err(|_| command::NOT_MAPPED)?;
+            mapped.read &= piece.permission.read;
+            mapped.write &= piece.permission.write;
+            let lease = piece.lease.map(|lease| Arc::new(lease.subleased(&mut lessor)));
+            extents.push(Extent { start, length: piece.length, iova: address + start, lease });
+            start += piece.length;
+        }
+        self.last_serial += 1;
+        let region = Region { serial: self.last_serial, owner: owner.0, mapped, others, extents, lessor };
+        let index = match self.free.pop() {
+            Some(index) => {
+                self.regions[index as usize] = Some(region);
+                index
+            }
+            None => {
+                self.regions.push(Some(region));
+                (self.regions.len() - 1) as u32
+            }
+        };
+        self.spans[usize::from(class & 3)].insert(place, Span { first, pages: count, region: index });
+        Ok(nla::of_entry(class, first))
+    }
+
+    /// Deregisters the region that begins at `address`, of `owner`, or of anybody (`None`). When this returns nothing of it is touched any more.
+    ///
+    /// # Errors
+    /// A status of [`command`].
+    pub(crate) fn deregister(&mut self, owner: Option<AttachmentId>, address: u64) -> Result<(), u64> {
+        let (class, entry, offset) = nla::decode(address).ok_or(command::NOT_YOURS)?;
+        let spans = &mut self.spans[usize::from(class & 3)];
+        let place = spans.binary_search_by_key(&entry, |span| span.first).map_err(|_| command::NOT_YOURS)?;
+        let index = spans[place].region;
+        let region = self.regions[index as usize].as_ref();
+        if offset != 0 || region.is_none_or(|region| owner.is_some_and(|owner| owner.0 != region.owner)) {
+            return Err(command::NOT_YOURS);
+        }
+        spans.remove(place);
+        self.end(index);
+        Ok(())
+    }
+
+    /// Deregisters all that an attachment has.
+    pub(crate) fn deregister_all(&mut self, owner: AttachmentId) {
+        for class in 0..self.spans.len() {
+            let mut spans = std::mem::take(&mut self.spans[class]);
+            spans.retain(|span| {
+                let its =
+                    self.regions[span.region as usize].as_ref().is_some_and(|region| region.owner == owner.0);
+                if its {
+                    self.end(span.region);
+                }
+                !its
+            });
+            self.spans[class] = spans;
+        }
+    }
+
+    fn end(&mut self, index: u32) {
+        if let Some(mut region) = self.regions[index as usize].take() {
+            region.lessor.take_back();
+            self.free.push(index);
+        }
+    }
+}
+
+/// The first gap of so many entries: where its span goes, and its first entry.
+fn gap(spans: &[Span], pages: u32, entries: u32) -> Option<(usize, u32)> {
+    let mut first = 0;
+    for (place, span) in spans.iter().enumerate() {
+        if span.first - first >= pages {
+            return Some((place, first));
+        }
+        first = span.first + span.pages;
+    }
+    (entries - first >= pages).then_some((spans.len(), first))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn span(first: u32, pages: u32) -> Span {
+        Span { first, pages, region: 0 }
+    }
+
+    #[test]
+    fn the_first_gap_that_is_long_enough_is_taken() {
+        assert_eq!(gap(&[], 64, 64), Some((0, 0)));
+        assert_eq!(gap(&[], 65, 64), None);
+        let spans = [span(1, 3), span(6, 2), span(11, 1)];
+        assert_eq!(gap(&spans, 1, 16), Some((0, 0)));
+        assert_eq!(gap(&spans, 2, 16), Some((1, 4)));
+        assert_eq!(gap(&spans, 3, 16), Some((2, 8)));
+        assert_eq!(gap(&spans, 4, 16), Some((3, 12)));
+        assert_eq!(gap(&spans, 5, 16), None);
+    }
+}

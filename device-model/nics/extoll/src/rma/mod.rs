@@ -1,0 +1,185 @@
+//! RMA: puts, gets, immediate puts, and who is told of them.
+//!
+//! - `part`: what is in a packet: a part of a command, at most [`part::MTU`] bytes of data;
+//! - `requester`: the commands of this card's VPIDs, in order, a part of each VPID in turn; what comes back for them;
+//! - `target`: what others ask of this card's memory: puts are written, gets are answered;
+//! - `transfer`: where bytes move: the one copy from memory to memory, or by messages to a client whose memory can't be mapped;
+//! - `notify`: notification queues.
+//!
+//! **Order.** Parts of one VPID for one node travel one way and are handled in the order in which they were sent; answers come back the same way. A put
+//! waits until the VPID's gets from the same target have ended, because a get's data are read when they are copied, which is later than when it was asked
+//! for.
+//!
+//! **Ends.** Every command whose first part was sent ends by an answer, whatever has happened to its VPID: a put that can't go on sends its end. A VPID's
+//! next tenant waits behind what its predecessor left, and is not told of it.
+//!
+//! **Waiting.** What is in front of a queue of the network and can't be handled at once (no room for its answer, memory that is reached by messages)
+//! stays there, and the other queues go on. A client that does not answer messages is not waited for longer than [`transfer::PATIENCE`].
+
+pub(crate) mod notify;
+pub(crate) mod part;
+pub(crate) mod requester;
+pub(crate) mod target;
+pub(crate) mod transfer;
+
+use std::collections::HashMap;
+
+use nicforge_core::{context::Context, device::AttachmentId};
+
+use self::{
+    notify::{Place, Queue},
+    requester::Commands,
+    target::{Stream, Streams},
+    transfer::{Stage, Waiting},
+};
+use crate::{
+    card::{Card, Set},
+    switch::{Arrival, QUEUES},
+    wire::{Kind, Wire},
+};
+
+/// Bytes that count as one packet's worth of work.
+const BYTES_A_UNIT: u32 = 4096;
+
+/// What a part of so many bytes costs of a step's budget.
+#[inline]
+pub(crate) const fn cost(bytes: u32) -> u32 {
+    1 + bytes / BYTES_A_UNIT
+}
+
+/// What RMA counts for an attachment.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) commands: u64,
+    pub(crate) completed: u64,
+    pub(crate) notifications: u64,
+    pub(crate) overflows: u64,
+}
+
+/// What an attachment has of RMA.
+#[derive(Default)]
+pub(crate) struct Client {
+    pub(crate) place: Place,
+    pub(crate) queue: Option<Queue>,
+    /// Counts up with every queue: a command's notifications are for the queue that was there when it was written.
+    pub(crate) tenancy: u32,
+    /// A read pointer that makes no sense and was said to.
+    pub(crate) bad_pointer: Option<u64>,
+    pub(crate) counts: Counts,
+    pub(crate) commands: Commands,
+    /// Memory that is reached by messages: read for a put, and for a get's answer.
+    pub(crate) asking: Stage,
+    pub(crate) answering: Stage,
+    /// The client lets messages wait; the next ones are not waited for.
+    pub(crate) unresponsive: bool,
+}
+
+/// A card's RMA unit.
+pub(crate) struct Rma {
+    /// By attachment.
+    clients: Vec<Client>,
+    /// Those with commands that were not sent as a whole, and whose turn it is.
+    pub(crate) sending: Set,
+    pub(crate) turn: u16,
+    /// Puts for this card of which parts have come.
+    pub(crate) streams: Streams,
+    /// By queue of the network: how much of the packet in front is done, and since when it waits.
+    pub(crate) waiting: [Waiting; QUEUES],
+    /// For memory that is reached by messages.
+    pub(crate) scratch: Box<[u8]>,
+    /// Accesses to this card's memory that were refused.
+    pub(crate) refused: u64,
+    /// Bytes moved to this card's memory.
+    pub(crate) bytes: u64,
+}
+
+impl Rma {
+    pub(crate) fn new(attachments: usize) -> Self {
+        Self {
+            clients: (0..attachments).map(|_| Client::default()).collect(),
+            sending: Set::default(),
+            turn: 0,
+            streams: HashMap::<Stream, _>::new(),
+            waiting: [Waiting::default(); QUEUES],
+            scratch: Box::default(),
+            refused: 0,
+            bytes: 0,
+        }
+    }
+
+    #[inline]
+    pub(crate) fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
+        self.clients.get_mut(usize::from(who.0))
+    }
+
+    /// What an attachment counts.
+    pub(crate) fn counts(&self, who: AttachmentId) -> Counts {
+        self.clients.get(usize::from(who.0)).map_or_else(Counts::default, |client| client.counts)
+    }
+
+    /// Commands taken, commands ended and notifications lost, of all attachments' present tenants.
+    pub(crate) fn totals(&self) -> Counts {
+        self.clients.iter().fold(Counts::default(), |sum, client| Counts {
+            commands: sum.commands + client.counts.commands,
+            completed: sum.completed + client.counts.completed,
+            notifications: sum.notifications + client.counts.notifications,
+            overflows: sum.overflows + client.counts.overflows,
+        })
+    }
+}
+
+impl Card {
+    /// An attachment starts anew, or its client is gone: its memory is not touched any more, its commands end, and nobody is told.
+    pub(crate) fn rma_power_on(&mut self, who: AttachmentId) {
+        self.atu.deregister_all(who);
+        let Some(client) = self.rma.client(who) else { return };
+        client.place = Place::default();
+        client.queue = None;
+        client.tenancy = client.tenancy.wrapping_add(1);
+        client.bad_pointer = None;
+        client.counts = Counts::default();
+        client.asking.abandon();
+        client.answering.abandon();
+        client.unresponsive = false;
+        client.commands.orphan();
+        if client.commands.is_sending() {
+            self.rma.sending.add(who.0);
+        } else {
+            self.rma.sending.remove(who.0);
+        }
+    }
+
+    /// Handles the RMA packet in front of a queue: what it cost, or `None` when it has to stay there for now.
+    #[inline]
+    pub(crate) fn rma_arrived(&mut self, context: &mut Context<'_>, arrival: Arrival) -> Option<u32> {
+        let (part, memory) = {
+            let ports = context.ports();
+            let packet = self.switch.peek(&ports, arrival)?;
+            (part::Part::decode(packet.bytes()), packet.memory.clone())
+        };
+        let Wire { kind, .. } = arrival.wire;
+        let done = match part {
+            None => true,
+            Some(part) => match kind {
+                Kind::Put => self.put_arrived(context, arrival, part, memory),
+                Kind::Get => self.get_arrived(context, arrival, part),
+                Kind::Answer => self.answer_arrived(context, arrival, part, memory),
+                _ => {
+                    self.get_ended(context, arrival.wire, part);
+                    true
+                }
+            },
+        };
+        if !done {
+            return None;
+        }
+        if let Some(waiting) = self.rma.waiting.get_mut(arrival.queue()) {
+            *waiting = Waiting::default();
+        }
+        let mut ports = context.ports();
+        if let Some(packet) = self.switch.take(&mut ports, arrival) {
+            ports.recycle(packet);
+        }
+        Some(cost(part.map_or(0, |part| part.length)))
+    }
+}

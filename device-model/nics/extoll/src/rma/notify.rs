@@ -1,0 +1,169 @@
+//! A VPID's notification queue, in memory of its own, which the card fills and its owner empties.
+
+use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
+use nicforge_hwi::{
+    extoll::{error, reg, vector},
+    extoll_rma::{MAX_ENTRIES, MIN_ENTRIES, Notification},
+};
+
+use crate::card::Card;
+
+/// Bytes of an entry.
+const ENTRY: u64 = size_of::<Notification>() as u64;
+
+/// Where a queue is, as its owner's registers say.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Place {
+    pub(crate) base: u64,
+    pub(crate) entries: u64,
+}
+
+impl Place {
+    fn is_sound(self) -> bool {
+        self.entries.is_power_of_two()
+            && (MIN_ENTRIES..=MAX_ENTRIES).contains(&self.entries)
+            && self.base.is_multiple_of(4096)
+            && self.base.checked_add(self.entries * ENTRY).is_some()
+    }
+}
+
+/// What became of a notification.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Put {
+    Done,
+    Full,
+    MemoryGone,
+}
+
+/// An enabled queue.
+pub(crate) struct Queue {
+    memory: DmaLease,
+    entries: u64,
+    /// Notifications written so far, and those that the owner has taken.
+    written: u64,
+    taken: u64,
+}
+
+impl Queue {
+    fn put(&mut self, notification: Notification) -> Put {
+        if self.written - self.taken == self.entries {
+            return Put::Full;
+        }
+        let Some(memory) = self.memory.window() else { return Put::MemoryGone };
+        let at = (self.written & (self.entries - 1)) * ENTRY;
+        let written = memory
+            .store_u64_relaxed(at + 8, notification.address)
+            .and_then(|()| memory.store_u64_release(at, notification.head));
+        if written.is_err() {
+            return Put::MemoryGone;
+        }
+        self.written += 1;
+        Put::Done
+    }
+}
+
+impl Card {
+    /// A write of the notification queue's enable register.
+    pub(crate) fn enable_queue(&mut self, context: &mut Context<'_>, who: AttachmentId, on: bool) {
+        let admin = self.admin();
+        let Some(client) = self.rma.client(who) else { return };
+        if on == client.queue.is_some() {
+            return;
+        }
+        client.tenancy = client.tenancy.wrapping_add(1);
+        if !on {
+            client.queue = None;
+            return;
+        }
+        let place = client.place;
+        let memory = if who != admin && place.is_sound() {
+            context.dma_lease(who, place.base, place.entries * ENTRY, true).ok()
+        } else {
+            None
+        };
+        match memory {
+            Some(memory) => {
+                // The pointer counts from the queue's enabling; what an earlier queue left there is not this one's.
+                client.queue = Some(Queue { memory, entries: place.entries, written: 0, taken: 0 });
+                client.bad_pointer =
+                    self.vpids.get(usize::from(who.0)).and_then(crate::vpid::Vpid::rma_read_pointer);
+            }
+            None => self.fail(context, who, error::RING, reg::RMA_QUEUE_ENABLE),
+        }
+    }
+
+    /// Looks at the owner's read pointer. A value that makes no sense is one error until it changes.
+    fn look_at_queue(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        let Some(pointer) = self.vpids.get(usize::from(who.0)).and_then(crate::vpid::Vpid::rma_read_pointer)
+        else {
+            return;
+        };
+        let Some(client) = self.rma.client(who) else { return };
+        let Some(queue) = &mut client.queue else { return };
+        if (queue.taken..=queue.written).contains(&pointer) {
+            queue.taken = pointer;
+            client.bad_pointer = None;
+        } else if client.bad_pointer != Some(pointer) {
+            client.bad_pointer = Some(pointer);
+            self.fail(context, who, error::READ_POINTER, pointer);
+        }
+    }
+
+    /// Whether there are notifications that the owner has not taken.
+    pub(crate) fn has_notifications(&mut self, context: &mut Context<'_>, who: AttachmentId) -> bool {
+        self.look_at_queue(context, who);
+        let queue = self.rma.client(who).and_then(|client| client.queue.as_ref());
+        queue.is_some_and(|queue| queue.written != queue.taken)
+    }
+
+    /// Tells a VPID something, if it has a queue.
+    pub(crate) fn notify(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        notification: Notification,
+    ) {
+        self.look_at_queue(context, who);
+        let Some(client) = self.rma.client(who) else { return };
+        let Some(queue) = &mut client.queue else { return };
+        let first = queue.written == queue.taken;
+        match queue.put(notification) {
+            Put::Done => {
+                client.counts.notifications += 1;
+                self.show(who);
+                if first {
+                    self.raise(context, who, vector::RMA_NOTIFICATION);
+                }
+            }
+            Put::Full => {
+                client.counts.overflows += 1;
+                self.fail(context, who, error::OVERFLOW, 0);
+            }
+            Put::MemoryGone => {
+                client.queue = None;
+                client.tenancy = client.tenancy.wrapping_add(1);
+                self.fail(context, who, error::RING_MEMORY, 0);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queues_that_cannot_be_are_unsound() {
+        let sound = Place { base: 0x1000, entries: 64 };
+        assert!(sound.is_sound());
+        let unsound = [
+            Place { base: 0x1008, ..sound },
+            Place { entries: 0, ..sound },
+            Place { entries: 65, ..sound },
+            Place { entries: 32, ..sound },
+            Place { entries: 1 << 17, ..sound },
+            Place { base: 0xffff_ffff_ffff_f000, ..sound },
+        ];
+        assert!(unsound.iter().all(|place| !place.is_sound()));
+    }
+}

@@ -1,0 +1,95 @@
+//! What is in an RMA packet, beside the header that all packets have.
+
+/// Bytes of a packet's content. The data are not among them: a packet refers to them, or they are a word of it.
+pub(crate) const BYTES: usize = 40;
+/// Bytes that a packet refers to at most.
+pub(crate) const MTU: u32 = 64 << 10;
+
+/// A part of a command, or what became of one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// The requester's number for the command.
+    pub(crate) id: u32,
+    /// What to do, who is notified, what has become of it: as the hardware interface numbers them.
+    pub(crate) command: u8,
+    pub(crate) notify: u8,
+    pub(crate) status: u8,
+    /// Of a put: no more of the command follows. Of an answer: the get is over as far as this card is concerned.
+    pub(crate) last: bool,
+    /// Bytes in this part; 0 in the end of a command that goes no further.
+    pub(crate) length: u32,
+    /// Bytes of the command from the first one of this part on.
+    pub(crate) rest: u32,
+    /// Bytes of the command.
+    pub(crate) total: u32,
+    /// Where the command reads or writes at its target. In an answer: the number of the region that was read.
+    pub(crate) address: u64,
+    /// Where the data are in the memory that the packet refers to; an immediate put's data.
+    pub(crate) place: u64,
+}
+
+impl Part {
+    /// Where in the command this part is.
+    #[inline]
+    pub(crate) const fn at(&self) -> u32 {
+        self.total.wrapping_sub(self.rest)
+    }
+
+    #[inline]
+    pub(crate) fn encode(&self, out: &mut [u8]) {
+        let words = [
+            u64::from(self.id)
+                | u64::from(self.command) << 32
+                | u64::from(self.notify) << 40
+                | u64::from(self.status) << 48
+                | u64::from(self.last) << 56,
+            u64::from(self.length) | u64::from(self.rest) << 32,
+            u64::from(self.total),
+            self.address,
+            self.place,
+        ];
+        for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
+            bytes.copy_from_slice(&word.to_le_bytes());
+        }
+    }
+
+    /// `None` when these are not the bytes of a part.
+    #[inline]
+    pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
+        let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
+        let (words, _) = bytes.as_chunks::<8>();
+        let [head, lengths, total, address, place] =
+            [0, 1, 2, 3, 4].map(|index: usize| u64::from_le_bytes(words[index]));
+        Some(Self {
+            id: head as u32,
+            command: (head >> 32) as u8,
+            notify: (head >> 40) as u8,
+            status: (head >> 48) as u8,
+            last: head >> 56 & 1 != 0,
+            length: lengths as u32,
+            rest: (lengths >> 32) as u32,
+            total: total as u32,
+            address,
+            place,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_part_comes_back(id: u32, command: u8, notify: u8, status: u8, last: bool, lengths: (u32, u32, u32), address: u64, place: u64) {
+            let (length, rest, total) = lengths;
+            let part = Part { id, command, notify, status, last, length, rest, total, address, place };
+            let mut bytes = [0; BYTES];
+            part.encode(&mut bytes);
+            prop_assert_eq!(Part::decode(&bytes), Some(part));
+            prop_assert_eq!(Part::decode(&bytes[1..]), None);
+        }
+    }
+}

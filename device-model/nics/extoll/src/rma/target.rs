@@ -1,0 +1,232 @@
+//! What others ask of this card's memory.
+
+use std::{collections::HashMap, sync::Arc};
+
+use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
+use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
+
+use super::{
+    part::{MTU, Part},
+    requester::Unsent,
+    transfer::{Data, Role, Unreadable, Wanted},
+};
+use crate::{
+    card::Card,
+    switch::Arrival,
+    wire::{Class, Kind, Wire},
+};
+
+/// Whose puts for whom: the requester's node and VPID, the target's VPID. Their parts come one command after the other.
+pub(crate) type Stream = (u32, u16, u16);
+/// Puts of several parts that have begun.
+pub(crate) type Streams = HashMap<Stream, Begun>;
+
+/// A put of several parts.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Begun {
+    /// The region that its first part went to.
+    region: u64,
+    /// What has become of it so far.
+    status: u8,
+}
+
+impl Card {
+    /// Whether a requester may read or write `rest` bytes of a VPID's memory; the region.
+    fn allowed(&mut self, wire: Wire, address: u64, rest: u32, write: bool) -> Result<u64, u8> {
+        let there = self.vpids.get(usize::from(wire.target_vpid)).is_some_and(|vpid| vpid.windows.is_some());
+        if !there || wire.target_vpid >= self.config.vpids {
+            return Err(status::NO_RECEIVER);
+        }
+        let itself = (wire.source, wire.source_vpid) == (self.config.node, wire.target_vpid);
+        match self.atu.find(address, rest.into()) {
+            Some((region, _)) if region.owner == wire.target_vpid && region.allows(itself, write) => {
+                Ok(region.serial)
+            }
+            _ => {
+                self.rma.refused += 1;
+                Err(status::REMOTE_ADDRESS)
+            }
+        }
+    }
+
+    /// A part of a put. False when it has to wait.
+    pub(crate) fn put_arrived(
+        &mut self,
+        context: &mut Context<'_>,
+        arrival: Arrival,
+        part: Part,
+        memory: Option<Arc<DmaLease>>,
+    ) -> bool {
+        let wire = arrival.wire;
+        if part.last && !self.switch.has_room(wire.source, Class::Response) {
+            return false;
+        }
+        let stream = (wire.source, wire.source_vpid, wire.target_vpid);
+        let whole = part.last && part.rest == part.total;
+        let begun = if whole { None } else { self.rma.streams.get(&stream).copied() };
+        let address = part.address.wrapping_add(part.at().into());
+        let mut region = begun.map_or(0, |begun| begun.region);
+        let mut became = match begun {
+            Some(begun) if begun.status != status::DONE => begun.status,
+            _ => part.status,
+        };
+        if became == status::DONE {
+            became = match self.allowed(wire, address, part.rest, true) {
+                // Registered anew since the first part.
+                Ok(found) if begun.is_some_and(|begun| begun.region != found) => status::WITHDRAWN,
+                Ok(found) => {
+                    region = found;
+                    let data = match &memory {
+                        Some(memory) => Data::Memory(memory, part.place),
+                        None if part.command == command::IMMEDIATE_PUT => {
+                            Data::Word(part.place.to_le_bytes())
+                        }
+                        None => Data::Missing,
+                    };
+                    let (place, queue) = ((address, part.rest.into()), arrival.queue());
+                    match self.rma.move_in(context, &self.atu, place, &data, part.length, queue) {
+                        Some(became) => became,
+                        None => return false,
+                    }
+                }
+                // Part of it was written before: it was there.
+                Err(status::REMOTE_ADDRESS | status::NO_RECEIVER) if begun.is_some() => status::WITHDRAWN,
+                Err(refused) => refused,
+            };
+        }
+        // What is lent of the source goes back before its owner hears that it is its own.
+        drop(memory);
+        if !part.last {
+            self.rma.streams.insert(stream, Begun { region, status: became });
+            return true;
+        }
+        if !whole {
+            self.rma.streams.remove(&stream);
+        }
+        let answer = Part { status: became, last: true, length: 0, ..part };
+        if let Err(Unsent::Later) = self.send_rma(
+            context,
+            Kind::Answer,
+            (wire.source, wire.source_vpid),
+            wire.target_vpid,
+            &answer,
+            None,
+        ) {
+            // There was room, so that only packets are short. What was written is not written again: its queue remembers.
+            if !whole {
+                self.rma.streams.insert(stream, Begun { region, status: became });
+            }
+            return false;
+        }
+        let touched = region != 0 && matches!(became, status::DONE | status::WITHDRAWN);
+        if touched && part.notify & notify::COMPLETER != 0 {
+            let (node, vpid) = (wire.source, wire.source_vpid);
+            let told = Notification::new(
+                notify::COMPLETER,
+                became,
+                part.command,
+                node,
+                vpid,
+                part.total,
+                part.address,
+            );
+            self.notify(context, AttachmentId(wire.target_vpid), told);
+        }
+        true
+    }
+
+    /// A get of a part. False when it has to wait: for room, for memory that is read by messages, or to be gone on with, as a part may lie in several
+    /// pieces of memory and an answer refers to one.
+    pub(crate) fn get_arrived(&mut self, context: &mut Context<'_>, arrival: Arrival, part: Part) -> bool {
+        let wire = arrival.wire;
+        let queue = arrival.queue();
+        loop {
+            if !self.switch.has_room(wire.source, Class::Response) {
+                return false;
+            }
+            let Some(done) = self.rma.waiting.get(queue).map(|waiting| waiting.done) else { return true };
+            let left = part.length.saturating_sub(done);
+            let rest = part.rest.saturating_sub(done);
+            let address = part.address.wrapping_add(u64::from(part.total - rest.min(part.total)));
+            let mut answer = Part { length: left, rest, last: true, ..part };
+            let mut memory = None;
+            match self.allowed(wire, address, rest, false) {
+                Ok(region) => {
+                    answer.address = region;
+                    match self.lend(context, wire, &part, (address, rest, left), queue) {
+                        Ok(Some((lease, place, length))) => {
+                            memory = Some(lease);
+                            (answer.place, answer.length, answer.last) = (place, length, length == left);
+                        }
+                        Ok(None) => return false,
+                        Err(Unreadable) => answer.status = status::WITHDRAWN,
+                    }
+                }
+                Err(refused) => answer.status = refused,
+            }
+            let back = (wire.source, wire.source_vpid);
+            match self.send_rma(context, Kind::Answer, back, wire.target_vpid, &answer, memory) {
+                Err(Unsent::Later) => return false,
+                Ok(()) if !answer.last => {
+                    if let Some(waiting) = self.rma.waiting.get_mut(queue) {
+                        waiting.done += answer.length;
+                    }
+                }
+                Ok(()) | Err(Unsent::Never) => return true,
+            }
+        }
+    }
+
+    /// Memory for a get's answer, where in it, and how much. `Ok(None)`: later.
+    fn lend(
+        &mut self,
+        context: &mut Context<'_>,
+        wire: Wire,
+        part: &Part,
+        (address, rest, left): (u64, u32, u32),
+        queue: usize,
+    ) -> Result<Option<(Arc<DmaLease>, u64, u32)>, Unreadable> {
+        let (region, offset) = self.atu.find(address, rest.into()).ok_or(Unreadable)?;
+        let piece = region.piece(offset, left.min(MTU).into()).ok_or(Unreadable)?;
+        // At most MTU.
+        let length = piece.length as u32;
+        if let Some((lease, place)) = piece.lease {
+            return Ok(Some((lease.clone(), place, length)));
+        }
+        let owner = AttachmentId(wire.target_vpid);
+        let requester = (wire.source, wire.source_vpid);
+        let at = part.total - rest.min(part.total);
+        let wanted = Wanted { requester, id: part.id, at, iova: piece.iova, length };
+        let client = self.rma.client(owner).ok_or(Unreadable)?;
+        if let Some(lease) = client.answering.fetch(context, owner, Role::Answering, wanted)? {
+            return Ok(Some((lease, 0, length)));
+        }
+        let unresponsive = client.unresponsive;
+        let goes_on = self.rma.waiting.get_mut(queue).is_some_and(|waiting| waiting.goes_on(context));
+        if goes_on && !unresponsive {
+            return Ok(None);
+        }
+        let client = self.rma.client(owner).ok_or(Unreadable)?;
+        client.unresponsive = true;
+        client.answering.give_up(requester, part.id);
+        Err(Unreadable)
+    }
+
+    /// The other side has all the data of a get that was answered here, or will not get them.
+    pub(crate) fn get_ended(&mut self, context: &mut Context<'_>, wire: Wire, part: Part) {
+        if !matches!(part.status, status::DONE | status::WITHDRAWN) {
+            return;
+        }
+        let (node, vpid) = (wire.source, wire.source_vpid);
+        let told = Notification::new(
+            notify::RESPONDER,
+            part.status,
+            command::GET,
+            node,
+            vpid,
+            part.total,
+            part.address,
+        );
+        self.notify(context, AttachmentId(wire.target_vpid), told);
+    }
+}

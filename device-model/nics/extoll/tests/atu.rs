@@ -1,0 +1,122 @@
+//! Registering memory: who may, what is found, and what ends it.
+#![allow(clippy::unwrap_used, reason = "tests")]
+
+mod common;
+
+use common::{
+    Rig,
+    rma::{DATA_BASE, OPEN},
+};
+use nicforge_core::device::Ended;
+use nicforge_hwi::{
+    extoll::{error, mirror},
+    extoll_atu::{command as atu, nla, page},
+};
+
+#[test]
+fn pages_of_every_size_get_addresses_that_say_their_size() {
+    let mut rig = Rig::pair();
+    let client = rig.attach(0, 0);
+    let _memory = rig.map(&client, 0, 4 << 20);
+    for class in [page::SIZE_4K, page::SIZE_64K, page::SIZE_2M] {
+        let first = rig.register(&client, 0, 2, class, 0).unwrap();
+        assert_eq!(first, nla::of_entry(class, 0));
+        let second = rig.register(&client, 0, 1, class, 0).unwrap();
+        assert_eq!(second, nla::of_entry(class, 2));
+    }
+    assert_eq!(rig.counter(0, "atu_entries"), 9);
+    assert_eq!(client.shown(mirror::ERRORS), 0);
+}
+
+#[test]
+fn a_gap_that_is_long_enough_is_used_again_and_a_shorter_one_is_not() {
+    let mut rig = Rig::pair();
+    let client = rig.attach(0, 0);
+    let _memory = rig.map(&client, 0, 1 << 20);
+    let nlas: Vec<_> =
+        [3, 2, 4].iter().map(|&pages| rig.register(&client, 0, pages, page::SIZE_4K, 0).unwrap()).collect();
+    assert_eq!(rig.deregister(&client, nlas[1]), atu::DONE);
+    assert_eq!(rig.register(&client, 0, 3, page::SIZE_4K, 0).unwrap(), nla::of_entry(0, 9));
+    assert_eq!(rig.register(&client, 0, 2, page::SIZE_4K, 0).unwrap(), nlas[1]);
+}
+
+#[test]
+fn commands_that_make_no_sense_say_why_and_change_nothing() {
+    let mut rig = Rig::pair();
+    let client = rig.attach(0, 0);
+    let other = rig.attach(0, 1);
+    let _memory = rig.map(&client, DATA_BASE, 1 << 20);
+    let nla = rig.register(&client, DATA_BASE, 16, page::SIZE_4K, 0).unwrap();
+    let register = atu::REGISTER;
+    let cases = [
+        ((DATA_BASE + 8, 1), register, atu::MALFORMED),
+        ((DATA_BASE, 0), register, atu::MALFORMED),
+        ((DATA_BASE, u64::MAX), register, atu::MALFORMED),
+        ((0u64.wrapping_sub(4096), 2), register, atu::MALFORMED),
+        ((DATA_BASE, 1), 0, atu::MALFORMED),
+        ((DATA_BASE, 1), 3, atu::MALFORMED),
+        ((DATA_BASE, 1), register | 1 << 20, atu::MALFORMED),
+        ((DATA_BASE, 257), register, atu::NOT_MAPPED),
+        ((0, 1), register, atu::NOT_MAPPED),
+        ((DATA_BASE, 65), register | 3 << atu::CLASS_SHIFT, atu::MALFORMED),
+        ((nla + 4096, 0), atu::DEREGISTER, atu::NOT_YOURS),
+        ((nla + 8, 0), atu::DEREGISTER, atu::NOT_YOURS),
+        ((u64::MAX, 0), atu::DEREGISTER, atu::NOT_YOURS),
+        ((nla::of_entry(1, 0), 0), atu::DEREGISTER, atu::NOT_YOURS),
+    ];
+    for (errors, ((address, pages), command, status)) in (1..).zip(cases) {
+        assert_eq!(rig.translate(&client, (0, address, pages), command), status, "case {errors}");
+        rig.run();
+        assert_eq!((client.shown(mirror::ERRORS), client.last_error().0), (errors, error::ATU));
+    }
+    assert_eq!(rig.deregister(&other, nla), atu::NOT_YOURS, "another's");
+    assert_eq!(rig.counter(0, "atu_entries"), 16);
+    assert_eq!(rig.deregister(&client, nla), atu::DONE);
+    assert_eq!(rig.deregister(&client, nla), atu::NOT_YOURS, "twice");
+}
+
+#[test]
+fn a_full_table_says_so() {
+    let mut rig = Rig::pair();
+    let client = rig.attach(0, 0);
+    let _memory = rig.map(&client, 0, 1 << 20);
+    let most = u64::from(page::entries(page::SIZE_64K)) / 16;
+    for _ in 0..most {
+        rig.register(&client, 0, 16, page::SIZE_64K, 0).unwrap();
+    }
+    assert_eq!(rig.register(&client, 0, 1, page::SIZE_64K, 0), Err(atu::NO_ENTRIES));
+    rig.register(&client, 0, 1, page::SIZE_4K, 0).unwrap();
+}
+
+#[test]
+fn the_admin_registers_and_deregisters_for_anyone() {
+    let mut rig = Rig::pair();
+    let admin = rig.admin(0);
+    let client = rig.attach(0, 2);
+    let _memory = rig.map(&client, DATA_BASE, 1 << 20);
+    assert_eq!(rig.translate(&admin, (2, DATA_BASE, 4), atu::REGISTER | OPEN), atu::DONE);
+    let nla = rig.read64(&admin, atu::RESULT);
+    assert_eq!(rig.translate(&admin, (3, DATA_BASE, 4), atu::REGISTER), atu::NO_OWNER, "nobody has it");
+    assert_eq!(rig.translate(&admin, (4, DATA_BASE, 4), atu::REGISTER), atu::NO_OWNER, "the admin itself");
+    assert_eq!(rig.translate(&admin, (0, nla, 0), atu::DEREGISTER), atu::DONE);
+    let own = rig.register(&client, DATA_BASE, 1, page::SIZE_4K, 0).unwrap();
+    assert_eq!(rig.translate(&admin, (0, own, 0), atu::DEREGISTER), atu::DONE);
+}
+
+#[test]
+fn what_a_vpid_registered_ends_with_it() {
+    let mut rig = Rig::pair();
+    let admin = rig.admin(0);
+    let (one, two) = (rig.attach(0, 0), rig.attach(0, 1));
+    for client in [&one, &two] {
+        let _memory = rig.map(client, DATA_BASE, 1 << 20);
+        for class in [page::SIZE_4K, page::SIZE_64K] {
+            rig.register(client, DATA_BASE, 4, class, OPEN).unwrap();
+            rig.register(client, DATA_BASE, 4, class, OPEN).unwrap();
+        }
+    }
+    rig.machine.detach(one.function, one.who, Ended::Closed).unwrap();
+    assert_eq!(rig.counter(0, "atu_entries"), 16);
+    rig.write64(&admin, nicforge_hwi::extoll::reg::RESET_VPID, 1);
+    assert_eq!(rig.counter(0, "atu_entries"), 0);
+}

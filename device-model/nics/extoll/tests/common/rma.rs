@@ -1,0 +1,201 @@
+//! RMA as a client does it: memory, registrations, descriptors, notifications.
+
+use nicforge_core::{
+    dma::{DmaBacking, DmaPermission},
+    machine::Access,
+};
+use nicforge_hwi::{
+    extoll::{reg, window},
+    extoll_atu::{command as atu, page},
+    extoll_rma::{Command, Notification, command},
+};
+use nicforge_shm::SharedMemory;
+use zerocopy::IntoBytes;
+
+use super::{Client, Rig};
+
+/// IOVA of each client's notification queue, and of the memory that it transfers.
+pub(crate) const QUEUE_BASE: u64 = 0x4000_0000;
+pub(crate) const DATA_BASE: u64 = 0x8000_0000;
+/// Registered for everybody.
+pub(crate) const OPEN: u64 = atu::READ | atu::WRITE;
+
+/// A client with a notification queue and memory.
+pub(crate) struct Peer {
+    pub(crate) client: Client,
+    pub(crate) queue: SharedMemory,
+    pub(crate) entries: u64,
+    pub(crate) taken: u64,
+    pub(crate) memory: SharedMemory,
+    /// Of the memory, when it was registered by [`Rig::peer`].
+    pub(crate) nla: u64,
+}
+
+impl Rig {
+    /// A client with a queue of 64 entries and `bytes` of memory that everybody may access.
+    pub(crate) fn peer(&mut self, node: u32, vpid: u16, bytes: u64) -> Peer {
+        let mut peer = self.unregistered_peer(node, vpid, bytes, 64);
+        peer.nla = self.register(&peer.client, DATA_BASE, bytes / 4096, page::SIZE_4K, OPEN).unwrap();
+        peer
+    }
+
+    pub(crate) fn unregistered_peer(&mut self, node: u32, vpid: u16, bytes: u64, entries: u64) -> Peer {
+        let client = self.attach(node, vpid);
+        let queue = self.map(&client, QUEUE_BASE, (entries * 16).next_multiple_of(4096));
+        let memory = self.map(&client, DATA_BASE, bytes);
+        self.write64(&client, reg::RMA_QUEUE_BASE, QUEUE_BASE);
+        self.write64(&client, reg::RMA_QUEUE_ENTRIES, entries);
+        self.write64(&client, reg::RMA_QUEUE_ENABLE, 1);
+        assert_eq!(self.read64(&client, reg::RMA_QUEUE_ENABLE), 1);
+        Peer { client, queue, entries, taken: 0, memory, nla: 0 }
+    }
+
+    /// Maps new memory for DMA.
+    pub(crate) fn map(&mut self, client: &Client, iova: u64, bytes: u64) -> SharedMemory {
+        self.map_for(client, iova, bytes, DmaPermission::READ_WRITE)
+    }
+
+    pub(crate) fn map_for(
+        &mut self,
+        client: &Client,
+        iova: u64,
+        bytes: u64,
+        permission: DmaPermission,
+    ) -> SharedMemory {
+        let memory = SharedMemory::create("data", bytes as usize).unwrap();
+        let backing = DmaBacking::Memory(memory.window(0, bytes).unwrap());
+        self.machine.dma_map(client.function, client.who, iova, bytes, permission, backing).unwrap();
+        memory
+    }
+
+    /// An address translation command; its status.
+    pub(crate) fn translate(
+        &mut self,
+        client: &Client,
+        (owner, address, pages): (u16, u64, u64),
+        command: u64,
+    ) -> u64 {
+        self.write64(client, atu::OWNER, owner.into());
+        self.write64(client, atu::ADDRESS, address);
+        self.write64(client, atu::PAGES, pages);
+        self.write64(client, atu::COMMAND, command);
+        self.read64(client, atu::STATUS)
+    }
+
+    /// Registers memory of a client; the NLA or the status.
+    pub(crate) fn register(
+        &mut self,
+        client: &Client,
+        iova: u64,
+        pages: u64,
+        class: u8,
+        others: u64,
+    ) -> Result<u64, u64> {
+        let command = atu::REGISTER | u64::from(class) << atu::CLASS_SHIFT | others;
+        match self.translate(client, (client.vpid, iova, pages), command) {
+            atu::DONE => Ok(self.read64(client, atu::RESULT)),
+            status => Err(status),
+        }
+    }
+
+    pub(crate) fn deregister(&mut self, client: &Client, nla: u64) -> u64 {
+        self.translate(client, (client.vpid, nla, 0), atu::DEREGISTER)
+    }
+
+    /// Writes a descriptor. False when it stalls.
+    pub(crate) fn post(&mut self, peer: &Peer, command: Command) -> bool {
+        let Client { function, who, .. } = peer.client;
+        self.machine.write(function, who, 0, reg::RMA_COMMAND, command.as_bytes()).unwrap() == Access::Done
+    }
+
+    /// A put of part of `from`'s memory to part of `to`'s.
+    pub(crate) fn put(
+        &mut self,
+        from: &Peer,
+        to: &Peer,
+        (source, destination, length): (u64, u64, u32),
+        notify: u8,
+    ) -> bool {
+        let command = Command::new(
+            to.client.node,
+            to.client.vpid,
+            command::PUT,
+            notify,
+            length,
+            from.nla + source,
+            to.nla + destination,
+        );
+        self.post(from, command)
+    }
+
+    /// A get of part of `from`'s memory to part of `to`'s, by `to`.
+    pub(crate) fn get(
+        &mut self,
+        to: &Peer,
+        from: &Peer,
+        (source, destination, length): (u64, u64, u32),
+        notify: u8,
+    ) -> bool {
+        let command = Command::new(
+            from.client.node,
+            from.client.vpid,
+            command::GET,
+            notify,
+            length,
+            from.nla + source,
+            to.nla + destination,
+        );
+        self.post(to, command)
+    }
+
+    /// One round of every function, and the fabric's next event if nothing moved.
+    pub(crate) fn turn(&mut self) {
+        if self.machine.step(self.now, 1) != nicforge_core::machine::Next::Now {
+            let next = self.machine.fabric().next_event();
+            if next != nicforge_core::time::Nanos::NEVER {
+                self.now = next;
+            }
+        }
+    }
+}
+
+impl Peer {
+    /// Takes a notification, and does not say so yet.
+    pub(crate) fn take(&mut self) -> Option<Notification> {
+        let entry = self.queue.window(self.taken % self.entries * 16, 16).unwrap();
+        let head = entry.load_u64_acquire(0).unwrap();
+        if head == 0 {
+            return None;
+        }
+        let address = entry.load_u64_relaxed(8).unwrap();
+        entry.store_u64_release(0, 0).unwrap();
+        self.taken += 1;
+        Some(Notification { head, address })
+    }
+
+    pub(crate) fn give_back(&self) {
+        let pointer = self.client.windows.window(window::RMA_READ_POINTER, 8).unwrap();
+        pointer.store_u64_release(0, self.taken).unwrap();
+    }
+
+    pub(crate) fn take_all(&mut self) -> Vec<Notification> {
+        let all: Vec<_> = std::iter::from_fn(|| self.take()).collect();
+        self.give_back();
+        all
+    }
+
+    /// Role and status of all notifications.
+    pub(crate) fn told(&mut self) -> Vec<(u8, u8)> {
+        self.take_all().iter().map(|told| (told.role(), told.status())).collect()
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        self.memory.write(offset, bytes).unwrap();
+    }
+
+    pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.memory.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+}
