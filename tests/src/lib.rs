@@ -10,4 +10,5 @@
 pub mod backing;
 pub mod fcnp_body;
 pub mod proof_body;
+pub mod rma_body;
 pub mod tree_body;

@@ -319,9 +319,7 @@ impl Card {
     /// Looks at a command that nothing was sent of. What it came to when it ends here, or has to wait.
     fn start(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Option<Turn> {
         let commands = &self.rma.client(who)?.commands;
-        let Some(under) = commands.list.get(index).filter(|under| under.state == State::New) else {
-            return None;
-        };
+        let under = commands.list.get(index).filter(|under| under.state == State::New)?;
         let id = commands.id(index);
         if under.orphan {
             self.end_command(context, who, id, status::WITHDRAWN);

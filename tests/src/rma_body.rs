@@ -1,0 +1,286 @@
+//! Test bodies of the RMA library: two cards, four VPIDs each.
+
+use std::{sync::Barrier, time::Duration};
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Cancel, Deadline, Device, DmaBuffer, Error as DriverError, HugePages};
+use nicforge_machine::{build::build, description::Description};
+use nicforge_rma::{
+    Access, Error, Kind, MAX_LENGTH, Notification, Notify, Options, Port, Region, Role, Status, Target,
+};
+
+use crate::backing::{LIMIT, Rig, soon};
+
+const MIB: usize = 1 << 20;
+
+/// Two cards, `ex0` and `ex1`.
+pub fn machine() -> Machine {
+    let text = "name = \"rma\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
+    build(&Description::parse(text, "rma.toml").unwrap()).unwrap().0
+}
+
+/// A port with registered memory.
+struct Side {
+    port: Port,
+    region: Option<Region>,
+    buffer: DmaBuffer,
+    device: Device,
+}
+
+impl Side {
+    fn new(rig: &dyn Rig, node: &str, vpid: u16, bytes: usize) -> Self {
+        let device = rig.open(node, &format!("vpid{vpid}"));
+        let buffer = device.dma_buffer(bytes, HugePages::Never).unwrap();
+        Self::with(device, buffer, Options::default())
+    }
+
+    fn with(device: Device, buffer: DmaBuffer, options: Options) -> Self {
+        let port = Port::open(&device, options).unwrap();
+        let region = port.register(&buffer, Access::READ_WRITE).unwrap();
+        Self { port, region: Some(region), buffer, device }
+    }
+
+    fn at(&self, offset: u64) -> u64 {
+        self.region.as_ref().unwrap().address() + offset
+    }
+
+    fn write(&self, offset: u64, bytes: &[u8]) {
+        self.buffer.write(offset, bytes).unwrap();
+    }
+
+    fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.buffer.read(offset, &mut bytes).unwrap();
+        bytes
+    }
+
+    fn next(&mut self) -> Notification {
+        self.port.next(soon(), None).unwrap()
+    }
+
+    fn to(&self, other: &Self) -> Target {
+        self.port.connect(other.port.node(), other.port.vpid()).unwrap()
+    }
+}
+
+fn pair(rig: &dyn Rig, bytes: usize) -> (Side, Side) {
+    (Side::new(rig, "ex0", 0, bytes), Side::new(rig, "ex1", 1, bytes))
+}
+
+fn pattern(seed: usize, bytes: usize) -> Vec<u8> {
+    (0..bytes).map(|index| ((index ^ index >> 8).wrapping_mul(31) + seed) as u8).collect()
+}
+
+/// Puts and gets of many sizes and alignments, told to all who are concerned.
+pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
+    let (mut here, mut there) = pair(rig, 2 * MIB);
+    let target = here.to(&there);
+    let everybody = Notify::REQUESTER | Notify::RESPONDER | Notify::COMPLETER;
+    for (turn, length) in [1, 7, 64, 4095, 4096, 65_537, 300_000, MIB].into_iter().enumerate() {
+        let (from, to) = (turn as u64 * 3, 4096 - turn as u64);
+        let bytes = pattern(turn, length);
+        here.write(from, &bytes);
+        here.port.put(target, here.at(from), there.at(to), length as u64, everybody).unwrap();
+        let told = there.next();
+        assert_eq!((told.role, told.kind, told.status), (Role::Completer, Kind::Put, Status::Done));
+        assert_eq!((told.node, told.vpid, told.length as usize, told.address), (0, 0, length, there.at(to)));
+        assert!(there.read(to, length) == bytes);
+        assert_eq!(here.next().role, Role::Requester);
+        here.write(from, &vec![0; length]);
+        here.port.get(target, there.at(to), here.at(from), length as u64, everybody).unwrap();
+        let told = [here.next(), here.next()];
+        assert_eq!(
+            told.map(|told| (told.role, told.kind)),
+            [(Role::Requester, Kind::Get), (Role::Completer, Kind::Get)]
+        );
+        assert!(here.read(from, length) == bytes);
+        assert_eq!(there.next().role, Role::Responder);
+    }
+}
+
+/// An immediate put wakes who waits for it.
+pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
+    let (mut here, mut there) = pair(rig, 4096);
+    let (target, address) = (here.to(&there), there.at(16));
+    let start = Barrier::new(2);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            start.wait();
+            assert_eq!(there.next().kind, Kind::ImmediatePut);
+            assert_eq!(there.read(16, 5), *b"hello");
+        });
+        start.wait();
+        // Long enough for the other thread to sleep, if it gets to it; right if not, too.
+        assert!(here.port.wait(Deadline::after(Duration::from_millis(30)), None).is_err());
+        here.port.put_immediate(target, b"hello", address, Notify::COMPLETER).unwrap();
+        here.port.drain(soon(), None).unwrap();
+    });
+    assert!(matches!(
+        here.port.put_immediate(target, &[0; 9], address, Notify::NONE),
+        Err(Error::Length { .. })
+    ));
+}
+
+/// More than one command moves is posted as several.
+pub fn a_long_transfer_is_several_commands(rig: &dyn Rig) {
+    let length = 2 * MAX_LENGTH as usize + 4097;
+    let (mut here, there) = pair(rig, length.next_multiple_of(4096));
+    let target = here.to(&there);
+    here.write(0, &pattern(1, length));
+    let commands = here.port.put(target, here.at(0), there.at(0), length as u64, Notify::REQUESTER).unwrap();
+    assert_eq!(commands, 3);
+    assert_eq!(here.port.finish(commands, soon(), None, |_| ()).unwrap(), None);
+    assert!(there.read(0, length) == pattern(1, length));
+}
+
+/// Many small commands, with more notifications than the queue has entries.
+pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
+    let device = rig.open("ex0", "vpid0");
+    let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
+    let mut here = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
+    let there = Side::new(rig, "ex1", 1, 4096);
+    let target = here.to(&there);
+    let (mut posted, mut told) = (0u64, 0u64);
+    while told < 2000 {
+        while posted < 2000 && posted - told < 64 {
+            here.port
+                .put(target, here.at(0), there.at(posted % 4000), 1 + posted % 64, Notify::REQUESTER)
+                .unwrap();
+            posted += 1;
+        }
+        let next = here.next();
+        assert_eq!((next.is_done(), u64::from(next.length)), (true, 1 + told % 64));
+        told += 1;
+    }
+    assert_eq!(here.port.probe().unwrap(), None);
+}
+
+/// What the card refuses is told, and errors have their types.
+pub fn what_is_refused_says_why(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig, MIB);
+    let target = here.to(&there);
+    let (source, destination) = (here.at(0), there.at(0));
+    let closed = there.port.register(&there.buffer, Access::NONE).unwrap();
+    let cases = [
+        (source, closed.address(), 8, Status::RemoteAddress),
+        (source, destination + MIB as u64 - 4, 8, Status::RemoteAddress),
+        (source + MIB as u64 - 4, destination, 8, Status::LocalAddress),
+        (closed.address() + (1 << 50), destination, 8, Status::LocalAddress),
+    ];
+    for (from, to, length, status) in cases {
+        here.port.put(target, from, to, length, Notify::NONE).unwrap();
+        assert_eq!(here.next().status, status);
+    }
+    let nobody = here.port.connect(1, 3).unwrap();
+    here.port.put(nobody, source, destination, 8, Notify::NONE).unwrap();
+    assert_eq!(here.next().status, Status::NoReceiver);
+    assert!(matches!(
+        here.port.connect(2, 0),
+        Err(Error::NoSuchTarget { node: 2, vpid: 0, nodes: 2, vpids: 4 })
+    ));
+    assert!(matches!(here.port.register_range(1, 4096, Access::NONE), Err(Error::Unaligned { .. })));
+    assert!(matches!(
+        here.port.register_range(1 << 40, 4096, Access::NONE),
+        Err(Error::Translation { what: "register", .. })
+    ));
+    assert!(matches!(here.region.as_ref().unwrap().at(1, MIB as u64), Err(Error::OutsideRegion { .. })));
+    assert!(matches!(here.port.put(target, source, destination, 0, Notify::NONE), Err(Error::Length { .. })));
+    assert!(matches!(
+        Port::open(&here.device, Options { entries: 100, ..Options::default() }),
+        Err(Error::Driver(DriverError::RingTaken { .. }))
+    ));
+    let other = rig.open("ex0", "vpid3");
+    let short = Options { entries: 100, ..Options::default() };
+    assert!(matches!(Port::open(&other, short), Err(Error::QueueLength { entries: 100 })));
+    let admin = rig.open("ex0", "admin");
+    assert!(matches!(Port::open(&admin, Options::default()), Err(Error::QueueRefused { .. })));
+}
+
+/// A wait ends by its deadline, and by its cancellation.
+pub fn waits_end(rig: &dyn Rig) {
+    let mut side = Side::new(rig, "ex0", 0, 4096);
+    let short = Deadline::after(Duration::from_millis(20));
+    assert!(matches!(side.port.wait(short, None), Err(Error::Driver(DriverError::Timeout { .. }))));
+    let cancel = Cancel::new().unwrap();
+    cancel.cancel();
+    assert!(matches!(side.port.next(soon(), Some(&cancel)), Err(Error::Driver(DriverError::Cancelled))));
+    side.port.free().unwrap();
+}
+
+/// Notifications that were lost are told once, behind those that were not.
+pub fn lost_notifications_are_told(rig: &dyn Rig) {
+    let device = rig.open("ex1", "vpid1");
+    let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
+    let mut there = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
+    let mut here = Side::new(rig, "ex0", 0, 4096);
+    let target = here.to(&there);
+    for _ in 0..70 {
+        here.port.put(target, here.at(0), there.at(0), 8, Notify::COMPLETER).unwrap();
+    }
+    here.port.drain(soon(), None).unwrap();
+    for _ in 0..64 {
+        assert!(there.next().is_done());
+    }
+    there.device.flush().unwrap();
+    assert_eq!(there.port.next(soon(), None), Err(Error::Overflow { lost: 6 }));
+    assert_eq!(there.port.probe(), Ok(None));
+}
+
+/// Memory that stays with its process is transferred by messages.
+pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
+    let device = rig.open("ex0", "vpid0");
+    let buffer = device.private_dma_buffer(MIB).unwrap();
+    let mut here = Side::with(device, buffer, Options::default());
+    let there = Side::new(rig, "ex1", 1, MIB);
+    let target = here.to(&there);
+    let bytes = pattern(3, 300_000);
+    here.write(5, &bytes);
+    here.port.put(target, here.at(5), there.at(9), 300_000, Notify::REQUESTER).unwrap();
+    assert!(here.next().is_done());
+    assert!(there.read(9, 300_000) == bytes);
+    here.port.get(target, there.at(9), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
+    assert!(here.next().is_done());
+    // Posted writes are messages too: a trapped access comes behind them.
+    here.device.flush().unwrap();
+    assert!(here.read(400_000, 300_000) == bytes);
+}
+
+/// Once a region is gone nothing of it changes, whatever is under way.
+pub fn a_deregistered_region_is_not_touched(rig: &dyn Rig) {
+    let (mut here, mut there) = pair(rig, 8 * MIB);
+    let target = here.to(&there);
+    for turn in 0..10u8 {
+        here.write(0, &vec![turn + 1; 8 * MIB]);
+        here.port.put(target, here.at(0), there.at(0), 8 * MIB as u64, Notify::REQUESTER).unwrap();
+        there.region.take().unwrap().deregister().unwrap();
+        let bytes = there.read(0, 8 * MIB);
+        let status = here.next().status;
+        assert!(matches!(status, Status::Done | Status::Withdrawn | Status::RemoteAddress), "{status:?}");
+        assert!(there.read(0, 8 * MIB) == bytes);
+        there.region = Some(there.port.register(&there.buffer, Access::WRITE).unwrap());
+    }
+}
+
+/// A partner that goes away ends commands; its successor is told of none of them.
+pub fn a_partner_that_goes_ends_commands(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig, 8 * MIB);
+    let target = here.to(&there);
+    let address = there.at(0);
+    let notify = Notify::REQUESTER | Notify::COMPLETER;
+    here.port.put(target, here.at(0), address, 8 * MIB as u64, notify).unwrap();
+    drop(there);
+    let status = here.next().status;
+    assert!(status != Status::LocalAddress && status != Status::Command, "{status:?}");
+    let mut anew = Side::new(rig, "ex1", 1, MIB);
+    assert_eq!(anew.port.probe(), Ok(None));
+    here.port.put(target, here.at(0), anew.at(0), MIB as u64, notify).unwrap();
+    assert!(here.next().is_done() && anew.next().is_done());
+}
+
+/// A device that is taken away ends waits.
+pub fn an_eviction_ends_a_wait(rig: &dyn Rig) {
+    let mut side = Side::new(rig, "ex0", 0, 4096);
+    rig.evict("ex0", "vpid0");
+    let ended = side.port.wait(Deadline::after(LIMIT), None);
+    assert!(matches!(ended, Err(Error::Driver(DriverError::DeviceGone { .. }))), "{ended:?}");
+}

@@ -1,0 +1,18 @@
+//! The RMA library, through every door.
+
+use nicforge_tests::{rma_body as rma, through_every_door};
+
+through_every_door! {
+    rma(crate::rma::machine()):
+        puts_and_gets_of_all_sizes_arrive
+        an_immediate_put_wakes_who_sleeps
+        a_long_transfer_is_several_commands
+        a_stream_of_small_puts_goes_round_the_queue
+        what_is_refused_says_why
+        waits_end
+        lost_notifications_are_told
+        private_memory_is_transferred_by_messages
+        a_deregistered_region_is_not_touched
+        a_partner_that_goes_ends_commands
+        an_eviction_ends_a_wait;
+}

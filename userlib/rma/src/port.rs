@@ -1,0 +1,421 @@
+//! A VPID's RMA.
+
+use std::{
+    fmt,
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
+
+use nicforge_driver::{
+    Bar, Cancel, Deadline, Device, DmaBuffer, Error as DriverError, Interrupt, Poster, SharedPoster,
+};
+use nicforge_hwi::{
+    extoll::{mirror, reg, vector, window},
+    extoll_rma::{Command, MAX_COMMANDS, MAX_IMMEDIATE, MAX_LENGTH, command},
+};
+use nicforge_shm::{SharedU64, Window};
+use zerocopy::IntoBytes;
+
+use crate::{Access, Error, Notification, Notify, Region, Role, queue::Queue, region::Translation};
+
+/// BARs of registers, windows and mirror.
+const BAR_REGISTERS: u8 = 0;
+const BAR_WINDOWS: u8 = 1;
+const BAR_MIRROR: u8 = 2;
+/// The longest that a wait trusts an interrupt to come: another library of this process may write the enable register at the same time.
+const SLICE: Duration = Duration::from_millis(10);
+
+/// How a port is opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Entries of the notification queue, a power of two, 64 to 65536.
+    pub entries: u32,
+    /// How long a wait polls before it waits for an interrupt.
+    pub spin: Duration,
+}
+
+impl Default for Options {
+    /// 4096 entries, 50 us.
+    fn default() -> Self {
+        Self { entries: 4096, spin: Duration::from_micros(50) }
+    }
+}
+
+/// Whose memory commands reach: a VPID of a node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Target {
+    node: u32,
+    vpid: u16,
+}
+
+impl Target {
+    /// Its node.
+    pub fn node(self) -> u32 {
+        self.node
+    }
+
+    /// Its VPID there.
+    pub fn vpid(self) -> u16 {
+        self.vpid
+    }
+}
+
+/// RMA of a VPID: one a device.
+pub struct Port {
+    device: Device,
+    registers: Bar,
+    poster: SharedPoster,
+    translation: Arc<Translation>,
+    queue: Queue,
+    mirror: Window,
+    completed: SharedU64,
+    overflows: SharedU64,
+    /// Overflows that were told.
+    known_overflows: u64,
+    /// Commands posted, counted as the card does.
+    posted: u64,
+    interrupt: Option<Interrupt>,
+    spin: Duration,
+}
+
+impl Port {
+    /// Opens RMA of the VPID that `device` is, with posted-write ring 0 of its own.
+    ///
+    /// # Errors
+    /// [`Error::NotExtoll`], [`Error::QueueLength`], [`Error::QueueRefused`]; [`DriverError::RingTaken`] when somebody has the ring.
+    pub fn open(device: &Device, options: Options) -> Result<Self, Error> {
+        let poster: Poster = device.poster(0)?;
+        Self::with_poster(device, SharedPoster::new(poster), options)
+    }
+
+    /// As [`Port::open`], with a ring that is shared with other libraries of the same VPID.
+    ///
+    /// # Errors
+    /// As [`Port::open`].
+    pub fn with_poster(device: &Device, poster: SharedPoster, options: Options) -> Result<Self, Error> {
+        let registers = device.bar(BAR_REGISTERS)?;
+        let identity = registers.read64(reg::IDENTITY)?;
+        if identity != reg::IDENTITY_VALUE {
+            return Err(Error::NotExtoll { identity });
+        }
+        let mirror = device.bar(BAR_MIRROR)?.window(mirror::NODE, mirror::SIZE)?;
+        let word = |offset: u64| mirror.u64(offset - mirror::NODE);
+        let (completed, overflows) = (word(mirror::RMA_COMPLETED)?, word(mirror::RMA_OVERFLOWS)?);
+        let posted = word(mirror::RMA_COMMANDS)?.load(Ordering::Acquire);
+        let known_overflows = overflows.load(Ordering::Acquire);
+        let pointer = device.bar(BAR_WINDOWS)?.window(window::RMA_READ_POINTER, 8)?.u64(0)?;
+        if registers.read64(reg::RMA_QUEUE_ENABLE)? != 0 {
+            return Err(Error::QueueRefused { code: 0 });
+        }
+        let queue = Queue::new(device, options.entries, pointer)?;
+        registers.write64(reg::RMA_QUEUE_BASE, queue.base())?;
+        registers.write64(reg::RMA_QUEUE_ENTRIES, queue.entries())?;
+        registers.write64(reg::RMA_QUEUE_ENABLE, 1)?;
+        if registers.read64(reg::RMA_QUEUE_ENABLE)? != 1 {
+            let last = word(mirror::LAST_ERROR)?.load(Ordering::Acquire);
+            return Err(Error::QueueRefused { code: last as u8 });
+        }
+        Ok(Self {
+            device: device.clone(),
+            registers,
+            poster,
+            translation: Translation::new(device.bar(BAR_REGISTERS)?),
+            queue,
+            mirror,
+            completed,
+            overflows,
+            known_overflows,
+            posted,
+            interrupt: None,
+            spin: options.spin,
+        })
+    }
+
+    fn word(&self, offset: u64) -> u32 {
+        // A place in the page that `open` has mapped.
+        self.mirror.load_u32_acquire(offset - mirror::NODE).unwrap_or(0)
+    }
+
+    /// This card's node.
+    pub fn node(&self) -> u32 {
+        self.word(mirror::NODE)
+    }
+
+    /// This port's VPID.
+    pub fn vpid(&self) -> u16 {
+        self.word(mirror::VPID) as u16
+    }
+
+    /// Registers a buffer, which must be of the same device.
+    ///
+    /// # Errors
+    /// [`Error::Translation`]; those of a trapped access.
+    pub fn register(&self, buffer: &DmaBuffer, access: Access) -> Result<Region, Error> {
+        self.register_range(buffer.iova(), buffer.len(), access)
+    }
+
+    /// Registers memory that is mapped for DMA: `length` bytes at `iova`, both multiples of 4096.
+    ///
+    /// # Errors
+    /// [`Error::Unaligned`]; as [`Port::register`].
+    pub fn register_range(&self, iova: u64, length: u64, access: Access) -> Result<Region, Error> {
+        self.translation.register(iova, length, access)
+    }
+
+    /// A VPID to transfer with. Nothing is exchanged with it: whether it is there shows in the commands.
+    ///
+    /// # Errors
+    /// [`Error::NoSuchTarget`].
+    pub fn connect(&self, node: u32, vpid: u16) -> Result<Target, Error> {
+        let (nodes, vpids) = (self.word(mirror::NODES), self.word(mirror::VPIDS));
+        if node < nodes && u32::from(vpid) < vpids {
+            Ok(Target { node, vpid })
+        } else {
+            Err(Error::NoSuchTarget { node, vpid, nodes, vpids })
+        }
+    }
+
+    /// Posts a put: `length` bytes at this port's address `source` to the target's address `destination`. How many commands it took: one for
+    /// each [`MAX_LENGTH`], each with its notifications.
+    ///
+    /// # Errors
+    /// [`Error::Length`]; those of waiting for room, which takes as long as the device's time-out: what was posted before stays posted.
+    pub fn put(
+        &mut self,
+        target: Target,
+        source: u64,
+        destination: u64,
+        length: u64,
+        notify: Notify,
+    ) -> Result<u64, Error> {
+        self.transfer(target, command::PUT, (source, destination), length, notify)
+    }
+
+    /// Posts a get: `length` bytes at the target's address `source` to this port's address `destination`. As [`Port::put`].
+    ///
+    /// # Errors
+    /// As [`Port::put`].
+    pub fn get(
+        &mut self,
+        target: Target,
+        source: u64,
+        destination: u64,
+        length: u64,
+        notify: Notify,
+    ) -> Result<u64, Error> {
+        self.transfer(target, command::GET, (source, destination), length, notify)
+    }
+
+    /// Posts an immediate put: 1 to 8 bytes, which travel in the command, to the target's address `destination`.
+    ///
+    /// # Errors
+    /// As [`Port::put`].
+    pub fn put_immediate(
+        &mut self,
+        target: Target,
+        data: &[u8],
+        destination: u64,
+        notify: Notify,
+    ) -> Result<(), Error> {
+        let mut bytes = [0; MAX_IMMEDIATE as usize];
+        let length = data.len() as u64;
+        match bytes.get_mut(..data.len()) {
+            Some(start) if length > 0 => start.copy_from_slice(data),
+            _ => return Err(Error::Length { length, most: MAX_IMMEDIATE.into() }),
+        }
+        let source = u64::from_le_bytes(bytes);
+        self.post(target, command::IMMEDIATE_PUT, (source, destination), length as u32, notify)
+    }
+
+    fn transfer(
+        &mut self,
+        target: Target,
+        command: u8,
+        (source, destination): (u64, u64),
+        length: u64,
+        notify: Notify,
+    ) -> Result<u64, Error> {
+        let ends = [source, destination].map(|address| address.checked_add(length));
+        if length == 0 || ends.contains(&None) {
+            return Err(Error::Length { length, most: u64::MAX });
+        }
+        let mut done = 0;
+        while done < length {
+            let piece = (length - done).min(MAX_LENGTH.into());
+            self.post(target, command, (source + done, destination + done), piece as u32, notify)?;
+            done += piece;
+        }
+        Ok(length.div_ceil(MAX_LENGTH.into()))
+    }
+
+    #[inline]
+    fn post(
+        &mut self,
+        target: Target,
+        command: u8,
+        ends: (u64, u64),
+        length: u32,
+        notify: Notify,
+    ) -> Result<(), Error> {
+        if self.under_way() >= MAX_COMMANDS as u64 {
+            self.wait_for_room()?;
+        }
+        let command = Command::new(target.node, target.vpid, command, notify.0, length, ends.0, ends.1);
+        self.poster.post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes())?;
+        self.posted += 1;
+        Ok(())
+    }
+
+    /// Commands that were posted and have not ended.
+    #[inline]
+    pub fn under_way(&self) -> u64 {
+        self.posted.saturating_sub(self.completed.load(Ordering::Acquire))
+    }
+
+    /// More commands would make the card stall the ring, and with it everything else that is posted there.
+    #[cold]
+    fn wait_for_room(&self) -> Result<(), Error> {
+        let deadline = Deadline::after(Duration::from_secs(5));
+        self.device.wait_until(deadline, None, || self.under_way() < MAX_COMMANDS as u64)?;
+        Ok(())
+    }
+
+    /// Waits until every command that was posted has ended, well or not.
+    ///
+    /// # Errors
+    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`].
+    pub fn drain(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
+        Ok(self.device.wait_until(deadline, cancel, || self.under_way() == 0)?)
+    }
+
+    /// Looks for a notification and leaves it in the queue.
+    ///
+    /// # Errors
+    /// [`Error::Overflow`], once for what was lost.
+    #[inline]
+    pub fn probe(&mut self) -> Result<Option<Notification>, Error> {
+        if let Some(entry) = self.queue.peek()? {
+            return Ok(Some(entry.into()));
+        }
+        // What was lost is told when what was not has been taken.
+        let overflows = self.overflows.load(Ordering::Acquire);
+        if overflows != self.known_overflows {
+            let lost = overflows.wrapping_sub(self.known_overflows);
+            self.known_overflows = overflows;
+            return Err(Error::Overflow { lost });
+        }
+        Ok(None)
+    }
+
+    /// Waits for a notification and leaves it in the queue. It polls for a while, and waits for an interrupt then.
+    ///
+    /// # Errors
+    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`], [`Error::QueueGone`], [`Error::Overflow`].
+    pub fn wait(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<Notification, Error> {
+        loop {
+            let device = self.device.clone();
+            let polled =
+                device.wait_for(deadline.at_most(self.spin), cancel, "a notification", || self.probe());
+            match polled {
+                Err(Error::Driver(DriverError::Timeout { .. })) if !deadline.has_passed() => {}
+                other => return other,
+            }
+            self.sleep(deadline, cancel)?;
+        }
+    }
+
+    /// Enables the interrupt and waits for it, for a slice of time.
+    #[cold]
+    fn sleep(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
+        if self.registers.read64(reg::RMA_QUEUE_ENABLE)? == 0 {
+            return Err(Error::QueueGone);
+        }
+        let interrupt = match &self.interrupt {
+            Some(interrupt) => interrupt.clone(),
+            None => self.interrupt.insert(self.device.interrupt(vector::RMA_NOTIFICATION.into())?).clone(),
+        };
+        // One that has come is raised at once.
+        let enabled = self.registers.read64(reg::INTERRUPT_ENABLE)?;
+        self.registers.write64(reg::INTERRUPT_ENABLE, enabled | 1 << vector::RMA_NOTIFICATION)?;
+        match interrupt.wait(deadline.at_most(SLICE), cancel) {
+            Ok(_) | Err(DriverError::Timeout { .. }) => Ok(()),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    /// Frees the notification that [`Port::probe`] or [`Port::wait`] has shown, if there is one.
+    ///
+    /// # Errors
+    /// None but those of memory that is gone.
+    #[inline]
+    pub fn free(&mut self) -> Result<(), Error> {
+        if self.queue.peek()?.is_some() {
+            self.queue.free()?;
+        }
+        Ok(())
+    }
+
+    /// Waits for a notification and takes it: [`Port::wait`], then [`Port::free`].
+    ///
+    /// # Errors
+    /// As [`Port::wait`].
+    #[inline]
+    pub fn next(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<Notification, Error> {
+        let notification = match self.probe()? {
+            Some(notification) => notification,
+            None => self.wait(deadline, cancel)?,
+        };
+        self.queue.free()?;
+        Ok(notification)
+    }
+
+    /// Waits for the end of the `commands` that a call of [`Port::put`] or [`Port::get`] with [`Notify::REQUESTER`] has posted, when nothing else is under
+    /// way. Notifications as another than the requester go to `others`. The first that was not carried out, if there is one.
+    ///
+    /// # Errors
+    /// As [`Port::wait`].
+    pub fn finish(
+        &mut self,
+        commands: u64,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+        mut others: impl FnMut(Notification),
+    ) -> Result<Option<Notification>, Error> {
+        let mut failed = None;
+        let mut left = commands;
+        while left > 0 {
+            let told = self.next(deadline, cancel)?;
+            if told.role != Role::Requester {
+                others(told);
+                continue;
+            }
+            left -= 1;
+            if !told.is_done() {
+                failed = failed.or(Some(told));
+            }
+        }
+        Ok(failed)
+    }
+
+    /// The device this port is of.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+}
+
+impl Drop for Port {
+    fn drop(&mut self) {
+        // The card lets go of the queue before its memory goes. One that is gone has done so.
+        let _ = self.registers.write64(reg::RMA_QUEUE_ENABLE, 0);
+    }
+}
+
+impl fmt::Debug for Port {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Port")
+            .field("node", &self.node())
+            .field("vpid", &self.vpid())
+            .field("under_way", &self.under_way())
+            .finish()
+    }
+}

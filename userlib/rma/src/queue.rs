@@ -1,0 +1,65 @@
+//! The notification queue, as its owner reads it.
+
+use std::sync::atomic::Ordering;
+
+use nicforge_driver::{Device, DmaBuffer, HugePages};
+use nicforge_hwi::extoll_rma::{self as hw, MAX_ENTRIES, MIN_ENTRIES};
+use nicforge_shm::SharedU64;
+
+use crate::Error;
+
+/// Bytes of an entry.
+const ENTRY: u64 = size_of::<hw::Notification>() as u64;
+
+pub(crate) struct Queue {
+    buffer: DmaBuffer,
+    entries: u64,
+    taken: u64,
+    /// Where the card looks how far this is.
+    pointer: SharedU64,
+}
+
+impl Queue {
+    pub(crate) fn new(device: &Device, entries: u32, pointer: SharedU64) -> Result<Self, Error> {
+        if !entries.is_power_of_two() || !(MIN_ENTRIES..=MAX_ENTRIES).contains(&entries.into()) {
+            return Err(Error::QueueLength { entries });
+        }
+        let buffer = device.dma_buffer((u64::from(entries) * ENTRY) as usize, HugePages::Never)?;
+        pointer.store(0, Ordering::Release);
+        Ok(Self { buffer, entries: entries.into(), taken: 0, pointer })
+    }
+
+    pub(crate) fn base(&self) -> u64 {
+        self.buffer.iova()
+    }
+
+    pub(crate) fn entries(&self) -> u64 {
+        self.entries
+    }
+
+    fn place(&self) -> u64 {
+        (self.taken & (self.entries - 1)) * ENTRY
+    }
+
+    /// The first one that was not taken.
+    #[inline]
+    pub(crate) fn peek(&self) -> Result<Option<hw::Notification>, Error> {
+        let place = self.place();
+        // The card writes the head last.
+        let head = self.buffer.window().load_u64_acquire(place)?;
+        if head == 0 {
+            return Ok(None);
+        }
+        let address = self.buffer.window().load_u64_relaxed(place + 8)?;
+        Ok(Some(hw::Notification { head, address }))
+    }
+
+    /// Gives the entry of the first one back.
+    #[inline]
+    pub(crate) fn free(&mut self) -> Result<(), Error> {
+        self.buffer.window().store_u64_relaxed(self.place(), 0)?;
+        self.taken += 1;
+        self.pointer.store(self.taken, Ordering::Release);
+        Ok(())
+    }
+}
