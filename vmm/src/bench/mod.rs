@@ -19,6 +19,7 @@ mod matching;
 mod mmio;
 mod packet;
 mod rest;
+mod rma;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -137,6 +138,12 @@ const BENCHES: &[Bench] = &[
         name: "rest",
         about: "what a served machine of 65 nodes costs while nobody uses it",
         run: rest::run,
+        part: None,
+    },
+    Bench {
+        name: "rma",
+        about: "puts and gets between two EXTOLL cards, against a copy of the same memory",
+        run: rma::run,
         part: None,
     },
 ];

@@ -1,0 +1,192 @@
+//! How fast RMA moves memory, against a copy on the processor of the engine: the one copy that each byte takes is made there.
+//!
+//! Two ports of one process at two cards of a served machine: what a second process would add is nothing, since the target of a transfer does nothing.
+//! All paths go round buffers of the same size, so that caches help each of them alike.
+
+use std::time::{Duration, Instant};
+
+use nicforge_driver::{Deadline, Device, DmaBuffer, HugePages, OpenOptions};
+use nicforge_machine::description::Description;
+use nicforge_rma::{Access, Error, Notify, Options, Port, Region, Target};
+use nicforge_shm::SharedMemory;
+
+use super::{
+    Run,
+    placement::{Placement, processors},
+    row::{Backing, Goal, Outcome, Row},
+    samples::{in_turns, median},
+};
+use crate::{
+    cli::ServeOptions,
+    failure::{Doing, Failure},
+    serve::Served,
+};
+
+/// Bytes of a transfer.
+const SIZES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
+/// Bytes of the buffer at each side.
+const BUFFER: usize = 32 << 20;
+/// Transfers under way at most.
+const WINDOW: usize = 8;
+/// What the project wants of large transfers, as a part of a copy's bandwidth.
+const SHARE: f64 = 0.8;
+/// From where on.
+const LARGE: usize = 1 << 20;
+/// Longer than any transfer takes.
+const LIMIT: Duration = Duration::from_secs(10);
+
+const PATHS: [&str; 3] = ["rma-put", "rma-get", "memcpy"];
+
+/// A port and its memory.
+struct Side {
+    port: Port,
+    region: Region,
+    _buffer: DmaBuffer,
+}
+
+impl Side {
+    fn open(served: &Served, name: &str) -> Result<Self, Failure> {
+        let nodes = &served.built().nodes;
+        let place = nodes
+            .iter()
+            .find(|node| node.name == name)
+            .and_then(|node| Some((node, node.attachments.first()?)));
+        let (node, attachment) =
+            place.ok_or_else(|| Failure::environment(format!("there is no node {name}")))?;
+        let socket = served.socket(node, attachment)?;
+        let device =
+            Device::open_vfio_user(socket, OpenOptions::default()).doing(|| format!("the card of {name}"))?;
+        let buffer = device.dma_buffer(BUFFER, HugePages::Never).doing(|| "a buffer".into())?;
+        // Pages are there before anything is measured.
+        touch(buffer.window())?;
+        let port = Port::open(&device, Options::default()).doing(|| "a port".into())?;
+        let region = port.register(&buffer, Access::READ_WRITE).doing(|| "registering".into())?;
+        Ok(Self { port, region, _buffer: buffer })
+    }
+}
+
+fn touch(memory: &nicforge_shm::Window) -> Result<(), Failure> {
+    memory.zero(0, memory.len()).doing(|| "touching memory".into())
+}
+
+/// Moves `bytes` in pieces of `size`, [`WINDOW`] at a time.
+fn transfer(
+    here: &mut Side,
+    target: Target,
+    there: u64,
+    get: bool,
+    size: usize,
+    bytes: usize,
+) -> Result<Duration, Error> {
+    let own = here.region.address();
+    let start = Instant::now();
+    let (mut posted, mut ended) = (0, 0);
+    while ended < bytes / size {
+        while posted < bytes / size && posted - ended < WINDOW {
+            let offset = (posted * size % BUFFER) as u64;
+            let (ours, theirs) = (own + offset, there + offset);
+            if get {
+                here.port.get(target, theirs, ours, size as u64, Notify::REQUESTER)?;
+            } else {
+                here.port.put(target, ours, theirs, size as u64, Notify::REQUESTER)?;
+            }
+            posted += 1;
+        }
+        here.port.next(Deadline::after(LIMIT), None)?;
+        ended += 1;
+    }
+    Ok(start.elapsed())
+}
+
+/// As [`transfer`], by a copy of this thread.
+fn copy(from: &SharedMemory, to: &SharedMemory, size: usize, bytes: usize) -> Result<Duration, Failure> {
+    let (from, to) = (from.whole(), to.whole());
+    let start = Instant::now();
+    for piece in 0..bytes / size {
+        let offset = (piece * size % BUFFER) as u64;
+        from.copy_to(offset, &to, offset, size as u64).doing(|| "copying".into())?;
+    }
+    Ok(start.elapsed())
+}
+
+pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let (rounds, bytes) = if run.quick { (3, 64 << 20) } else { (15, 256 << 20) };
+    run.steps((SIZES.len() * rounds * PATHS.len()) as u64);
+    let mut notes =
+        vec![format!("{WINDOW} transfers under way; buffers of {} MiB at each side", BUFFER >> 20)];
+    let placement = match processors()?.as_slice() {
+        [engine, application, ..] => Placement::pinned(&[("engine", *engine), ("application", *application)]),
+        _ => {
+            notes.push("one processor: engine and application share it".into());
+            Placement::free()
+        }
+    };
+    let text = format!("name = \"bench-rma-{}\"\n[[extoll]]\nmesh = 2\n", std::process::id());
+    let description = Description::parse(&text, "the bench's machine")
+        .map_err(|error| Failure::usage(error.to_string()))?;
+    let options = ServeOptions { dir: None, event_loop: run.event_loop };
+    let served = placement.within("engine", || Served::start_description(&description, &options))?;
+    let result = placement.within("application", || measure(run, &served, &placement, rounds, bytes));
+    served.stop()?;
+    let (rows, goals) = result?;
+    Ok(Outcome { rows, goals, notes })
+}
+
+fn measure(
+    run: &Run<'_>,
+    served: &Served,
+    placement: &Placement,
+    rounds: usize,
+    bytes: usize,
+) -> Result<(Vec<Row>, Vec<Goal>), Failure> {
+    let mut here = Side::open(served, "ex0")?;
+    let there = Side::open(served, "ex1")?;
+    let target = here.port.connect(there.port.node(), there.port.vpid()).doing(|| "connecting".into())?;
+    let memory = || SharedMemory::create("bench", BUFFER).doing(|| "memory to copy".into());
+    let (from, to) = (memory()?, memory()?);
+    touch(&from.whole())?;
+    touch(&to.whole())?;
+    let (mut rows, mut goals) = (Vec::new(), Vec::new());
+    for size in SIZES {
+        let times = in_turns(rounds, PATHS.len(), |path, _| {
+            run.step(format!("{} of {} KiB", PATHS[path], size >> 10))?;
+            match path {
+                2 => {
+                    // The engine is on this processor: it has to fall asleep first.
+                    std::thread::sleep(Duration::from_millis(50));
+                    placement.within("engine", || copy(&from, &to, size, bytes))
+                }
+                _ => transfer(&mut here, target, there.region.address(), path == 1, size, bytes)
+                    .doing(|| PATHS[path].into()),
+            }
+        })?;
+        let rates: Vec<_> = times
+            .iter()
+            .map(|times| {
+                median(
+                    &times
+                        .iter()
+                        .map(|time| bytes as f64 * 8.0 / time.as_secs_f64() / 1e9)
+                        .collect::<Vec<_>>(),
+                )
+            })
+            .collect();
+        let memcpy = rates[2];
+        for (path, &rate) in PATHS.iter().zip(&rates) {
+            let row = Row {
+                backing: (*path != "memcpy").then_some(Backing::VfioUser),
+                placement: Some(placement.text()),
+                bytes: Some(size as u64),
+                gbit_s: Some(rate),
+                rate_per_s: Some(rate * 1e9 / 8.0 / size as f64),
+                ..Row::new(*path)
+            };
+            rows.push(row.figure("of_memcpy", rate / memcpy));
+            if size >= LARGE && *path != "memcpy" {
+                let what = format!("{path} of {} MiB, times a copy", size >> 20);
+                goals.push(Goal::at_least(what, SHARE, rate / memcpy));
+            }
+        }
+    }
+    Ok((rows, goals))
+}
