@@ -48,8 +48,8 @@ pub mod vector {
 }
 
 /// Offsets in BAR 0. Registers are 64 bits wide and are accessed whole, unless they say otherwise; another width or a place
-/// between them counts as [`super::error::REGISTER_ACCESS`], reads as ones and does nothing. Those from [`ADMIN`] on belong to the admin
-/// attachment: for another they count as [`super::error::NOT_PERMITTED`].
+/// between them counts as [`error::REGISTER_ACCESS`], reads as ones and does nothing. Those from [`reg::ADMIN`] on belong to the admin
+/// attachment: for another they count as [`error::NOT_PERMITTED`].
 pub mod reg {
     /// Read: [`IDENTITY_VALUE`].
     pub const IDENTITY: u64 = 0x000;

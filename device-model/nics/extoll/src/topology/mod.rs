@@ -1,7 +1,7 @@
 //! Networks: who is linked with whom, and by which way a packet goes.
 //!
 //! In: the shape. Out: links to be plugged in, a routing table for each card ([`Topology::config`]), and the certainty that these tables reach
-//! everybody and cannot deadlock ([`Routes::check`]). Any network with at most six links a node is possible; generators are in `generators`,
+//! everybody and cannot deadlock (`check`). Any network with at most six links a node is possible; generators are in `generators`,
 //! shortest-path tables for anything else in [`Topology::from_links`].
 
 mod check;
