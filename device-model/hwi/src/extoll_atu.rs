@@ -4,6 +4,8 @@
 //! the page belongs to, where it is in that VPID's DMA address space, and what may be done with it. A region of several pages has entries in
 //! a row, so that its NLAs run on. An access lies in one region: regions next to each other are not one.
 //!
+//! A region lies in at most 1024 mappings of its owner's, all regions of a card together in 65536.
+//!
 //! A region is of the memory that its owner has mapped there when it is registered. Memory that is unmapped, or whose owner loses *bus master*, is gone from
 //! the region for good, whatever is mapped there later: it is registered anew. A region ends with its owner.
 //!
@@ -112,7 +114,7 @@ pub mod command {
     pub const DONE: u64 = 0;
     /// [`STATUS`]: a misaligned address, no pages, too many, or an unknown command.
     pub const MALFORMED: u64 = 1;
-    /// [`STATUS`]: no entries in a row are left for so many pages.
+    /// [`STATUS`]: no entries in a row are left for so many pages, or the memory lies in too many mappings.
     pub const NO_ENTRIES: u64 = 2;
     /// [`STATUS`]: not registered, or another's.
     pub const NOT_YOURS: u64 = 3;

@@ -16,6 +16,11 @@ use nicforge_core::{
 };
 use nicforge_hwi::extoll_atu::{command, nla, page};
 
+/// Mappings that a region lies in at most: a registration takes a time that is bounded.
+const MAX_EXTENTS: usize = 1024;
+/// Those of all regions of a card together: memory is bounded.
+const ALL_EXTENTS: usize = 1 << 16;
+
 /// What an attachment has filled in, and what became of its last command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Registers {
@@ -96,12 +101,14 @@ pub(crate) struct Atu {
     spans: [Vec<Span>; 4],
     regions: Vec<Option<Region>>,
     free: Vec<u32>,
+    /// Extents of all regions.
+    extents: usize,
     last_serial: u64,
 }
 
 impl Atu {
     pub(crate) fn new() -> Self {
-        Self { spans: Default::default(), regions: Vec::new(), free: Vec::new(), last_serial: 0 }
+        Self { spans: Default::default(), regions: Vec::new(), free: Vec::new(), extents: 0, last_serial: 0 }
     }
 
     /// Entries that are in use.
@@ -153,6 +160,9 @@ impl Atu {
         let mut extents = Vec::new();
         let mut start = 0;
         while start < bytes {
+            if extents.len() >= MAX_EXTENTS.min(ALL_EXTENTS - self.extents) {
+                return Err(command::NO_ENTRIES);
+            }
             let piece =
                 context.dma_piece(owner, address + start, bytes - start).map_err(|_| command::NOT_MAPPED)?;
             mapped.read &= piece.permission.read;
@@ -162,6 +172,7 @@ impl Atu {
             start += piece.length;
         }
         self.last_serial += 1;
+        self.extents += extents.len();
         let region = Region { serial: self.last_serial, owner: owner.0, mapped, others, extents, lessor };
         let index = match self.free.pop() {
             Some(index) => {
@@ -214,6 +225,7 @@ impl Atu {
     fn end(&mut self, index: u32) {
         if let Some(mut region) = self.regions[index as usize].take() {
             region.lessor.take_back();
+            self.extents -= region.extents.len();
             self.free.push(index);
         }
     }

@@ -89,6 +89,24 @@ fn a_full_table_says_so() {
 }
 
 #[test]
+fn a_region_lies_in_a_bounded_number_of_mappings() {
+    let mut rig = Rig::pair();
+    let client = rig.attach(0, 0);
+    for page in 0..1025 {
+        rig.map(&client, page * 4096, 4096);
+    }
+    assert_eq!(rig.register(&client, 0, 1025, page::SIZE_4K, 0), Err(atu::NO_ENTRIES));
+    let nlas: Vec<_> = (0..64).map(|_| rig.register(&client, 0, 1024, page::SIZE_4K, 0).unwrap()).collect();
+    assert_eq!(
+        rig.register(&client, 0, 16, page::SIZE_64K, 0),
+        Err(atu::NO_ENTRIES),
+        "all extents are in use"
+    );
+    assert_eq!(rig.deregister(&client, nlas[3]), atu::DONE);
+    rig.register(&client, 0, 16, page::SIZE_64K, 0).unwrap();
+}
+
+#[test]
 fn the_admin_registers_and_deregisters_for_anyone() {
     let mut rig = Rig::pair();
     let admin = rig.admin(0);

@@ -590,6 +590,23 @@ fn two_vpids_share_and_small_messages_pass() {
 }
 
 #[test]
+fn small_commands_do_not_starve_another_vpids_long_one() {
+    let mut rig = Rig::pair();
+    let bytes = u64::from(MAX_LENGTH);
+    let (small, long) = (rig.peer(0, 0, 4096), rig.peer(0, 1, bytes));
+    let there = rig.peer(0, 2, bytes);
+    long.write(0, &[1; 16 * 65536]);
+    // Within a card there is room for one part at a time.
+    assert!(rig.put(&long, &there, (0, 0, 16 * 65536), 0));
+    for _ in 0..200 {
+        let _ = rig.put(&small, &there, (0, bytes - 4096, 8), 0);
+        rig.turn();
+    }
+    assert_eq!(there.read(16 * 65536 - 1, 1), [1]);
+    assert!(small.client.shown(mirror::RMA_COMPLETED) > 30);
+}
+
+#[test]
 fn memory_of_other_topologies_is_reached_over_several_hops() {
     let topology = Topology::torus(&[3, 3]).unwrap();
     let mut rig = Rig::new(&topology, 1);

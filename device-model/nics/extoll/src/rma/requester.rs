@@ -197,12 +197,17 @@ impl Card {
     /// Sends parts of commands, a VPID in turn, for about `budget` packets' worth of work. Returns how much it was.
     pub(crate) fn rma_send(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
         let mut waiting = self.rma.sending;
+        let mut next = self.rma.turn;
         let mut spent = 0;
         while spent < budget {
-            let Some(who) = waiting.next(self.rma.turn) else { break };
-            self.rma.turn = who + 1;
+            let Some(who) = waiting.next(next) else { break };
+            next = who + 1;
             match self.send_part(context, AttachmentId(who)) {
-                Turn::Went(cost) => spent += cost,
+                Turn::Went(cost) => {
+                    spent += cost;
+                    // Who was only looked at has not had its turn.
+                    self.rma.turn = next;
+                }
                 Turn::Blocked => waiting.remove(who),
             }
             let Some(client) = self.rma.client(AttachmentId(who)) else { break };
