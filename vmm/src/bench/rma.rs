@@ -9,6 +9,7 @@ use nicforge_driver::{Deadline, Device, DmaBuffer, HugePages, OpenOptions};
 use nicforge_machine::description::Description;
 use nicforge_rma::{Access, Error, Notify, Options, Port, Region, Target};
 use nicforge_shm::SharedMemory;
+use nix::time::ClockId;
 
 use super::{
     Run,
@@ -36,6 +37,30 @@ const LARGE: usize = 1 << 20;
 const LIMIT: Duration = Duration::from_secs(10);
 
 const PATHS: [&str; 3] = ["rma-put", "rma-get", "memcpy"];
+
+/// What moving some bytes took.
+#[derive(Clone, Copy)]
+struct Took {
+    wall: Duration,
+    /// CPU time of whoever moved them: the engine, or the thread that copied.
+    mover: Duration,
+}
+
+/// CPU time by a clock: of this process, or of this thread.
+fn cpu(clock: ClockId) -> Result<Duration, Failure> {
+    clock.now().map(Duration::from).doing(|| "CPU time".into())
+}
+
+/// Measures `body`; whoever moves bytes in it is this thread, or all other threads.
+fn timed(this_thread: bool, body: impl FnOnce() -> Result<(), Failure>) -> Result<Took, Failure> {
+    let own = ClockId::CLOCK_THREAD_CPUTIME_ID;
+    let (all_before, own_before) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)?, cpu(own)?);
+    let start = Instant::now();
+    body()?;
+    let wall = start.elapsed();
+    let (all, own) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)? - all_before, cpu(own)? - own_before);
+    Ok(Took { wall, mover: if this_thread { own } else { all.saturating_sub(own) } })
+}
 
 /// A port and its memory.
 struct Side {
@@ -77,9 +102,8 @@ fn transfer(
     get: bool,
     size: usize,
     bytes: usize,
-) -> Result<Duration, Error> {
+) -> Result<(), Error> {
     let own = here.region.address();
-    let start = Instant::now();
     let (mut posted, mut ended) = (0, 0);
     while ended < bytes / size {
         while posted < bytes / size && posted - ended < WINDOW {
@@ -95,18 +119,17 @@ fn transfer(
         here.port.next(Deadline::after(LIMIT), None)?;
         ended += 1;
     }
-    Ok(start.elapsed())
+    Ok(())
 }
 
 /// As [`transfer`], by a copy of this thread.
-fn copy(from: &SharedMemory, to: &SharedMemory, size: usize, bytes: usize) -> Result<Duration, Failure> {
+fn copy(from: &SharedMemory, to: &SharedMemory, size: usize, bytes: usize) -> Result<(), Failure> {
     let (from, to) = (from.whole(), to.whole());
-    let start = Instant::now();
     for piece in 0..bytes / size {
         let offset = (piece * size % BUFFER) as u64;
         from.copy_to(offset, &to, offset, size as u64).doing(|| "copying".into())?;
     }
-    Ok(start.elapsed())
+    Ok(())
 }
 
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
@@ -154,25 +177,21 @@ fn measure(
                 2 => {
                     // The engine is on this processor: it has to fall asleep first.
                     std::thread::sleep(Duration::from_millis(50));
-                    placement.within("engine", || copy(&from, &to, size, bytes))
+                    placement.within("engine", || timed(true, || copy(&from, &to, size, bytes)))
                 }
-                _ => transfer(&mut here, target, there.region.address(), path == 1, size, bytes)
-                    .doing(|| PATHS[path].into()),
+                _ => timed(false, || {
+                    transfer(&mut here, target, there.region.address(), path == 1, size, bytes)
+                        .doing(|| PATHS[path].into())
+                }),
             }
         })?;
-        let rates: Vec<_> = times
-            .iter()
-            .map(|times| {
-                median(
-                    &times
-                        .iter()
-                        .map(|time| bytes as f64 * 8.0 / time.as_secs_f64() / 1e9)
-                        .collect::<Vec<_>>(),
-                )
-            })
-            .collect();
+        let rates = |time: fn(&Took) -> Duration| -> Vec<f64> {
+            let rate = |took: &Took| bytes as f64 * 8.0 / time(took).as_secs_f64() / 1e9;
+            times.iter().map(|times| median(&times.iter().map(rate).collect::<Vec<_>>())).collect()
+        };
+        let (rates, work) = (rates(|took| took.wall), rates(|took| took.mover));
         let memcpy = rates[2];
-        for (path, &rate) in PATHS.iter().zip(&rates) {
+        for ((path, &rate), &work_rate) in PATHS.iter().zip(&rates).zip(&work) {
             let row = Row {
                 backing: (*path != "memcpy").then_some(Backing::VfioUser),
                 placement: Some(placement.text()),
@@ -181,7 +200,9 @@ fn measure(
                 rate_per_s: Some(rate * 1e9 / 8.0 / size as f64),
                 ..Row::new(*path)
             };
-            rows.push(row.figure("of_memcpy", rate / memcpy));
+            rows.push(
+                row.figure("of_memcpy", rate / memcpy).figure("of_memcpy_by_cpu_time", work_rate / work[2]),
+            );
             if size >= LARGE && *path != "memcpy" {
                 let what = format!("{path} of {} MiB, times a copy", size >> 20);
                 goals.push(Goal::at_least(what, SHARE, rate / memcpy));
