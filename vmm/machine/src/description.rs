@@ -281,7 +281,8 @@ impl Checker<'_> {
             }
         }
         // A file of the largest size has tens of thousands of functions: each name is looked up once.
-        let mut names: std::collections::BTreeSet<_> = crate::build::network_node_names(description).collect();
+        let mut names: std::collections::BTreeSet<_> =
+            crate::build::network_node_names(description).collect();
         for function in &description.function {
             let name = &function.as_ref().name;
             self.name(name)?;
