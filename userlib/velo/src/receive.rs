@@ -1,0 +1,208 @@
+//! Receiving, and waiting.
+
+use std::{
+    sync::atomic::{Ordering, fence},
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Cancel, Deadline, Error as DriverError, Relax};
+use nicforge_hwi::extoll_velo::{SLOT, SLOT_DATA, SLOT_HEADER};
+
+use crate::{Address, CONTROL_TAG, Error, Filter, Message, Port};
+
+/// How long a sleep lasts at most: who goes away raises no interrupt at those that wait for it.
+const SLEEP: Duration = Duration::from_millis(20);
+
+impl Port {
+    /// The next message, if one has arrived: those that were kept first.
+    ///
+    /// # Errors
+    /// What the driver says.
+    #[inline]
+    pub fn poll(&mut self) -> Result<Option<Message>, Error> {
+        let next = match self.kept.pop_front() {
+            Some(message) => Some(message),
+            None => self.next()?,
+        };
+        if let Some(message) = &next {
+            self.count(message)?;
+        }
+        Ok(next)
+    }
+
+    /// The next message that `filter` admits, if one has arrived. Others are kept, in order.
+    ///
+    /// # Errors
+    /// [`Error::KeptFull`]; what the driver says.
+    pub fn poll_for(&mut self, filter: Filter) -> Result<Option<Message>, Error> {
+        if let Some(at) = self.kept.iter().position(|message| filter.admits(message)) {
+            return self.take_kept(at);
+        }
+        loop {
+            if self.kept.len() >= self.keeps {
+                return Err(Error::KeptFull { kept: self.kept.len() });
+            }
+            let Some(message) = self.next()? else { return Ok(None) };
+            if filter.admits(&message) {
+                self.count(&message)?;
+                return Ok(Some(message));
+            }
+            self.kept.push_back(message);
+        }
+    }
+
+    fn take_kept(&mut self, at: usize) -> Result<Option<Message>, Error> {
+        let message = self.kept.remove(at);
+        if let Some(message) = &message {
+            self.count(message)?;
+        }
+        Ok(message)
+    }
+
+    /// The next message that `filter` admits. Others that arrive meanwhile are kept, in order, and come with later calls.
+    ///
+    /// # Errors
+    /// [`Error::PeerGone`] when `filter` names a sender and it goes away; [`Error::KeptFull`]; [`Error::Timeout`], [`Error::Cancelled`]; what
+    /// [`Port::check`] reports; what the driver says.
+    #[inline]
+    pub fn recv(
+        &mut self,
+        filter: Filter,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<Message, Error> {
+        match self.poll_for(filter)? {
+            Some(message) => Ok(message),
+            None => self.recv_later(filter, deadline, cancel),
+        }
+    }
+
+    fn recv_later(
+        &mut self,
+        filter: Filter,
+        deadline: Deadline,
+        cancel: Option<&Cancel>,
+    ) -> Result<Message, Error> {
+        let tenant = filter.from.map(|from| (from, self.expected(from)));
+        let mut waiter = Waiter::new(self, deadline, cancel);
+        loop {
+            let turn = waiter.turn(self, "a message");
+            let gone = tenant.filter(|(from, tenant)| self.tenant(*from) != *tenant && *tenant & 1 != 0);
+            // What it had sent came before the news that it is gone, and what had arrived before the device went away counts too.
+            fence(Ordering::Acquire);
+            if let Some(message) = self.poll_for(filter)? {
+                return Ok(message);
+            }
+            turn?;
+            if let Some((address, _)) = gone {
+                return Err(Error::PeerGone { address });
+            }
+            self.check()?;
+        }
+    }
+
+    /// The tenant of an address that somebody waits for: the one that there is a connection with.
+    fn expected(&self, from: Address) -> u8 {
+        let Some(peer) = self.index(from).map(|index| self.peers[index]) else { return 0 };
+        match (peer.to, peer.of) {
+            (0, 0) => self.tenant(from),
+            (0, of) => of,
+            (to, _) => to,
+        }
+    }
+
+    /// Answers those that connect, and keeps the messages that have arrived. For processes that do something else for long.
+    ///
+    /// # Errors
+    /// What the driver says.
+    pub fn progress(&mut self) -> Result<(), Error> {
+        self.pump()
+    }
+
+    /// Messages that were kept.
+    pub fn kept(&self) -> usize {
+        self.kept.len()
+    }
+
+    pub(crate) fn pump(&mut self) -> Result<(), Error> {
+        while self.kept.len() < self.keeps
+            && let Some(message) = self.next()?
+        {
+            self.kept.push_back(message);
+        }
+        self.pay()
+    }
+
+    /// The next message of the application out of the ring.
+    #[inline]
+    fn next(&mut self) -> Result<Option<Message>, Error> {
+        // Nobody who goes on sending control messages keeps us here.
+        for _ in 0..self.slots {
+            let Some(message) = self.take()? else { break };
+            if message.tag != CONTROL_TAG || !self.config.flow_control {
+                return Ok(Some(message));
+            }
+            self.heard(&message)?;
+        }
+        self.pay()?;
+        Ok(None)
+    }
+
+    /// The next message out of the ring.
+    #[inline]
+    fn take(&mut self) -> Result<Option<Message>, Error> {
+        let slot = (self.taken & (self.slots - 1)) * SLOT;
+        let Some(mut message) = Message::of_header(self.ring.load_u64_acquire(slot + SLOT_HEADER)?) else {
+            if self.untold > 0 {
+                self.tell_taken()?;
+            }
+            return Ok(None);
+        };
+        let length = message.len();
+        self.ring.read(slot + SLOT_DATA, &mut message.data[..length])?;
+        self.ring.store_u64_release(slot + SLOT_HEADER, 0)?;
+        self.taken += 1;
+        self.untold += 1;
+        if self.untold >= self.batch {
+            self.tell_taken()?;
+        }
+        Ok(Some(message))
+    }
+}
+
+/// A call that waits.
+pub(crate) struct Waiter<'a> {
+    deadline: Deadline,
+    cancel: Option<&'a Cancel>,
+    relax: Relax,
+    /// When it may sleep, if it may at all.
+    sleeps: Option<Instant>,
+}
+
+impl<'a> Waiter<'a> {
+    pub(crate) fn new(port: &Port, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
+        let sleeps = port.interrupt.as_ref().map(|_| Instant::now() + port.config.poll_phase);
+        Self { deadline, cancel, relax: port.device.new_relax(), sleeps }
+    }
+
+    /// A turn of a loop that waits for `what`, which a message brings.
+    pub(crate) fn turn(&mut self, port: &Port, what: &'static str) -> Result<(), Error> {
+        if self.cancel.is_some_and(Cancel::is_cancelled) {
+            return Err(Error::Cancelled { what });
+        }
+        if self.deadline.has_passed() {
+            return Err(Error::Timeout { what });
+        }
+        match &port.interrupt {
+            Some(interrupt) if self.sleeps.is_some_and(|from| Instant::now() >= from) => {
+                // A message that came since the last look raises it at once.
+                port.arm()?;
+                match interrupt.wait(self.deadline.at_most(SLEEP), self.cancel) {
+                    Ok(_) | Err(DriverError::Timeout { .. } | DriverError::Cancelled) => Ok(()),
+                    Err(error) => Err(error.into()),
+                }
+            }
+            _ => Ok(port.device.relax(&mut self.relax)?),
+        }
+    }
+}
