@@ -12,3 +12,4 @@ pub mod fcnp_body;
 pub mod proof_body;
 pub mod rma_body;
 pub mod tree_body;
+pub mod velo_body;

@@ -130,7 +130,9 @@ pub enum Error {
         found: String,
     },
     /// A receive ring of this size is impossible here.
-    #[error("a receive ring of {slots} slots: a power of two, {least} to 65,536, is possible in this network")]
+    #[error(
+        "a receive ring of {slots} slots: a power of two, {least} to 65,536, is possible in this network"
+    )]
     BadRing {
         /// Slots asked for.
         slots: u32,

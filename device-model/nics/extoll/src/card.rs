@@ -63,6 +63,15 @@ pub struct Card {
     torn: u64,
 }
 
+/// Why a send has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Reason {
+    /// Its addressee's ring is full, as far as this node's share goes.
+    Credit,
+    /// The network, or the machine's packets: it passes by itself, unless a link is down.
+    Network,
+}
+
 /// A set of attachments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Set([u64; 5]);
@@ -273,7 +282,7 @@ impl Card {
             return Write::Accepted;
         };
         if entry.credit == 0 {
-            return self.stall(context, who, offset);
+            return self.stall(context, who, offset, Reason::Credit);
         }
         let wire = Wire {
             target: node,
@@ -288,7 +297,7 @@ impl Card {
         let mut ports = context.ports();
         let Some(mut packet) = ports.new_packet(message.len()) else {
             context.wake_at(context.now().after(STARVED_RETRY));
-            return self.stall(context, who, offset);
+            return self.stall(context, who, offset, Reason::Network);
         };
         packet.header = wire.encode();
         packet.framing = FRAMING;
@@ -298,13 +307,13 @@ impl Card {
                 entry.credit -= 1;
                 let vpid = &mut self.vpids[usize::from(who.0)];
                 vpid.counts.sent += 1;
-                vpid.stalled_since = None;
+                vpid.end_stall();
                 self.shown_late.add(who.0);
                 Write::Accepted
             }
             Err(Refused::Full(packet)) => {
                 ports.recycle(packet);
-                self.stall(context, who, offset)
+                self.stall(context, who, offset, Reason::Network)
             }
             Err(Refused::NoRoute(packet)) => {
                 ports.recycle(packet);
@@ -317,7 +326,7 @@ impl Card {
     #[cold]
     fn undeliverable(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64) {
         if let Some(vpid) = self.vpid(who) {
-            vpid.stalled_since = None;
+            vpid.end_stall();
             vpid.counts.undelivered += 1;
         }
         self.undelivered += 1;
@@ -326,19 +335,16 @@ impl Card {
 
     /// The send in front has to wait, unless it has waited long enough.
     #[cold]
-    fn stall(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64) -> Write {
+    fn stall(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64, reason: Reason) -> Write {
         let (now, watchdog) = (context.now(), self.watchdog);
         let Some(vpid) = self.vpid(who) else { return Write::Accepted };
-        let since = match vpid.stalled_since {
-            Some(since) => since,
-            None => {
-                vpid.stalled_since = Some(now);
-                vpid.counts.stalls += 1;
-                self.stalls += 1;
-                self.shown_late.add(who.0);
-                now
-            }
-        };
+        let since = *vpid.stalled_since.get_or_insert(now);
+        if reason == Reason::Credit && !vpid.stalled_for_credit {
+            vpid.stalled_for_credit = true;
+            vpid.counts.stalls += 1;
+            self.stalls += 1;
+            self.shown_late.add(who.0);
+        }
         if watchdog == 0 {
             return Write::Stalled;
         }
@@ -348,7 +354,7 @@ impl Card {
             return Write::Stalled;
         }
         if let Some(vpid) = self.vpid(who) {
-            vpid.stalled_since = None;
+            vpid.end_stall();
         }
         self.watchdogs += 1;
         self.fail(context, who, error::WATCHDOG, offset);

@@ -70,14 +70,21 @@ pub(crate) struct Vpid {
     pub(crate) generation: u8,
     pub(crate) announcement: Option<Announcement>,
     pub(crate) assembly: Assembly,
-    /// Since when the send in front waits for credit.
+    /// Since when the send in front waits, and whether it was counted as one that waits for credit.
     pub(crate) stalled_since: Option<Nanos>,
+    pub(crate) stalled_for_credit: bool,
     pub(crate) interrupts_enabled: u64,
     pub(crate) counts: Counts,
     pub(crate) atu: Registers,
 }
 
 impl Vpid {
+    /// The send in front has gone, or was given up.
+    #[inline]
+    pub(crate) fn end_stall(&mut self) {
+        (self.stalled_since, self.stalled_for_credit) = (None, false);
+    }
+
     /// Shows all numbers.
     pub(crate) fn show_counts(&self, rma: rma::Counts) {
         let Some(windows) = &self.windows else { return };

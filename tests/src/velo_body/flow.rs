@@ -1,0 +1,122 @@
+//! Receivers that do not read.
+
+use super::*;
+
+/// Without credits of connections.
+const UNCOUNTED: Config = Config {
+    slots: Some(64),
+    flow_control: false,
+    window: 64,
+    kept: None,
+    waiting: Waiting::Polling,
+    poll_phase: Duration::ZERO,
+};
+
+/// The credits of a connection stop its sender, and nothing else; no card ever waits.
+pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
+    let mut sender = port(rig, at(0, 0));
+    let (mut deaf, mut awake) = (port(rig, at(1, 0)), port(rig, at(1, 1)));
+    let (to_deaf, to_awake) = (link(&mut sender, &mut deaf), link(&mut sender, &mut awake));
+    let promised = sender.credits(to_deaf).unwrap();
+    let mut sent = 0;
+    while sender.send_nb(to_deaf, 0, &[7; 8]).is_ok() {
+        sent += 1;
+    }
+    assert_eq!(sent, promised);
+    assert_eq!(sender.send_nb(to_deaf, 0, &[7; 8]), Err(Error::WouldBlock));
+    let short = Deadline::after(Duration::from_millis(20));
+    assert!(matches!(sender.send(to_deaf, 0, &[7; 8], short, None), Err(Error::Timeout { .. })));
+    // Through the same port, to somebody else, as often as one likes.
+    for number in 0..1000_u64 {
+        let mut relax = Relax::new();
+        while sender.send_nb(to_awake, 0, &number.to_le_bytes()) == Err(Error::WouldBlock) {
+            sender.progress().unwrap();
+            sender.device().relax(&mut relax).unwrap();
+        }
+        assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+    }
+    // What it answers others still goes out: its own credits are not in its way.
+    let from_deaf = link(&mut deaf, &mut awake);
+    deaf.send(from_deaf, 0, &[8; 8], soon(), None).unwrap();
+    assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().from, at(1, 0));
+    // It reads, and all goes on.
+    let mut got = 0;
+    until("all that was sent", &mut [&mut deaf, &mut sender], |ports| {
+        got += drain(ports[0]).len() as u32;
+        got == sent
+    });
+    until("credit", &mut [&mut sender, &mut deaf], |ports| ports[0].credits(to_deaf) == Some(promised));
+    assert_eq!((sender.statistics().stalls, deaf.statistics().stalls), (0, 0));
+    assert_eq!(sender.check(), Ok(()));
+}
+
+/// A port that promises all it has refuses the next connection by name, until one that has a promise closes.
+pub fn promises_end_and_come_back(rig: &dyn Rig) {
+    let small = Config { slots: Some(64), window: 64, ..Config::default() };
+    let mut receiver = port_with(rig, at(1, 0), small);
+    let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
+    let first = link(&mut one, &mut receiver);
+    let all = one.credits(first).unwrap();
+    assert!((1..=16).contains(&all), "{all} of 32 slots");
+    let second = two.connect(at(1, 0), soon(), None).unwrap();
+    let refused = Error::NoCredit { address: at(1, 0) };
+    until("the refusal", &mut [&mut two, &mut receiver], |ports| {
+        ports[0].send_nb(second, 0, &[0; 8]) == Err(refused.clone())
+    });
+    one.disconnect(first).unwrap();
+    assert_eq!(one.send_nb(first, 0, &[0; 8]), Err(Error::PeerGone { address: at(1, 0) }));
+    until("room", &mut [&mut two, &mut receiver, &mut one], |ports| {
+        match ports[0].connect(at(1, 0), soon(), None) {
+            Ok(link) => ports[0].credits(link) == Some(all),
+            Err(error) => panic!("{error}"),
+        }
+    });
+    // One that dies gives it back too.
+    drop(two);
+    let mut three = port(rig, at(0, 2));
+    until("room", &mut [&mut three, &mut receiver, &mut one], |ports| {
+        match ports[0].connect(at(1, 0), soon(), None) {
+            Ok(link) => ports[0].credits(link) == Some(all),
+            Err(error) => panic!("{error}"),
+        }
+    });
+}
+
+/// Without credits of connections a card waits for the ring of one that does not read; the watchdog ends that with an error, other
+/// senders go on, and whoever is stalled can still give its own slots back.
+pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
+    let mut sender = port_with(rig, at(0, 0), UNCOUNTED);
+    let deaf = port_with(rig, at(1, 0), UNCOUNTED);
+    let mut neighbour = port_with(rig, at(0, 1), UNCOUNTED);
+    let mut awake = port_with(rig, at(1, 1), UNCOUNTED);
+    let to_deaf = sender.connect(at(1, 0), soon(), None).unwrap();
+    let to_stalled = awake.connect(at(0, 0), soon(), None).unwrap();
+    let to_awake = neighbour.connect(at(1, 1), soon(), None).unwrap();
+    for _ in 0..33 {
+        sender.send(to_deaf, 0, &[1; 8], soon(), None).unwrap();
+    }
+    until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
+    let mut error = Ok(());
+    let (mut there, mut back) = (0, 0);
+    until("the watchdog", &mut [&mut sender, &mut neighbour, &mut awake], |ports| {
+        // Flows beside it, also to the stalled process, which reads: its card sends its slots back.
+        there += drain(ports[2]).len();
+        back += drain(ports[0]).len();
+        let _ = ports[1].send_nb(to_awake, 0, &[2; 8]);
+        let _ = ports[2].send_nb(to_stalled, 0, &[3; 8]);
+        error = ports[0].check();
+        error.is_err()
+    });
+    let to = at(1, 0);
+    let watchdog = nicforge_velo::DeviceError::Watchdog { to };
+    assert!(matches!(error, Err(Error::Device { error, .. }) if error == watchdog), "{error:?}");
+    until("more than a ring", &mut [&mut sender, &mut neighbour, &mut awake], |ports| {
+        there += drain(ports[2]).len();
+        back += drain(ports[0]).len();
+        let _ = ports[1].send_nb(to_awake, 0, &[2; 8]);
+        let _ = ports[2].send_nb(to_stalled, 0, &[3; 8]);
+        there > 64 && back > 64
+    });
+    assert_eq!((neighbour.check(), awake.check()), (Ok(()), Ok(())));
+    drop(deaf);
+}

@@ -1,0 +1,136 @@
+//! Software that writes anything anywhere in the pages of its VPID: the others go on, and nobody is deceived.
+
+use std::cell::RefCell;
+
+use nicforge_driver::{Device, WriteMode};
+use nicforge_hwi::{
+    extoll::{BAR_DIRECTORY, BAR_VELO, REGISTERS, RING_CELLS, window},
+    extoll_velo::address,
+    posted::CELL,
+};
+use proptest::{
+    prelude::*,
+    test_runner::{Config as ProptestConfig, TestRunner},
+};
+
+use super::*;
+
+/// What hostile software may do.
+#[derive(Clone, Debug)]
+enum Action {
+    /// Write to a place of a BAR, with any width.
+    Write { bar: u32, offset: u64, data: Vec<u8> },
+    /// Read there.
+    Read { bar: u32, offset: u64, width: usize },
+    /// Store to the posted-write ring or the windows behind it.
+    Store { word: u64, value: u64 },
+    /// A piece of a send, at any position.
+    Piece { node: u32, vpid: u16, tag: u8, quadwords: usize, position: u64, data: Vec<u8> },
+}
+
+fn data() -> impl Strategy<Value = Vec<u8>> {
+    let width = prop_oneof![Just(8_usize), Just(16), Just(64), 1_usize..70];
+    (width, any::<u8>()).prop_map(|(width, byte)| vec![byte; width])
+}
+
+fn action() -> impl Strategy<Value = Action> {
+    let offset = prop_oneof![0_u64..0x900, 0x1000_u64..0x1100, 0x2000_u64..0x2180, 0_u64..REGISTERS];
+    let ring = u64::from(RING_CELLS) * CELL as u64;
+    let piece = (0_u32..3, 0_u16..6, 0_u8..16, 1_usize..9, 0_u64..64, data()).prop_map(
+        |(node, vpid, tag, quadwords, position, data)| Action::Piece {
+            node,
+            vpid,
+            tag,
+            quadwords,
+            position,
+            data,
+        },
+    );
+    prop_oneof![
+        4 => (offset.clone(), data()).prop_map(|(offset, data)| Action::Write { bar: 0, offset, data }),
+        2 => (0_u32..6, any::<u32>(), data())
+            .prop_map(|(bar, offset, data)| Action::Write { bar, offset: offset.into(), data }),
+        2 => (0_u32..6, any::<u16>(), 1_usize..70)
+            .prop_map(|(bar, offset, width)| Action::Read { bar, offset: offset.into(), width }),
+        3 => (prop_oneof![0_u64..64, 0_u64..(ring + window::SIZE) / 8], any::<u64>())
+            .prop_map(|(word, value)| Action::Store { word, value }),
+        6 => piece,
+    ]
+}
+
+fn perform(device: &Device, action: Action) {
+    let backing = device.backing();
+    match action {
+        // What lies outside, or is memory that can't be written, is refused.
+        Action::Write { bar, offset, data } => {
+            drop(backing.write(bar, offset, &data, WriteMode::Confirmed));
+        }
+        Action::Read { bar, offset, width } => drop(backing.read(bar, offset, &mut vec![0; width])),
+        Action::Store { word, value } => {
+            let _ = device.bar(1).unwrap().write64(8 * word, value);
+            device.doorbell().after_store().unwrap();
+        }
+        Action::Piece { node, vpid, tag, quadwords, position, data } => {
+            let offset = address::encode(node, vpid, tag, quadwords) + position;
+            drop(backing.write(BAR_VELO.into(), offset, &data, WriteMode::Confirmed));
+        }
+    }
+}
+
+/// Whatever is written to a VPID's pages: each message that it causes anywhere names that VPID, and the neighbours' messages go on.
+pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
+    let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
+    let mut victims = [at(0, 0), at(1, 0), at(1, 1)].map(|address| port_with(rig, address, uncounted));
+    let links: Vec<_> = {
+        let (first, _) = victims.split_at_mut(1);
+        [at(1, 0), at(1, 1)].map(|to| first[0].connect(to, soon(), None).unwrap()).into()
+    };
+    let hostile = rig.open("ex0", "vpid2");
+    // The cases share a machine; the runner wants a `Fn`.
+    let state = RefCell::new((victims, 0_u64));
+    let config =
+        ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..ProptestConfig::with_cases(48) };
+    let actions = prop::collection::vec(action(), 1..60);
+    let outcome = TestRunner::new(config).run(&actions, |actions| {
+        let (victims, number) = &mut *state.borrow_mut();
+        for action in actions {
+            perform(&hostile, action);
+            // What it sends is read, so that it does not fill the share of its card; and says who it is.
+            for victim in victims.iter_mut() {
+                while let Some(message) = victim.poll().unwrap() {
+                    assert_eq!(message.from, at(0, 2));
+                }
+            }
+        }
+        *number += 1;
+        for (index, link) in links.iter().enumerate() {
+            victims[0].send(*link, 7, &number.to_le_bytes(), soon(), None).unwrap();
+            loop {
+                let message = victims[index + 1].recv(Filter::ANY, soon(), None).unwrap();
+                if message.from == at(0, 0) {
+                    assert_eq!((message.tag, message.quadword(0)), (7, *number));
+                    break;
+                }
+                assert_eq!(message.from, at(0, 2));
+            }
+        }
+        // Its own rings start anew with what the next case does.
+        let _ = hostile.reset();
+        Ok(())
+    });
+    outcome.unwrap();
+    for port in &mut state.borrow_mut().0 {
+        assert_eq!(port.check(), Ok(()));
+    }
+}
+
+/// The pages that the card writes can't be written by who looks at them.
+pub fn nobody_writes_the_mirror_or_the_directory(rig: &dyn Rig) {
+    let device = rig.open("ex0", "vpid0");
+    for bar in [2, BAR_DIRECTORY] {
+        let mirror = device.bar(bar).unwrap();
+        for offset in (0..mirror.size().min(0x2000)).step_by(8) {
+            assert!(mirror.write64(offset, u64::MAX).is_err(), "BAR {bar}, {offset:#x}");
+        }
+    }
+}
