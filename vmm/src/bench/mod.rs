@@ -20,6 +20,7 @@ mod mmio;
 mod packet;
 mod rest;
 mod rma;
+mod velo;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
@@ -133,6 +134,12 @@ const BENCHES: &[Bench] = &[
         about: "what matching a message costs, by the number of others that wait",
         run: matching::run,
         part: None,
+    },
+    Bench {
+        name: "velo",
+        about: "8-byte messages through the engine, beside a bare ring and sockets (valgrind counts instructions)",
+        run: velo::run,
+        part: Some(velo::part),
     },
     Bench {
         name: "rest",

@@ -1,0 +1,168 @@
+//! Instructions a message, by the number of pairs: this very program, run again under callgrind with a machine of its own.
+//!
+//! The machine is stepped by the same thread that sends and receives, by a clock of its own, so that the count does not depend on when threads run.
+
+use std::{
+    fs,
+    process::{Command, Stdio},
+};
+
+use nicforge_core::time::Nanos;
+use nicforge_driver::Device;
+use nicforge_machine::{build::build, in_process::LocalMachine};
+use nicforge_velo::Port;
+
+use super::{
+    super::{
+        Run,
+        row::{Backing, Goal, Outcome, Row},
+    },
+    BYTES, description,
+    pairs::{Pair, config},
+};
+use crate::failure::{Doing, Failure};
+
+/// How many pairs are counted.
+pub(super) const PAIRS: [usize; 2] = [1, 8];
+/// Messages that are sent and received at a time, by each pair.
+const BURST: u32 = 32;
+/// Steps after which they have arrived.
+const STEPS: u32 = 4;
+/// Nanoseconds that a step takes.
+const TICK: u64 = 1_000;
+/// Later than everything that happens by the real clock.
+const START: u64 = 1 << 42;
+/// The function whose instructions count, with everything below it.
+const COUNTED: &str = "*bench::velo::count::round*";
+
+/// Counts, if there is a valgrind.
+pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let valgrind = |arguments: &[&str]| {
+        Command::new("valgrind")
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()
+    };
+    if !valgrind(&["--version"]).is_ok_and(|status| status.success()) {
+        let note = "instructions a message are left out: valgrind can't be started (Debian and Ubuntu: apt install valgrind)";
+        return Ok(Outcome { notes: vec![note.into()], ..Outcome::default() });
+    }
+    let program = std::env::current_exe().doing(|| "this program's own file".into())?;
+    let messages: u32 = if run.quick { 64 } else { 4096 };
+    let mut counts = Vec::new();
+    for pairs in PAIRS {
+        run.step(format!("instructions, {pairs} pairs"))?;
+        let file = std::env::temp_dir().join(format!("nicforge-bench-velo-{}", std::process::id()));
+        let status = valgrind(&[
+            "-q",
+            "--tool=callgrind",
+            "--collect-atstart=no",
+            &format!("--toggle-collect={COUNTED}"),
+            &format!("--callgrind-out-file={}", file.display()),
+            &program.to_string_lossy(),
+            "bench",
+            "velo",
+            "--part",
+            &format!("{pairs}:{messages}"),
+        ])
+        .doing(|| "valgrind".into())?;
+        let text = fs::read_to_string(&file);
+        // It may not be there.
+        let _ = fs::remove_file(&file);
+        let total = text.ok().filter(|_| status.success()).and_then(|text| {
+            let line = text.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse::<f64>();
+            line.ok().filter(|total| *total > 0.0)
+        });
+        let total = total.ok_or_else(|| {
+            Failure::environment("valgrind counted nothing: does it know this processor's instructions, and has this program its symbols?")
+        })?;
+        counts.push(total / f64::from(messages) / pairs as f64);
+    }
+    let rows = PAIRS.iter().zip(&counts).map(|(pairs, count)| {
+        Row { backing: Some(Backing::InProcess), bytes: Some(BYTES as u64), ..Row::new("velo-instructions") }
+            .figure("pairs", *pairs as f64)
+            .figure("instructions", *count)
+    });
+    let ratio = counts[PAIRS.len() - 1] / counts[0];
+    Ok(Outcome {
+        rows: rows.collect(),
+        goals: vec![Goal::at_most(
+            "instructions a message with 8 pairs, of those with 1, times",
+            1.05,
+            ratio,
+        )],
+        notes: vec![format!(
+            "velo-instructions: send, all of the machine's work, and receive, in bursts of {BURST} a pair; counted by callgrind"
+        )],
+    })
+}
+
+/// The body of the child: `PAIRS:MESSAGES`.
+pub(super) fn part(part: &str) -> Result<u8, Failure> {
+    let usage = || Failure::usage(format!("there is no part {part}"));
+    let (pairs, messages) = part.split_once(':').ok_or_else(usage)?;
+    let count: u16 = pairs.parse().map_err(|_| usage())?;
+    let messages: u32 = messages.parse().map_err(|_| usage())?;
+    let (machine, _) = build(&description()?).map_err(|error| Failure::usage(error.to_string()))?;
+    let machine = LocalMachine::new(machine);
+    let port = |function: &str, vpid: u16| -> Result<Port, Failure> {
+        let backing = machine.open_named(function, &format!("vpid{vpid}")).doing(|| function.to_owned())?;
+        let device = Device::from_backing(backing).doing(|| function.to_owned())?;
+        Port::open(device, config()).doing(|| format!("VPID {vpid} of {function}"))
+    };
+    let mut pairs = (0..count)
+        .map(|vpid| Pair::new(port("ex0", vpid)?, port("ex1", vpid)?))
+        .collect::<Result<Vec<_>, _>>()?;
+    let mut now = START;
+    // The first rounds touch everything once.
+    for _ in 0..8 {
+        warm_up(&machine, &mut pairs, &mut now)?;
+    }
+    let mut counted = 0;
+    while counted < messages {
+        round(&machine, &mut pairs, &mut now)?;
+        counted += BURST;
+    }
+    Ok(0)
+}
+
+/// As [`round`], under a name that does not count.
+#[inline(never)]
+fn warm_up(machine: &LocalMachine, pairs: &mut [Pair], now: &mut u64) -> Result<(), Failure> {
+    burst(machine, pairs, now)
+}
+
+/// A burst of each pair, sent, delivered and received.
+#[inline(never)]
+fn round(machine: &LocalMachine, pairs: &mut [Pair], now: &mut u64) -> Result<(), Failure> {
+    burst(machine, pairs, now)
+}
+
+#[inline(always)]
+fn burst(machine: &LocalMachine, pairs: &mut [Pair], now: &mut u64) -> Result<(), Failure> {
+    for pair in pairs.iter_mut() {
+        let sent = pair.send(BURST)?;
+        if sent != BURST {
+            return Err(Failure::result(format!("{sent} of {BURST} messages could be sent")));
+        }
+    }
+    let mut left = pairs.len() as u32 * BURST;
+    for _ in 0..1000 {
+        machine.with(|machine| {
+            for _ in 0..STEPS {
+                *now += TICK;
+                machine.step(Nanos(*now), 64);
+            }
+        });
+        for pair in pairs.iter_mut() {
+            left -= pair.receive(BURST)?;
+            pair.progress()?;
+        }
+        if left == 0 {
+            return Ok(());
+        }
+    }
+    Err(Failure::result(format!("{left} messages did not arrive")))
+}

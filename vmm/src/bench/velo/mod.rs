@@ -1,0 +1,203 @@
+//! `bench velo`: the message rate of VELO through the engine, beside what it is made of and what there is without it.
+//!
+//! In: two cards with a link between them, served by an engine thread of this process; one application thread that has both ends of 1 to 8
+//! pairs, each a sender on one card and a receiver on the other. Out: messages a second, the time of one message, and what the same two threads
+//! do with a bare ring, a Unix socket and a TCP connection.
+//!
+//! - `pairs.rs`: the pairs; `ring.rs`, `sockets.rs`: what they are compared with; `count.rs`: instructions, counted by callgrind.
+
+mod count;
+mod pairs;
+mod ring;
+mod sockets;
+
+use std::time::Duration;
+
+use nicforge_machine::description::Description;
+
+use self::pairs::Pairs;
+use super::{
+    Run,
+    placement::{Placement, processors},
+    row::{Backing, Goal, Outcome, Row},
+    samples::{Samples, in_turns, median},
+};
+use crate::{cli::ServeOptions, failure::Failure, serve::Served};
+
+/// Bytes of a message.
+const BYTES: usize = 8;
+/// How many pairs are measured.
+const PAIRS: [usize; 4] = [1, 2, 4, 8];
+
+/// What a turn gave.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Turn {
+    /// Messages a second.
+    rate: f64,
+    /// Times of one message, in nanoseconds; empty where only the rate counts.
+    samples: Samples,
+}
+
+/// How much a turn does.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Effort {
+    /// Time of the measurement of a rate.
+    sustained: Duration,
+    /// Messages, one after the other, for a latency.
+    single: u32,
+    /// Batches of sends.
+    batches: u32,
+}
+
+/// What is compared: a row each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    Rate(usize),
+    Send,
+    Latency,
+    BareRing,
+    Unix,
+    Tcp,
+}
+
+const CONTESTANTS: [Contestant; 9] = [
+    Contestant::Rate(PAIRS[0]),
+    Contestant::Rate(PAIRS[1]),
+    Contestant::Rate(PAIRS[2]),
+    Contestant::Rate(PAIRS[3]),
+    Contestant::Send,
+    Contestant::Latency,
+    Contestant::BareRing,
+    Contestant::Unix,
+    Contestant::Tcp,
+];
+
+pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let effort = if run.quick {
+        Effort { sustained: Duration::from_millis(30), single: 200, batches: 50 }
+    } else {
+        Effort { sustained: Duration::from_millis(400), single: 20_000, batches: 2_000 }
+    };
+    let rounds = if run.quick { 1 } else { 7 };
+    run.steps((CONTESTANTS.len() * rounds + count::PAIRS.len()) as u64);
+    let placement = placement()?;
+    let turns = placement.within("application", || {
+        let served = placement.within("engine", || serve(run))?;
+        let mut pairs = Pairs::open(&served, PAIRS[PAIRS.len() - 1])?;
+        let turns = in_turns(rounds, CONTESTANTS.len(), |number, _| {
+            let contestant = CONTESTANTS[number];
+            run.step(format!("{contestant:?}"))?;
+            match contestant {
+                Contestant::Rate(count) => pairs.rate(count, &effort),
+                Contestant::Send => pairs.send(&effort),
+                Contestant::Latency => pairs.latency(&effort),
+                Contestant::BareRing => ring::rate(placement.of("engine"), &effort),
+                Contestant::Unix => sockets::unix(placement.of("engine"), &effort),
+                Contestant::Tcp => sockets::tcp(placement.of("engine"), &effort),
+            }
+        })?;
+        drop(pairs);
+        served.stop()?;
+        Ok(turns)
+    })?;
+    let mut outcome = Outcome { rows: rows(&placement, &turns), ..Outcome::default() };
+    outcome.goals = goals(&turns);
+    let counted = count::instructions(run)?;
+    outcome.rows.extend(counted.rows);
+    outcome.goals.extend(counted.goals);
+    outcome.notes = counted.notes;
+    outcome.notes.push(
+        "velo-rate: one thread sends and receives, one is the engine; bare-ring: the same two, one writes and one reads posted-write \
+         records of 8 bytes"
+            .into(),
+    );
+    outcome
+        .notes
+        .push("unix, tcp: p50 is half a round trip, the rate is one way, a system call a message".into());
+    Ok(outcome)
+}
+
+/// The body of a child: what callgrind counts.
+pub(super) fn part(part: &str) -> Result<u8, Failure> {
+    count::part(part)
+}
+
+/// The engine has a processor of its own, if there are two.
+fn placement() -> Result<Placement, Failure> {
+    Ok(match processors()?.as_slice() {
+        [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),
+        _ => Placement::free(),
+    })
+}
+
+/// Two cards with a link that takes no time.
+fn description() -> Result<Description, Failure> {
+    let text = format!("name = \"bench-velo-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
+    Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
+}
+
+fn serve(run: &Run<'_>) -> Result<Served, Failure> {
+    Served::start_description(&description()?, &ServeOptions { dir: None, event_loop: run.event_loop })
+}
+
+fn rate(turns: &[Turn]) -> f64 {
+    median(&turns.iter().map(|turn| turn.rate).collect::<Vec<_>>())
+}
+
+fn samples(turns: &[Turn]) -> Samples {
+    let mut all = Samples::default();
+    for turn in turns {
+        all.append(turn.samples.clone());
+    }
+    all
+}
+
+fn rows(placement: &Placement, turns: &[Vec<Turn>]) -> Vec<Row> {
+    CONTESTANTS
+        .iter()
+        .zip(turns)
+        .map(|(contestant, turns)| {
+            let samples = samples(turns);
+            let rate = Some(rate(turns)).filter(|rate| *rate > 0.0);
+            let timed = !samples.is_empty();
+            let row = |path: &str, backing| Row {
+                backing,
+                placement: Some(placement.text()),
+                bytes: Some(BYTES as u64),
+                rate_per_s: rate,
+                p50_us: timed.then(|| samples.p50_us()),
+                p99_us: timed.then(|| samples.p99_us()),
+                ..Row::new(path)
+            };
+            let served = Some(Backing::VfioUser);
+            match contestant {
+                Contestant::Rate(pairs) => row("velo-rate", served).figure("pairs", *pairs as f64),
+                Contestant::Send => row("velo-send", served).figure("batch", f64::from(pairs::BATCH)),
+                Contestant::Latency => row("velo-latency", served),
+                Contestant::BareRing => row("bare-ring", None),
+                Contestant::Unix => row("unix", None),
+                Contestant::Tcp => row("tcp", None),
+            }
+        })
+        .collect()
+}
+
+fn goals(turns: &[Vec<Turn>]) -> Vec<Goal> {
+    let of = |wanted: Contestant| {
+        CONTESTANTS.iter().position(|contestant| *contestant == wanted).map_or(&[][..], |index| &turns[index])
+    };
+    let bare = rate(of(Contestant::BareRing));
+    let best = PAIRS.iter().map(|&pairs| rate(of(Contestant::Rate(pairs)))).fold(0.0, f64::max);
+    vec![
+        Goal::at_least(
+            "rate of 8-byte messages through the engine, of the bare ring's, times",
+            0.25,
+            best / bare.max(1.0),
+        ),
+        Goal::at_most(
+            "one velo send in a batch, nanoseconds",
+            20.0,
+            samples(of(Contestant::Send)).percentile(50.0),
+        ),
+    ]
+}

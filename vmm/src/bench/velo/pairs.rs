@@ -1,0 +1,206 @@
+//! Pairs of ports, both ends in one thread.
+
+use std::time::{Duration, Instant};
+
+use nicforge_driver::{Deadline, Device, OpenOptions, Patience, Relax};
+use nicforge_velo::{Address, Config, Error, Link, Port};
+
+use super::{BYTES, Effort, Turn};
+use crate::{
+    bench::samples::Samples,
+    failure::{Doing, Failure},
+    serve::Served,
+};
+
+/// Sends in a batch whose time is taken.
+pub(super) const BATCH: u32 = 32;
+/// Messages that are sent, and then looked for, at a time.
+const BURST: u32 = 64;
+/// Messages of a pair that may be under way.
+const WINDOW: u32 = 256;
+/// Slots of a receiver's ring.
+const SLOTS: u32 = 2048;
+/// No message takes longer.
+const LIMIT: Duration = Duration::from_secs(10);
+
+/// A sender and a receiver.
+pub(super) struct Pair {
+    sender: Port,
+    receiver: Port,
+    link: Link,
+    sent: u64,
+    received: u64,
+}
+
+/// How a port of the bench is opened.
+pub(super) fn config() -> Config {
+    Config { slots: Some(SLOTS), window: WINDOW, ..Config::default() }
+}
+
+/// A link with credit.
+pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<Link, Failure> {
+    let address = receiver.address();
+    let link =
+        sender.connect(address, Deadline::after(LIMIT), None).doing(|| format!("connecting {address}"))?;
+    let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
+    while sender.credits(link) == Some(0) {
+        receiver.progress().doing(|| "a receiver".into())?;
+        sender.progress().doing(|| "a sender".into())?;
+        sender.device().relax(&mut relax).doing(|| "the machine".into())?;
+        if deadline.has_passed() {
+            return Err(Failure::result(format!("{address} promises nothing")));
+        }
+    }
+    Ok(link)
+}
+
+impl Pair {
+    pub(super) fn new(mut sender: Port, mut receiver: Port) -> Result<Self, Failure> {
+        let link = connect(&mut sender, &mut receiver)?;
+        Ok(Self { sender, receiver, link, sent: 0, received: 0 })
+    }
+
+    /// Sends up to `most` messages. Gives how many.
+    #[inline]
+    pub(super) fn send(&mut self, most: u32) -> Result<u32, Failure> {
+        let mut sent = 0;
+        while sent < most {
+            let data: [u8; BYTES] = self.sent.to_le_bytes();
+            match self.sender.send_nb(self.link, 0, &data) {
+                Ok(()) => {}
+                Err(Error::WouldBlock) => break,
+                Err(error) => return Err(Failure::result(format!("a sender: {error}"))),
+            }
+            self.sent += 1;
+            sent += 1;
+        }
+        Ok(sent)
+    }
+
+    /// Takes up to `most` messages, and looks whether they are what was sent. Gives how many.
+    #[inline]
+    pub(super) fn receive(&mut self, most: u32) -> Result<u32, Failure> {
+        let mut received = 0;
+        while received < most
+            && let Some(message) = self.receiver.poll().doing(|| "a receiver".into())?
+        {
+            if message.quadword(0) != self.received {
+                let (found, expected) = (message.quadword(0), self.received);
+                return Err(Failure::result(format!("message {found} came instead of {expected}")));
+            }
+            self.received += 1;
+            received += 1;
+        }
+        Ok(received)
+    }
+
+    /// Takes credit that came.
+    #[inline]
+    pub(super) fn progress(&mut self) -> Result<(), Failure> {
+        self.sender.progress().doing(|| "a sender".into())
+    }
+
+    /// Takes all that is under way.
+    fn drain(&mut self) -> Result<(), Failure> {
+        let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
+        while self.received < self.sent {
+            if self.receive(BURST)? == 0 {
+                if deadline.has_passed() {
+                    return Err(Failure::result(format!("{} of {} came", self.received, self.sent)));
+                }
+                self.sender.device().relax(&mut relax).doing(|| "the machine".into())?;
+            }
+        }
+        self.progress()
+    }
+}
+
+/// The pairs of a served machine: sender `n` on the first card, receiver `n` on the second.
+pub(super) struct Pairs(Vec<Pair>);
+
+/// A waiting loop that never sleeps, as the engine's.
+fn awake() -> Relax {
+    Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() })
+}
+
+impl Pairs {
+    pub(super) fn open(served: &Served, count: usize) -> Result<Self, Failure> {
+        let port = |address: Address| -> Result<Port, Failure> {
+            let name = format!("ex{}", address.node);
+            let node = served.built().node(&name);
+            let socket = node
+                .and_then(|node| Some((node, node.attachments.get(usize::from(address.vpid))?)))
+                .ok_or_else(|| Failure::result(format!("there is no {name}")))
+                .and_then(|(node, attachment)| served.socket(node, attachment))?;
+            let device = Device::open_vfio_user(socket, OpenOptions::default()).doing(|| name)?;
+            Port::open(device, config()).doing(|| address.to_string())
+        };
+        let pairs = (0..count as u16)
+            .map(|vpid| Pair::new(port(Address { node: 0, vpid })?, port(Address { node: 1, vpid })?));
+        pairs.collect::<Result<_, _>>().map(Self)
+    }
+
+    /// Messages as fast as they go, on `count` pairs in turns.
+    pub(super) fn rate(&mut self, count: usize, effort: &Effort) -> Result<Turn, Failure> {
+        let pairs = &mut self.0[..count];
+        let before: u64 = pairs.iter().map(|pair| pair.received).sum();
+        let start = Instant::now();
+        let mut idle = awake();
+        loop {
+            let mut moved = 0;
+            for _ in 0..64 {
+                for pair in pairs.iter_mut() {
+                    moved += pair.send(BURST)?;
+                    moved += pair.receive(BURST)?;
+                    pair.progress()?;
+                }
+            }
+            if moved == 0 {
+                idle.turn().take();
+            }
+            if start.elapsed() >= effort.sustained {
+                break;
+            }
+        }
+        let received = pairs.iter().map(|pair| pair.received).sum::<u64>() - before;
+        let rate = received as f64 / start.elapsed().as_secs_f64();
+        for pair in pairs {
+            pair.drain()?;
+        }
+        Ok(Turn { rate, samples: Samples::default() })
+    }
+
+    /// The time of a send in a batch into a ring that is not full.
+    pub(super) fn send(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let pair = &mut self.0[0];
+        let mut samples = Samples::with_capacity(effort.batches as usize);
+        for _ in 0..effort.batches {
+            let start = Instant::now();
+            let sent = pair.send(BATCH)?;
+            samples.add_mean(start.elapsed(), sent);
+            pair.drain()?;
+        }
+        Ok(Turn { rate: 0.0, samples })
+    }
+
+    /// The time from the send of a message until its receiver has it.
+    pub(super) fn latency(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let pair = &mut self.0[0];
+        let mut samples = Samples::with_capacity(effort.single as usize);
+        for _ in 0..effort.single {
+            let start = Instant::now();
+            while pair.send(1)? == 0 {
+                pair.progress()?;
+            }
+            while pair.receive(1)? == 0 {
+                std::hint::spin_loop();
+                if start.elapsed() > LIMIT {
+                    return Err(Failure::result("a message does not come"));
+                }
+            }
+            samples.add(start.elapsed());
+        }
+        pair.drain()?;
+        Ok(Turn { rate: 0.0, samples })
+    }
+}

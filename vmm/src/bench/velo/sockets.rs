@@ -1,0 +1,98 @@
+//! The same messages over sockets of the kernel: half a round trip, and the rate one way, a system call a message.
+
+use std::{
+    io::{Read, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    os::unix::net::UnixStream,
+    thread,
+    time::{Duration, Instant},
+};
+
+use super::{BYTES, Effort, Turn};
+use crate::{
+    bench::{placement::pin, samples::Samples},
+    failure::{Doing, Failure},
+};
+
+/// Nobody waits longer.
+const LIMIT: Duration = Duration::from_secs(10);
+/// What a message says to the other end.
+const ECHO: u64 = 0;
+const COUNT: u64 = 1;
+const END: u64 = 2;
+
+/// A stream of Unix sockets.
+pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
+    let (near, far) = UnixStream::pair().doing(|| "a pair of sockets".into())?;
+    for end in [&near, &far] {
+        end.set_read_timeout(Some(LIMIT)).doing(|| "a socket's limit".into())?;
+    }
+    exchange(near, far, processor, effort)
+}
+
+/// A TCP connection over the loopback.
+pub(super) fn tcp(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
+    let listener =
+        TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "listening on the loopback".into())?;
+    let address = listener.local_addr().doing(|| "the listener's address".into())?;
+    let near = TcpStream::connect(address).doing(|| "connecting over the loopback".into())?;
+    let (far, _) = listener.accept().doing(|| "accepting over the loopback".into())?;
+    for end in [&near, &far] {
+        end.set_nodelay(true).doing(|| "TCP_NODELAY".into())?;
+        end.set_read_timeout(Some(LIMIT)).doing(|| "a socket's limit".into())?;
+    }
+    exchange(near, far, processor, effort)
+}
+
+/// The far end: echoes, or counts and answers once when it is told to end.
+fn serve(mut socket: impl Read + Write, processor: Option<usize>) -> Result<(), Failure> {
+    processor.map_or(Ok(()), pin)?;
+    let mut message = [0; BYTES];
+    loop {
+        socket.read_exact(&mut message).doing(|| "the far end".into())?;
+        let what = u64::from_le_bytes(message);
+        if what != COUNT {
+            socket.write_all(&message).doing(|| "the far end".into())?;
+        }
+        if what == END {
+            return Ok(());
+        }
+    }
+}
+
+fn exchange(
+    mut near: impl Read + Write,
+    far: impl Read + Write + Send,
+    processor: Option<usize>,
+    effort: &Effort,
+) -> Result<Turn, Failure> {
+    thread::scope(|scope| {
+        let server = scope.spawn(move || serve(far, processor));
+        let turn = measure(&mut near, effort);
+        drop(near);
+        let served = server.join().unwrap_or_else(|_| Err(Failure::result("the far end panicked")));
+        // The near end's failure is the cause of the far one's.
+        turn.and_then(|turn| served.map(|()| turn))
+    })
+}
+
+fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Turn, Failure> {
+    let mut samples = Samples::with_capacity(effort.single as usize);
+    let mut answer = [0; BYTES];
+    for _ in 0..effort.single {
+        let start = Instant::now();
+        near.write_all(&ECHO.to_le_bytes()).doing(|| "the near end".into())?;
+        near.read_exact(&mut answer).doing(|| "the near end".into())?;
+        samples.add_mean(start.elapsed(), 2);
+    }
+    let (start, mut sent) = (Instant::now(), 0_u64);
+    while start.elapsed() < effort.sustained {
+        for _ in 0..64 {
+            near.write_all(&COUNT.to_le_bytes()).doing(|| "the near end".into())?;
+        }
+        sent += 64;
+    }
+    near.write_all(&END.to_le_bytes()).doing(|| "the near end".into())?;
+    near.read_exact(&mut answer).doing(|| "the near end".into())?;
+    Ok(Turn { rate: sent as f64 / start.elapsed().as_secs_f64(), samples })
+}
