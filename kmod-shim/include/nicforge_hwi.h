@@ -101,7 +101,7 @@
 /* Cells of an attachment's posted-write ring. */
 #define NICFORGE_EXTOLL_RING_CELLS 4096
 /* Bytes of the register file. */
-#define NICFORGE_EXTOLL_REGISTERS 0x4000
+#define NICFORGE_EXTOLL_REGISTERS 0x8000
 /* MSI-X vectors of each attachment. */
 /* The VELO receive ring was empty and is not any more. */
 #define NICFORGE_EXTOLL_VECTOR_VELO_RECEIVE 0
@@ -153,8 +153,9 @@
 /* As VELO_RING_ENABLE. RMA commands are refused while it is 0. */
 #define NICFORGE_EXTOLL_REG_RMA_QUEUE_ENABLE 0x190
 /*
- * Interrupts that may be raised, a bit a vector. Enabling one whose
- * condition holds raises it at once.
+ * Interrupts that may be raised, a bit a vector. One that is raised is
+ * disabled by that. Enabling one whose condition holds (unread messages,
+ * unread notifications) raises it at once.
  */
 #define NICFORGE_EXTOLL_REG_INTERRUPT_ENABLE 0x200
 /*
@@ -246,8 +247,8 @@
 /* The directory, BAR 5: who can be sent to. */
 /*
  * A byte for VPID v of node n at 256 n + v: its generation as this card
- * has heard, odd while its VELO ring or its notification queue is
- * enabled. The news travels behind what that VPID sent.
+ * has heard, odd while its VELO ring is enabled. The news travels behind
+ * what that VPID sent.
  */
 #define NICFORGE_EXTOLL_DIRECTORY_STRIDE 256
 /* What can go wrong, as counted in mirror::ERRORS. */

@@ -19,14 +19,14 @@ use crate::{
 pub const HELP: &str = "\
 Programs:
   ./a 1 2                     the same on every node
-  --io ./a : --compute ./b 2  by role: io, compute or device
+  --io ./a : --compute ./b 2  by role: io, compute, node or device
   --cn0 ./a : ./b             one node by its name, another program on the rest
 
 Each program finds in its environment:
   NICFORGE_SOCKET   the sockets of its node's user attachments, with ':' between;
                     with --per-core its core's alone
   NICFORGE_NODE     its node's name
-  NICFORGE_ROLE     the node's role: io, compute or device
+  NICFORGE_ROLE     the node's role: io, compute, node (an EXTOLL card) or device
   NICFORGE_RANK     the node's number in that role
   NICFORGE_SIZE     how many nodes have the role
   NICFORGE_CORE     with --per-core, its core
@@ -36,7 +36,8 @@ Each program finds in its environment:
 Options of `nicforge run` come before the programs. The exit code is that of
 the first program that failed, and the others are ended then.
 
-Example: nicforge run machines/pset.toml -- --io ./reader : --compute ./writer";
+Examples: nicforge run machines/pset.toml -- --io ./reader : --compute ./writer
+          nicforge run machines/extoll.toml -- ./program";
 
 /// One section of the programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -103,7 +104,7 @@ fn assign(
         if !built.nodes.iter().any(|node| node.name == target || node.role.name() == target) {
             let names: Vec<_> = built.nodes.iter().map(|node| node.name.as_str()).collect();
             return Err(Failure::usage(format!(
-                "--{target} is no role (io, compute, device) of this machine and no node; its nodes are {}",
+                "--{target} is no role (io, compute, node, device) of this machine and no node; its nodes are {}",
                 names.join(", ")
             )));
         }

@@ -59,6 +59,11 @@ impl NodeSnapshot {
         found.next().map(|first| found.fold(first, u64::wrapping_add))
     }
 
+    /// The sum of several. `None` when it has none of them.
+    pub fn sum_if_any(&self, names: &[&str]) -> Option<u64> {
+        names.iter().filter_map(|name| self.counter_if_any(name)).reduce(u64::wrapping_add)
+    }
+
     /// The same, 0 when it has none.
     pub fn counter(&self, name: &str) -> u64 {
         self.counter_if_any(name).unwrap_or(0)
@@ -139,16 +144,21 @@ fn unexpected(response: &Response) -> Failure {
     }
 }
 
-/// Columns of the node table: title, and the device counters they sum up.
-const COLUMNS: [(&str, &str); 7] = [
-    ("send fill", "send_fill"),
-    ("recv fill", "recv_fill"),
-    ("sent", "sent"),
-    ("received", "received"),
-    ("forwarded", "forwarded"),
-    ("stalls", "stalls"),
-    ("errors", "errors"),
+/// Columns of the node table: title, and the names that the devices have for their counters of it.
+const COLUMNS: [(&str, &[&str]); 7] = [
+    ("send fill", &["send_fill"]),
+    ("recv fill", &["recv_fill"]),
+    ("sent", SENT),
+    ("received", RECEIVED),
+    ("forwarded", &["forwarded"]),
+    ("stalls", &["stalls", "velo_stalls"]),
+    ("errors", &["errors"]),
 ];
+
+/// Packets of the tree, messages of VELO.
+const SENT: &[&str] = &["sent", "velo_sent"];
+/// The same that came.
+const RECEIVED: &[&str] = &["received", "velo_received"];
 
 fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments: bool) -> String {
     let mut table = Table::new();
@@ -165,8 +175,8 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
         let clients = node.attachments.iter().filter(|attachment| attachment.pid.is_some()).count();
         let sum = |f: fn(&AttachmentSnapshot) -> u64| node.attachments.iter().map(f).sum::<u64>();
         let mut row = vec![node.name.clone(), format!("{clients}/{}", node.attachments.len())];
-        row.extend(COLUMNS.iter().map(|(_, counter)| {
-            node.counter_if_any(counter).map_or_else(|| "-".into(), |value| value.to_string())
+        row.extend(COLUMNS.iter().map(|(_, counters)| {
+            node.sum_if_any(counters).map_or_else(|| "-".into(), |value| value.to_string())
         }));
         row.push(sum(|attachment| attachment.interrupts).to_string());
         row.push(sum(|attachment| attachment.posted).to_string());
@@ -211,7 +221,7 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
 }
 
 fn packets(node: &NodeSnapshot) -> u64 {
-    node.counter("sent") + node.counter("received")
+    [SENT, RECEIVED].iter().filter_map(|counters| node.sum_if_any(counters)).sum()
 }
 
 #[cfg(test)]

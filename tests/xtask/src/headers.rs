@@ -43,12 +43,14 @@ fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
             path: root.join("kmod-shim/include/nicforge_hwi.h"),
             text: hwi::generate(&root.join("device-model/hwi/src"))?,
         },
-        fcnp(root)?,
+        library(root, "userlib/fcnp/c-api", "nicforge_fcnp.h")?,
+        library(root, "userlib/velo/c-api", "nicforge_velo.h")?,
     ])
 }
 
-fn fcnp(root: &Path) -> Result<Generated, Failed> {
-    let room = root.join("userlib/fcnp/c-api");
+/// The header of a library's C API.
+fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
+    let room = root.join(room);
     let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).map_err(Failed::new)?;
     let bindings = cbindgen::Builder::new()
         .with_config(config)
@@ -58,5 +60,5 @@ fn fcnp(root: &Path) -> Result<Generated, Failed> {
     let mut text = Vec::new();
     bindings.write(&mut text);
     let text = String::from_utf8(text).map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
-    Ok(Generated { path: room.join("include/nicforge_fcnp.h"), text })
+    Ok(Generated { path: room.join("include").join(header), text })
 }

@@ -62,6 +62,13 @@ pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
 pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool {
     let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) else { return false };
     let Some(end) = at.offset.checked_add(length as u64).filter(|&end| end <= bar.size) else { return false };
+    if bar.areas.is_empty()
+        && spec.rings.is_none_or(|rings| rings.control_bar != at.bar)
+        && spec.msix.is_none_or(|msix| msix.bar != at.bar)
+    {
+        // All of this BAR is the device's.
+        return true;
+    }
     let mut offset = at.offset;
     while offset < end {
         let (Place::Device, left) = place(spec, Address { bar: at.bar, offset }) else { return false };

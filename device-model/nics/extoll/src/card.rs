@@ -49,6 +49,8 @@ pub struct Card {
     /// VPIDs with unread messages, whose read pointers are looked at, and those whose numbers are to be shown: a bit each.
     unread: Set,
     shown_late: Set,
+    /// VPIDs with a split message that is not complete.
+    splits: Set,
     /// VPIDs that owe credit or have news.
     talking: Set,
     /// Clients there are.
@@ -103,6 +105,11 @@ impl Set {
     }
 
     #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0 == [0; 5]
+    }
+
+    #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u16> {
         self.0.into_iter().zip(0u16..).flat_map(|(mut bits, word)| {
             std::iter::from_fn(move || {
@@ -132,6 +139,7 @@ impl Card {
             selected: 0,
             unread: Set::default(),
             shown_late: Set::default(),
+            splits: Set::default(),
             talking: Set::default(),
             clients: 0,
             greeting: None,
@@ -263,6 +271,7 @@ impl Card {
                 written
             }
             Burst::Kept => {
+                self.splits.add(who.0);
                 context.wake_at(now.after(SPLIT_TIMEOUT));
                 Write::Accepted
             }
@@ -510,16 +519,20 @@ impl Card {
     /// A split message whose rest does not come.
     fn give_up_splits(&mut self, context: &mut Context<'_>) {
         let now = context.now();
-        for index in 0..self.vpids.len() {
-            let Some(since) = self.vpids[index].assembly.waiting_since() else { continue };
+        for who in self.splits.iter() {
+            let assembly = &mut self.vpids[usize::from(who)].assembly;
+            let Some(since) = assembly.waiting_since() else {
+                self.splits.remove(who);
+                continue;
+            };
             let end = since.after(SPLIT_TIMEOUT);
             if now < end {
                 context.wake_at(end);
                 continue;
             }
-            self.vpids[index].assembly.clear();
+            assembly.clear();
             self.torn += 1;
-            self.fail(context, AttachmentId(index as u16), error::SEND_TORN, 0);
+            self.fail(context, AttachmentId(who), error::SEND_TORN, 0);
         }
     }
 
@@ -700,9 +713,12 @@ impl Device for Card {
             moved += 1;
         }
         for who in std::mem::take(&mut self.shown_late).iter() {
-            self.vpids[usize::from(who)].show_counts(self.rma.counts(AttachmentId(who)));
+            let rma = self.rma.counts(AttachmentId(who));
+            self.vpids[usize::from(who)].show_changes(rma);
         }
-        self.give_up_splits(context);
+        if !self.splits.is_empty() {
+            self.give_up_splits(context);
+        }
         if moved > 0 { Progress::Busy } else { Progress::Idle }
     }
 

@@ -181,15 +181,16 @@ impl Switch {
             }
         }
         for vc in 0..CHANNELS {
-            let arrived = ports.arrived(vc);
-            for turn in 0..LINKS as u8 {
-                let input = (self.first + turn) % LINKS as u8;
-                if arrived & (1 << input) != 0 {
-                    moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
-                }
+            let mut arrived = ports.arrived(vc) & ((1 << LINKS) - 1);
+            while arrived != 0 {
+                // Those from the first one on, then the others.
+                let ahead = arrived & (u64::MAX << self.first);
+                let input = if ahead != 0 { ahead } else { arrived }.trailing_zeros() as u8;
+                arrived &= !(1 << input);
+                moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
             }
         }
-        self.first = (self.first + 1) % LINKS as u8;
+        self.first = if usize::from(self.first) + 1 == LINKS { 0 } else { self.first + 1 };
         moved
     }
 

@@ -76,6 +76,9 @@ pub(crate) struct Vpid {
     pub(crate) interrupts_enabled: u64,
     pub(crate) counts: Counts,
     pub(crate) atu: Registers,
+    /// What of them the client has been shown.
+    pub(crate) shown: Counts,
+    pub(crate) shown_rma: rma::Counts,
 }
 
 impl Vpid {
@@ -86,19 +89,46 @@ impl Vpid {
     }
 
     /// Shows all numbers.
-    pub(crate) fn show_counts(&self, rma: rma::Counts) {
+    pub(crate) fn show_counts(&mut self, rma: rma::Counts) {
+        // What the page held before is another client's.
+        let velo = [mirror::VELO_SENT, mirror::VELO_STALLS, mirror::VELO_RECEIVED, mirror::VELO_UNDELIVERED];
+        let of_rma = [mirror::RMA_COMMANDS, mirror::RMA_COMPLETED, mirror::RMA_NOTIFICATIONS, mirror::RMA_OVERFLOWS];
+        if let Some(windows) = &self.windows {
+            for offset in velo.into_iter().chain(of_rma).chain([mirror::LAST_ERROR, mirror::ERRORS]) {
+                windows.show(offset, 0);
+            }
+        }
+        self.shown = Counts::default();
+        self.shown_rma = rma::Counts::default();
+        self.show_changes(rma);
+    }
+
+    /// Shows the numbers that have changed: each line that is written is one that its reader has to fetch again.
+    pub(crate) fn show_changes(&mut self, rma: rma::Counts) {
         let Some(windows) = &self.windows else { return };
-        windows.show(mirror::VELO_SENT, self.counts.sent);
-        windows.show(mirror::VELO_STALLS, self.counts.stalls);
-        windows.show(mirror::VELO_RECEIVED, self.counts.received);
-        windows.show(mirror::LAST_ERROR, self.counts.last_error);
-        windows.show(mirror::VELO_UNDELIVERED, self.counts.undelivered);
-        windows.show(mirror::RMA_COMMANDS, rma.commands);
-        windows.show(mirror::RMA_COMPLETED, rma.completed);
-        windows.show(mirror::RMA_NOTIFICATIONS, rma.notifications);
-        windows.show(mirror::RMA_OVERFLOWS, rma.overflows);
-        // Last: who sees it count up finds the others as they were then.
-        windows.show(mirror::ERRORS, self.counts.errors);
+        let (now, shown, shown_rma) = (self.counts, self.shown, self.shown_rma);
+        let numbers = [
+            (mirror::VELO_SENT, now.sent, shown.sent),
+            (mirror::VELO_RECEIVED, now.received, shown.received),
+            (mirror::VELO_STALLS, now.stalls, shown.stalls),
+            (mirror::RMA_COMMANDS, rma.commands, shown_rma.commands),
+            (mirror::RMA_COMPLETED, rma.completed, shown_rma.completed),
+            (mirror::RMA_NOTIFICATIONS, rma.notifications, shown_rma.notifications),
+            (mirror::RMA_OVERFLOWS, rma.overflows, shown_rma.overflows),
+        ];
+        for (offset, number, before) in numbers {
+            if number != before {
+                windows.show(offset, number);
+            }
+        }
+        if now.errors != shown.errors || now.undelivered != shown.undelivered {
+            windows.show(mirror::LAST_ERROR, now.last_error);
+            windows.show(mirror::VELO_UNDELIVERED, now.undelivered);
+            // Last: who sees it count up finds the others as they were then.
+            windows.show(mirror::ERRORS, now.errors);
+        }
+        self.shown = now;
+        self.shown_rma = rma;
     }
 
     /// The owner's read pointer of its notification queue.

@@ -1,0 +1,431 @@
+//! The C API of VELO.
+//!
+//! In: C strings, pointers. Out: numbers, negative ones from errno.h with a text behind [`velo_last_error`]. No panic crosses the boundary.
+//! `include/nicforge_velo.h` is generated from this file.
+//!
+//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once; its
+//! port is behind a lock that is only ever tried, so that a second thread gets an error and no harm.
+#![allow(unsafe_code, non_camel_case_types)]
+
+mod failure;
+
+use std::{
+    ffi::{CStr, OsStr, OsString, c_char, c_void},
+    os::unix::ffi::OsStrExt,
+    ptr::NonNull,
+    sync::Mutex,
+    time::Duration,
+};
+
+use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment};
+use nicforge_velo::{Address, Config, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
+
+use crate::failure::{Failure, guarded};
+
+/// Bytes of a message at most, and of every buffer that receives one.
+pub const VELO_MAX_MESSAGE: usize = 64;
+/// For the functions that take a tag to receive: any.
+pub const VELO_ANY_TAG: i32 = -1;
+
+const _: () = assert!(VELO_MAX_MESSAGE == MAX_MESSAGE);
+
+/// How a port behaves. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct velo_options {
+    /// Without credits of connections: the card makes a sender wait whose receiver does not read. Both ends must agree.
+    pub no_flow_control: bool,
+    /// Calls that wait sleep until an interrupt when they have polled for a while. Otherwise they poll always.
+    pub use_interrupts: bool,
+    /// Slots of the receive ring, a power of two; 0 for what suits the network.
+    pub slots: u32,
+    /// Messages of a connection that may be unread; 0 for 64.
+    pub window: u32,
+    /// How long a call may take, in milliseconds; 0 for ever.
+    pub timeout_ms: u64,
+}
+
+/// A message that was received, without its data.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct velo_message {
+    /// The node that sent it.
+    pub node: u32,
+    /// The VPID there.
+    pub vpid: u16,
+    /// Its tag.
+    pub tag: u8,
+    /// Its bytes, 8 to 64.
+    pub size: u8,
+}
+
+/// A VPID of a card.
+pub struct velo_port {
+    inner: Mutex<Inner>,
+    cancel: Cancel,
+}
+
+struct Inner {
+    port: Port,
+    /// By the number that C has.
+    links: Vec<Link>,
+    timeout: Option<Duration>,
+}
+
+impl Inner {
+    fn deadline(&self) -> Deadline {
+        self.timeout.map_or(Deadline::never(), Deadline::after)
+    }
+
+    fn link(&self, number: i32) -> Result<Link, Failure> {
+        let link = usize::try_from(number).ok().and_then(|number| self.links.get(number));
+        link.copied().ok_or_else(|| Failure::new(libc::EBADF, "there is no such connection"))
+    }
+}
+
+/// Text of the calling thread's last error; empty when there was none. Valid until its next error.
+#[unsafe(no_mangle)]
+pub extern "C" fn velo_last_error() -> *const c_char {
+    failure::last()
+}
+
+/// Opens the VPID whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that is NULL. `options` may be
+/// NULL. Gives 0 and the handle in `*port`, or a negative error number.
+///
+/// # Safety
+/// `socket` and `options` are NULL or valid; `port` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_open(
+    socket: *const c_char,
+    options: *const velo_options,
+    port: *mut *mut velo_port,
+) -> i32 {
+    guarded(|| {
+        let out = non_null(port, "port")?;
+        // SAFETY: NULL or valid by this function's contract.
+        let options = unsafe { options.as_ref() }.copied().unwrap_or_default();
+        let socket = (!socket.is_null()).then(|| {
+            // SAFETY: not NULL, and a C string by this function's contract.
+            OsString::from(OsStr::from_bytes(unsafe { CStr::from_ptr(socket) }.to_bytes()))
+        });
+        let opened = Box::into_raw(Box::new(open(socket, &options)?));
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(opened) };
+        Ok(0)
+    })
+}
+
+fn open(socket: Option<OsString>, options: &velo_options) -> Result<velo_port, Failure> {
+    let device = match socket {
+        Some(path) => Device::open_vfio_user(path, OpenOptions::default())?,
+        None => Device::open_env(environment::SOCKET, OpenOptions::default())?,
+    };
+    let default = Config::default();
+    let config = Config {
+        slots: (options.slots != 0).then_some(options.slots),
+        flow_control: !options.no_flow_control,
+        window: if options.window == 0 { default.window } else { options.window },
+        waiting: if options.use_interrupts { Waiting::Interrupt } else { Waiting::Polling },
+        ..default
+    };
+    let timeout = (options.timeout_ms != 0).then(|| Duration::from_millis(options.timeout_ms));
+    let inner = Inner { port: Port::open(device, config)?, links: Vec::new(), timeout };
+    Ok(velo_port { inner: Mutex::new(inner), cancel: Cancel::new()? })
+}
+
+/// Closes it. A call that is on in another thread must have ended, or end by velo_cancel first. NULL is allowed.
+///
+/// # Safety
+/// `port` is NULL or a handle that is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_close(port: *mut velo_port) {
+    guarded(|| {
+        if !port.is_null() {
+            // SAFETY: it came from `Box::into_raw`, and is not used any more.
+            drop(unsafe { Box::from_raw(port) });
+        }
+        Ok(0)
+    });
+}
+
+/// The card's node id, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_node(port: *const velo_port) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded(|| unsafe { with(port, |inner, _| Ok(inner.port.address().node as i32)) })
+}
+
+/// The VPID, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_vpid(port: *const velo_port) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded(|| unsafe { with(port, |inner, _| Ok(inner.port.address().vpid.into())) })
+}
+
+/// Connects to a VPID of a node, and waits until somebody has it. Gives the number of the connection, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_connect(port: *const velo_port, node: u32, vpid: u16) -> i32 {
+    guarded(|| {
+        let connect = |inner: &mut Inner, cancel: &Cancel| {
+            let deadline = inner.deadline();
+            let link = inner.port.connect(Address { node, vpid }, deadline, Some(cancel))?;
+            let known = inner.links.iter().position(|other| *other == link);
+            let number = known.unwrap_or(inner.links.len());
+            if known.is_none() {
+                inner.links.push(link);
+            }
+            Ok(i32::try_from(number).unwrap_or(i32::MAX))
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, connect) }
+    })
+}
+
+/// Nothing more will be sent on a connection. 0, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_disconnect(port: *const velo_port, connection: i32) -> i32 {
+    guarded(|| {
+        let disconnect = |inner: &mut Inner, _: &Cancel| {
+            let link = inner.link(connection)?;
+            inner.port.disconnect(link)?;
+            Ok(0)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, disconnect) }
+    })
+}
+
+/// Sends `size` bytes, a multiple of 8, 64 at most, with a tag of 0 to 14. Waits while the receiver has promised no more. 0, or a negative
+/// error number; -ECONNRESET when the receiver is gone.
+///
+/// # Safety
+/// `port` is a handle; `data` has `size` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_send(
+    port: *const velo_port,
+    connection: i32,
+    tag: u8,
+    data: *const c_void,
+    size: usize,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let data = unsafe { input(data, size) }?;
+        let send = |inner: &mut Inner, cancel: &Cancel| {
+            let (link, deadline) = (inner.link(connection)?, inner.deadline());
+            inner.port.send(link, tag, data, deadline, Some(cancel))?;
+            Ok(0)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, send) }
+    })
+}
+
+/// As velo_send, without waiting: -EAGAIN when it can't be sent now.
+///
+/// # Safety
+/// As velo_send.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_send_nb(
+    port: *const velo_port,
+    connection: i32,
+    tag: u8,
+    data: *const c_void,
+    size: usize,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let data = unsafe { input(data, size) }?;
+        let send = |inner: &mut Inner, _: &Cancel| {
+            let link = inner.link(connection)?;
+            inner.port.send_nb(link, tag, data)?;
+            Ok(0)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, send) }
+    })
+}
+
+/// Waits for the next message with a tag, or VELO_ANY_TAG. Others that arrive meanwhile are kept. Gives its size, or a negative error number.
+/// `message` may be NULL.
+///
+/// # Safety
+/// `port` is a handle; `data` has VELO_MAX_MESSAGE writable bytes; `message` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_recv(
+    port: *const velo_port,
+    tag: i32,
+    data: *mut c_void,
+    message: *mut velo_message,
+) -> i32 {
+    guarded(|| {
+        let filter = filter(tag)?;
+        let out = non_null(data, "data")?;
+        let receive = |inner: &mut Inner, cancel: &Cancel| {
+            let deadline = inner.deadline();
+            Ok(inner.port.recv(filter, deadline, Some(cancel))?)
+        };
+        // SAFETY: by this function's contract.
+        let received = unsafe { with(port, receive) }?;
+        // SAFETY: by this function's contract.
+        Ok(unsafe { give(&received, out, message) })
+    })
+}
+
+/// As velo_recv, without waiting: 0 when there is none.
+///
+/// # Safety
+/// As velo_recv.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_poll(
+    port: *const velo_port,
+    tag: i32,
+    data: *mut c_void,
+    message: *mut velo_message,
+) -> i32 {
+    guarded(|| {
+        let filter = filter(tag)?;
+        let out = non_null(data, "data")?;
+        // SAFETY: by this function's contract.
+        let received = unsafe { with(port, |inner, _| Ok(inner.port.poll_for(filter)?)) }?;
+        Ok(match received {
+            // SAFETY: by this function's contract.
+            Some(received) => unsafe { give(&received, out, message) },
+            None => 0,
+        })
+    })
+}
+
+/// Answers those that connect, and takes credit that came. For programs that do something else for long. 0, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_progress(port: *const velo_port) -> i32 {
+    let progress = |inner: &mut Inner, _: &Cancel| {
+        inner.port.progress()?;
+        Ok(0)
+    };
+    // SAFETY: by this function's contract.
+    guarded(|| unsafe { with(port, progress) })
+}
+
+/// While `on`, calls that wait end with -ECANCELED. From any thread. 0, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_cancel(port: *const velo_port, on: bool) -> i32 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let cancel = &unsafe { handle(port) }?.cancel;
+        if on { cancel.cancel() } else { cancel.rearm() }
+        Ok(0)
+    })
+}
+
+fn filter(tag: i32) -> Result<Filter, Failure> {
+    match u8::try_from(tag) {
+        _ if tag == VELO_ANY_TAG => Ok(Filter::ANY),
+        Ok(tag) if tag < 16 => Ok(Filter::tag(tag)),
+        _ => Err(Error::BadTag { tag: u8::MAX, most: 15 }.into()),
+    }
+}
+
+/// Gives a message to C.
+///
+/// # Safety
+/// `out` has [`VELO_MAX_MESSAGE`] writable bytes; `message` is NULL or valid.
+unsafe fn give(received: &Message, out: NonNull<c_void>, message: *mut velo_message) -> i32 {
+    let bytes = received.bytes();
+    // SAFETY: there is room for the longest message by this function's contract.
+    unsafe { out.cast::<u8>().copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+    if let Some(message) = NonNull::new(message) {
+        let (from, size) = (received.from, bytes.len() as u8);
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { message.write(velo_message { node: from.node, vpid: from.vpid, tag: received.tag, size }) };
+    }
+    bytes.len() as i32
+}
+
+fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
+    NonNull::new(pointer).ok_or_else(|| Failure::new(libc::EFAULT, &format!("{name} is NULL")))
+}
+
+/// # Safety
+/// `handle` is NULL or valid for as long as the result is used.
+unsafe fn handle<'a, T>(handle: *const T) -> Result<&'a T, Failure> {
+    // SAFETY: by this function's contract.
+    unsafe { handle.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
+}
+
+/// Calls `call` with what is behind a handle.
+///
+/// # Safety
+/// `port` is NULL or a handle.
+unsafe fn with<T>(
+    port: *const velo_port,
+    call: impl FnOnce(&mut Inner, &Cancel) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    // SAFETY: by this function's contract.
+    let port = unsafe { handle(port) }?;
+    let busy = |_| Failure::new(libc::EBUSY, "another thread is in a call for this port; use one port a thread");
+    let mut inner = port.inner.try_lock().map_err(busy)?;
+    call(&mut inner, &port.cancel)
+}
+
+/// # Safety
+/// `ptr` has `size` readable bytes, which nobody writes as long as the result is used.
+unsafe fn input<'a>(ptr: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
+    if size > MAX_MESSAGE {
+        return Err(Error::BadLength { length: size }.into());
+    }
+    if ptr.is_null() {
+        return Err(Failure::new(libc::EFAULT, "the data are NULL"));
+    }
+    // SAFETY: not NULL, of a possible size, and readable by this function's contract.
+    Ok(unsafe { std::slice::from_raw_parts(ptr.cast(), size) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_gives_efault() {
+        // SAFETY: NULL is refused before it is used.
+        let calls = unsafe {
+            [
+                velo_open(std::ptr::null(), std::ptr::null(), std::ptr::null_mut()),
+                velo_progress(std::ptr::null()),
+                velo_send(std::ptr::null(), 0, 0, std::ptr::null(), 8),
+                velo_recv(std::ptr::null(), VELO_ANY_TAG, std::ptr::null_mut(), std::ptr::null_mut()),
+            ]
+        };
+        assert_eq!(calls, [-libc::EFAULT; 4]);
+        // SAFETY: NULL is allowed.
+        unsafe { velo_close(std::ptr::null_mut()) };
+    }
+
+    #[test]
+    fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
+        let mut port = std::ptr::null_mut();
+        // SAFETY: a C string, no options, a valid place.
+        let result = unsafe { velo_open(c"/nonexistent/socket".as_ptr(), std::ptr::null(), &mut port) };
+        // SAFETY: valid until this thread's next error.
+        let text = unsafe { CStr::from_ptr(velo_last_error()) };
+        assert!(result < 0 && port.is_null() && !text.is_empty());
+    }
+}
