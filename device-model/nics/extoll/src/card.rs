@@ -32,6 +32,10 @@ use crate::{
 pub(crate) const STARVED_RETRY: u64 = 10_000;
 /// A split message that is not completed within this time is torn, in nanoseconds.
 const SPLIT_TIMEOUT: u64 = 100_000_000;
+/// Packets taken from one source before others have their turn.
+const RUN: u32 = 16;
+/// Looks at a send that waits before the watchdog ends it, at least.
+const WATCHDOG_LOOKS: u64 = 16;
 /// Announcements sent in one step for a VPID.
 const ANNOUNCEMENTS: u32 = 16;
 
@@ -311,7 +315,7 @@ impl Card {
         packet.header = wire.encode();
         packet.framing = FRAMING;
         packet.bytes_mut().copy_from_slice(message);
-        match self.switch.send(&mut ports, packet) {
+        match self.switch.send_to(&mut ports, node, Class::Request, packet) {
             Ok(()) => {
                 entry.credit -= 1;
                 let vpid = &mut self.vpids[usize::from(who.0)];
@@ -347,7 +351,11 @@ impl Card {
     fn stall(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64, reason: Reason) -> Write {
         let (now, watchdog) = (context.now(), self.watchdog);
         let Some(vpid) = self.vpid(who) else { return Write::Accepted };
-        let since = *vpid.stalled_since.get_or_insert(now);
+        // Time counts by looks: when nobody drove this card for long, its neighbours have had no time to make room either.
+        let slice = (watchdog / WATCHDOG_LOOKS).max(1);
+        let (waited, last) = vpid.stalled.unwrap_or((0, now));
+        let waited = waited + now.0.saturating_sub(last.0).min(slice);
+        vpid.stalled = Some((waited, now));
         if reason == Reason::Credit && !vpid.stalled_for_credit {
             vpid.stalled_for_credit = true;
             vpid.counts.stalls += 1;
@@ -357,9 +365,8 @@ impl Card {
         if watchdog == 0 {
             return Write::Stalled;
         }
-        let end = since.after(watchdog);
-        if now < end {
-            context.wake_at(end);
+        if waited < watchdog {
+            context.wake_at(now.after(slice.min(watchdog - waited)));
             return Write::Stalled;
         }
         if let Some(vpid) = self.vpid(who) {
@@ -694,13 +701,23 @@ impl Device for Card {
                     }
                     continue;
                 }
-                let Some(packet) = self.switch.take(&mut context.ports(), arrival) else { break };
-                match arrival.wire.kind {
-                    Kind::Velo => self.receive(context, arrival.wire, &packet),
-                    _ => self.heard(arrival.wire, packet.bytes()),
+                let mut next =
+                    self.switch.take(&mut context.ports(), arrival).map(|packet| (arrival.wire, packet));
+                if next.is_none() {
+                    break;
                 }
-                context.ports().recycle(packet);
-                taken += 1;
+                let mut run = 0;
+                while let Some((wire, packet)) = next.take() {
+                    match wire.kind {
+                        Kind::Velo => self.receive(context, wire, &packet),
+                        _ => self.heard(wire, packet.bytes()),
+                    }
+                    context.ports().recycle(packet);
+                    (taken, run) = (taken + 1, run + 1);
+                    if run < RUN && taken < budget {
+                        next = self.switch.take_next(&mut context.ports(), arrival);
+                    }
+                }
             }
             moved += taken;
         }

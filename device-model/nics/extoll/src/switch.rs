@@ -110,8 +110,22 @@ impl Switch {
     #[inline]
     pub fn send(&mut self, ports: &mut Ports<'_>, packet: Packet) -> Result<(), Refused> {
         let wire = Wire::decode(packet.header);
-        let class = wire.kind.class();
-        match self.route(wire.target) {
+        self.send_to(ports, wire.target, wire.kind.class(), packet)
+    }
+
+    /// As [`Switch::send`], for who knows what the header says.
+    ///
+    /// # Errors
+    /// [`Refused`], with the packet.
+    #[inline]
+    pub fn send_to(
+        &mut self,
+        ports: &mut Ports<'_>,
+        target: u32,
+        class: Class,
+        packet: Packet,
+    ) -> Result<(), Refused> {
+        match self.route(target) {
             Route::Port { port, lane } => {
                 self.output(ports, port, channel(class, lane), packet).map_err(Refused::Full)
             }
@@ -301,5 +315,24 @@ impl Switch {
             None => self.loopback[arrival.class as usize].pop_front(),
             Some((input, lane)) => ports.take(input, channel(arrival.class, lane)),
         }
+    }
+
+    /// The next packet of the same source as an arrival that was taken, if it is for this card too and none of RMA's: those that come in a
+    /// row are taken without looking at everybody else each time.
+    #[inline]
+    pub fn take_next(&mut self, ports: &mut Ports<'_>, after: Arrival) -> Option<(Wire, Packet)> {
+        let header = match after.input {
+            None => self.loopback[after.class as usize].front()?.header,
+            Some((input, lane)) => ports.peek(input, channel(after.class, lane))?.header,
+        };
+        let wire = Wire::decode(header);
+        if wire.target != self.node || wire.kind.is_rma() {
+            return None;
+        }
+        let packet = match after.input {
+            None => self.loopback[after.class as usize].pop_front(),
+            Some((input, lane)) => ports.take(input, channel(after.class, lane)),
+        }?;
+        Some((wire, packet))
     }
 }

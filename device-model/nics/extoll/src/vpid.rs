@@ -70,8 +70,8 @@ pub(crate) struct Vpid {
     pub(crate) generation: u8,
     pub(crate) announcement: Option<Announcement>,
     pub(crate) assembly: Assembly,
-    /// Since when the send in front waits, and whether it was counted as one that waits for credit.
-    pub(crate) stalled_since: Option<Nanos>,
+    /// How long the send in front has waited and when it was last looked at, and whether it was counted as one that waits for credit.
+    pub(crate) stalled: Option<(u64, Nanos)>,
     pub(crate) stalled_for_credit: bool,
     pub(crate) interrupts_enabled: u64,
     pub(crate) counts: Counts,
@@ -85,7 +85,7 @@ impl Vpid {
     /// The send in front has gone, or was given up.
     #[inline]
     pub(crate) fn end_stall(&mut self) {
-        (self.stalled_since, self.stalled_for_credit) = (None, false);
+        (self.stalled, self.stalled_for_credit) = (None, false);
     }
 
     /// Shows all numbers.
