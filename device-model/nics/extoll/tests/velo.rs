@@ -230,11 +230,21 @@ fn a_ring_whose_memory_is_unmapped_is_disabled_with_an_error() {
 
 #[test]
 fn a_ring_wraps_many_times() {
+    wraps(100_000);
+}
+
+#[test]
+#[ignore = "64 million messages: about a minute"]
+fn a_ring_wraps_a_million_times() {
+    wraps(64 * 1_000_000);
+}
+
+fn wraps(messages: u64) {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
     let mut receiver = rig.receiver(1, 0, 64);
     let (mut sent, mut received) = (0u64, 0u64);
-    while received < 100_000 {
+    while received < messages {
         while rig.send(&sender, (1, 0), 0, &sent.to_le_bytes()) {
             sent += 1;
         }

@@ -331,7 +331,11 @@ pub unsafe extern "C" fn velo_cancel(port: *const velo_port, on: bool) -> i32 {
     guarded(|| {
         // SAFETY: by this function's contract.
         let cancel = &unsafe { handle(port) }?.cancel;
-        if on { cancel.cancel() } else { cancel.rearm() }
+        if on {
+            cancel.cancel()
+        } else {
+            cancel.rearm()
+        }
         Ok(0)
     })
 }
@@ -381,7 +385,8 @@ unsafe fn with<T>(
 ) -> Result<T, Failure> {
     // SAFETY: by this function's contract.
     let port = unsafe { handle(port) }?;
-    let busy = |_| Failure::new(libc::EBUSY, "another thread is in a call for this port; use one port a thread");
+    let busy =
+        |_| Failure::new(libc::EBUSY, "another thread is in a call for this port; use one port a thread");
     let mut inner = port.inner.try_lock().map_err(busy)?;
     call(&mut inner, &port.cancel)
 }

@@ -1,0 +1,209 @@
+//! VELO between real processes of a served machine: one is killed while its neighbours send to it, and its VPID gets a new owner.
+//!
+//! The test binary itself is the program on the node: [`part`] run alone.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
+
+use std::{
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::mpsc::{Receiver, channel},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
+use nicforge_velo::{Address, Config, Error, Filter, Port};
+
+/// No wait takes longer.
+const LIMIT: Duration = Duration::from_secs(30);
+/// Times that the process is killed.
+const ROUNDS: u64 = 8;
+/// The VPID that is killed.
+const VICTIM: Address = Address { node: 1, vpid: 0 };
+
+fn soon() -> Deadline {
+    Deadline::after(LIMIT)
+}
+
+/// Opens a VPID; the server notices only after a while that its last client has gone.
+fn open(socket: &Path) -> Port {
+    let started = Instant::now();
+    loop {
+        match Device::open_vfio_user(socket, OpenOptions::default()) {
+            Ok(device) => return Port::open(device, Config::default()).unwrap(),
+            Err(error) => assert!(started.elapsed() < LIMIT, "{}: {error}", socket.display()),
+        }
+        thread::yield_now();
+    }
+}
+
+/// Not a test of its own: the process on the node, when the environment says so. It takes messages of its own round until it is killed.
+#[test]
+fn part() {
+    let (Some(socket), Ok(round)) = (std::env::var_os("VELO_SOCKET"), std::env::var("VELO_ROUND")) else {
+        return;
+    };
+    let round: u64 = round.parse().unwrap();
+    let mut port = open(Path::new(&socket));
+    eprintln!("> ready");
+    for number in 0_u64.. {
+        let message = port.recv(Filter::ANY, soon(), None).unwrap();
+        if message.quadword(0) != round {
+            eprintln!("> old: {}", message.quadword(0));
+            return;
+        }
+        if number == 1000 {
+            eprintln!("> moving");
+        }
+    }
+}
+
+/// The process on the node.
+struct Victim {
+    child: Child,
+    lines: Receiver<String>,
+}
+
+impl Victim {
+    fn start(socket: &Path, round: u64) -> Self {
+        let mut child = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "part", "--nocapture", "--test-threads=1"])
+            .env("VELO_SOCKET", socket)
+            .env("VELO_ROUND", round.to_string())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let (sender, lines) = channel();
+        let output = BufReader::new(child.stderr.take().unwrap());
+        thread::spawn(move || {
+            for line in output.lines().map_while(Result::ok) {
+                match line.strip_prefix("> ") {
+                    Some(line) => drop(sender.send(line.to_owned())),
+                    None => eprintln!("{line}"),
+                }
+            }
+        });
+        Self { child, lines }
+    }
+
+    fn expect(&self, wanted: &str) {
+        assert_eq!(self.lines.recv_timeout(LIMIT).as_deref(), Ok(wanted));
+    }
+}
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        // SIGKILL; it may have ended already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// `nicforge serve` with two cards.
+struct Server {
+    child: Child,
+    folder: tempfile::TempDir,
+}
+
+impl Server {
+    fn start(event_loop: &str) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("machine.toml");
+        std::fs::write(&file, "name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 4\n").unwrap();
+        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+            .args(["serve", "--event-loop", event_loop])
+            .arg(&file)
+            .arg("--dir")
+            .arg(folder.path().join("m"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("serving "), "{line}");
+        Self { child, folder }
+    }
+
+    fn socket(&self, at: Address) -> PathBuf {
+        self.folder.path().join("m").join(format!("ex{}.vpid{}", at.node, at.vpid))
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// Sends messages of a round until the victim is gone.
+fn send_until_gone(port: &mut Port, round: u64) {
+    let link = port.connect(VICTIM, soon(), None).unwrap();
+    let deadline = soon();
+    loop {
+        match port.send(link, 1, &round.to_le_bytes(), soon(), None) {
+            Ok(()) => assert!(!deadline.has_passed(), "it is not gone"),
+            Err(error) => {
+                assert_eq!(error, Error::PeerGone { address: VICTIM });
+                break;
+            }
+        }
+    }
+    // The card may have dropped some of them: that is reported, as the same, or not at all.
+    let deadline = soon();
+    let mut relax = Relax::new();
+    while port.is_up(VICTIM) {
+        assert!(!deadline.has_passed(), "the directory does not tell");
+        port.progress().unwrap();
+        port.device().relax(&mut relax).unwrap();
+    }
+    match port.check() {
+        Ok(()) => {}
+        Err(error) => assert_eq!(error, Error::PeerGone { address: VICTIM }),
+    }
+}
+
+fn killed_while_neighbours_send(event_loop: &str) {
+    let server = Server::start(event_loop);
+    let neighbours = [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 1 }];
+    let mut ports = neighbours.map(|at| open(&server.socket(at)));
+    for round in 1..=ROUNDS {
+        let victim = Victim::start(&server.socket(VICTIM), round);
+        victim.expect("ready");
+        thread::scope(|scope| {
+            let senders: Vec<_> =
+                ports.iter_mut().map(|port| scope.spawn(move || send_until_gone(port, round))).collect();
+            victim.expect("moving");
+            drop(victim);
+            for sender in senders {
+                sender.join().unwrap();
+            }
+        });
+        // They still reach each other.
+        let (one, two) = ports.split_at_mut(1);
+        let link = one[0].connect(neighbours[1], soon(), None).unwrap();
+        let deadline = soon();
+        while let Err(error) = one[0].send_nb(link, 2, &round.to_le_bytes()) {
+            assert!(error == Error::WouldBlock && !deadline.has_passed(), "{error}");
+            one[0].progress().unwrap();
+            two[0].progress().unwrap();
+        }
+        let message = two[0].recv(Filter::from(neighbours[0]), soon(), None).unwrap();
+        assert_eq!(message.quadword(0), round);
+    }
+}
+
+#[test]
+fn killed_process_is_an_error_to_its_neighbours_and_its_successor_sees_nothing_old() {
+    killed_while_neighbours_send("auto");
+}
+
+#[test]
+fn the_same_with_epoll() {
+    killed_while_neighbours_send("epoll");
+}
