@@ -92,7 +92,8 @@ impl Vpid {
     pub(crate) fn show_counts(&mut self, rma: rma::Counts) {
         // What the page held before is another client's.
         let velo = [mirror::VELO_SENT, mirror::VELO_STALLS, mirror::VELO_RECEIVED, mirror::VELO_UNDELIVERED];
-        let of_rma = [mirror::RMA_COMMANDS, mirror::RMA_COMPLETED, mirror::RMA_NOTIFICATIONS, mirror::RMA_OVERFLOWS];
+        let of_rma =
+            [mirror::RMA_COMMANDS, mirror::RMA_COMPLETED, mirror::RMA_NOTIFICATIONS, mirror::RMA_OVERFLOWS];
         if let Some(windows) = &self.windows {
             for offset in velo.into_iter().chain(of_rma).chain([mirror::LAST_ERROR, mirror::ERRORS]) {
                 windows.show(offset, 0);
