@@ -115,8 +115,8 @@
  * Offsets in BAR 0. Registers are 64 bits wide and are accessed whole,
  * unless they say otherwise; another width or a place between them
  * counts as error::REGISTER_ACCESS, reads as ones and does nothing.
- * Those from ADMIN on belong to the admin attachment: for another they
- * count as error::NOT_PERMITTED.
+ * Those from reg::ADMIN on belong to the admin attachment: for another
+ * they count as error::NOT_PERMITTED.
  */
 /* Read: IDENTITY_VALUE. */
 #define NICFORGE_EXTOLL_REG_IDENTITY 0x000
@@ -345,6 +345,10 @@
  * extoll_rma::status::WITHDRAWN.
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_DEREGISTER 2
+/* Bits of COMMAND that say what to do. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_WHAT 0xf
+/* Bits of COMMAND that must be zero. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_RESERVED 0xfffffffffffffcc0ULL
 /* Lowest bit of the page size in COMMAND. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_CLASS_SHIFT 4
 /* In COMMAND: others may read. */
@@ -358,7 +362,10 @@
  * command.
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_MALFORMED 1
-/* STATUS: no entries in a row are left for so many pages. */
+/*
+ * STATUS: no entries in a row are left for so many pages, or the memory
+ * lies in too many mappings.
+ */
 #define NICFORGE_EXTOLL_ATU_COMMAND_NO_ENTRIES 2
 /* STATUS: not registered, or another's. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_NOT_YOURS 3
@@ -374,6 +381,11 @@
 #define NICFORGE_EXTOLL_RMA_MAX_LENGTH (8ULL << 20)
 /* Bytes that an immediate put moves at most. */
 #define NICFORGE_EXTOLL_RMA_MAX_IMMEDIATE 8
+/*
+ * Commands of a VPID that are under way at most. A write that makes them
+ * more waits, with all that its client writes behind it.
+ */
+#define NICFORGE_EXTOLL_RMA_MAX_COMMANDS 64
 /* Entries of a notification queue at least. */
 #define NICFORGE_EXTOLL_RMA_MIN_ENTRIES 64
 /* Entries of a notification queue at most. */
@@ -439,7 +451,7 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_EXTOLL_RMA_STATUS_LOCAL_ADDRESS 1
 /*
  * The target's address is not registered, not the target VPID's, or not
- * for this.
+ * for this. Nothing was moved.
  */
 #define NICFORGE_EXTOLL_RMA_STATUS_REMOTE_ADDRESS 2
 /* The target node or VPID does not exist or is not there. */

@@ -102,7 +102,7 @@ pub mod command {
     /// Bits of [`COMMAND`] that say what to do.
     pub const WHAT: u64 = 0xf;
     /// Bits of [`COMMAND`] that must be zero.
-    pub const RESERVED: u64 = !(WHAT | 3 << CLASS_SHIFT | READ | WRITE);
+    pub const RESERVED: u64 = 0xffff_ffff_ffff_fcc0;
     /// Lowest bit of the page size in [`COMMAND`].
     pub const CLASS_SHIFT: u32 = 4;
     /// In [`COMMAND`]: others may read.
