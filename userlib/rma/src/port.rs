@@ -22,6 +22,8 @@ use crate::{Access, Error, Notification, Notify, Region, Role, queue::Queue, reg
 const BAR_REGISTERS: u8 = 0;
 const BAR_WINDOWS: u8 = 1;
 const BAR_MIRROR: u8 = 2;
+/// How long posting waits while as many commands are under way as a card takes.
+const ROOM: Duration = Duration::from_secs(5);
 /// The longest that a wait trusts an interrupt to come: another library of this process may write the enable register at the same time.
 const SLICE: Duration = Duration::from_millis(10);
 
@@ -179,7 +181,7 @@ impl Port {
     /// each [`MAX_LENGTH`], each with its notifications.
     ///
     /// # Errors
-    /// [`Error::Length`]; those of waiting for room, which takes as long as the device's time-out: what was posted before stays posted.
+    /// [`Error::Length`]; [`DriverError::Timeout`] when the card has no room for a command within 5 s: what was posted before stays posted.
     pub fn put(
         &mut self,
         target: Target,
@@ -275,7 +277,7 @@ impl Port {
     /// More commands would make the card stall the ring, and with it everything else that is posted there.
     #[cold]
     fn wait_for_room(&self) -> Result<(), Error> {
-        let deadline = Deadline::after(Duration::from_secs(5));
+        let deadline = Deadline::after(ROOM);
         self.device.wait_until(deadline, None, || self.under_way() < MAX_COMMANDS as u64)?;
         Ok(())
     }
