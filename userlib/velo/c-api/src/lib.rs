@@ -410,15 +410,16 @@ mod tests {
 
     #[test]
     fn null_gives_efault() {
-        // SAFETY: NULL is refused before it is used.
-        let calls = unsafe {
-            [
-                velo_open(std::ptr::null(), std::ptr::null(), std::ptr::null_mut()),
-                velo_progress(std::ptr::null()),
-                velo_send(std::ptr::null(), 0, 0, std::ptr::null(), 8),
-                velo_recv(std::ptr::null(), VELO_ANY_TAG, std::ptr::null_mut(), std::ptr::null_mut()),
-            ]
-        };
+        let calls = [
+            // SAFETY: NULL is refused before it is used.
+            unsafe { velo_open(std::ptr::null(), std::ptr::null(), std::ptr::null_mut()) },
+            // SAFETY: as above.
+            unsafe { velo_progress(std::ptr::null()) },
+            // SAFETY: as above.
+            unsafe { velo_send(std::ptr::null(), 0, 0, std::ptr::null(), 8) },
+            // SAFETY: as above.
+            unsafe { velo_recv(std::ptr::null(), VELO_ANY_TAG, std::ptr::null_mut(), std::ptr::null_mut()) },
+        ];
         assert_eq!(calls, [-libc::EFAULT; 4]);
         // SAFETY: NULL is allowed.
         unsafe { velo_close(std::ptr::null_mut()) };
