@@ -71,7 +71,9 @@ pub mod window {
     pub const LOCK_STRIDE: u64 = 64;
     /// The lock box that guards the receive FIFO by convention. When its owner dies, the NIC discards packets without the
     /// irq bit until the box is taken again, so that a dead reader does not block the tree; but only while no irq-marked
-    /// packet is in the receive FIFO, since what follows one may be for a reader that lives.
+    /// packet is in the receive FIFO, since what follows one may be for a reader that lives. Packets that name their core
+    /// ([`super::Header::to_core`]) need no such rule: those for a core without a client go at once, marked or not, whoever has
+    /// taken the box since.
     pub const LOCK_RECV: u64 = 0;
     /// The lock box that guards the send FIFO by convention.
     pub const LOCK_SEND: u64 = 1;
@@ -167,10 +169,22 @@ pub mod opcode {
 #[repr(transparent)]
 pub struct Header(pub u32);
 
+/// In the target of a point-to-point packet: the node, whether a core is named, which.
+const NODE: u32 = 0x1f_ffff;
+const FOR_CORE: u32 = 1 << 23;
+const CORE_SHIFT: u32 = 21;
+
 impl Header {
     /// A point-to-point packet to node `target` (24 bits) by the routes of `class` (4 bits).
     pub const fn point_to_point(class: u32, target: u32, irq: bool) -> Self {
         Self(((class & 0xf) << 28) | (1 << 27) | ((irq as u32) << 26) | ((target & 0xff_ffff) << 2))
+    }
+
+    /// A point-to-point packet for core `core` (0 to 3) of node `node` (21 bits). It is received as any other; but when that core
+    /// has no client the NIC of the node discards it, wherever in the receive FIFO it is, so that it is in nobody's way.
+    pub const fn to_core(class: u32, node: u32, core: u16, irq: bool) -> Self {
+        let target = (node & NODE) | FOR_CORE | ((core as u32 & 3) << CORE_SHIFT);
+        Self::point_to_point(class, target, irq)
     }
 
     /// A packet that goes by class: combined with `opcode` over operands of `operand_words` 16-bit words (1 to 128) going
@@ -197,9 +211,18 @@ impl Header {
     pub const fn irq(self) -> bool {
         self.0 & (1 << 26) != 0
     }
-    /// Target address of a point-to-point packet.
+    /// Target of a point-to-point packet: bits 20..0 the address of the node; bit 23 is set when bits 22..21 name a core.
     pub const fn target(self) -> u32 {
         (self.0 >> 2) & 0xff_ffff
+    }
+    /// Address of the node that a point-to-point packet is for.
+    pub const fn node(self) -> u32 {
+        self.target() & NODE
+    }
+    /// The core that a point-to-point packet is for, if it names one.
+    pub const fn core(self) -> Option<u16> {
+        let named = self.is_point_to_point() && self.target() & FOR_CORE != 0;
+        if named { Some(((self.target() >> CORE_SHIFT) & 3) as u16) } else { None }
     }
     /// Opcode of a collective packet.
     pub const fn opcode(self) -> u32 {

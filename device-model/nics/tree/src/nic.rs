@@ -16,7 +16,7 @@ use nicforge_hwi::{
 use crate::{
     barrier::Barrier,
     config::{ConfigError, TreeConfig},
-    fifo::{Channel, SideItem},
+    fifo::{Channel, Discarded, SideItem},
     port::{Halves, Port},
     presence::Presence,
     registers::channel_of,
@@ -29,6 +29,8 @@ const ATTACHMENTS: usize = CORES as usize + 1;
 const RING_CELLS: u32 = 64;
 /// How soon to try again when the fabric's packets were all in use, in nanoseconds.
 const STARVED_RETRY: u64 = 10_000;
+/// How soon to look again whether the receive FIFO's lock is free, in nanoseconds.
+const LOCKED_RETRY: u64 = 1_000_000;
 /// Every vector.
 const VECTORS: u32 = (1 << vector::COUNT) - 1;
 
@@ -294,6 +296,7 @@ impl Device for TreeNic {
         }
         self.attached |= 1 << who.0;
         if who.0 < CORES {
+            self.channels[number].core_came(who.0);
             self.announce(who, 1);
         }
         self.settle(context);
@@ -306,6 +309,9 @@ impl Device for TreeNic {
         let number = channel_of(who);
         self.channels[number].free_locks(who.0);
         self.attached &= !(1 << who.0);
+        if who.0 < CORES {
+            self.channels[number].core_went(who.0);
+        }
         if self.clients(number) == 0 {
             self.channels[number].close(&mut context.ports());
             self.port[number].clear();
@@ -340,12 +346,17 @@ impl Device for TreeNic {
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        let mut busy = false;
+        let (mut busy, mut locked) = (false, false);
         {
             let mut ports = context.ports();
             for (channel, port) in self.channels.iter_mut().zip(&mut self.port) {
                 channel.poll_recv_head();
                 busy |= channel.discard_orphans();
+                match channel.discard_for_absent() {
+                    Discarded::Nothing => {}
+                    Discarded::Some => busy = true,
+                    Discarded::Later => locked = true,
+                }
                 port.form(channel, &mut ports);
             }
             let mut around = Surroundings {
@@ -355,6 +366,10 @@ impl Device for TreeNic {
                 injecting: self.pixen & pix::ENABLE != 0,
             };
             busy |= self.router.run(&mut around, budget);
+        }
+        if locked {
+            let soon = context.now().after(LOCKED_RETRY);
+            context.wake_at(soon);
         }
         if std::mem::take(&mut self.router.starved) {
             let soon = context.now().after(STARVED_RETRY);

@@ -5,7 +5,7 @@ mod common;
 use common::{Rig, irq_to, payload, to};
 use nicforge_core::device::AttachmentId;
 use nicforge_hwi::{
-    tree::{mirror, vector, window},
+    tree::{Header, mirror, vector, window},
     tree_dcr::REG_INT_ENABLE,
 };
 
@@ -270,4 +270,90 @@ fn tenants_that_come_and_go_at_a_blocked_tree_leave_a_bounded_rest() {
     }
     assert_eq!(received, 8 + 4 + 16);
     assert_eq!(io.presence(1, 0), 100);
+}
+
+fn to_core(core: u16, irq: bool) -> Header {
+    Header::to_core(0, 4, core, irq)
+}
+
+#[test]
+fn packets_for_a_core_that_died_are_in_nobodys_way() {
+    let mut rig = Rig::psets(&[4]);
+    let io = rig.core(0);
+    let (dead, idle) = (rig.attach(4, 0), rig.attach(4, 1));
+    let stream = |marked: bool| -> Vec<_> {
+        (0..24).map(|number| (to_core(0, marked && number == 0), payload(number))).collect()
+    };
+    // It dies with the beginning of its message in front of the FIFO; the other core takes and frees the box then, and more comes.
+    dead.set_window(LOCK_RECV, 1);
+    rig.send_all(&io, &stream(true));
+    rig.kill(&dead);
+    rig.run();
+    idle.set_window(LOCK_RECV, 2);
+    idle.set_window(LOCK_RECV, 0);
+    assert_eq!(rig.send_all(&io, &stream(true)), 24);
+
+    rig.send_all(&io, &[(to_core(1, true), payload(99)), (to_core(1, false), payload(100))]);
+
+    assert_eq!(rig.counter(4, "vc1_discarded"), 48);
+    assert_eq!(idle.receive().unwrap(), (to_core(1, true), payload(99)));
+    assert_eq!(idle.receive().unwrap(), (to_core(1, false), payload(100)));
+}
+
+#[test]
+fn packets_for_a_dead_core_go_when_what_a_live_one_has_in_front_of_them_was_taken() {
+    let mut rig = Rig::psets(&[4]);
+    let io = rig.core(0);
+    let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
+    let mut packets = vec![(to_core(1, true), payload(0))];
+    packets.extend((1..4).map(|number| (to_core(0, number == 1), payload(number))));
+    packets.push((to_core(1, false), payload(4)));
+    rig.send_all(&io, &packets);
+    rig.kill(&dead);
+    rig.run();
+    assert_eq!(live.waiting(), 5);
+
+    // While a live core has the box, packets are its affair.
+    live.set_window(LOCK_RECV, 2);
+    assert_eq!(live.receive().unwrap(), (to_core(1, true), payload(0)));
+    let soon = rig.now.after(10_000_000);
+    while rig.now < soon {
+        rig.machine.step(rig.now, 64);
+        rig.now = rig.now.after(1_000_000);
+    }
+    assert_eq!(live.waiting(), 4);
+    live.set_window(LOCK_RECV, 0);
+    rig.machine.step(rig.now, 64);
+
+    assert_eq!(live.receive().unwrap(), (to_core(1, false), payload(4)));
+}
+
+#[test]
+fn box_handed_to_a_core_that_had_died_holds_nothing_up() {
+    let mut rig = Rig::psets(&[4]);
+    let io = rig.core(0);
+    let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
+    rig.send_all(&io, &[(to_core(0, true), payload(0)), (to_core(1, true), payload(1))]);
+    rig.kill(&dead);
+    live.set_window(LOCK_RECV, 1);
+
+    rig.run();
+
+    assert_eq!(live.window(LOCK_RECV), 0);
+    assert_eq!(live.receive().unwrap(), (to_core(1, true), payload(1)));
+}
+
+#[test]
+fn packets_for_a_core_reach_its_next_client() {
+    let mut rig = Rig::psets(&[4]);
+    let io = rig.core(0);
+    let (dead, _other) = (rig.attach(4, 0), rig.attach(4, 1));
+    rig.kill(&dead);
+    rig.run();
+    rig.send_all(&io, &[(to_core(0, true), payload(0))]);
+    let next = rig.attach(4, 0);
+    rig.send_all(&io, &[(to_core(0, true), payload(1))]);
+
+    assert_eq!(next.receive().unwrap(), (to_core(0, true), payload(1)));
+    assert_eq!(next.receive(), None);
 }

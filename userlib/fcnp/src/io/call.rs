@@ -236,7 +236,7 @@ impl<'a> Call<'a> {
     }
 
     fn send_data(&mut self, data: &[u8], link: Link) -> Result<(), Error> {
-        let header = Header::point_to_point(CLASS, link.name.node, false);
+        let header = Header::to_core(CLASS, link.name.node, link.name.core, false);
         let mut at = 0;
         while at < data.len() {
             let held = spin_lock(&self.inner.send);

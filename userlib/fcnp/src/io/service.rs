@@ -337,7 +337,7 @@ impl Inner {
 
     /// Sends a control packet if there is room.
     pub(super) fn try_send(&self, control: &Control, link: Link) -> Result<bool, Error> {
-        let header = Header::point_to_point(CLASS, link.name.node, true);
+        let header = Header::to_core(CLASS, link.name.node, link.name.core, true);
         let sent = self.channel.send_batch(spin_lock(&self.send))?.try_send(header, &control.encode())?;
         if sent {
             self.counters.packets_sent.add(1);

@@ -13,7 +13,7 @@ mod state;
 use std::collections::VecDeque;
 
 use nicforge_core::fabric::{Packet, Ports};
-use nicforge_hwi::tree::{Header, PAYLOAD, mirror, vector, window};
+use nicforge_hwi::tree::{CORES, Header, PAYLOAD, VC_USER, mirror, vector, window};
 use nicforge_shm::{MemoryError, SharedMemory, SharedU32, Window};
 
 use crate::{config::TreeConfig, presence::Presence};
@@ -51,6 +51,15 @@ pub(crate) enum Room {
     No,
     /// It is discarded: whom it was for is gone.
     Sink,
+}
+
+/// What became of packets for cores that have no client.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Discarded {
+    Nothing,
+    Some,
+    /// A live core has the lock. It takes them itself if it goes on reading; when it gives the lock back instead, nothing says so.
+    Later,
 }
 
 /// The mapped memory of a tenancy.
@@ -125,6 +134,10 @@ pub(crate) struct Channel {
     bad_head: Option<u32>,
     /// The owner of the receive lock died; nobody has taken it since.
     guard: bool,
+    /// Which cores have no client, a bit a core; 0 where packets for cores are like any others (the system channel).
+    absent: u32,
+    /// Receive slots up to this number may hold packets for a core that was there when they came.
+    orphans_until: Option<u32>,
     shown: Shown,
     /// Exceptions set and not read yet.
     pub(crate) prx: u32,
@@ -163,6 +176,8 @@ impl Channel {
             irq_count: 0,
             bad_head: None,
             guard: false,
+            absent: if number == VC_USER { (1 << CORES) - 1 } else { 0 },
+            orphans_until: None,
             shown: Shown::default(),
             prx: 0,
             pix: 0,
@@ -227,6 +242,7 @@ impl Channel {
         self.irq_count = 0;
         self.bad_head = None;
         self.guard = false;
+        self.orphans_until = None;
         self.shown = Shown::default();
         self.watermarks = (false, false);
         self.prx = 0;

@@ -3,11 +3,11 @@
 use std::sync::atomic::Ordering;
 
 use nicforge_hwi::{
-    tree::{Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, vector, window},
+    tree::{CORES, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, vector, window},
     tree_dcr::{LOCK_OWNER_NIC, prx},
 };
 
-use super::{Channel, Popped, Room};
+use super::{Channel, Discarded, Popped, Room};
 
 impl Channel {
     /// Packets in the receive FIFO.
@@ -26,6 +26,9 @@ impl Channel {
         let Some(windows) = &self.windows else {
             return if self.was_up { Room::Sink } else { Room::No };
         };
+        if self.is_for_absent(header) {
+            return Room::Sink;
+        }
         // Behind an irq-marked packet the data may be a live core's: that packet can be the acknowledgement of its read.
         if self.guard && !header.irq() && self.irq_count == 0 {
             if windows.lock_recv.load(Ordering::Acquire) == 0 {
@@ -171,6 +174,73 @@ impl Channel {
                 self.guard = true;
             }
         }
+    }
+
+    /// A core got a client.
+    pub(crate) fn core_came(&mut self, core: u16) {
+        self.absent &= !(1 << core);
+    }
+
+    /// A core lost its client: what is in the FIFO for it is nobody's.
+    pub(crate) fn core_went(&mut self, core: u16) {
+        self.absent |= 1 << core;
+        if self.windows.is_some() {
+            self.orphans_until = Some(self.recv_tail);
+        }
+    }
+
+    /// Whether a packet is for a core that has no client.
+    #[inline]
+    fn is_for_absent(&self, header: Header) -> bool {
+        self.absent != 0 && header.core().is_some_and(|core| self.absent & (1 << core) != 0)
+    }
+
+    /// Discards packets for cores without a client from the front of the FIFO, holding the reader's lock.
+    #[inline]
+    pub(crate) fn discard_for_absent(&mut self) -> Discarded {
+        if self.orphans_until.is_none() { Discarded::Nothing } else { self.discard_left() }
+    }
+
+    #[cold]
+    fn discard_left(&mut self) -> Discarded {
+        let Some(until) = self.orphans_until else { return Discarded::Nothing };
+        let left = until.wrapping_sub(self.recv_head);
+        if left == 0 || left > self.recv_count() {
+            self.orphans_until = None;
+            return Discarded::Nothing;
+        }
+        if !self.front_is_for_absent() {
+            return Discarded::Nothing;
+        }
+        let Some(windows) = &self.windows else { return Discarded::Nothing };
+        let lock = windows.lock_recv.clone();
+        let owner = lock.load(Ordering::Acquire);
+        // The box may have been handed to a core that had gone already.
+        let free = owner == 0 || self.is_absent_owner(owner);
+        if !free || lock.compare_exchange(owner, LOCK_OWNER_NIC, Ordering::AcqRel, Ordering::Relaxed).is_err()
+        {
+            return Discarded::Later;
+        }
+        self.poll_recv_head();
+        let before = self.discarded;
+        while self.recv_count() > 0 && self.front_is_for_absent() {
+            self.free_one();
+            self.discarded += 1;
+        }
+        if let Some(windows) = &self.windows {
+            windows.recv_head.store(self.recv_head, Ordering::Release);
+        }
+        lock.store(0, Ordering::Release);
+        if self.discarded == before { Discarded::Nothing } else { Discarded::Some }
+    }
+
+    fn front_is_for_absent(&self) -> bool {
+        self.received_header(self.recv_head).is_some_and(|header| self.is_for_absent(Header(header)))
+    }
+
+    fn is_absent_owner(&self, owner: u32) -> bool {
+        let core = (owner & 0xffff).wrapping_sub(1);
+        core < u32::from(CORES) && self.absent & (1 << core) != 0
     }
 
     /// While nobody reads what a dead reader was about to: discards packets without the irq bit from the front of the FIFO,

@@ -261,7 +261,7 @@ impl Router {
             // The bits of a presence symbol and the lack of the point-to-point bit both end this.
             let header = Header(packet.header as u32);
             let plain = packet.header >> 32 == 0 && header.is_point_to_point();
-            if plain { targets.get(header.target() as usize).copied() } else { None }
+            if plain { targets.get(header.node() as usize).copied() } else { None }
         };
         let Some(first) = around.ports.peek(source as u8, channel) else { return 0 };
         let first_header = first.header;
@@ -311,7 +311,7 @@ impl Router {
             return Move::Empty;
         };
         if header.is_point_to_point() {
-            let target = match self.targets.get(header.target() as usize) {
+            let target = match self.targets.get(header.node() as usize) {
                 Some(Route::Local) => TO_LOCAL,
                 Some(Route::Port(port)) => 1 << *port,
                 Some(Route::None) | None => 0,
