@@ -200,9 +200,16 @@ impl ComputeCore {
         waiter: &mut Waiter<'_>,
         what: &'static str,
     ) -> Result<(Control, Option<Right<'_>>), Error> {
+        let mut received = self.node.channel.received();
         loop {
             if let Some(control) = self.node.delivered(want.kind)? {
                 return Ok((control, None));
+            }
+            let now = self.node.channel.received();
+            if now != received {
+                // Another core's stream moves, and this core's turn may be next: no time for a long doze.
+                received = now;
+                waiter.progress();
             }
             if let Some(mut right) = self.node.try_right(want) {
                 // The last owner may have delivered it between the look above and the lock.
