@@ -10,7 +10,7 @@ use nicforge_driver::{Device, OpenOptions};
 use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Statistics};
 
 /// No wait takes longer.
-pub(crate) const LIMIT: Duration = Duration::from_secs(20);
+pub(crate) const LIMIT: Duration = Duration::from_secs(60);
 /// Packets after which a transfer is surely past its beginning.
 const MOVING: u64 = 64;
 
