@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
 use std::{
+    collections::BTreeMap,
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -48,13 +49,18 @@ fn part() {
     let round: u64 = round.parse().unwrap();
     let mut port = open(Path::new(&socket));
     eprintln!("> ready");
-    for number in 0_u64.. {
+    let mut counts = BTreeMap::<Address, u32>::new();
+    let mut moving = false;
+    loop {
         let message = port.recv(Filter::ANY, soon(), None).unwrap();
         if message.quadword(0) != round {
             eprintln!("> old: {}", message.quadword(0));
             return;
         }
-        if number == 1000 {
+        *counts.entry(message.from).or_default() += 1;
+        // Both neighbours are in the middle of it.
+        if !moving && counts.len() == 2 && counts.values().all(|count| *count >= 300) {
+            moving = true;
             eprintln!("> moving");
         }
     }
