@@ -146,7 +146,8 @@ fn rows(rows: &[Row]) -> Sheet {
 /// Bandwidths in 10^9 bits a second, a column a path; what else distinguishes rows is in front.
 fn side_by_side(rows: &[Row]) -> Sheet {
     let key = |row: &Row| {
-        let outstanding = row.figures.get("outstanding").map_or_else(|| "-".into(), |&count| figure(count));
+        // Rows that do not say have one request under way.
+        let outstanding = row.figures.get("outstanding").map_or(1, |&count| count as u64).to_string();
         [row.direction.unwrap_or("-").to_owned(), row.bytes.map_or_else(|| "-".into(), size), outstanding]
     };
     let label = |row: &Row| {
@@ -254,7 +255,7 @@ mod tests {
         let text =
             side_by_side(&[row("raw", 16, 1.0), row("unix", 16, 2.0), row("raw", 1 << 20, 3.0)]).markdown();
         let expected = "| direction | bytes | outstanding | raw | unix |\n| --- | --: | --: | --: | --: |\n\
-            | both | 16 | - | 1.00 | 2.00 |\n| both | 1 M | - | 3.00 | - |\n";
+            | both | 16 | 1 | 1.00 | 2.00 |\n| both | 1 M | 1 | 3.00 | - |\n";
         assert_eq!(text, expected);
     }
 }
