@@ -17,7 +17,7 @@
 //! vpids = 16                # processes of each card, 1 to 256
 //! watchdog_ms = 500         # how long a send may wait for credit; 0: for ever
 //!
-//! [extoll.link]             # as above; credits are 8 unless it says otherwise
+//! [extoll.link]             # as above; credits are 32 unless it says otherwise
 //! delay_ns = 300
 //! gbit_s = 5.0
 //!
