@@ -63,7 +63,8 @@ impl Session {
             max_msg_fds: asked.max_msg_fds.map(|_| config.max_msg_fds.into()),
             max_data_xfer_size: asked.max_data_xfer_size.map(|_| config.max_data_xfer_size.into()),
             pgsizes: asked.pgsizes.map(|_| config.pgsizes),
-            max_dma_maps: asked.max_dma_maps.map(|_| config.max_dma_maps.into()),
+            // QEMU ends the connection over a limit that is higher than its own.
+            max_dma_maps: asked.max_dma_maps.map(|theirs| theirs.min(config.max_dma_maps.into())),
             write_multiple: asked.write_multiple.filter(|wanted| *wanted && config.write_multiple),
             twin_socket: None,
         }
