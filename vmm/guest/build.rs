@@ -1,0 +1,46 @@
+//! Puts the sources of the kernel module (`kmod-shim`) into the library, so that a program can build the module for a guest
+//! wherever the program was installed.
+
+use std::{
+    fmt::Write,
+    path::{Path, PathBuf},
+};
+
+fn main() -> std::io::Result<()> {
+    let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).unwrap_or_default();
+    let root = variable("CARGO_MANIFEST_DIR").join("../../kmod-shim");
+    println!("cargo::rerun-if-changed={}", root.display());
+    let mut files = Vec::new();
+    if root.is_dir() {
+        collect(&root, &root, &mut files)?;
+    }
+    files.sort();
+    let mut text = String::from("&[\n");
+    for (name, path) in files {
+        // Writing to a string can't fail.
+        let _ = writeln!(text, "    ({name:?}, include_bytes!({:?})),", path.display().to_string());
+    }
+    text.push_str("]\n");
+    std::fs::write(variable("OUT_DIR").join("shim_sources.rs"), text)
+}
+
+/// What kbuild reads: C, headers and its own files.
+fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(folder)? {
+        let path = entry?.path();
+        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        if path.is_dir() {
+            if !name.starts_with('.') && name != "tests" {
+                collect(root, &path, files)?;
+            }
+        } else if (name.ends_with(".c") && !name.ends_with(".mod.c"))
+            || name.ends_with(".h")
+            || name == "Kbuild"
+            || name == "Makefile"
+        {
+            let place = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
+            files.push((place, path.canonicalize()?));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,147 @@
+//! KVM where it works, else QEMU's own emulation (TCG).
+//!
+//! That `/dev/kvm` opens says little: a machine may offer a KVM that can't run 64-bit code. So a guest is booted for a try, and
+//! what came out is remembered until the host starts anew.
+
+use std::{
+    path::Path,
+    process::Stdio,
+    time::{Duration, Instant},
+};
+
+use crate::{
+    cpio::Archive,
+    error::{Doing, GuestError},
+    provision::Toolkit,
+    tool,
+    watch::{LOOK, Watch},
+};
+
+/// A guest under a KVM that works says its word in a second or two.
+const TRY: Duration = Duration::from_secs(20);
+/// What it says.
+const WORD: &str = "nicforge-kvm-works";
+const DEVICE: &str = "/dev/kvm";
+
+/// How a guest's processors run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accelerator {
+    /// By the host's processors.
+    Kvm,
+    /// Emulated.
+    Tcg,
+}
+
+impl Accelerator {
+    /// QEMU's name of it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Kvm => "kvm",
+            Self::Tcg => "tcg",
+        }
+    }
+
+    /// The processor model that has all there is.
+    pub(crate) const fn processor(self) -> &'static str {
+        match self {
+            Self::Kvm => "host",
+            Self::Tcg => "max",
+        }
+    }
+}
+
+/// An accelerator, and why it was chosen.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Choice {
+    /// Which.
+    pub accelerator: Accelerator,
+    /// For a person.
+    pub reason: String,
+}
+
+impl Toolkit {
+    /// KVM if a guest boots with it, else TCG.
+    ///
+    /// # Errors
+    /// [`GuestError::Cancelled`], or the cache can't be written.
+    pub fn accelerator(&self, watch: &Watch) -> Result<Choice, GuestError> {
+        let tcg = |reason: &str| Choice { accelerator: Accelerator::Tcg, reason: reason.to_owned() };
+        if let Err(error) = std::fs::File::options().read(true).write(true).open(DEVICE) {
+            return Ok(tcg(&format!("{DEVICE}: {error}")));
+        }
+        let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
+        let remembered = self.cache.path("accel");
+        let said = std::fs::read_to_string(&remembered).unwrap_or_default();
+        let works = match said.strip_prefix(&boot).filter(|_| !boot.is_empty()) {
+            Some("kvm") => true,
+            Some("tcg") => false,
+            _ => {
+                watch.step("trying KVM");
+                let works = self.kvm_works(watch);
+                watch.done();
+                let works = works?;
+                let text = format!("{boot}{}", if works { "kvm" } else { "tcg" });
+                // Whoever can't remember tries again.
+                if let Err(error) = std::fs::write(&remembered, text) {
+                    tracing::debug!(%error, "{}", remembered.display());
+                }
+                works
+            }
+        };
+        Ok(if works {
+            Choice { accelerator: Accelerator::Kvm, reason: "a guest boots with it".into() }
+        } else {
+            tcg(&format!("{DEVICE} is there, and no guest boots with it"))
+        })
+    }
+
+    /// Whether a guest that only says a word comes that far.
+    fn kvm_works(&self, watch: &Watch) -> Result<bool, GuestError> {
+        let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
+        let (initrd, console) = (folder.path().join("initrd"), folder.path().join("console"));
+        self.write_probe(&initrd)?;
+        let mut command = self.qemu.command();
+        command
+            .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults"])
+            .args(["-no-user-config", "-display", "none", "-no-reboot", "-kernel"])
+            .arg(&self.kernel.image)
+            .arg("-initrd")
+            .arg(&initrd)
+            .args(["-append", "console=ttyS0 quiet panic=-1 rdinit=/init", "-serial"])
+            .arg(format!("file:{}", console.display()))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
+        let mut child = tool::end_with_us(&mut command).spawn().doing(|| "start QEMU".into())?;
+        let start = Instant::now();
+        let works = loop {
+            let said = std::fs::read(&console).unwrap_or_default();
+            if String::from_utf8_lossy(&said).contains(WORD) {
+                break true;
+            }
+            let ended = child.try_wait().doing(|| "wait for QEMU".into())?.is_some();
+            if ended || start.elapsed() > TRY || watch.is_cancelled() {
+                break false;
+            }
+            std::thread::sleep(LOOK);
+        };
+        // It may have ended by itself.
+        let _ = child.kill();
+        let _ = child.wait();
+        watch.check()?;
+        Ok(works)
+    }
+
+    fn write_probe(&self, path: &Path) -> Result<(), GuestError> {
+        let shown = || path.display().to_string();
+        let busybox = std::fs::read(&self.programs.busybox).doing(|| "busybox".into())?;
+        let init = format!(
+            "#!/busybox sh\n/busybox mkdir /dev\n/busybox mount -t devtmpfs dev /dev\n\
+             /busybox echo {WORD} > /dev/console\n/busybox poweroff -f\n"
+        );
+        let mut archive = Archive::new(std::fs::File::create(path).doing(shown)?);
+        archive.file("busybox", 0o755, &busybox).doing(shown)?;
+        archive.file("init", 0o755, init.as_bytes()).doing(shown)?;
+        archive.finish().doing(shown).map(drop)
+    }
+}

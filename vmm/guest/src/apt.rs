@@ -1,0 +1,334 @@
+//! Packages from a Debian mirror, without root and without touching the host.
+//!
+//! apt is given a private configuration (lists, cache and package status in a directory of ours) and downloads; `dpkg-deb`
+//! unpacks. The mirror, proxies, credentials and keys are the host's: apt itself is asked which mirrors it knows. Nothing is
+//! installed, no script of a package runs, and the host's own hooks are switched off.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{
+    error::{Doing, GuestError},
+    tool,
+    watch::Watch,
+};
+
+/// The environment variable that names a Debian mirror, as an apt source's URI.
+pub(crate) const MIRROR_VARIABLE: &str = "NICFORGE_DEBIAN_MIRROR";
+
+const KEYRINGS: [&str; 2] =
+    ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
+
+/// The names under which Debian's suites stand in package sources.
+const SUITES: [&str; 12] = [
+    "bullseye",
+    "bookworm",
+    "trixie",
+    "forky",
+    "duke",
+    "sid",
+    "oldoldstable",
+    "oldstable",
+    "stable",
+    "testing",
+    "unstable",
+    "experimental",
+];
+
+/// What to get from where.
+pub(crate) struct Selection {
+    /// For messages, as in "QEMU".
+    pub(crate) what: &'static str,
+    /// Suites of the mirror, as in `trixie`.
+    pub(crate) suites: &'static [&'static str],
+    /// The suite that is preferred, if it is not the first.
+    pub(crate) target: Option<&'static str>,
+    /// Packages that are wanted with all they depend on.
+    pub(crate) packages: Vec<&'static str>,
+    /// Packages to be taken for installed, and what they provide, so that they are not fetched.
+    pub(crate) assumed: Vec<&'static str>,
+}
+
+/// Debian's mirrors in the host's package sources, or the one that the environment names.
+pub(crate) fn mirrors(watch: &Watch) -> Result<Vec<String>, GuestError> {
+    if let Some(named) = std::env::var_os(MIRROR_VARIABLE).filter(|value| !value.is_empty()) {
+        return Ok(vec![named.to_string_lossy().into_owned()]);
+    }
+    let format = "$(CREATED_BY) $(RELEASE) $(COMPONENT) $(REPO_URI) $(ORIGIN)";
+    let mut command = Command::new("apt-get");
+    command.args(["indextargets", "--format", format]).env("LC_ALL", "C");
+    let lines = tool::run_quietly("looking at the package sources", &mut command, watch)?;
+    Ok(debian_mirrors(&lines))
+}
+
+/// From apt's index targets: type, release, component, URI, origin.
+fn debian_mirrors(lines: &[String]) -> Vec<String> {
+    let mut known = Vec::new();
+    let mut guessed = Vec::new();
+    for line in lines {
+        let mut words = line.splitn(5, ' ');
+        let mut word = || words.next().unwrap_or_default();
+        let (kind, release, component, uri, origin) = (word(), word(), word(), word(), word());
+        if kind != "Packages" || component != "main" || !SUITES.contains(&release) {
+            continue;
+        }
+        // Without lists apt does not know the origin yet and leaves the variable in its place.
+        let list = match origin {
+            "Debian" => &mut known,
+            _ if origin.starts_with('$') => &mut guessed,
+            _ => continue,
+        };
+        let uri = uri.to_owned();
+        if !list.contains(&uri) {
+            list.push(uri);
+        }
+    }
+    // Other projects use Debian's names for their own suites; a mirror mostly ends like this.
+    guessed.sort_by_key(|uri| !uri.trim_end_matches('/').ends_with("/debian"));
+    guessed.retain(|uri| !known.contains(uri));
+    known.extend(guessed);
+    known
+}
+
+/// Downloads a selection into `folder` (which is made and can be used again to go on) and gives the packages' files.
+pub(crate) fn download(
+    selection: &Selection,
+    folder: &Path,
+    watch: &Watch,
+) -> Result<Vec<PathBuf>, GuestError> {
+    let unprovided = |why: String| GuestError::Unprovided { what: selection.what, why, advice: ADVICE };
+    let mirrors = match mirrors(watch) {
+        Err(GuestError::Start { .. }) => {
+            return Err(unprovided("this host has no apt, so it is no relative of Debian".into()));
+        }
+        mirrors => mirrors?,
+    };
+    if mirrors.is_empty() {
+        return Err(unprovided("none of this host's package sources is a mirror of Debian".into()));
+    }
+    let mut last = None;
+    for mirror in mirrors {
+        let apt = Apt::set_up(selection, &mirror, folder)?;
+        watch.step(&format!("looking for packages of {}", selection.what));
+        match apt.update(watch) {
+            Ok(()) => return apt.download(selection, watch),
+            Err(error @ GuestError::Tool { .. }) => last = Some(error),
+            Err(error) => return Err(error),
+        }
+    }
+    let why = last.map_or_else(String::new, |error| error.to_string());
+    let keys = if keyring().is_none() {
+        "; Debian's keys are in the package debian-archive-keyring, which is not installed here"
+    } else {
+        ""
+    };
+    Err(unprovided(format!("no mirror of Debian gave its lists{keys}: {why}")))
+}
+
+/// What to do where packages can't be had.
+pub(crate) const ADVICE: &str = "On Debian and its relatives: name a mirror of Debian with NICFORGE_DEBIAN_MIRROR and install \
+debian-archive-keyring. On other systems: name a QEMU of 10.1 or newer with --qemu, a kernel with --kernel (and its modules \
+with --modules), and have a static busybox";
+
+fn keyring() -> Option<&'static str> {
+    KEYRINGS.into_iter().find(|path| Path::new(path).is_file())
+}
+
+/// apt with a configuration of its own.
+struct Apt {
+    what: &'static str,
+    folder: PathBuf,
+    target: Option<&'static str>,
+}
+
+impl Apt {
+    fn set_up(selection: &Selection, mirror: &str, folder: &Path) -> Result<Self, GuestError> {
+        let folder = std::path::absolute(folder).doing(|| folder.display().to_string())?;
+        for part in ["lists/partial", "cache/archives/partial", "log"] {
+            std::fs::create_dir_all(folder.join(part)).doing(|| folder.join(part).display().to_string())?;
+        }
+        let write = |name: &str, text: &str| {
+            std::fs::write(folder.join(name), text).doing(|| folder.join(name).display().to_string())
+        };
+        write("sources.sources", &sources(selection, mirror))?;
+        write("status", &status(&selection.assumed))?;
+        write("apt.conf", &configuration(&folder))?;
+        Ok(Self { what: selection.what, folder, target: selection.target })
+    }
+
+    fn command(&self) -> Command {
+        let mut command = Command::new("apt-get");
+        // `--config-file` is read after the host's files, so it has the last word.
+        command.arg("--config-file").arg(self.folder.join("apt.conf")).args(["-q", "-o", "APT::Status-Fd=1"]);
+        command.envs([("LC_ALL", "C"), ("DEBIAN_FRONTEND", "noninteractive")]);
+        command
+    }
+
+    fn update(&self, watch: &Watch) -> Result<(), GuestError> {
+        let mut command = self.command();
+        // A list that can't be had is an error here; by itself apt goes on with old ones.
+        command.args(["-o", "APT::Update::Error-Mode=any", "update"]);
+        let percent = watch.clone();
+        let what = format!("downloading the package lists for {}", self.what);
+        tool::run(&what, &mut command, watch, move |line| show(line, &percent)).map(drop)
+    }
+
+    fn download(&self, selection: &Selection, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
+        watch.step(&format!("downloading {}", self.what));
+        let mut command = self.command();
+        command.args(["--yes", "--download-only", "--no-install-recommends"]);
+        if let Some(target) = self.target {
+            command.args(["--target-release", target]);
+        }
+        command.arg("install").args(&selection.packages);
+        let percent = watch.clone();
+        let what = format!("downloading packages of {}", self.what);
+        tool::run(&what, &mut command, watch, move |line| show(line, &percent))?;
+        self.archives()
+    }
+
+    fn archives(&self) -> Result<Vec<PathBuf>, GuestError> {
+        let folder = self.folder.join("cache/archives");
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(&folder).doing(|| folder.display().to_string())? {
+            let path = entry.doing(|| folder.display().to_string())?.path();
+            if path.extension().is_some_and(|extension| extension == "deb") {
+                files.push(path);
+            }
+        }
+        files.sort();
+        Ok(files)
+    }
+}
+
+/// apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
+fn show(line: &str, watch: &Watch) {
+    let mut fields = line.split(':');
+    if fields.next() == Some("dlstatus")
+        && let Some(percent) = fields.nth(1).and_then(|percent| percent.parse().ok())
+    {
+        watch.percent(percent);
+    }
+}
+
+fn sources(selection: &Selection, mirror: &str) -> String {
+    let suites = selection.suites.join(" ");
+    let mut text = format!("Types: deb\nURIs: {mirror}\nSuites: {suites}\nComponents: main\n");
+    if let Some(keyring) = keyring() {
+        text.push_str(&format!("Signed-By: {keyring}\n"));
+    }
+    text
+}
+
+/// A package database in which nothing is installed but what is assumed.
+fn status(assumed: &[&str]) -> String {
+    let unique: BTreeSet<_> = assumed.iter().collect();
+    let stanza = |name: &&&str| {
+        format!(
+            "Package: {name}\nStatus: install ok installed\nVersion: 999\nArchitecture: amd64\nMulti-Arch: foreign\n\
+             Maintainer: nobody\nDescription: assumed\n\n"
+        )
+    };
+    unique.iter().map(stanza).collect()
+}
+
+fn configuration(folder: &Path) -> String {
+    let folder = folder.display();
+    // Hooks of the host clean up its cache or tell its desktop: they have no business here.
+    let hooks = [
+        "APT::Update::Pre-Invoke",
+        "APT::Update::Post-Invoke",
+        "APT::Update::Post-Invoke-Success",
+        "APT::Update::Post-Invoke-Stats",
+        "APT::Install::Pre-Invoke",
+        "APT::Install::Post-Invoke",
+        "APT::Install::Post-Invoke-Success",
+        "DPkg::Pre-Invoke",
+        "DPkg::Post-Invoke",
+        "DPkg::Pre-Install-Pkgs",
+        "APT::Architectures",
+        "APT::Default-Release",
+        "APT::Keep-Downloaded-Packages",
+        "APT::Periodic",
+        "Acquire::Languages",
+    ];
+    let mut text: String = hooks.iter().map(|hook| format!("#clear {hook};\n")).collect();
+    text.push_str(&format!(
+        r#"Dir::State "{folder}";
+Dir::State::lists "{folder}/lists";
+Dir::State::status "{folder}/status";
+Dir::State::extended_states "{folder}/extended_states";
+Dir::Cache "{folder}/cache";
+Dir::Cache::archives "{folder}/cache/archives";
+Dir::Cache::pkgcache "";
+Dir::Cache::srcpkgcache "";
+Dir::Log "{folder}/log";
+Dir::Etc::sourcelist "{folder}/sources.sources";
+Dir::Etc::sourceparts "/dev/null";
+Dir::Etc::preferences "/dev/null";
+Dir::Etc::preferencesparts "/dev/null";
+APT::Architecture "amd64";
+APT::Architectures {{ "amd64"; }};
+APT::Install-Recommends "false";
+APT::Install-Suggests "false";
+APT::Keep-Downloaded-Packages "true";
+APT::Sandbox::User "root";
+APT::Get::List-Cleanup "false";
+Acquire::Languages "none";
+Acquire::Retries "3";
+Acquire::PDiffs "false";
+Debug::NoLocking "true";
+"#
+    ));
+    text
+}
+
+/// Unpacks packages over each other into `tree`.
+pub(crate) fn unpack(what: &str, packages: &[PathBuf], tree: &Path, watch: &Watch) -> Result<(), GuestError> {
+    watch.step(&format!("unpacking {what}"));
+    for (number, package) in packages.iter().enumerate() {
+        watch.percent(number as f32 * 100.0 / packages.len() as f32);
+        let mut command = Command::new("dpkg-deb");
+        command.arg("--extract").arg(package).arg(tree).env("LC_ALL", "C");
+        tool::run_quietly(&format!("unpacking {}", package.display()), &mut command, watch)?;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.lines().map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_mirror_is_what_apt_knows_to_be_debian() {
+        let found = debian_mirrors(&lines(
+            "Packages bookworm stable file:/tools/ Tools\nPackages bookworm main file:/debian/ Debian\n\
+             DEP-11 bookworm main file:/other/ Debian\nPackages bookworm-updates main file:/debian/ Debian",
+        ));
+        assert_eq!(found, ["file:/debian/"]);
+    }
+
+    #[test]
+    fn without_lists_the_likeliest_source_comes_first() {
+        let found = debian_mirrors(&lines(
+            "Packages stable main file:/graphs/ $(ORIGIN)\nPackages bookworm main file:/a/debian/ $(ORIGIN)\n\
+             Packages noble main file:/ubuntu/ $(ORIGIN)",
+        ));
+        assert_eq!(found, ["file:/a/debian/", "file:/graphs/"]);
+    }
+
+    #[test]
+    fn a_host_of_another_distribution_has_no_mirror() {
+        let none = debian_mirrors(&lines(
+            "Packages noble main file:/ubuntu/ Ubuntu\nPackages stable main file:/g/ Graphs",
+        ));
+        assert!(none.is_empty(), "{none:?}");
+    }
+}

@@ -1,0 +1,191 @@
+//! Where what was downloaded and built is kept, for this user, and the lock on it.
+//!
+//! ```text
+//! CACHE/lock              held by who provisions
+//! CACHE/downloads/...     packages of an interrupted download; gone when it was complete
+//! CACHE/qemu-...          a private tree with QEMU
+//! CACHE/linux-...         a private tree with a kernel, its modules and headers, busybox, lspci
+//! CACHE/shim/HASH/*.ko    the kernel module, for its sources and a kernel
+//! CACHE/accel             what was found out about KVM since the host started
+//! ```
+//! A tree is made beside its place and renamed: what has its name is complete.
+
+use std::{
+    fs::{DirBuilder, File},
+    os::unix::fs::{DirBuilderExt, MetadataExt},
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    unistd::geteuid,
+};
+
+use crate::{
+    error::{Doing, GuestError},
+    watch::{LOOK, Watch},
+};
+
+/// The environment variable that names the cache.
+pub const VARIABLE: &str = "NICFORGE_CACHE";
+
+/// A cache directory.
+#[derive(Clone, Debug)]
+pub struct Cache {
+    root: PathBuf,
+}
+
+/// The lock on a cache, given back when it is dropped.
+#[derive(Debug)]
+pub struct Locked {
+    _lock: Flock<File>,
+}
+
+impl Cache {
+    /// The user's cache: `$NICFORGE_CACHE`, `$XDG_CACHE_HOME/nicforge`, `~/.cache/nicforge`, or without a home a directory
+    /// of this user among the temporary files.
+    ///
+    /// # Errors
+    /// [`GuestError::Cache`] when it can't be made, or others may write to it.
+    pub fn open() -> Result<Self, GuestError> {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        let named = variable(VARIABLE)
+            .or_else(|| variable("XDG_CACHE_HOME").map(|path| path.join("nicforge")))
+            .or_else(|| variable("HOME").map(|home| home.join(".cache/nicforge")));
+        let temporary = std::env::temp_dir().join(format!("nicforge-cache-{}", geteuid()));
+        match named {
+            Some(path) => Self::at(&path).or_else(|error| {
+                // A home that is not there (or not ours) is usual for users of services; a cache that was named is meant.
+                if std::env::var_os(VARIABLE).is_some() { Err(error) } else { Self::at(&temporary) }
+            }),
+            None => Self::at(&temporary),
+        }
+    }
+
+    /// A cache in a directory of the caller's choice, which is made.
+    ///
+    /// # Errors
+    /// [`GuestError::Cache`] when it can't be made, or others may write to it.
+    pub fn at(path: &Path) -> Result<Self, GuestError> {
+        let unusable = |why: String| GuestError::Cache { path: path.to_owned(), why };
+        let root = std::path::absolute(path).map_err(|error| unusable(error.to_string()))?;
+        DirBuilder::new()
+            .recursive(true)
+            .mode(0o700)
+            .create(&root)
+            .map_err(|error| unusable(error.to_string()))?;
+        let metadata = std::fs::metadata(&root).map_err(|error| unusable(error.to_string()))?;
+        // Programs are run from it.
+        if metadata.uid() != geteuid().as_raw() {
+            return Err(unusable("it belongs to another user".into()));
+        }
+        if metadata.mode() & 0o022 != 0 {
+            return Err(unusable("other users can write to it".into()));
+        }
+        Ok(Self { root })
+    }
+
+    /// A path in it.
+    pub fn path(&self, name: impl AsRef<Path>) -> PathBuf {
+        self.root.join(name)
+    }
+
+    /// Waits until nobody else provisions.
+    pub(crate) fn lock(&self, watch: &Watch) -> Result<Locked, GuestError> {
+        let path = self.path("lock");
+        let mut file =
+            File::options().create(true).append(true).open(&path).doing(|| path.display().to_string())?;
+        let mut said = false;
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) => return Ok(Locked { _lock: lock }),
+                Err((back, Errno::EWOULDBLOCK)) => file = back,
+                Err((_, errno)) => return Err(errno).doing(|| format!("lock {}", path.display())),
+            }
+            if !said {
+                watch.step(&format!("waiting for another process that uses {}", path.display()));
+                said = true;
+            }
+            watch.check()?;
+            std::thread::sleep(LOOK);
+        }
+    }
+
+    /// Makes the directory `name` by filling a temporary one and renaming it, unless it is there.
+    pub(crate) fn make(
+        &self,
+        name: &str,
+        fill: impl FnOnce(&Path) -> Result<(), GuestError>,
+    ) -> Result<PathBuf, GuestError> {
+        let path = self.path(name);
+        if path.is_dir() {
+            return Ok(path);
+        }
+        let parent = path.parent().unwrap_or(&self.root);
+        std::fs::create_dir_all(parent).doing(|| parent.display().to_string())?;
+        let folder = tempfile::Builder::new()
+            .prefix(".making-")
+            .tempdir_in(parent)
+            .doing(|| format!("a directory in {}", parent.display()))?;
+        fill(folder.path())?;
+        let made = folder.keep();
+        std::fs::rename(&made, &path).doing(|| format!("rename {} to {}", made.display(), path.display()))?;
+        Ok(path)
+    }
+
+    /// Removes what processes left that were killed while they made something. Only under the lock.
+    pub(crate) fn sweep(&self, _lock: &Locked) {
+        let Ok(entries) = std::fs::read_dir(&self.root) else { return };
+        for entry in entries.flatten() {
+            if entry.file_name().to_string_lossy().starts_with(".making-") {
+                // What can't be removed costs space only.
+                let _ = std::fs::remove_dir_all(entry.path());
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_cache_that_others_can_write_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Cache::at(folder.path()).unwrap_err();
+        assert!(error.to_string().contains("other users can write"), "{error}");
+    }
+
+    #[test]
+    fn what_could_not_be_filled_is_not_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path()).unwrap();
+        let error = cache.make("a", |_| Err(GuestError::Cancelled)).unwrap_err();
+        assert!(matches!(error, GuestError::Cancelled));
+        assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_is_there_is_not_made_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path()).unwrap();
+        let made = cache.make("x/a", |path| std::fs::write(path.join("f"), "1").doing(String::new)).unwrap();
+        cache.make("x/a", |_| Err(GuestError::Cancelled)).unwrap();
+        assert_eq!(std::fs::read_to_string(made.join("f")).unwrap(), "1");
+    }
+
+    #[test]
+    fn a_second_lock_waits_and_can_be_given_up() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path()).unwrap();
+        let held = cache.lock(&Watch::silent()).unwrap();
+        let watch = Watch::silent().cancelled_by(|| true);
+        assert!(matches!(cache.lock(&watch).unwrap_err(), GuestError::Cancelled));
+        drop(held);
+        cache.lock(&Watch::silent()).unwrap();
+    }
+}

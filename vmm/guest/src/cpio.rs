@@ -1,0 +1,157 @@
+//! The archive that Linux unpacks as its first root file system: cpio in the `newc` format
+//! (Linux, Documentation/driver-api/early-userspace/buffer-format.rst).
+
+use std::{
+    collections::BTreeSet,
+    io::{self, Write},
+};
+
+const DIRECTORY: u32 = 0o040_000;
+const FILE: u32 = 0o100_000;
+const TRAILER: &str = "TRAILER!!!";
+
+/// Writes an archive. Paths are absolute; the directories above a file are made.
+pub(crate) struct Archive<W> {
+    out: W,
+    written: u64,
+    inode: u32,
+    directories: BTreeSet<String>,
+}
+
+impl<W: Write> Archive<W> {
+    pub(crate) fn new(out: W) -> Self {
+        Self { out, written: 0, inode: 1, directories: BTreeSet::new() }
+    }
+
+    /// A directory, with those above it.
+    pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
+        let mut parent = String::new();
+        for part in path.split('/').filter(|part| !part.is_empty()) {
+            if !parent.is_empty() {
+                parent.push('/');
+            }
+            parent.push_str(part);
+            if self.directories.insert(parent.clone()) {
+                self.entry(&parent, DIRECTORY | 0o755, &[])?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A file with its permissions.
+    pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+        self.above(path)?;
+        self.entry(path, FILE | (mode & 0o7777), content)
+    }
+
+    /// Ends the archive.
+    pub(crate) fn finish(mut self) -> io::Result<W> {
+        self.entry(TRAILER, 0, &[])?;
+        // Another archive may follow; the kernel looks for it at the next multiple of four.
+        self.out.flush()?;
+        Ok(self.out)
+    }
+
+    fn above(&mut self, path: &str) -> io::Result<()> {
+        match path.rsplit_once('/') {
+            Some((parent, _)) => self.directory(parent),
+            None => Ok(()),
+        }
+    }
+
+    fn entry(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
+        let name = path.trim_start_matches('/');
+        let size = u32::try_from(content.len()).map_err(|_| {
+            io::Error::other(format!("{path} has {} bytes; an archive's files end at 4 GiB", content.len()))
+        })?;
+        let header = [
+            self.inode,
+            mode,
+            0, // owner
+            0, // group
+            if mode & 0o170_000 == DIRECTORY { 2 } else { 1 },
+            0, // time: the same content gives the same archive
+            size,
+            0, // device: major, minor
+            0,
+            0, // the device that it is, for nodes
+            0,
+            name.len() as u32 + 1,
+            0, // checksum, unused in this format
+        ];
+        self.inode += 1;
+        let mut text = String::from("070701");
+        for field in header {
+            text.push_str(&format!("{field:08x}"));
+        }
+        self.write(text.as_bytes())?;
+        self.write(name.as_bytes())?;
+        self.write(&[0])?;
+        self.align()?;
+        self.write(content)?;
+        self.align()
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.written += bytes.len() as u64;
+        self.out.write_all(bytes)
+    }
+
+    fn align(&mut self) -> io::Result<()> {
+        let missing = self.written.wrapping_neg() % 4;
+        self.write(&[0; 3][..missing as usize])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Names, modes and contents, by the format's description.
+    fn read(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
+        let mut entries = Vec::new();
+        loop {
+            assert_eq!(&bytes[..6], b"070701");
+            let field = |index: usize| {
+                let text = std::str::from_utf8(&bytes[6 + index * 8..14 + index * 8]).unwrap();
+                usize::from_str_radix(text, 16).unwrap()
+            };
+            let (mode, size, name) = (field(1), field(6), field(11));
+            let content = (110 + name).next_multiple_of(4);
+            let text = String::from_utf8(bytes[110..110 + name - 1].to_vec()).unwrap();
+            if text == TRAILER {
+                return entries;
+            }
+            entries.push((text, mode as u32, bytes[content..content + size].to_vec()));
+            bytes = &bytes[(content + size).next_multiple_of(4)..];
+        }
+    }
+
+    #[test]
+    fn entries_come_back_with_the_directories_above_them_once() {
+        let mut archive = Archive::new(Vec::new());
+        archive.file("/a/b/c", 0o755, b"12345").unwrap();
+        archive.directory("/a/e").unwrap();
+        let entries = read(&archive.finish().unwrap());
+        let expected = [
+            ("a", 0o040_755, &b""[..]),
+            ("a/b", 0o040_755, b""),
+            ("a/b/c", 0o100_755, b"12345"),
+            ("a/e", 0o040_755, b""),
+        ];
+        let expected: Vec<_> = expected
+            .iter()
+            .map(|(name, mode, content)| ((*name).to_owned(), *mode, content.to_vec()))
+            .collect();
+        assert_eq!(entries, expected);
+    }
+
+    #[test]
+    fn an_archive_ends_where_another_can_begin() {
+        for length in 0..8 {
+            let mut archive = Archive::new(Vec::new());
+            archive.file("f", 0o644, &vec![1; length]).unwrap();
+            assert_eq!(archive.finish().unwrap().len() % 4, 0);
+        }
+    }
+}

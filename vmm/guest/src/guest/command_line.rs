@@ -1,0 +1,106 @@
+//! QEMU's command line for a guest.
+
+use std::{path::Path, process::Command};
+
+use serde_json::json;
+
+use super::config::{GuestConfig, Placed};
+use crate::{accel::Accelerator, provision::Toolkit};
+
+/// Where a guest's sockets and files are.
+pub(crate) struct Files<'a> {
+    pub(crate) initrd: &'a Path,
+    pub(crate) console: &'a Path,
+    pub(crate) trace: &'a Path,
+    pub(crate) agent: &'a Path,
+    pub(crate) monitor: &'a Path,
+    pub(crate) terminal: &'a Path,
+}
+
+/// The command that runs the guest.
+pub(crate) fn command(
+    toolkit: &Toolkit,
+    config: &GuestConfig,
+    functions: &[Placed],
+    files: &Files<'_>,
+) -> Command {
+    let mut command = toolkit.qemu.command();
+    let kvm = config.accelerator == Accelerator::Kvm;
+    // Remapped interrupts and KVM's own interrupt controller exclude each other.
+    let split = if kvm && config.iommu { ",kernel-irqchip=split" } else { "" };
+    command
+        .args(["-nodefaults", "-no-user-config", "-display", "none"])
+        .args(["-machine", &format!("q35,memory-backend=memory{split}")])
+        .args(["-accel", config.accelerator.name(), "-cpu", config.accelerator.processor()])
+        .args(["-smp", &config.processors.to_string(), "-m", &config.memory_mib.to_string()])
+        // The functions' server maps the guest's memory.
+        .args(["-object", &format!("memory-backend-memfd,id=memory,size={}M,share=on", config.memory_mib)])
+        .args(["-action", if config.reboots { "reboot=reset" } else { "reboot=shutdown" }])
+        .args(["-name", &config.node]);
+    let mut line = |kind: &str, id: &str, path: &Path| {
+        command.args(["-chardev", &format!("{kind},id={id},path={}", escaped(path))]);
+    };
+    line("file", "console", files.console);
+    line("socket", "agent", files.agent);
+    line("socket", "monitor", files.monitor);
+    if config.terminal {
+        line("socket", "terminal", files.terminal);
+    }
+    command.args(["-serial", "chardev:console", "-serial", "chardev:agent"]);
+    if config.terminal {
+        command.args(["-serial", "chardev:terminal"]);
+    }
+    command.args(["-mon", "chardev=monitor,mode=control"]);
+    if config.iommu {
+        // Before all devices that it is to confine.
+        command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
+    }
+    for placed in functions {
+        function(&mut command, placed);
+    }
+    if let Some(share) = &config.share {
+        command
+            .args(["-fsdev", &format!("local,id=share,path={},security_model=none", escaped(share))])
+            .args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share,addr=2"]);
+    }
+    for device in &config.devices {
+        command.args(["-device", device]);
+    }
+    command.args(["-d", "guest_errors", "-D"]).arg(files.trace);
+    for events in &config.trace {
+        command.args(["-trace", events]);
+    }
+    let iommu = if config.iommu { " intel_iommu=on" } else { "" };
+    command.arg("-kernel").arg(&toolkit.kernel.image).arg("-initrd").arg(files.initrd).args([
+        "-append",
+        &format!("console=ttyS0 quiet panic=-1 rdinit=/nicforge/init{iommu}{}", config.append),
+    ]);
+    command
+}
+
+fn function(command: &mut Command, placed: &Placed) {
+    let slot = format!("{:x}", placed.slot);
+    let mut device = json!({
+        "driver": "vfio-user-pci",
+        "id": placed.id(),
+        "socket": { "type": "unix", "path": placed.function.socket },
+    });
+    if placed.function.hotplug {
+        let port = format!("port{slot}");
+        let number = placed.slot;
+        command.args([
+            "-device",
+            &format!("pcie-root-port,id={port},bus=pcie.0,addr={slot},chassis={number},slot={number}"),
+        ]);
+        device["bus"] = json!(port);
+    } else {
+        device["bus"] = json!("pcie.0");
+        device["addr"] = json!(slot);
+    }
+    command.args(["-device", &device.to_string()]);
+}
+
+/// A path in an option's value: a comma is written twice.
+fn escaped(path: &Path) -> String {
+    path.display().to_string().replace(',', ",,")
+}

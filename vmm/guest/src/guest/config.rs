@@ -1,0 +1,319 @@
+//! What a guest is to have and to be.
+
+use std::{path::PathBuf, time::Duration};
+
+use crate::{accel::Accelerator, error::GuestError, initramfs::Extra};
+
+/// The first and the last slot of the guest's root bus that functions are plugged into.
+const SLOTS: std::ops::RangeInclusive<u8> = 3..=0x1c;
+
+/// Who drives our functions inside the guest.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Driver {
+    /// Nobody; programs find PCI addresses.
+    #[default]
+    None,
+    /// The kernel module `kmod-shim`: programs find `shim:/dev/nicforge0`.
+    Shim,
+    /// Linux's VFIO: programs find `vfio:0000:00:03.0`. Needs the virtual IOMMU.
+    Vfio,
+}
+
+impl Driver {
+    pub(crate) const fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Shim => "shim",
+            Self::Vfio => "vfio",
+        }
+    }
+}
+
+/// A served function to be plugged in.
+#[derive(Clone, Debug)]
+pub struct Function {
+    /// Its name, as in `io0.core0`.
+    pub name: String,
+    /// Its socket.
+    pub socket: PathBuf,
+    /// Whether it sits behind a port of its own, so that it can be unplugged.
+    pub hotplug: bool,
+    /// Whether it is in `NICFORGE_SOCKET`; those for the kernel's role are in `NICFORGE_DEVICES` alone.
+    pub user: bool,
+}
+
+/// A function's place: a slot of the root bus, which for [`Function::hotplug`] is its port's.
+#[derive(Clone, Debug)]
+pub(crate) struct Placed {
+    pub(crate) function: Function,
+    pub(crate) slot: u8,
+}
+
+impl Placed {
+    /// As the agent reads it: `03.0`, or `03.0/` for what is behind that port.
+    pub(crate) fn place(&self) -> String {
+        format!("{:02x}.0{}", self.slot, if self.function.hotplug { "/" } else { "" })
+    }
+
+    /// QEMU's name of it.
+    pub(crate) fn id(&self) -> String {
+        format!("function{:02x}", self.slot)
+    }
+}
+
+/// A guest before it is booted.
+#[derive(Clone, Debug)]
+pub struct GuestConfig {
+    pub(crate) node: String,
+    pub(crate) functions: Vec<Function>,
+    pub(crate) devices: Vec<String>,
+    pub(crate) memory_mib: u32,
+    pub(crate) processors: u32,
+    pub(crate) iommu: bool,
+    pub(crate) driver: Driver,
+    pub(crate) extras: Vec<Extra>,
+    pub(crate) modules: Vec<String>,
+    pub(crate) share: Option<PathBuf>,
+    pub(crate) environment: Vec<(String, String)>,
+    pub(crate) append: String,
+    pub(crate) accelerator: Accelerator,
+    pub(crate) boot_deadline: Duration,
+    pub(crate) reboots: bool,
+    pub(crate) terminal: bool,
+    pub(crate) trace: Vec<String>,
+    pub(crate) logs: Option<PathBuf>,
+}
+
+impl GuestConfig {
+    /// A guest without functions, with 512 MiB and one processor, emulated, that has two minutes to start.
+    pub fn new(node: impl Into<String>) -> Self {
+        Self {
+            node: node.into(),
+            functions: Vec::new(),
+            devices: Vec::new(),
+            memory_mib: 512,
+            processors: 1,
+            iommu: false,
+            driver: Driver::None,
+            extras: Vec::new(),
+            modules: Vec::new(),
+            share: None,
+            environment: Vec::new(),
+            append: String::new(),
+            accelerator: Accelerator::Tcg,
+            boot_deadline: Duration::from_secs(120),
+            reboots: false,
+            terminal: false,
+            trace: Vec::new(),
+            logs: None,
+        }
+    }
+
+    /// Plug in a served function. The first is at `0000:00:03.0`, the second at `0000:00:04.0`, and so on; one that can be
+    /// unplugged is behind a port at that place.
+    pub fn function(mut self, function: Function) -> Self {
+        self.functions.push(function);
+        self
+    }
+
+    /// Plug in a user's function that stays.
+    pub fn user_function(self, name: impl Into<String>, socket: impl Into<PathBuf>) -> Self {
+        self.function(Function { name: name.into(), socket: socket.into(), hotplug: false, user: true })
+    }
+
+    /// Another device of QEMU's, as the value of its `-device`, for example `edu`.
+    pub fn device(mut self, device: impl Into<String>) -> Self {
+        self.devices.push(device.into());
+        self
+    }
+
+    /// Memory in MiB.
+    pub fn memory(mut self, mib: u32) -> Self {
+        self.memory_mib = mib;
+        self
+    }
+
+    /// Processors.
+    pub fn processors(mut self, number: u32) -> Self {
+        self.processors = number;
+        self
+    }
+
+    /// A virtual IOMMU with interrupt remapping, switched on.
+    pub fn iommu(mut self, on: bool) -> Self {
+        self.iommu = on;
+        self
+    }
+
+    /// Who drives the functions.
+    pub fn driver(mut self, driver: Driver) -> Self {
+        self.driver = driver;
+        self
+    }
+
+    /// A program of the host with its libraries, as `/root/NAME`, which commands find by its name.
+    pub fn program(mut self, source: impl Into<PathBuf>) -> Self {
+        let source = source.into();
+        let name = source.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        self.extras.push(Extra { source, place: format!("/root/{name}"), program: true });
+        self
+    }
+
+    /// A program of the host with its libraries, under another name in `/root`.
+    pub fn program_as(mut self, source: impl Into<PathBuf>, name: &str) -> Self {
+        self.extras.push(Extra { source: source.into(), place: format!("/root/{name}"), program: true });
+        self
+    }
+
+    /// A file or directory of the host at a place in the guest, an absolute path.
+    pub fn file(mut self, source: impl Into<PathBuf>, place: impl Into<String>) -> Self {
+        self.extras.push(Extra { source: source.into(), place: place.into(), program: false });
+        self
+    }
+
+    /// A module of the kernel to be loaded at the start, with those it needs.
+    pub fn module(mut self, name: impl Into<String>) -> Self {
+        self.modules.push(name.into());
+        self
+    }
+
+    /// A directory of the host at `/share`.
+    pub fn share(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.share = Some(folder.into());
+        self
+    }
+
+    /// A variable in the environment of all commands.
+    pub fn env(mut self, name: impl Into<String>, value: impl Into<String>) -> Self {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// More for the kernel's command line.
+    pub fn append(mut self, text: &str) -> Self {
+        self.append.push(' ');
+        self.append.push_str(text);
+        self
+    }
+
+    /// How the guest's processors run.
+    pub fn accelerator(mut self, accelerator: Accelerator) -> Self {
+        self.accelerator = accelerator;
+        self
+    }
+
+    /// How long it may take to start.
+    pub fn boot_deadline(mut self, limit: Duration) -> Self {
+        self.boot_deadline = limit;
+        self
+    }
+
+    /// Whether a guest that reboots (or panics, which reboots it) or is reset starts anew; by default it ends.
+    pub fn reboots(mut self, again: bool) -> Self {
+        self.reboots = again;
+        self
+    }
+
+    /// Whether it has a line for [`Guest::terminal`](crate::Guest::terminal).
+    pub fn terminal(mut self, wanted: bool) -> Self {
+        self.terminal = wanted;
+        self
+    }
+
+    /// Events of QEMU to be traced into the folder of logs, as in `vfio_user_*`.
+    pub fn trace(mut self, events: &str) -> Self {
+        self.trace.push(events.to_owned());
+        self
+    }
+
+    /// Where console, QEMU's messages and its trace go, as `NODE.console.log`, `NODE.qemu.log`, `NODE.trace.log`; without it
+    /// they end with the guest.
+    pub fn logs(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.logs = Some(folder.into());
+        self
+    }
+
+    /// The functions with their slots, if there is room for all.
+    pub(crate) fn placed(&self) -> Result<Vec<Placed>, GuestError> {
+        if self.functions.len() > SLOTS.count() {
+            return Err(GuestError::Request(format!(
+                "{}: {} functions are to be plugged in; a guest has {} slots for them",
+                self.node,
+                self.functions.len(),
+                SLOTS.count()
+            )));
+        }
+        if self.driver == Driver::Vfio && !self.iommu {
+            let text = "VFIO in the guest needs the virtual IOMMU (iommu, --iommu): its kernel has no other way to confine DMA";
+            return Err(GuestError::Request(format!("{}: {text}", self.node)));
+        }
+        let good = |name: &str| {
+            !name.is_empty()
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+        };
+        for name in std::iter::once(&self.node).chain(self.functions.iter().map(|function| &function.name)) {
+            if !good(name) {
+                return Err(GuestError::Request(format!(
+                    "{name:?} is no name: letters, digits, '.', '_' and '-' are"
+                )));
+            }
+        }
+        Ok(self
+            .functions
+            .iter()
+            .cloned()
+            .zip(SLOTS)
+            .map(|(function, slot)| Placed { function, slot })
+            .collect())
+    }
+
+    /// How many functions a guest can have.
+    pub fn max_functions() -> usize {
+        SLOTS.count()
+    }
+}
+
+/// A word for the shell, whatever is in it.
+pub(crate) fn quoted(text: &str) -> String {
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn functions_have_slots_in_their_order() {
+        let config = GuestConfig::new("n").user_function("a", "/s/a").function(Function {
+            name: "b".into(),
+            socket: "/s/b".into(),
+            hotplug: true,
+            user: false,
+        });
+        let places: Vec<_> = config.placed().unwrap().iter().map(Placed::place).collect();
+        assert_eq!(places, ["03.0", "04.0/"]);
+    }
+
+    #[test]
+    fn more_functions_than_slots_are_refused() {
+        let many = (0..=GuestConfig::max_functions())
+            .fold(GuestConfig::new("n"), |config, number| config.user_function(format!("f{number}"), "/s"));
+        assert!(many.placed().unwrap_err().to_string().contains("slots"));
+    }
+
+    #[test]
+    fn vfio_without_an_iommu_is_refused() {
+        let error = GuestConfig::new("n").driver(Driver::Vfio).placed().unwrap_err();
+        assert!(error.to_string().contains("--iommu"), "{error}");
+    }
+
+    #[test]
+    fn a_name_that_is_a_shell_command_is_refused() {
+        assert!(GuestConfig::new("n").user_function("a b;c", "/s").placed().is_err());
+    }
+
+    #[test]
+    fn a_quoted_word_is_one_word() {
+        assert_eq!(quoted("it's"), "'it'\\''s'");
+    }
+}

@@ -1,0 +1,172 @@
+//! QEMU's monitor (QMP: one JSON object a line; QEMU, docs/interop/qmp-spec).
+
+use std::{
+    io::{self, Read, Write},
+    os::unix::net::UnixStream,
+    time::{Duration, Instant},
+};
+
+use serde_json::{Value, json};
+
+/// The longest line that is read, in bytes.
+const MAX_LINE: usize = 1 << 20;
+/// How many events are kept for who may wait for them.
+const MAX_EVENTS: usize = 256;
+
+/// A connection to the monitor.
+pub(crate) struct Monitor {
+    stream: UnixStream,
+    buffer: Vec<u8>,
+    events: Vec<Value>,
+}
+
+/// Why a command of the monitor has no result.
+#[derive(Debug)]
+pub(crate) enum Trouble {
+    /// QEMU says no.
+    Refused(String),
+    /// No answer in time.
+    Late,
+    /// The connection is gone.
+    Gone(io::Error),
+}
+
+impl From<io::Error> for Trouble {
+    fn from(error: io::Error) -> Self {
+        match error.kind() {
+            io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Self::Late,
+            _ => Self::Gone(error),
+        }
+    }
+}
+
+impl Monitor {
+    /// Greets.
+    pub(crate) fn new(stream: UnixStream, until: Instant) -> Result<Self, Trouble> {
+        let mut monitor = Self { stream, buffer: Vec::new(), events: Vec::new() };
+        monitor.message(until)?;
+        monitor.execute("qmp_capabilities", json!({}), until)?;
+        Ok(monitor)
+    }
+
+    /// Runs a command and gives its result.
+    pub(crate) fn execute(
+        &mut self,
+        command: &str,
+        arguments: Value,
+        until: Instant,
+    ) -> Result<Value, Trouble> {
+        let request = json!({ "execute": command, "arguments": arguments });
+        self.stream.set_write_timeout(Some(left(until)?))?;
+        self.stream.write_all(format!("{request}\n").as_bytes())?;
+        loop {
+            let mut message = self.message(until)?;
+            if let Some(result) = message.get_mut("return") {
+                return Ok(result.take());
+            }
+            if let Some(error) = message.get("error") {
+                let text = error["desc"].as_str().map_or_else(|| error.to_string(), str::to_owned);
+                return Err(Trouble::Refused(text));
+            }
+            self.keep(message);
+        }
+    }
+
+    /// Waits for an event, which may have come already, that `wanted` takes.
+    pub(crate) fn event(
+        &mut self,
+        wanted: impl Fn(&str, &Value) -> bool,
+        until: Instant,
+    ) -> Result<(), Trouble> {
+        let fits = |event: &Value| event["event"].as_str().is_some_and(|name| wanted(name, &event["data"]));
+        loop {
+            if let Some(place) = self.events.iter().position(&fits) {
+                self.events.remove(place);
+                return Ok(());
+            }
+            let message = self.message(until)?;
+            self.keep(message);
+        }
+    }
+
+    /// Forget what happened so far.
+    pub(crate) fn forget_events(&mut self) {
+        self.events.clear();
+    }
+
+    fn keep(&mut self, message: Value) {
+        if message.get("event").is_some() {
+            if self.events.len() == MAX_EVENTS {
+                self.events.remove(0);
+            }
+            self.events.push(message);
+        }
+    }
+
+    fn message(&mut self, until: Instant) -> Result<Value, Trouble> {
+        loop {
+            if let Some(end) = self.buffer.iter().position(|&byte| byte == b'\n') {
+                let line: Vec<u8> = self.buffer.drain(..=end).collect();
+                return serde_json::from_slice(&line).map_err(|error| Trouble::Gone(error.into()));
+            }
+            if self.buffer.len() > MAX_LINE {
+                return Err(Trouble::Gone(io::Error::other("the monitor's line has no end")));
+            }
+            self.stream.set_read_timeout(Some(left(until)?))?;
+            let mut piece = [0; 4096];
+            match self.stream.read(&mut piece) {
+                Ok(0) => return Err(Trouble::Gone(io::ErrorKind::UnexpectedEof.into())),
+                Ok(length) => self.buffer.extend_from_slice(&piece[..length]),
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+}
+
+fn left(until: Instant) -> Result<Duration, Trouble> {
+    let left = until.saturating_duration_since(Instant::now());
+    if left.is_zero() { Err(Trouble::Late) } else { Ok(left) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn soon() -> Instant {
+        Instant::now() + Duration::from_secs(60)
+    }
+
+    fn monitor(says: &str) -> (Monitor, UnixStream) {
+        let (host, mut qemu) = UnixStream::pair().unwrap();
+        qemu.write_all(b"{\"QMP\": {}}\n{\"return\": {}}\n").unwrap();
+        qemu.write_all(says.as_bytes()).unwrap();
+        (Monitor::new(host, soon()).unwrap(), qemu)
+    }
+
+    #[test]
+    fn an_event_before_the_answer_is_kept() {
+        let (mut monitor, _qemu) =
+            monitor("{\"event\": \"RESET\", \"data\": {}}\n{\"return\": {\"a\": 1}}\n");
+        assert_eq!(monitor.execute("x", json!({}), soon()).unwrap()["a"], 1);
+        monitor.event(|name, _| name == "RESET", soon()).unwrap();
+    }
+
+    #[test]
+    fn a_refusal_has_qemus_words() {
+        let (mut monitor, _qemu) = monitor("{\"error\": {\"class\": \"G\", \"desc\": \"no such device\"}}\n");
+        match monitor.execute("x", json!({}), soon()) {
+            Err(Trouble::Refused(text)) => assert_eq!(text, "no such device"),
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_monitor_that_says_nothing_is_late_and_one_that_went_is_gone() {
+        let (mut monitor, qemu) = monitor("");
+        let now = Instant::now() + Duration::from_millis(20);
+        assert!(matches!(monitor.execute("x", json!({}), now), Err(Trouble::Late)));
+        drop(qemu);
+        assert!(matches!(monitor.execute("x", json!({}), soon()), Err(Trouble::Gone(_))));
+    }
+}

@@ -1,0 +1,155 @@
+//! QEMU's process: started and waited for by a thread of its own, because a child that is to end with its parent ends with the
+//! *thread* that started it.
+
+use std::{
+    io,
+    process::{Child, Command, ExitStatus},
+    sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, mpsc},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use nix::{
+    errno::Errno,
+    sys::{
+        signal::{Signal, kill},
+        wait::{Id, WaitPidFlag, waitid},
+    },
+    unistd::Pid,
+};
+
+use crate::tool;
+
+/// A running QEMU. It is killed when this is dropped.
+pub(crate) struct Process {
+    shared: Arc<Shared>,
+    keeper: Option<JoinHandle<()>>,
+    pid: Pid,
+}
+
+#[derive(Default)]
+struct Shared {
+    /// `Some` once it has ended and its number may be somebody else's.
+    status: Mutex<Option<ExitStatus>>,
+    ended: Condvar,
+}
+
+impl Shared {
+    fn status(&self) -> MutexGuard<'_, Option<ExitStatus>> {
+        self.status.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Process {
+    /// Starts the command; `ended` runs once when it has ended.
+    pub(crate) fn start(mut command: Command, ended: impl FnOnce() + Send + 'static) -> io::Result<Self> {
+        let shared = Arc::new(Shared::default());
+        let (tell, told) = mpsc::channel();
+        let keeper = std::thread::Builder::new().name("qemu".into()).spawn({
+            let shared = shared.clone();
+            move || match tool::end_with_us(&mut command).spawn() {
+                Ok(child) => {
+                    // The other end waits for it.
+                    let _ = tell.send(Ok(child.id()));
+                    keep(child, &shared);
+                    ended();
+                }
+                Err(error) => {
+                    let _ = tell.send(Err(error));
+                }
+            }
+        })?;
+        let pid = told.recv().map_err(io::Error::other)??;
+        Ok(Self { shared, keeper: Some(keeper), pid: Pid::from_raw(pid as i32) })
+    }
+
+    /// Its process number.
+    pub(crate) fn pid(&self) -> Pid {
+        self.pid
+    }
+
+    /// How it ended, if it has.
+    pub(crate) fn status(&self) -> Option<ExitStatus> {
+        *self.shared.status()
+    }
+
+    /// Waits for its end.
+    pub(crate) fn wait(&self, limit: Duration) -> Option<ExitStatus> {
+        let until = Instant::now() + limit;
+        let mut status = self.shared.status();
+        while status.is_none() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return None;
+            }
+            status = self.shared.ended.wait_timeout(status, left).unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *status
+    }
+
+    /// Sends it a signal, if it is still there.
+    pub(crate) fn signal(&self, signal: Signal) {
+        let status = self.shared.status();
+        // Under the lock it is not reaped, so the number is its own.
+        if status.is_none() {
+            let _ = kill(self.pid, signal);
+        }
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        self.signal(Signal::SIGKILL);
+        if let Some(keeper) = self.keeper.take() {
+            let _ = keeper.join();
+        }
+    }
+}
+
+/// Waits for the child without taking its number away, then takes it under the lock.
+fn keep(mut child: Child, shared: &Shared) {
+    let pid = Pid::from_raw(child.id() as i32);
+    while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
+    let mut status = shared.status();
+    *status = child.wait().ok();
+    shared.ended.notify_all();
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    #[test]
+    fn a_process_that_ends_gives_its_status_and_says_so() {
+        let said = Arc::new(AtomicBool::new(false));
+        let mut command = Command::new("sh");
+        command.args(["-c", "exit 7"]);
+        let process = Process::start(command, {
+            let said = said.clone();
+            move || said.store(true, Ordering::SeqCst)
+        })
+        .unwrap();
+        assert_eq!(process.wait(LONG).unwrap().code(), Some(7));
+        drop(process);
+        assert!(said.load(Ordering::SeqCst));
+    }
+
+    #[test]
+    fn a_dropped_process_is_gone() {
+        let mut command = Command::new("sleep");
+        command.arg("600");
+        let process = Process::start(command, || ()).unwrap();
+        let pid = process.pid();
+        drop(process);
+        assert_eq!(kill(pid, None), Err(Errno::ESRCH));
+    }
+
+    #[test]
+    fn a_program_that_is_not_there_is_an_error() {
+        assert!(Process::start(Command::new("/no/such/program"), || ()).is_err());
+    }
+}

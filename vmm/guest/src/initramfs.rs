@@ -1,0 +1,217 @@
+//! The guest's first root file system: busybox, our init and agent, modules, `lspci`, and what the caller brings along.
+
+use std::{
+    collections::BTreeSet,
+    fs::File,
+    io::{BufWriter, Write},
+    os::unix::fs::PermissionsExt,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    cpio::Archive,
+    elf,
+    error::{Doing, GuestError},
+    modules::{Module, ModuleTree},
+    provision::{Lspci, Toolkit},
+    watch::Watch,
+};
+
+const INIT: &[u8] = include_bytes!("inside/init.sh");
+const AGENT: &[u8] = include_bytes!("inside/agent.sh");
+
+/// Modules that a guest has where its kernel does; they are loaded when something asks for them.
+const USUAL_MODULES: [&str; 7] =
+    ["virtio_pci", "9p", "9pnet_virtio", "virtio_net", "vfio_iommu_type1", "vfio_pci", "gpio_pci_idio_16"];
+
+/// A file for the guest.
+#[derive(Clone, Debug)]
+pub(crate) struct Extra {
+    /// On the host.
+    pub(crate) source: PathBuf,
+    /// In the guest, absolute.
+    pub(crate) place: String,
+    /// Whether it is a program that needs its libraries.
+    pub(crate) program: bool,
+}
+
+/// What goes into it besides what every guest has.
+pub(crate) struct Contents<'a> {
+    pub(crate) extras: &'a [Extra],
+    /// More modules to have; each must be there.
+    pub(crate) modules: &'a [String],
+    /// Shell text that init and agent read.
+    pub(crate) config: String,
+    /// Shell text with the environment of the commands.
+    pub(crate) environment: String,
+    /// The kernel module.
+    pub(crate) shim: Option<&'a Path>,
+}
+
+/// Writes a guest's initramfs to a file.
+pub(crate) fn write(
+    toolkit: &Toolkit,
+    contents: &Contents<'_>,
+    path: &Path,
+    watch: &Watch,
+) -> Result<(), GuestError> {
+    let shown = || path.display().to_string();
+    let mut out = BufWriter::new(File::create(path).doing(shown)?);
+    if let Some(initrd) = &toolkit.initrd {
+        // Archives may follow each other, packed or not; what comes later is added to what is there.
+        let mut base = File::open(initrd).doing(|| initrd.display().to_string())?;
+        let length = std::io::copy(&mut base, &mut out).doing(shown)?;
+        let missing = length.wrapping_neg() % 4;
+        out.write_all(&[0; 3][..missing as usize]).doing(shown)?;
+    }
+    let mut builder = Builder { archive: Archive::new(out), libraries: BTreeSet::new(), shown: shown() };
+    builder.file("/nicforge/init", 0o755, INIT)?;
+    builder.file("/nicforge/agent", 0o755, AGENT)?;
+    builder.file("/nicforge/config", 0o644, contents.config.as_bytes())?;
+    builder.file("/nicforge/environment", 0o644, contents.environment.as_bytes())?;
+    builder.copy(&toolkit.programs.busybox, "/nicforge/busybox")?;
+    if let Some(lspci) = &toolkit.programs.lspci {
+        builder.lspci(lspci)?;
+    }
+    if let Some(modules) = &toolkit.kernel.modules {
+        builder.modules(modules, &toolkit.kernel.version, contents.modules, watch)?;
+    } else if let Some(module) = contents.modules.first() {
+        let problem = format!("module {module} is wanted, and where this kernel's modules are is not known");
+        return Err(GuestError::Unsuitable { path: toolkit.kernel.image.clone(), problem });
+    }
+    if let Some(shim) = contents.shim {
+        builder.copy(shim, "/nicforge/shim.ko")?;
+    }
+    for extra in contents.extras {
+        builder.extra(extra, watch)?;
+    }
+    builder.archive.finish().doing(shown)?;
+    Ok(())
+}
+
+struct Builder {
+    archive: Archive<BufWriter<File>>,
+    libraries: BTreeSet<PathBuf>,
+    shown: String,
+}
+
+impl Builder {
+    fn file(&mut self, place: &str, mode: u32, content: &[u8]) -> Result<(), GuestError> {
+        self.archive.file(place, mode, content).doing(|| self.shown.clone())
+    }
+
+    /// A host's file as it is, with its permissions.
+    fn copy(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
+        let content = std::fs::read(source).doing(|| source.display().to_string())?;
+        let mode = std::fs::metadata(source).doing(|| source.display().to_string())?.permissions().mode();
+        self.file(place, mode | 0o444, &content)
+    }
+
+    /// `lspci` from another tree than the guest's programs: with its own loader and libraries in a folder.
+    fn lspci(&mut self, lspci: &Lspci) -> Result<(), GuestError> {
+        const FOLDER: &str = "/nicforge/lspci";
+        self.copy(&lspci.program, &format!("{FOLDER}/lspci"))?;
+        self.copy(&lspci.loader, &format!("{FOLDER}/loader"))?;
+        self.copy(&lspci.names, &format!("{FOLDER}/pci.ids"))?;
+        for library in &lspci.libraries {
+            let name = library.file_name().unwrap_or_default().to_string_lossy();
+            self.copy(library, &format!("{FOLDER}/lib/{name}"))?;
+        }
+        let script = format!(
+            "#!/nicforge/busybox sh\nexec {FOLDER}/loader --library-path {FOLDER}/lib {FOLDER}/lspci -i {FOLDER}/pci.ids \"$@\"\n"
+        );
+        self.file("/nicforge/tools/lspci", 0o755, script.as_bytes())
+    }
+
+    /// The usual modules and the caller's, with `modules.dep` for `modprobe`.
+    fn modules(
+        &mut self,
+        tree: &ModuleTree,
+        version: &str,
+        more: &[String],
+        watch: &Watch,
+    ) -> Result<(), GuestError> {
+        let usual = USUAL_MODULES.into_iter().filter(|name| tree.has(name));
+        let names: Vec<&str> = usual.chain(more.iter().map(String::as_str)).collect();
+        let modules = tree.closure(&names, watch)?;
+        let mut dependencies = String::new();
+        for module in &modules {
+            let all = all_needed(module, &modules);
+            let paths: Vec<String> = all.iter().map(|name| format!("kernel/{name}.ko")).collect();
+            dependencies.push_str(&format!("kernel/{}.ko: {}\n", module.name, paths.join(" ")));
+        }
+        for module in &modules {
+            self.file(&format!("/lib/modules/{version}/kernel/{}.ko", module.name), 0o644, &module.object)?;
+        }
+        self.file(&format!("/lib/modules/{version}/modules.dep"), 0o644, dependencies.as_bytes())
+    }
+
+    fn extra(&mut self, extra: &Extra, watch: &Watch) -> Result<(), GuestError> {
+        if !extra.program {
+            return self.tree(&extra.source, &extra.place);
+        }
+        let (content, files) = elf::needs(&extra.source, watch)?;
+        self.file(&extra.place, 0o755, &content)?;
+        for file in files {
+            if self.libraries.insert(file.clone()) {
+                // Links are followed: the guest has the file under the name that programs ask for.
+                self.copy(&file, &file.to_string_lossy())?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A file, or a directory with all below it.
+    fn tree(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
+        if !source.is_dir() {
+            return self.copy(source, place);
+        }
+        self.archive.directory(place).doing(|| self.shown.clone())?;
+        for entry in std::fs::read_dir(source).doing(|| source.display().to_string())? {
+            let entry = entry.doing(|| source.display().to_string())?;
+            let place = format!("{place}/{}", entry.file_name().to_string_lossy());
+            self.tree(&entry.path(), &place)?;
+        }
+        Ok(())
+    }
+}
+
+/// What a module needs, directly or not; the nearest first, as `depmod` writes it.
+fn all_needed(module: &Module, modules: &[Module]) -> Vec<String> {
+    let mut all: Vec<String> = Vec::new();
+    let mut open = module.depends.clone();
+    while let Some(name) = open.pop() {
+        if name == module.name || all.contains(&name) {
+            continue;
+        }
+        // What is built into the kernel is not among the modules.
+        if let Some(needed) = modules.iter().find(|other| other.name == name) {
+            open.extend(needed.depends.iter().cloned());
+            all.push(name);
+        }
+    }
+    // The order of loading is the order in `modules`.
+    all.sort_by_key(|name| std::cmp::Reverse(modules.iter().position(|module| module.name == *name)));
+    all
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_module_needs_is_listed_nearest_first() {
+        let module = |name: &str, depends: &[&str]| Module {
+            name: name.into(),
+            depends: depends.iter().map(|&name| name.into()).collect(),
+            object: Vec::new(),
+        };
+        let modules = [
+            module("a", &[]),
+            module("b", &["a", "built_in"]),
+            module("c", &["a"]),
+            module("d", &["c", "b"]),
+        ];
+        assert_eq!(all_needed(&modules[3], &modules), ["c", "b", "a"]);
+    }
+}

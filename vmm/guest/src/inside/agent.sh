@@ -1,0 +1,117 @@
+# Runs the host's commands. The channel is a serial line in raw mode.
+#
+# Host to guest, a line each:
+#   ID run SCRIPT   SCRIPT is base64; it runs in a session of its own
+#   ID kill         ends all processes of that session
+#   ID quit         powers off
+# Guest to host, a line each:
+#   0 n TEXT        a problem while starting
+#   0 ready         everything is there
+#   ID o TEXT       a line of standard output (e: of standard error); o+ and e+: a part, more of the line follows
+#   ID x STATUS     it has ended
+run=/nicforge/run
+line=/dev/ttyS1
+stty -F $line 115200 raw -echo -hupcl
+exec 3<>$line
+
+# Functions are named with their place: SLOT.FUNCTION on the root bus, or PORT/ for what is behind a root port.
+place() {
+	case $1 in
+	*/)
+		for path in "/sys/bus/pci/devices/0000:00:${1%/}"/0000:*; do
+			[ -e "$path/vendor" ] && basename "$path" && return
+		done
+		return 1
+		;;
+	*) [ -e "/sys/bus/pci/devices/0000:00:$1" ] && echo "0000:00:$1" ;;
+	esac
+}
+
+bind() { # ADDRESS: prints how a program opens it
+	case $NF_DRIVER in
+	vfio)
+		echo vfio-pci >"/sys/bus/pci/devices/$1/driver_override"
+		echo "$1" >/sys/bus/pci/drivers_probe
+		[ -e "/sys/bus/pci/drivers/vfio-pci/$1" ] && echo "vfio:$1"
+		;;
+	shim)
+		for path in "/sys/bus/pci/devices/$1"/*/nicforge[0-9]*; do
+			[ -e "$path" ] && echo "shim:/dev/$(basename "$path")" && return
+		done
+		return 1
+		;;
+	*) echo "pci:$1" ;;
+	esac
+}
+
+problem() { echo "0 n $*" >&3; }
+
+case $NF_DRIVER in
+vfio) modprobe vfio_iommu_type1 && modprobe vfio-pci || problem "vfio: not loaded" ;;
+shim) insmod /nicforge/shim.ko 2>$run/insmod || problem "shim: $(cat $run/insmod)" ;;
+esac
+devices= sockets=
+for function in $NF_FUNCTIONS; do
+	name=${function%%=*}
+	if ! address=$(place "${function#*=}"); then
+		problem "$name: there is no PCI function at ${function#*=}"
+		continue
+	fi
+	devices=$devices${devices:+,}$name=$address
+	case $NF_USERS in
+	*" $name "*) ;;
+	*) continue ;;
+	esac
+	if socket=$(bind "$address" 2>$run/bind); then
+		sockets=$sockets${sockets:+,}$socket
+	else
+		problem "$name ($address): not bound by $NF_DRIVER $(cat $run/bind)"
+	fi
+done
+export NICFORGE_DEVICES=$devices NICFORGE_SOCKET=$sockets
+. /nicforge/environment
+if [ -s $run/problems ]; then
+	while read -r text; do problem "$text"; done <$run/problems
+fi
+
+frame() { # PREFIX: its input, line by line
+	awk -v p="$1" '{
+		while (length($0) > 1000) { print p "+ " substr($0, 1, 1000); $0 = substr($0, 1001) }
+		print p " " $0
+		fflush()
+	}' >&3 3>&-
+}
+
+start() { # ID SCRIPT
+	f=$run/$1
+	echo "$2" | base64 -d >$f.sh
+	mkfifo $f.o $f.e
+	frame "$1 o" <$f.o &
+	framers=$!
+	frame "$1 e" <$f.e &
+	framers="$framers $!"
+	setsid sh $f.sh >$f.o 2>$f.e </dev/null 3>&- &
+	echo $! >$f.pid
+	wait $!
+	status=$?
+	# What it left in the background may hold its outputs open; that is no reason to wait for long.
+	for _ in 1 2 3 4 5 6 7 8 9 10; do
+		kill -0 $framers 2>/dev/null || break
+		usleep 50000
+	done
+	rm -f $f.sh $f.o $f.e $f.pid
+	echo "$1 x $status" >&3
+}
+
+echo "0 ready" >&3
+while read -r id verb rest <&3; do
+	case $verb in
+	run) start "$id" "$rest" & ;;
+	kill)
+		if pid=$(cat $run/$id.pid 2>/dev/null); then
+			kill -KILL -"$pid"
+		fi
+		;;
+	quit) exit ;;
+	esac
+done

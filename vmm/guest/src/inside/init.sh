@@ -1,0 +1,28 @@
+#!/nicforge/busybox sh
+# The first process of a guest: mounts what every Linux has, loads modules, starts the agent. Everything of ours is in /nicforge,
+# so that it can be added to an initramfs of somebody else's.
+B=/nicforge/busybox
+$B mkdir -p /proc /sys /dev /tmp /run /root /bin /sbin /usr/bin /usr/sbin /nicforge/bin /nicforge/run
+$B mount -t proc proc /proc
+$B mount -t sysfs sys /sys
+$B mount -t devtmpfs dev /dev
+$B mount -t tmpfs tmp /tmp
+$B mkdir -p /dev/pts /dev/shm
+$B mount -t devpts pts /dev/pts
+$B mount -t tmpfs shm /dev/shm
+[ -e /bin/sh ] || $B --install -s
+$B --install -s /nicforge/bin
+export PATH=/nicforge/tools:/root:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/nicforge/bin HOME=/root
+exec </dev/null
+. /nicforge/config
+for module in $NF_MODULES; do
+	modprobe "$module" || echo "module $module: not loaded" >>/nicforge/run/problems
+done
+if [ -n "$NF_SHARE" ]; then
+	mkdir -p /share
+	mount -t 9p -o trans=virtio,version=9p2000.L,msize=262144 share /share ||
+		echo "/share: not mounted" >>/nicforge/run/problems
+fi
+ip link set lo up 2>/dev/null
+sh /nicforge/agent
+poweroff -f

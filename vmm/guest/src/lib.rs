@@ -1,0 +1,54 @@
+//! Linux guests with nicforge's devices: a QEMU, a kernel and an initramfs from packages without root, and a handle on a running
+//! guest that runs commands in it.
+//!
+//! In: sockets of served functions ([`Function`]), programs and files of the host. Out: lines and exit statuses
+//! ([`Output`]), logs. May touch the cache ([`cache`]), temporary directories, the package mirrors that the host's apt knows, and
+//! the processes it starts. It knows nothing of machines and devices: a function is a name and a socket.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use nicforge_guest::{Guest, GuestConfig, Provision, Watch};
+//!
+//! let watch = Watch::on_stderr();
+//! let toolkit = Provision::from_environment().provide(&watch)?;
+//! let config = GuestConfig::new("cn0").user_function("cn0.core0", "/tmp/pset/cn0.core0");
+//! let guest = Guest::boot(&toolkit, &config, &watch)?;
+//! let output = guest.run("lspci -nn -d 1efc:", Duration::from_secs(60))?;
+//! assert_eq!(output.status, 0);
+//! print!("{}", output.stdout);
+//! # Ok::<(), nicforge_guest::GuestError>(())
+//! ```
+//!
+//! What a command finds in the guest:
+//!
+//! | variable | |
+//! | --- | --- |
+//! | `NICFORGE_NODE` | the guest's name |
+//! | `NICFORGE_DEVICES` | each function with its PCI address: `io0.core0=0000:00:03.0,io0.core1=0000:00:04.0` |
+//! | `NICFORGE_SOCKET` | how a program opens the user functions, with `,` between: `shim:/dev/nicforge0`, `vfio:0000:00:03.0` or, without a driver, `pci:0000:00:03.0` |
+//!
+//! and what the caller adds. Busybox is on the `PATH`, `lspci` too, and the caller's programs in `/root`, the working directory's
+//! place is `/`; `/share` is the shared directory.
+
+mod accel;
+mod apt;
+pub mod cache;
+mod cpio;
+mod elf;
+mod error;
+mod guest;
+mod initramfs;
+mod modules;
+mod provision;
+mod qemu;
+mod shim;
+mod tool;
+mod watch;
+
+pub use accel::{Accelerator, Choice};
+pub use error::{GuestError, LogEnds};
+pub use guest::{Driver, Function, Guest, GuestConfig, Job, LineSink, Output, Running, Stream};
+pub use modules::ModuleTree;
+pub use provision::{Kernel, Provision, Toolkit};
+pub use qemu::Qemu;
+pub use watch::Watch;

@@ -1,0 +1,355 @@
+//! What a guest is made of: a QEMU, a kernel with its modules and headers, a few programs.
+//!
+//! Each part is the caller's, or the host's when it is good enough, or comes from packages of Debian that are unpacked into the
+//! cache. Nothing is installed and no root is needed.
+
+use std::path::{Path, PathBuf};
+
+use crate::{
+    apt::{self, Selection},
+    cache::{Cache, Locked},
+    elf,
+    error::{Doing, GuestError},
+    modules::ModuleTree,
+    qemu::Qemu,
+    tool,
+    watch::Watch,
+};
+
+/// The compiler of the provisioned kernel; kbuild wants the same for modules.
+const KERNEL_GCC: u32 = 12;
+
+/// What the caller brings along. The rest is found or provisioned.
+#[derive(Clone, Debug, Default)]
+pub struct Provision {
+    /// A QEMU that has `vfio-user-pci`.
+    pub qemu: Option<PathBuf>,
+    /// A kernel (bzImage).
+    pub kernel: Option<PathBuf>,
+    /// Its modules, as in `/lib/modules/VERSION`; by default this host's, if it has them for the kernel's version.
+    pub modules: Option<PathBuf>,
+    /// An initramfs that is the guest's root instead of ours, which is added to it.
+    pub initrd: Option<PathBuf>,
+    /// The cache; by default the user's.
+    pub cache: Option<PathBuf>,
+}
+
+/// A kernel to boot.
+#[derive(Clone, Debug)]
+pub struct Kernel {
+    /// The bzImage.
+    pub image: PathBuf,
+    /// Its version, as `uname -r` prints it.
+    pub version: String,
+    /// Its modules.
+    pub modules: Option<ModuleTree>,
+    /// Where kbuild builds modules for it.
+    pub build: Option<PathBuf>,
+    /// The provisioned tree with programs for kbuild, when it is one.
+    pub(crate) tree: Option<PathBuf>,
+}
+
+/// Programs of the host that go into a guest.
+#[derive(Clone, Debug)]
+pub(crate) struct Programs {
+    /// A static busybox.
+    pub(crate) busybox: PathBuf,
+    /// `lspci` with its libraries and the loader, and the names of devices.
+    pub(crate) lspci: Option<Lspci>,
+}
+
+/// `lspci` and what it needs.
+#[derive(Clone, Debug)]
+pub(crate) struct Lspci {
+    pub(crate) program: PathBuf,
+    pub(crate) loader: PathBuf,
+    pub(crate) libraries: Vec<PathBuf>,
+    pub(crate) names: PathBuf,
+}
+
+/// Everything that guests are made of.
+#[derive(Clone, Debug)]
+pub struct Toolkit {
+    /// The emulator.
+    pub qemu: Qemu,
+    /// The kernel.
+    pub kernel: Kernel,
+    pub(crate) programs: Programs,
+    pub(crate) initrd: Option<PathBuf>,
+    pub(crate) cache: Cache,
+}
+
+impl Provision {
+    /// What the environment names: `NICFORGE_QEMU`, `NICFORGE_KERNEL`, `NICFORGE_MODULES`, `NICFORGE_INITRD`.
+    pub fn from_environment() -> Self {
+        let variable = |name| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+        Self {
+            qemu: variable("NICFORGE_QEMU"),
+            kernel: variable("NICFORGE_KERNEL"),
+            modules: variable("NICFORGE_MODULES"),
+            initrd: variable("NICFORGE_INITRD"),
+            cache: None,
+        }
+    }
+
+    /// Find or make everything. With a full cache this takes well under a second.
+    ///
+    /// # Errors
+    /// [`GuestError::Unprovided`] where something is missing and can't be had; [`GuestError::Unsuitable`] for files that the
+    /// caller named; [`GuestError::Tool`] when a download fails; [`GuestError::Cancelled`].
+    pub fn provide(&self, watch: &Watch) -> Result<Toolkit, GuestError> {
+        let toolkit = self.provide_all(watch);
+        watch.done();
+        toolkit
+    }
+
+    fn provide_all(&self, watch: &Watch) -> Result<Toolkit, GuestError> {
+        for file in [&self.kernel, &self.initrd].into_iter().flatten() {
+            if !file.is_file() {
+                let problem = "is not a file".into();
+                return Err(GuestError::Unsuitable { path: file.clone(), problem });
+            }
+        }
+        let cache = self.cache.as_deref().map_or_else(Cache::open, Cache::at)?;
+        let locked = cache.lock(watch)?;
+        cache.sweep(&locked);
+        let qemu = match &self.qemu {
+            Some(path) => Qemu::at(path, watch)?,
+            None => match Qemu::of_system(watch)? {
+                Some(qemu) => qemu,
+                None => Qemu::in_tree(&qemu_tree(&cache, &locked, watch)?, watch)?,
+            },
+        };
+        let (kernel, programs) = match &self.kernel {
+            None => {
+                let tree = linux_tree(&cache, &locked, watch)?;
+                (kernel_in_tree(&tree)?, programs_in_tree(&tree, watch)?)
+            }
+            Some(image) => {
+                let kernel = self.own_kernel(image)?;
+                let programs = match programs_of_host(watch)? {
+                    Some(programs) => programs,
+                    None => programs_in_tree(&linux_tree(&cache, &locked, watch)?, watch)?,
+                };
+                (kernel, programs)
+            }
+        };
+        Ok(Toolkit { qemu, kernel, programs, initrd: self.initrd.clone(), cache })
+    }
+
+    fn own_kernel(&self, image: &Path) -> Result<Kernel, GuestError> {
+        let version = version_of(image)?;
+        let hosts = Path::new("/lib/modules").join(&version);
+        let modules = match &self.modules {
+            Some(path) => Some(ModuleTree::open(path)?),
+            None if hosts.is_dir() => Some(ModuleTree::open(&hosts)?),
+            None => None,
+        };
+        let build = modules.as_ref().map(|modules| modules.root().join("build"));
+        let build = build.filter(|build| build.join("Makefile").is_file());
+        Ok(Kernel { image: image.to_owned(), version, modules, build, tree: None })
+    }
+}
+
+/// The version in a bzImage's header (Linux, Documentation/arch/x86/boot.rst: `kernel_version`).
+fn version_of(image: &Path) -> Result<String, GuestError> {
+    let bytes = std::fs::read(image).doing(|| image.display().to_string())?;
+    let version = (bytes.get(0x202..0x206) == Some(b"HdrS")).then_some(()).and_then(|()| {
+        let place = 0x200 + usize::from(u16::from_le_bytes([*bytes.get(0x20e)?, *bytes.get(0x20f)?]));
+        let text = bytes.get(place..(place + 128).min(bytes.len()))?;
+        let end = text.iter().position(|byte| matches!(byte, b' ' | 0))?;
+        std::str::from_utf8(&text[..end]).ok().map(str::to_owned)
+    });
+    version.ok_or_else(|| GuestError::Unsuitable {
+        path: image.to_owned(),
+        problem: "is no Linux kernel for x86 (bzImage)".into(),
+    })
+}
+
+/// The private tree with QEMU.
+fn qemu_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf, GuestError> {
+    let selection = Selection {
+        what: "QEMU",
+        suites: &["trixie", "trixie-backports"],
+        target: Some("trixie-backports"),
+        packages: vec!["qemu-system-x86"],
+        // Nothing that runs needs them.
+        assumed: vec!["adduser", "debconf", "passwd", "openssl-provider-legacy"],
+    };
+    tree(cache, "qemu-trixie", &selection, watch, |_| Ok(()))
+}
+
+/// The private tree with a kernel and what goes into a guest.
+fn linux_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf, GuestError> {
+    let compiler = !has_gcc(KERNEL_GCC, watch)?;
+    let make = tool::run_quietly("asking make", std::process::Command::new("make").arg("--version"), watch);
+    let mut packages = vec!["linux-image-amd64", "linux-headers-amd64", "busybox-static", "pciutils"];
+    let mut assumed = vec!["initramfs-tools", "linux-initramfs-tool", "kmod", "linux-base"];
+    if !compiler {
+        assumed.push("linux-compiler-gcc-12-x86");
+    }
+    if make.is_err() {
+        packages.push("make");
+    }
+    let selection = Selection { what: "a kernel", suites: &["bookworm"], target: None, packages, assumed };
+    let name = if compiler { "linux-bookworm-gcc" } else { "linux-bookworm" };
+    tree(cache, name, &selection, watch, relocate_headers)
+}
+
+/// Whether the host has the compiler of this major version, as `gcc-N` or as `gcc`.
+fn has_gcc(major: u32, watch: &Watch) -> Result<bool, GuestError> {
+    Ok(gcc(major, watch)?.is_some())
+}
+
+/// The host's compiler of this major version.
+pub(crate) fn gcc(major: u32, watch: &Watch) -> Result<Option<String>, GuestError> {
+    for program in [format!("gcc-{major}"), "gcc".to_owned()] {
+        let mut command = std::process::Command::new(&program);
+        match tool::run_quietly("asking the compiler", command.arg("-dumpversion"), watch) {
+            Ok(lines) => {
+                let said = lines.first().and_then(|line| line.split('.').next()?.parse().ok());
+                if said == Some(major) {
+                    return Ok(Some(program));
+                }
+            }
+            Err(GuestError::Cancelled) => return Err(GuestError::Cancelled),
+            Err(_) => {}
+        }
+    }
+    Ok(None)
+}
+
+/// Downloads and unpacks a selection, unless it is there.
+fn tree(
+    cache: &Cache,
+    name: &str,
+    selection: &Selection,
+    watch: &Watch,
+    finish: impl FnOnce(&Path) -> Result<(), GuestError>,
+) -> Result<PathBuf, GuestError> {
+    let path = cache.path(name);
+    if path.is_dir() {
+        return Ok(path);
+    }
+    let downloads = cache.path("downloads").join(name);
+    let packages = apt::download(selection, &downloads, watch)?;
+    let path = cache.make(name, |tree| {
+        apt::unpack(selection.what, &packages, tree, watch)?;
+        for unused in ["usr/share/doc", "usr/share/man", "usr/share/locale", "usr/share/lintian"] {
+            // Only to save space.
+            let _ = std::fs::remove_dir_all(tree.join(unused));
+        }
+        finish(tree)
+    })?;
+    // It costs space only; an interrupted download would go on from it.
+    let _ = std::fs::remove_dir_all(&downloads);
+    Ok(path)
+}
+
+/// The only entry of a folder whose name begins and ends so.
+fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
+    let names = std::fs::read_dir(folder).doing(|| folder.display().to_string())?;
+    let fits = |name: &str| name.starts_with(start) && name.ends_with(end);
+    let mut found: Vec<_> = names
+        .flatten()
+        .filter(|entry| entry.file_name().to_str().is_some_and(fits))
+        .map(|entry| entry.path())
+        .collect();
+    found.sort();
+    found.pop().ok_or_else(|| GuestError::Unsuitable {
+        path: folder.to_owned(),
+        problem: format!("has no {start}*{end}; remove the tree to provision it anew"),
+    })
+}
+
+/// The headers' makefile names its common part by an absolute path. Relative to itself, it works wherever the tree is.
+fn relocate_headers(tree: &Path) -> Result<(), GuestError> {
+    let sources = tree.join("usr/src");
+    let makefile = entry(&sources, "linux-headers-", "-amd64")?.join("Makefile");
+    let text = std::fs::read_to_string(&makefile).doing(|| makefile.display().to_string())?;
+    let text =
+        text.replace("include /usr/src/", "include $(dir $(realpath $(lastword $(MAKEFILE_LIST))))../");
+    std::fs::write(&makefile, text).doing(|| makefile.display().to_string())
+}
+
+fn kernel_in_tree(tree: &Path) -> Result<Kernel, GuestError> {
+    let image = entry(&tree.join("boot"), "vmlinuz-", "-amd64")?;
+    let version = version_of(&image)?;
+    let modules = ModuleTree::open(&tree.join("lib/modules").join(&version))?;
+    let build = entry(&tree.join("usr/src"), "linux-headers-", "-amd64")?;
+    Ok(Kernel { image, version, modules: Some(modules), build: Some(build), tree: Some(tree.to_owned()) })
+}
+
+fn programs_in_tree(tree: &Path, watch: &Watch) -> Result<Programs, GuestError> {
+    let folders = ["lib/x86_64-linux-gnu", "usr/lib/x86_64-linux-gnu"].map(|folder| tree.join(folder));
+    let library_path = folders.map(|folder| folder.display().to_string()).join(":");
+    let loader = elf::Loader { path: tree.join("lib64/ld-linux-x86-64.so.2"), library_path };
+    let program = tree.join("usr/bin/lspci");
+    let libraries = loader.libraries(&program, watch)?;
+    let names = tree.join("usr/share/misc/pci.ids");
+    let lspci = Lspci { program, loader: loader.path, libraries, names };
+    Ok(Programs { busybox: tree.join("bin/busybox"), lspci: Some(lspci) })
+}
+
+/// The host's own, if its busybox is a static one.
+fn programs_of_host(watch: &Watch) -> Result<Option<Programs>, GuestError> {
+    let Some(busybox) = on_path("busybox") else { return Ok(None) };
+    let (_, needs) = elf::needs(&busybox, watch)?;
+    if !needs.is_empty() {
+        return Ok(None);
+    }
+    let names = ["/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids"]
+        .map(PathBuf::from)
+        .into_iter()
+        .find(|path| path.is_file());
+    let lspci = match (on_path("lspci"), names) {
+        (Some(program), Some(names)) => {
+            let (_, mut libraries) = elf::needs(&program, watch)?;
+            libraries.pop().map(|loader| Lspci { program, loader, libraries, names })
+        }
+        _ => None,
+    };
+    Ok(Some(Programs { busybox, lspci }))
+}
+
+fn on_path(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_kernels_version_is_in_its_header() {
+        let folder = tempfile::tempdir().unwrap();
+        let image = folder.path().join("vmlinuz");
+        let mut bytes = vec![0; 0x400];
+        bytes[0x202..0x206].copy_from_slice(b"HdrS");
+        bytes[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
+        bytes[0x300..0x30f].copy_from_slice(b"6.1.0-1 (someon");
+        std::fs::write(&image, &bytes).unwrap();
+        assert_eq!(version_of(&image).unwrap(), "6.1.0-1");
+        std::fs::write(&image, b"#!/bin/sh").unwrap();
+        assert!(version_of(&image).unwrap_err().to_string().contains("is no Linux kernel"));
+    }
+
+    #[test]
+    fn what_the_caller_names_must_be_there() {
+        let folder = tempfile::tempdir().unwrap();
+        let missing = folder.path().join("vmlinuz");
+        let provision = Provision {
+            kernel: Some(missing.clone()),
+            cache: Some(folder.path().join("cache")),
+            ..Provision::default()
+        };
+        let error = provision.provide(&Watch::silent()).unwrap_err();
+        assert!(
+            error
+                .to_string()
+                .contains(&format!("{} is not a file", missing.display()).replace(" is", ": is")),
+            "{error}"
+        );
+    }
+}

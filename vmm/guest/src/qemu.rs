@@ -1,0 +1,90 @@
+//! A QEMU that has `vfio-user-pci`.
+
+use std::{
+    ffi::OsString,
+    path::{Path, PathBuf},
+    process::Command,
+};
+
+use crate::{error::GuestError, tool, watch::Watch};
+
+/// The device that makes it suitable; QEMU has it since 10.1.
+const DEVICE: &str = "\"vfio-user-pci\"";
+/// The program's usual name.
+const PROGRAM: &str = "qemu-system-x86_64";
+
+/// A program and what comes before the caller's arguments.
+#[derive(Clone, Debug)]
+pub struct Qemu {
+    program: PathBuf,
+    arguments: Vec<OsString>,
+    version: String,
+}
+
+impl Qemu {
+    /// The QEMU at a path.
+    ///
+    /// # Errors
+    /// [`GuestError::Unsuitable`] when it has no `vfio-user-pci`.
+    pub fn at(program: &Path, watch: &Watch) -> Result<Self, GuestError> {
+        Self::examine(program.to_owned(), Vec::new(), program, watch)
+    }
+
+    /// The system's, if there is one and it is new enough.
+    pub(crate) fn of_system(watch: &Watch) -> Result<Option<Self>, GuestError> {
+        match Self::at(Path::new(PROGRAM), watch) {
+            Ok(qemu) => Ok(Some(qemu)),
+            Err(GuestError::Cancelled) => Err(GuestError::Cancelled),
+            Err(error) => {
+                tracing::debug!(%error, "the system's QEMU is not used");
+                Ok(None)
+            }
+        }
+    }
+
+    /// The one in a tree that was unpacked from packages. It runs with the tree's C library, whatever the host's is.
+    pub(crate) fn in_tree(tree: &Path, watch: &Watch) -> Result<Self, GuestError> {
+        let program = tree.join("usr/bin").join(PROGRAM);
+        let arguments = vec![
+            "--library-path".into(),
+            tree.join("usr/lib/x86_64-linux-gnu").into(),
+            program.clone().into(),
+            "-L".into(),
+            tree.join("usr/share/qemu").into(),
+            "-L".into(),
+            tree.join("usr/share/seabios").into(),
+        ];
+        Self::examine(tree.join("usr/lib64/ld-linux-x86-64.so.2"), arguments, &program, watch)
+    }
+
+    fn examine(
+        program: PathBuf,
+        arguments: Vec<OsString>,
+        shown: &Path,
+        watch: &Watch,
+    ) -> Result<Self, GuestError> {
+        let mut qemu = Self { program, arguments, version: String::new() };
+        let ask = |argument: &[&str]| {
+            tool::run_quietly(&format!("asking {}", shown.display()), qemu.command().args(argument), watch)
+        };
+        if !ask(&["-device", "help"])?.iter().any(|line| line.contains(DEVICE)) {
+            let problem = "has no device vfio-user-pci; QEMU 10.1 and newer have it".into();
+            return Err(GuestError::Unsuitable { path: shown.to_owned(), problem });
+        }
+        let said = ask(&["-version"])?;
+        let version = said.first().map(|line| line.trim_start_matches("QEMU emulator ").to_owned());
+        qemu.version = version.unwrap_or_default();
+        Ok(qemu)
+    }
+
+    /// What it says its version is.
+    pub fn version(&self) -> &str {
+        &self.version
+    }
+
+    pub(crate) fn command(&self) -> Command {
+        let mut command = Command::new(&self.program);
+        command.args(&self.arguments);
+        command
+    }
+}

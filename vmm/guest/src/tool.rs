@@ -1,0 +1,163 @@
+//! Running the host's tools: stopped by the watch, ended with us, their output kept for the error.
+//!
+//! UNSAFETY: what a child does between fork and exec is unsafe by its interface; here it is one system call.
+#![allow(unsafe_code, reason = "a child asks the kernel to be ended with its parent")]
+
+use std::{
+    io::{BufRead, BufReader, Read},
+    os::unix::process::CommandExt,
+    process::{Child, Command, Stdio},
+    thread::JoinHandle,
+};
+
+use nix::{
+    sys::{
+        prctl,
+        signal::{Signal, killpg},
+    },
+    unistd::Pid,
+};
+
+use crate::{
+    error::{Doing, GuestError},
+    watch::{LOOK, Watch},
+};
+
+/// How much of a tool's output is kept for its error, in bytes.
+const KEEP: usize = 4096;
+/// The longest line that is passed on in one piece, in bytes.
+const MAX_LINE: u64 = 64 * 1024;
+
+/// Makes the command's process one that ends when the calling thread does, in a process group of its own.
+///
+/// It is the *thread* that counts: it must outlive the child.
+pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
+    command.process_group(0);
+    // SAFETY: the closure makes one system call, which is async-signal-safe, and allocates nothing.
+    unsafe { command.pre_exec(|| prctl::set_pdeathsig(Signal::SIGKILL).map_err(Into::into)) }
+}
+
+/// Runs a tool to its end and gives the lines of its standard output, each of which `line` has seen before.
+pub(crate) fn run(
+    what: &str,
+    command: &mut Command,
+    watch: &Watch,
+    line: impl Fn(&str) + Send + 'static,
+) -> Result<Vec<String>, GuestError> {
+    watch.check()?;
+    let program = command.get_program().to_string_lossy().into_owned();
+    let mut child = end_with_us(command)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .map_err(|source| GuestError::Start { what: what.to_owned(), program, source })?;
+    let output = child.stdout.take().map(|pipe| collect(pipe, line));
+    let errors = child.stderr.take().map(|pipe| collect(pipe, |_| ()));
+    let status = wait(what, &mut child, watch);
+    let output = output.map(joined).unwrap_or_default();
+    let errors = errors.map(joined).unwrap_or_default();
+    let status = status?;
+    if status.success() {
+        return Ok(output);
+    }
+    let said = if errors.iter().all(|line| line.trim().is_empty()) { &output } else { &errors };
+    Err(GuestError::Tool { what: what.to_owned(), status, output: end_of(said) })
+}
+
+/// The same for a tool whose output nobody looks at while it runs.
+pub(crate) fn run_quietly(
+    what: &str,
+    command: &mut Command,
+    watch: &Watch,
+) -> Result<Vec<String>, GuestError> {
+    run(what, command, watch, |_| ())
+}
+
+fn wait(what: &str, child: &mut Child, watch: &Watch) -> Result<std::process::ExitStatus, GuestError> {
+    loop {
+        if let Some(status) = child.try_wait().doing(|| what.to_owned())? {
+            return Ok(status);
+        }
+        if watch.is_cancelled() {
+            // The whole group: a tool's own children hold the pipes.
+            let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
+            let _ = child.wait();
+            return Err(GuestError::Cancelled);
+        }
+        std::thread::sleep(LOOK);
+    }
+}
+
+fn collect(
+    pipe: impl Read + Send + 'static,
+    line: impl Fn(&str) + Send + 'static,
+) -> JoinHandle<Vec<String>> {
+    std::thread::spawn(move || {
+        let mut pipe = BufReader::new(pipe);
+        let mut lines = Vec::new();
+        let mut bytes = Vec::new();
+        loop {
+            bytes.clear();
+            match pipe.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
+                Ok(0) | Err(_) => return lines,
+                Ok(_) => {
+                    let text = String::from_utf8_lossy(&bytes).trim_end().to_owned();
+                    line(&text);
+                    lines.push(text);
+                }
+            }
+        }
+    })
+}
+
+fn joined(reader: JoinHandle<Vec<String>>) -> Vec<String> {
+    reader.join().unwrap_or_default()
+}
+
+fn end_of(lines: &[String]) -> String {
+    let mut bytes = 0;
+    let fits = |line: &&String| {
+        bytes += line.len() + 1;
+        bytes <= KEEP
+    };
+    let mut end: Vec<&str> = lines.iter().rev().take_while(fits).map(String::as_str).collect();
+    end.reverse();
+    end.join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    fn shell(script: &str) -> Command {
+        let mut command = Command::new("sh");
+        command.args(["-c", script]);
+        command
+    }
+
+    #[test]
+    fn a_tool_that_fails_shows_what_it_said() {
+        let error = run_quietly("try", &mut shell("echo well; echo badly >&2; exit 3"), &Watch::silent())
+            .unwrap_err();
+        let text = error.to_string();
+        assert!(text.contains("try failed") && text.contains("badly") && !text.contains("well"), "{text}");
+    }
+
+    #[test]
+    fn a_tool_that_is_not_there_is_named() {
+        let error = run_quietly("try", &mut Command::new("/no/such/tool"), &Watch::silent()).unwrap_err();
+        assert!(error.to_string().contains("can't start /no/such/tool"), "{error}");
+    }
+
+    #[test]
+    fn a_cancelled_tool_is_ended_with_its_children() {
+        let start = Instant::now();
+        let watch = Watch::silent().cancelled_by(move || start.elapsed() > Duration::from_millis(100));
+        let error = run_quietly("try", &mut shell("sleep 600 & sleep 600"), &watch).unwrap_err();
+        assert!(matches!(error, GuestError::Cancelled), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(60));
+    }
+}

@@ -1,0 +1,26 @@
+//! A guest boots, runs commands, and says how they ended.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::time::Duration;
+
+use nicforge_guest::{Guest, GuestConfig, Job, Provision, Watch};
+
+/// Nothing takes longer, also on a machine that has much else to do.
+const LIMIT: Duration = Duration::from_secs(300);
+
+#[test]
+fn a_guest_runs_commands_and_gives_their_statuses() {
+    let watch = Watch::on_stderr();
+    let toolkit = Provision::from_environment().provide(&watch).unwrap_or_else(|error| panic!("{error}"));
+    let config = GuestConfig::new("n0").boot_deadline(LIMIT).env("GREETING", "it's");
+    let guest = Guest::boot(&toolkit, &config, &watch).unwrap_or_else(|error| panic!("{error}"));
+    assert!(guest.problems().is_empty(), "{:?}", guest.problems());
+    let output = guest.run("echo \"$GREETING\"; echo bad >&2; exit 3", LIMIT).unwrap();
+    assert_eq!((output.status, output.stdout.as_str(), output.stderr.as_str()), (3, "it's\n", "bad\n"));
+    let output = guest.run(Job::program(["lspci", "-nn", "-s", "00:00.0"]), LIMIT).unwrap();
+    assert!(output.stdout.contains("Host bridge"), "{output:?}");
+    let endless = guest.start("sleep 1000 & sleep 1000").unwrap();
+    endless.kill().unwrap();
+    assert_eq!(endless.wait(LIMIT).unwrap().status, 137);
+    guest.power_off(LIMIT).unwrap();
+}
