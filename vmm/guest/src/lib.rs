@@ -25,7 +25,7 @@
 //! | --- | --- |
 //! | `NICFORGE_NODE` | the guest's name |
 //! | `NICFORGE_DEVICES` | each function with its PCI address: `io0.core0=0000:00:03.0,io0.core1=0000:00:04.0` |
-//! | `NICFORGE_SOCKET` | how a program opens the user functions, with `,` between: `shim:/dev/nicforge0`, `vfio:0000:00:03.0` or, without a driver, `pci:0000:00:03.0` |
+//! | `NICFORGE_SOCKET` | how a program opens the user functions, with `:` between: `shim:/dev/nicforge0` or `vfio:0000:00:03.0`; empty without a driver |
 //!
 //! and what the caller adds. Busybox is on the `PATH`, `lspci` too, and the caller's programs in `/root`, the working directory's
 //! place is `/`; `/share` is the shared directory.

@@ -50,7 +50,7 @@ pub(crate) fn command(
     if config.terminal {
         command.args(["-serial", "chardev:terminal"]);
     }
-    command.args(["-mon", "chardev=monitor,mode=control"]);
+    command.args(["-qmp", "chardev:monitor"]);
     if config.iommu {
         // Before all devices that it is to confine.
         command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);

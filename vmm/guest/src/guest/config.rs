@@ -85,7 +85,8 @@ pub struct GuestConfig {
 }
 
 impl GuestConfig {
-    /// A guest without functions, with 512 MiB and one processor, emulated, that has two minutes to start.
+    /// A guest without functions, with 512 MiB and one processor, emulated, that has five minutes to start (it takes some seconds on
+    /// a machine that has nothing else to do).
     pub fn new(node: impl Into<String>) -> Self {
         Self {
             node: node.into(),
@@ -101,7 +102,7 @@ impl GuestConfig {
             environment: Vec::new(),
             append: String::new(),
             accelerator: Accelerator::Tcg,
-            boot_deadline: Duration::from_secs(120),
+            boot_deadline: Duration::from_secs(300),
             reboots: false,
             terminal: false,
             trace: Vec::new(),

@@ -40,7 +40,6 @@ bind() { # ADDRESS: prints how a program opens it
 		done
 		return 1
 		;;
-	*) echo "pci:$1" ;;
 	esac
 }
 
@@ -58,12 +57,13 @@ for function in $NF_FUNCTIONS; do
 		continue
 	fi
 	devices=$devices${devices:+,}$name=$address
-	case $NF_USERS in
+	case $NF_DRIVER$NF_USERS in
+	none*) continue ;;
 	*" $name "*) ;;
 	*) continue ;;
 	esac
 	if socket=$(bind "$address" 2>$run/bind); then
-		sockets=$sockets${sockets:+,}$socket
+		sockets=$sockets${sockets:+:}$socket
 	else
 		problem "$name ($address): not bound by $NF_DRIVER $(cat $run/bind)"
 	fi
@@ -91,27 +91,39 @@ start() { # ID SCRIPT
 	frame "$1 e" <$f.e &
 	framers="$framers $!"
 	setsid sh $f.sh >$f.o 2>$f.e </dev/null 3>&- &
-	echo $! >$f.pid
-	wait $!
+	job=$!
+	# Under its name when it is complete.
+	echo $job >$f.new
+	mv $f.new $f.pid
+	wait $job
 	status=$?
 	# What it left in the background may hold its outputs open; that is no reason to wait for long.
 	for _ in 1 2 3 4 5 6 7 8 9 10; do
 		kill -0 $framers 2>/dev/null || break
 		usleep 50000
 	done
-	rm -f $f.sh $f.o $f.e $f.pid
+	rm -f $f.*
 	echo "$1 x $status" >&3
+}
+
+end() { # ID: a job that is just starting gets the time for that
+	while [ -e $run/$1.job ]; do
+		if [ -e $run/$1.pid ] && kill -KILL -"$(cat $run/$1.pid)" 2>/dev/null; then
+			return
+		fi
+		usleep 20000
+	done
 }
 
 echo "0 ready" >&3
 while read -r id verb rest <&3; do
 	case $verb in
-	run) start "$id" "$rest" & ;;
-	kill)
-		if pid=$(cat $run/$id.pid 2>/dev/null); then
-			kill -KILL -"$pid"
-		fi
+	# The shell that reads has no children: its `read` would lose the beginning of a line when one ended.
+	run)
+		: >$run/$id.job
+		(start "$id" "$rest" &)
 		;;
+	kill) (end "$id" &) ;;
 	quit) exit ;;
 	esac
 done
