@@ -9,6 +9,7 @@
 
 pub mod backing;
 pub mod fcnp_body;
+pub mod idio16_body;
 pub mod proof_body;
 pub mod rma_body;
 pub mod tree_body;

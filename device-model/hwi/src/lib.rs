@@ -12,6 +12,7 @@ pub mod extoll;
 pub mod extoll_atu;
 pub mod extoll_rma;
 pub mod extoll_velo;
+pub mod idio16;
 pub mod pci;
 pub mod posted;
 pub mod proof;

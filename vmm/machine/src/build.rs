@@ -165,6 +165,7 @@ pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> 
             FunctionKind::SlotFifo => Box::new(nicforge_proof::SlotFifo::new()),
             FunctionKind::DmaEngine => Box::new(nicforge_proof::DmaEngine::new()),
             FunctionKind::AddressedSend => Box::new(nicforge_proof::AddressedSend::new()),
+            FunctionKind::Idio16 => Box::new(nicforge_idio16::Idio16::default()),
         };
         let node = add_node(&mut machine, name, Role::Device, rank, device, None)?;
         nodes.push(node);

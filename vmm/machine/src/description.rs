@@ -146,6 +146,9 @@ pub enum FunctionKind {
     DmaEngine,
     /// The proof device whose sends are encoded in their address.
     AddressedSend,
+    /// A PCI-IDIO-16 with a loop-back plug, which Linux drives with a driver of its own.
+    #[serde(rename = "idio-16")]
+    Idio16,
 }
 
 /// Why a machine file was refused.

@@ -1,0 +1,153 @@
+//! An ACCES PCI-IDIO-16: 16 outputs, 16 inputs, an interrupt when an input changes. Linux's `gpio-pci-idio-16` drives it.
+//!
+//! It has a loop-back plug on its connector: output `n` is wired to input `n`, as one tests such a card on the bench.
+//!
+//! In: accesses to its I/O ports ([`nicforge_hwi::idio16`]) and the time. Out: its INTx line. May touch: core, hwi.
+#![forbid(unsafe_code)]
+
+use nicforge_core::{
+    context::Context,
+    device::{Address, AttachmentId, Counter, Device, Progress, Reset, Write},
+    spec::{AttachmentSpec, BarSpec, FunctionSpec, Identity},
+    time::Nanos,
+};
+use nicforge_hwi::idio16::*;
+
+// ANCHOR: state
+/// Its only attachment: there is one connector.
+const USER: AttachmentId = AttachmentId(0);
+
+/// The card.
+#[derive(Default)]
+pub struct Idio16 {
+    lines: Lines,
+    changes: u64,
+}
+
+/// What a reset brings back to power-on, which is the default.
+#[derive(Default)]
+struct Lines {
+    outputs: u16,
+    /// As the ports show them: behind the filters.
+    inputs: u16,
+    /// Inputs with an active filter.
+    filtered: u16,
+    /// When a filtered input that changed will have kept its new level for long enough.
+    settled_at: [Option<Nanos>; LINES],
+    enabled: bool,
+    /// `STATUS_CHANGED_*`.
+    changed: u8,
+}
+// ANCHOR_END: state
+
+// ANCHOR: lines
+impl Idio16 {
+    /// Lets the inputs follow what is wired to them, as far as their filters allow, and drives the interrupt line.
+    fn update(&mut self, context: &mut Context<'_>) {
+        let (lines, now) = (&mut self.lines, context.now());
+        for (line, settled_at) in lines.settled_at.iter_mut().enumerate() {
+            let bit = 1 << line;
+            if (lines.outputs ^ lines.inputs) & bit == 0 {
+                *settled_at = None;
+                continue;
+            }
+            if lines.filtered & bit != 0 {
+                let time = *settled_at.get_or_insert(Nanos(now.0.saturating_add(FILTER_NS)));
+                if time > now {
+                    context.wake_at(time);
+                    continue;
+                }
+            }
+            *settled_at = None;
+            lines.inputs ^= bit;
+            self.changes += 1;
+            if lines.enabled {
+                lines.changed |= if line < 8 { STATUS_CHANGED_LOW } else { STATUS_CHANGED_HIGH };
+            }
+        }
+        context.set_intx(USER, lines.is_pending());
+    }
+}
+
+impl Lines {
+    fn is_pending(&self) -> bool {
+        self.enabled && self.changed != 0
+    }
+
+    /// One port. `None`: nothing answers, or reading it only has an effect.
+    fn read(&mut self, port: u64) -> Option<u8> {
+        let [outputs, inputs, filtered] = [self.outputs, self.inputs, self.filtered].map(u16::to_le_bytes);
+        match port {
+            INTERRUPT_CONTROL => self.enabled = true,
+            FILTER_CONTROL => self.filtered = u16::MAX,
+            OUTPUTS_LOW => return Some(outputs[0]),
+            OUTPUTS_HIGH => return Some(outputs[1]),
+            INPUTS_LOW => return Some(inputs[0]),
+            INPUTS_HIGH => return Some(inputs[1]),
+            INTERRUPT_STATUS => return Some(self.changed | u8::from(self.is_pending()) * STATUS_PENDING),
+            FILTERS_LOW => return Some(filtered[0]),
+            _ => {}
+        }
+        None
+    }
+
+    fn write(&mut self, port: u64, value: u8) {
+        match port {
+            OUTPUTS_LOW => self.outputs = self.outputs & 0xff00 | u16::from(value),
+            OUTPUTS_HIGH => self.outputs = self.outputs & 0x00ff | u16::from(value) << 8,
+            INPUTS_LOW => self.changed = 0,
+            INTERRUPT_CONTROL => self.enabled = false,
+            FILTER_CONTROL => self.filtered = 0,
+            FILTERS_LOW if self.filtered & 0xff00 == 0 => self.filtered = value.into(),
+            _ => {}
+        }
+    }
+}
+// ANCHOR_END: lines
+
+// ANCHOR: device
+impl Device for Idio16 {
+    fn spec(&self) -> FunctionSpec {
+        let identity = Identity {
+            vendor: VENDOR_ACCES,
+            device: DEVICE_PCI_IDIO_16,
+            subsystem_vendor: VENDOR_ACCES,
+            subsystem: DEVICE_PCI_IDIO_16,
+            class: 0xff_00_00,
+            revision: 0,
+        };
+        let mut bars = [const { None }; 6];
+        bars[usize::from(PORTS_BAR)] = Some(BarSpec::io(PORTS));
+        let attachments = vec![AttachmentSpec { name: "user0".to_owned(), group: 0 }];
+        FunctionSpec { identity, bars, attachments, msix: None, intx: true, rings: None }
+    }
+
+    fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
+        // The card's bus is a byte wide: a wider access is one of each of its bytes.
+        for (port, byte) in (at.offset..).zip(data) {
+            *byte = self.lines.read(port).unwrap_or(*byte);
+        }
+        self.update(context);
+    }
+
+    fn write(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &[u8]) -> Write {
+        (at.offset..).zip(data).for_each(|(port, byte)| self.lines.write(port, *byte));
+        self.update(context);
+        Write::Accepted
+    }
+
+    fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
+        self.update(context);
+        Progress::Idle
+    }
+
+    fn reset(&mut self, context: &mut Context<'_>, _: Reset) {
+        self.lines = Lines::default();
+        self.update(context);
+    }
+
+    fn counters(&self) -> Vec<Counter> {
+        vec![Counter { name: "input_changes", value: self.changes }]
+    }
+}
+// ANCHOR_END: device

@@ -1,0 +1,184 @@
+//! Test bodies of the PCI-IDIO-16, a function with none of the core's rings, mirrors and MSI-X: I/O ports and INTx only.
+//!
+//! Each body gets a machine of its own ([`machine`]) behind some door.
+
+use std::time::Duration;
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Bar, Deadline, Device, Error, IRQ_INTX};
+use nicforge_hwi::idio16::*;
+use nicforge_idio16::Idio16;
+
+use crate::backing::{Rig, soon};
+
+/// Long enough to be sure of a time-out's cause, short enough to wait for it.
+const SHORT: Duration = Duration::from_millis(20);
+
+/// A machine with one card, `gpio0`.
+pub fn machine() -> Machine {
+    let mut machine = Machine::new();
+    machine.add_function("gpio0", Box::new(Idio16::default())).unwrap();
+    machine
+}
+
+fn open(rig: &dyn Rig) -> (Device, Bar) {
+    let device = rig.open("gpio0", "user0");
+    let ports = device.bar(PORTS_BAR).unwrap();
+    (device, ports)
+}
+
+/// All eight ports' meaning when read, without those whose reading has an effect.
+fn levels(ports: &Bar) -> [u8; 6] {
+    [OUTPUTS_LOW, OUTPUTS_HIGH, INPUTS_LOW, INPUTS_HIGH, INTERRUPT_STATUS, FILTERS_LOW]
+        .map(|port| ports.read8(port).unwrap())
+}
+
+/// The driver library takes it for what it is: a plain PCI function.
+pub fn it_is_a_plain_card_of_another_vendor(rig: &dyn Rig) {
+    let (device, ports) = open(rig);
+
+    let identity = device.identity();
+    assert_eq!((identity.vendor, identity.device), (VENDOR_ACCES, DEVICE_PCI_IDIO_16));
+    assert!(!device.has_attachment());
+    assert_eq!((ports.size(), ports.info().mappable.len()), (PORTS, 0));
+    assert!(matches!(device.bar(0), Err(Error::NoSuch { .. })));
+    assert!(device.interrupt(0).is_err());
+}
+
+/// Every single line, and all of them at once.
+pub fn outputs_come_back_at_the_inputs(rig: &dyn Rig) {
+    let (_device, ports) = open(rig);
+
+    for lines in (0..LINES).map(|line| 1 << line).chain([0xa55a, 0xffff, 0]) {
+        let [low, high] = u16::to_le_bytes(lines);
+        ports.write8(OUTPUTS_LOW, low).unwrap();
+        ports.write8(OUTPUTS_HIGH, high).unwrap();
+
+        assert_eq!(levels(&ports), [low, high, low, high, 0, 0]);
+    }
+}
+
+/// The line is a level: it stays until the change is cleared, and the status says in which half it was.
+pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
+    let (device, ports) = open(rig);
+    let line = device.intx().unwrap();
+    ports.read8(INTERRUPT_CONTROL).unwrap();
+
+    for (port, bit) in [(OUTPUTS_LOW, STATUS_CHANGED_LOW), (OUTPUTS_HIGH, STATUS_CHANGED_HIGH)] {
+        for value in [0x10, 0] {
+            ports.write8(port, value).unwrap();
+
+            assert_eq!(line.wait(soon(), None).unwrap(), 1);
+            assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_PENDING | bit);
+            line.unmask().unwrap();
+            assert_eq!(line.wait(soon(), None).unwrap(), 1, "it was not cleared yet");
+            ports.write8(INPUTS_LOW, 0).unwrap();
+            assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0);
+            line.unmask().unwrap();
+            assert_eq!(line.take(), 0);
+        }
+    }
+}
+
+/// A masked line keeps its interrupt until it is unmasked.
+pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
+    let (device, ports) = open(rig);
+    let line = device.intx().unwrap();
+    ports.read8(INTERRUPT_CONTROL).unwrap();
+    device.backing().mask(IRQ_INTX, 0, 1).unwrap();
+
+    ports.write8(OUTPUTS_LOW, 1).unwrap();
+    assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+    device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
+
+    assert_eq!(line.wait(soon(), None).unwrap(), 1);
+}
+
+/// A change is only noted while interrupts are enabled, and only asks for one as long as they are.
+pub fn without_leave_it_does_not_interrupt(rig: &dyn Rig) {
+    let (device, ports) = open(rig);
+    let line = device.intx().unwrap();
+
+    ports.write8(OUTPUTS_LOW, 1).unwrap();
+    assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0);
+    ports.read8(INTERRUPT_CONTROL).unwrap();
+    ports.write8(OUTPUTS_LOW, 1).unwrap();
+    assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0, "the same level is no change");
+    ports.write8(OUTPUTS_LOW, 0).unwrap();
+    ports.write8(INTERRUPT_CONTROL, 0).unwrap();
+
+    assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_CHANGED_LOW);
+    assert_eq!(line.wait(soon(), None).unwrap(), 1);
+    line.unmask().unwrap();
+    assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+}
+
+/// Wide accesses are those of their bytes, with all their effects.
+pub fn wide_accesses_are_those_of_their_bytes(rig: &dyn Rig) {
+    let (device, ports) = open(rig);
+    let line = device.intx().unwrap();
+
+    // Ports 0 to 3: outputs, inputs, then two whose reading enables interrupts and filters and answers nothing.
+    ports.write8(OUTPUTS_LOW, 0x42).unwrap();
+    assert_eq!(ports.read32(OUTPUTS_LOW).unwrap(), 0xffff_4242);
+    assert_eq!(ports.read8(FILTERS_LOW).unwrap(), 0xff);
+    // Writing them clears the status, disables both, and sets the outputs first.
+    ports.write32(OUTPUTS_LOW, 0).unwrap();
+    assert_eq!(levels(&ports), [0; 6]);
+    ports.read16(INTERRUPT_CONTROL).unwrap();
+    ports.write16(INTERRUPT_CONTROL, 0).unwrap();
+    // All eight: outputs, the filters of inputs 0 to 3, and nothing that enables the interrupt.
+    ports.write64(OUTPUTS_LOW, 0x0f_00_00_81_00_00_00_10).unwrap();
+    assert_eq!(levels(&ports), [0x10, 0x81, 0x10, 0x81, 0, 0x0f]);
+    assert_eq!(line.take(), 0);
+}
+
+/// A filtered input follows by itself, later, and interrupts then.
+pub fn a_filtered_change_interrupts_later(rig: &dyn Rig) {
+    let (device, ports) = open(rig);
+    let line = device.intx().unwrap();
+    ports.read8(FILTER_CONTROL).unwrap();
+    ports.read8(INTERRUPT_CONTROL).unwrap();
+
+    ports.write8(OUTPUTS_HIGH, 0x80).unwrap();
+    line.wait(soon(), None).unwrap();
+
+    assert_eq!(ports.read8(INPUTS_HIGH).unwrap(), 0x80);
+    assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_PENDING | STATUS_CHANGED_HIGH);
+}
+
+/// A reset by the client switches everything off, and the interrupt that was there is gone.
+pub fn a_reset_switches_everything_off(rig: &dyn Rig) {
+    let (device, ports) = open(rig);
+    let line = device.intx().unwrap();
+    ports.read8(INTERRUPT_CONTROL).unwrap();
+    ports.write8(OUTPUTS_LOW, 0xff).unwrap();
+    line.wait(soon(), None).unwrap();
+
+    device.reset().unwrap();
+
+    assert_eq!(levels(&ports), [0; 6]);
+    let line = device.intx().unwrap();
+    ports.write8(OUTPUTS_LOW, 0xff).unwrap();
+    assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+}
+
+/// The next client finds a card that was just switched on.
+pub fn the_next_client_finds_nothing_of_the_last(rig: &dyn Rig) {
+    let (device, ports) = open(rig);
+    ports.read8(INTERRUPT_CONTROL).unwrap();
+    ports.write8(OUTPUTS_LOW, 0xff).unwrap();
+    ports.read8(FILTER_CONTROL).unwrap();
+    drop((device, ports));
+
+    let (_device, ports) = open(rig);
+
+    assert_eq!(levels(&ports), [0; 6]);
+}
+
+/// There is one connector.
+pub fn a_second_client_is_refused(rig: &dyn Rig) {
+    let (_device, _ports) = open(rig);
+
+    assert!(rig.try_open("gpio0", "user0").is_err());
+}
