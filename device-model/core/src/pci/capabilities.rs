@@ -63,7 +63,8 @@ impl List<'_> {
 pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
     let mut list = List { image, link: header::CAPABILITIES, free: FIRST };
     let power_control = put_power(&mut list);
-    let device_control = put_express(&mut list);
+    let legacy = spec.bars.iter().flatten().any(|bar| bar.kind == BarKind::Io);
+    let device_control = put_express(&mut list, legacy);
     let msix_control = spec.msix.map(|msix| put_msix(&mut list, msix));
     if let Some(rings) = spec.rings {
         put_attachment(&mut list, rings);
@@ -87,8 +88,11 @@ fn put_power(list: &mut List<'_>) -> usize {
     at + CONTROL
 }
 
-/// PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up, without ASPM.
-fn put_express(list: &mut List<'_>) -> usize {
+/// PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up, without ASPM. Only a *legacy* endpoint may
+/// ask for I/O ports (PCI Express Base 4.0, 1.3.2).
+fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
+    const VERSION: u16 = 2;
+    const LEGACY_ENDPOINT: u16 = 1 << 4;
     const DEVICE_CAPABILITIES: usize = 0x04;
     const DEVICE_CONTROL: usize = 0x08;
     const DEVICE_STATUS: usize = 0x0a;
@@ -128,7 +132,7 @@ fn put_express(list: &mut List<'_>) -> usize {
 
     let at = list.add(ID_EXPRESS, LENGTH);
     let image = &mut *list.image;
-    image.put(at + 2, 0x0002u16.to_le_bytes());
+    image.put(at + 2, (VERSION | if legacy { LEGACY_ENDPOINT } else { 0 }).to_le_bytes());
     image.put(at + DEVICE_CAPABILITIES, DEVICE.to_le_bytes());
     image.field(at + DEVICE_CONTROL, CONTROL.to_le_bytes(), CONTROL_WRITABLE.to_le_bytes());
     image.sticky[at + DEVICE_CONTROL] = CONTROL_PAYLOAD;

@@ -166,7 +166,7 @@ fn express_capability_is_a_version_2_endpoint_that_can_be_reset() {
 
     let at = capability(&config, 0x10);
 
-    assert_eq!(get16(&config, at + 2), 0x0002);
+    assert_eq!(get16(&config, at + 2) & 0xf, 2);
     let device = get32(&config, at + 4);
     assert_ne!(device & 1 << 28, 0, "function-level reset");
     assert_ne!(device & 1 << 15, 0, "role-based error reporting");
@@ -174,6 +174,16 @@ fn express_capability_is_a_version_2_endpoint_that_can_be_reset() {
     assert_eq!(link & 0x3ff, state & 0x3ff, "the link runs at its best speed and width");
     let speeds = get32(&config, at + 0x2c);
     assert_ne!(speeds & 1 << (link & 0xf), 0, "the best speed is among those supported");
+}
+
+#[test]
+fn only_a_function_with_io_ports_is_a_legacy_endpoint() {
+    let kind = |spec| {
+        let config = ConfigSpace::new(&spec);
+        get16(&config, capability(&config, 0x10) + 2) >> 4
+    };
+
+    assert_eq!((kind(plain()), kind(nic())), (0, 1));
 }
 
 #[test]
