@@ -30,7 +30,7 @@ pub struct AttachmentCounters {
     pub stalls: u64,
     /// Ring records that made no sense, or that went where a record may not go, and were skipped.
     pub malformed_records: u64,
-    /// Interrupts raised.
+    /// Interrupts raised: MSI-X vectors, and how often the INTx line rose.
     pub interrupts: u64,
     /// Bytes read by DMA.
     pub dma_read_bytes: u64,

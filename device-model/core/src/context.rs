@@ -246,9 +246,14 @@ impl Context<'_> {
         let Some(tenant) = &mut attachment.tenant else { return };
         let rises = asserted && !attachment.intx;
         tenant.interrupt_waits |= rises && attachment.interrupts.is_holding();
+        attachment.counters.interrupts += u64::from(rises);
+        let changes = asserted != attachment.intx;
         attachment.intx = asserted;
         attachment.config.set_interrupt_status(asserted);
         attachment.drive_intx();
+        if changes {
+            self.shared.trace(self.function.id, who, Event::Intx { asserted });
+        }
     }
 
     /// Start reading client memory: at most [`MAX_DMA`] bytes at `iova`. The data, or the error, comes to

@@ -46,6 +46,11 @@ pub enum Event {
         /// Which.
         vector: u16,
     },
+    /// The INTx line changed.
+    Intx {
+        /// To what.
+        asserted: bool,
+    },
     /// The device started a DMA read.
     DmaRead {
         /// From where.

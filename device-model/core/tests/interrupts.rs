@@ -45,6 +45,19 @@ fn bound_vector_fires_and_is_counted() {
 }
 
 #[test]
+fn line_is_counted_each_time_it_rises() {
+    let (mut machine, probe) = attached();
+
+    act(&mut machine, &probe, |context| {
+        for asserted in [false, true, true, false, true] {
+            context.set_intx(A, asserted);
+        }
+    });
+
+    assert_eq!(machine.attachment_counters(F, A).unwrap().interrupts, 2);
+}
+
+#[test]
 fn unbound_vector_is_pending_until_it_is_bound() {
     let (mut machine, probe) = attached();
     act(&mut machine, &probe, |context| {

@@ -342,6 +342,9 @@ fn trace_shows_what_happens_at_the_boundary() {
         context.dma_read(A, 0x1000, 4, DmaToken(0)).unwrap();
         context.dma_write(A, 0x1004, &[1]).unwrap();
         context.interrupt(A, 1);
+        for asserted in [true, true, false] {
+            context.set_intx(A, asserted);
+        }
     });
     settle(&mut machine, 0);
     machine.reset_attachment(F, A).unwrap();
@@ -355,6 +358,8 @@ fn trace_shows_what_happens_at_the_boundary() {
         Event::DmaRead { iova: 0x1000, length: 4 },
         Event::DmaWrite { iova: 0x1004, length: 1 },
         Event::Interrupt { vector: 1 },
+        Event::Intx { asserted: true },
+        Event::Intx { asserted: false },
         Event::Posted { at: at(0x10), length: 4 },
         Event::Reset,
         Event::Detached,
