@@ -1,15 +1,21 @@
-//! Runs in a guest: checks a PCI-IDIO-16 with a loop-back plug through Linux's GPIO character device, as any program would use it.
-//! The argument is the card's PCI address, which the driver gives its chip as label.
+//! Runs in a guest: checks a PCI-IDIO-16 with a loop-back plug, either through Linux's GPIO character device, as any program would use
+//! it, or by its bare ports while no driver is bound.
+//!
+//! ```text
+//! guest-gpio lines ADDRESS      # the PCI address, which the driver gives its chip as label
+//! guest-gpio ports ADDRESS
+//! ```
 //!
 //! Every check that holds is a line on standard output. The exit status is 0 when all of them hold.
 
-use std::{error::Error, process::ExitCode, time::Duration};
+use std::{error::Error, fs::File, os::unix::fs::FileExt, path::Path, process::ExitCode, time::Duration};
 
 use gpiocdev::{
     Request,
     chip::{self, Chip},
     line::{EdgeDetection, EdgeKind, Offset, Value, Values},
 };
+use nicforge_hwi::idio16::{INPUTS_LOW, OUTPUTS_HIGH, OUTPUTS_LOW};
 
 type Outcome<T = ()> = Result<T, Box<dyn Error>>;
 
@@ -21,8 +27,13 @@ const LIMIT: Duration = Duration::from_secs(20);
 const EDGES: usize = 200;
 
 fn main() -> ExitCode {
-    let label = std::env::args().nth(1).unwrap_or_default();
-    match check(&label) {
+    let arguments: Vec<_> = std::env::args().skip(1).collect();
+    let outcome = match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
+        ["lines", address] => lines(address),
+        ["ports", address] => ports(address),
+        _ => Err("usage: guest-gpio lines|ports ADDRESS".into()),
+    };
+    match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             println!("failed: {error}");
@@ -31,8 +42,8 @@ fn main() -> ExitCode {
     }
 }
 
-fn check(label: &str) -> Outcome {
-    let chip = find(label)?;
+fn lines(address: &str) -> Outcome {
+    let chip = find(address)?;
     let path = chip.path().to_path_buf();
     let outputs: Vec<Offset> = (0..OUTPUTS).collect();
     let inputs: Vec<Offset> = (OUTPUTS..2 * OUTPUTS).collect();
@@ -65,14 +76,38 @@ fn check(label: &str) -> Outcome {
     Ok(())
 }
 
-/// The chip with this label, or with any when it is empty, that has the card's lines.
+/// Accesses to the ports of one, two and four bytes. The kernel makes each with one instruction.
+fn ports(address: &str) -> Outcome {
+    let function = Path::new("/sys/bus/pci/devices").join(address);
+    std::fs::write(function.join("enable"), "1")?;
+    let ports = File::options().read(true).write(true).open(function.join("resource2"))?;
+    let read = |port, bytes: &mut [u8]| ports.read_at(bytes, port).map(|_| ());
+    let write = |port, bytes: &[u8]| ports.write_at(bytes, port).map(|_| ());
+    let (mut one, mut two, mut four) = ([0], [0; 2], [0; 4]);
+
+    write(OUTPUTS_LOW, &[0x42])?;
+    read(INPUTS_LOW, &mut one)?;
+    // The last two of these four ports answer nothing when they are read; that enables interrupts and filters.
+    read(OUTPUTS_LOW, &mut four)?;
+    // Written, they disable both again. The inputs follow the outputs at once then.
+    write(OUTPUTS_LOW, &[0; 4])?;
+    write(OUTPUTS_HIGH, &[0x81, 0])?;
+    read(OUTPUTS_HIGH, &mut two)?;
+    if (one, two, four) != ([0x42], [0x81, 0x81], [0x42, 0x42, 0xff, 0xff]) {
+        return Err(format!("the ports answered {one:#x?}, {two:#x?}, {four:#x?}").into());
+    }
+    write(OUTPUTS_HIGH, &[0])?;
+    println!("ok: ports take accesses of 1, 2 and 4 bytes");
+    Ok(())
+}
+
+/// The chip with this label that has the card's lines.
 fn find(label: &str) -> Outcome<Chip> {
     for path in chip::chips()? {
         let chip = Chip::from_path(path)?;
         let info = chip.info()?;
-        if info.num_lines == 2 * OUTPUTS && (label.is_empty() || info.label == label) {
-            let names = [0, 15, 16, 31].map(|line| chip.line_info(line).map(|info| info.name));
-            println!("ok: {} is {}, {} lines: {names:?}", info.name, info.label, info.num_lines);
+        if info.num_lines == 2 * OUTPUTS && info.label == label {
+            println!("ok: {} is the card at {}", info.name, info.label);
             return Ok(chip);
         }
     }
@@ -104,7 +139,7 @@ fn level_bits(request: &Request, first: u32) -> Outcome<u32> {
 }
 
 /// The card says that an input changed and not which one, so that its driver tells all who listen. Who wants to know listens to one.
-fn watched(path: &std::path::Path, line: Offset) -> Outcome<Request> {
+fn watched(path: &Path, line: Offset) -> Outcome<Request> {
     let request = Request::builder()
         .on_chip(path)
         .with_line(line)
