@@ -507,6 +507,57 @@ struct nicforge_extoll_rma_notification {
 /* Lowest bit of the number of quadwords. */
 #define NICFORGE_EXTOLL_VELO_HEADER_QUADWORDS_SHIFT 23
 
+/* ---- idio16 ---- */
+/* Vendor id of ACCES I/O Products. */
+#define NICFORGE_IDIO16_VENDOR_ACCES 0x494f
+/* Device id of the PCI-IDIO-16. */
+#define NICFORGE_IDIO16_DEVICE_PCI_IDIO_16 0x0dc8
+/* The BAR of all registers: I/O ports. */
+#define NICFORGE_IDIO16_PORTS_BAR 2
+/* Ports there are. */
+#define NICFORGE_IDIO16_PORTS 8
+/*
+ * Lines in each direction. Line n is bit n % 8 of the low (n < 8) or
+ * high port.
+ */
+#define NICFORGE_IDIO16_LINES 16
+/* Read-write: outputs 0 to 7; 1 switches the output on. */
+#define NICFORGE_IDIO16_OUTPUTS_LOW 0
+/*
+ * Read: inputs 0 to 7 behind their filters; 1 is energized. Write, any
+ * value: clears INTERRUPT_STATUS.
+ */
+#define NICFORGE_IDIO16_INPUTS_LOW 1
+/* Read: enables the interrupt. Write, any value: disables it. */
+#define NICFORGE_IDIO16_INTERRUPT_CONTROL 2
+/*
+ * Read: activates the filters of all inputs. Write, any value:
+ * deactivates them.
+ */
+#define NICFORGE_IDIO16_FILTER_CONTROL 3
+/* Read-write: outputs 8 to 15. */
+#define NICFORGE_IDIO16_OUTPUTS_HIGH 4
+/* Read: inputs 8 to 15. */
+#define NICFORGE_IDIO16_INPUTS_HIGH 5
+/* Read: STATUS_CHANGED_LOW and so on. */
+#define NICFORGE_IDIO16_INTERRUPT_STATUS 6
+/*
+ * Read-write: a bit for each of inputs 0 to 7 whose filter is active.
+ * Not writable while those of all inputs are.
+ */
+#define NICFORGE_IDIO16_FILTERS_LOW 7
+/* An input of 0 to 7 changed. */
+#define NICFORGE_IDIO16_STATUS_CHANGED_LOW (1ULL << 0)
+/* An input of 8 to 15 changed. */
+#define NICFORGE_IDIO16_STATUS_CHANGED_HIGH (1ULL << 1)
+/* The card asks for an interrupt. */
+#define NICFORGE_IDIO16_STATUS_PENDING (1ULL << 2)
+/*
+ * How long an input must keep a new level before its filter lets it
+ * through, in nanoseconds.
+ */
+#define NICFORGE_IDIO16_FILTER_NS 5000000
+
 /* ---- pci ---- */
 /*
  * Vendor id of every nicforge function. It is not assigned by the
