@@ -58,6 +58,7 @@ pub fn outputs_come_back_at_the_inputs(rig: &dyn Rig) {
     }
 }
 
+// ANCHOR: interrupt
 /// The line is a level: it stays until the change is cleared, and the status says in which half it was.
 pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
     let (device, ports) = open(rig);
@@ -79,6 +80,7 @@ pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
         }
     }
 }
+// ANCHOR_END: interrupt
 
 /// A masked line keeps its interrupt until it is unmasked.
 pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {

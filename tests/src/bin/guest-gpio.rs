@@ -138,6 +138,7 @@ fn level_bits(request: &Request, first: u32) -> Outcome<u32> {
     Ok((0..OUTPUTS).filter(is_active).map(|line| 1 << line).sum())
 }
 
+// ANCHOR: edges
 /// The card says that an input changed and not which one, so that its driver tells all who listen. Who wants to know listens to one.
 fn watched(path: &Path, line: Offset) -> Outcome<Request> {
     let request = Request::builder()
@@ -163,6 +164,7 @@ fn expect_edge(input: &Request, line: Offset, level: Value) -> Outcome {
     }
     Ok(())
 }
+// ANCHOR_END: edges
 
 /// One edge at a time: the next one comes when the last was reported.
 fn no_interrupt_is_lost(outputs: &Request, input: &Request) -> Outcome {
