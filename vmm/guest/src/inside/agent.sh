@@ -13,6 +13,7 @@ run=/nicforge/run
 line=/dev/ttyS1
 stty -F $line 115200 raw -echo -hupcl
 exec 3<>$line
+. /nicforge/config
 
 # Functions are named with their place: SLOT.FUNCTION on the root bus, or PORT/ for what is behind a root port.
 place() {
