@@ -47,9 +47,9 @@ fn linux_drives_the_card_with_its_own_driver() {
     guest.power_off(LIMIT).unwrap_or_else(|error| panic!("{error}"));
 }
 
-/// Runs a script that knows the card's PCI address and must end well.
+/// Runs a script that must end well. It knows the card's PCI address.
 fn run(guest: &Guest, script: &str) {
-    let script = format!("CARD=${{NICFORGE_DEVICES#gpio0.user0=}}\n{script}");
+    let script = format!("CARD=${{NICFORGE_DEVICES#gpio0.user0=}}\n[ -n \"$CARD\" ] || exit 99\n{script}");
     let output = guest.run(script.as_str(), LIMIT).unwrap_or_else(|error| panic!("{error}"));
     print!("{}", output.stdout);
     let logs = guest.log_ends();
