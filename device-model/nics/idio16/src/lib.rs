@@ -77,6 +77,7 @@ impl Lines {
     /// One port. `None`: nothing answers, or reading it only has an effect.
     fn read(&mut self, port: u64) -> Option<u8> {
         let [outputs, inputs, filtered] = [self.outputs, self.inputs, self.filtered].map(u16::to_le_bytes);
+        let pending = if self.is_pending() { STATUS_PENDING } else { 0 };
         match port {
             INTERRUPT_CONTROL => self.enabled = true,
             FILTER_CONTROL => self.filtered = u16::MAX,
@@ -84,7 +85,7 @@ impl Lines {
             OUTPUTS_HIGH => return Some(outputs[1]),
             INPUTS_LOW => return Some(inputs[0]),
             INPUTS_HIGH => return Some(inputs[1]),
-            INTERRUPT_STATUS => return Some(self.changed | u8::from(self.is_pending()) * STATUS_PENDING),
+            INTERRUPT_STATUS => return Some(self.changed | pending),
             FILTERS_LOW => return Some(filtered[0]),
             _ => {}
         }
