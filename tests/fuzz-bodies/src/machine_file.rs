@@ -58,7 +58,7 @@ fn shaped(input: &mut Input<'_>) -> String {
         match input.below(4) {
             0 | 1 => pset(&mut text, input),
             2 => {
-                let kind = input.pick(&["slot-fifo", "dma-engine", "addressed-send", "tree", ""]);
+                let kind = input.pick(&["slot-fifo", "dma-engine", "addressed-send", "idio-16", "tree", ""]);
                 let name = name(input);
                 let _ = writeln!(text, "[[function]]\nname = {name}\nkind = \"{kind}\"");
             }

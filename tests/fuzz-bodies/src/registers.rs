@@ -17,7 +17,7 @@ use nicforge_shm::SharedMemory;
 
 use crate::{
     input::Input,
-    world::{Answer, Count, ENGINE, FIFO, FUNCTIONS, Place, SEND, World},
+    world::{Answer, Count, ENGINE, FIFO, FUNCTIONS, PORTS, Place, SEND, World},
 };
 
 /// Things done in one input at most.
@@ -41,6 +41,7 @@ pub fn body(data: &[u8]) {
         world.bind(place);
         world.enable_bus_master(place);
     }
+    world.attach((PORTS, AttachmentId(0)));
     let backing = DmaBacking::Memory(memory.whole());
     let length = memory.len() as u64;
     world.machine.dma_map(LISTS.0, LISTS.1, 0, length, DmaPermission::READ_WRITE, backing).unwrap();
@@ -57,7 +58,7 @@ pub fn body(data: &[u8]) {
 fn place(input: &mut Input<'_>) -> Place {
     match input.below(8) {
         0..=5 => {
-            let function = input.pick(&[FunctionId(1), FIFO, ENGINE, SEND]);
+            let function = input.pick(&[FunctionId(1), FIFO, ENGINE, SEND, PORTS]);
             (function, AttachmentId(u16::from(input.flag())))
         }
         6 => (FunctionId(input.below(FUNCTIONS)), AttachmentId(input.below(5) as u16)),

@@ -18,6 +18,7 @@ use nicforge_core::{
 };
 use nicforge_hwi::{
     attachment::mirror::RING_HEAD,
+    idio16,
     proof::{addressed_send, dma_engine, slot_fifo},
     tree::{BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, window},
 };
@@ -34,8 +35,10 @@ pub const FIFO: FunctionId = FunctionId(TREE_NODES);
 pub const ENGINE: FunctionId = FunctionId(TREE_NODES + 1);
 /// The proof device whose sends are encoded in their address.
 pub const SEND: FunctionId = FunctionId(TREE_NODES + 2);
+/// A card with I/O ports and INTx, and without rings, mirror and MSI-X.
+pub const PORTS: FunctionId = FunctionId(TREE_NODES + 3);
 /// Functions in all.
-pub const FUNCTIONS: u32 = TREE_NODES + 3;
+pub const FUNCTIONS: u32 = TREE_NODES + 4;
 
 /// BAR of the attachment's windows, with its posted-write ring at the start.
 pub const BAR_RING: u32 = 1;
@@ -79,7 +82,9 @@ pub fn description(fifo_depth: u32) -> Description {
 fn parse(fifo_depth: u32) -> Description {
     let mut text =
         format!("name = \"world\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {fifo_depth}\n");
-    for (name, kind) in [("fifo0", "slot-fifo"), ("dma0", "dma-engine"), ("send0", "addressed-send")] {
+    let functions =
+        [("fifo0", "slot-fifo"), ("dma0", "dma-engine"), ("send0", "addressed-send"), ("gpio0", "idio-16")];
+    for (name, kind) in functions {
         text += &format!("[[function]]\nname = \"{name}\"\nkind = \"{kind}\"\n");
     }
     Description::parse(&text, "world.toml").unwrap()
@@ -240,6 +245,19 @@ impl World {
         self.fifo_works(AttachmentId(0));
         self.engine_works();
         self.send_works();
+        self.ports_work();
+    }
+
+    /// What goes out of a card with a loop-back plug comes in.
+    fn ports_work(&mut self) {
+        let place = (PORTS, AttachmentId(0));
+        self.attach(place);
+        let mut input = [0];
+        let written = self.write(place, idio16::PORTS_BAR.into(), idio16::OUTPUTS_LOW, &[0x5a]);
+        let read = self.read(place, idio16::PORTS_BAR.into(), idio16::INPUTS_LOW, &mut input);
+        assert!(outcome_is_done(&written) && outcome_is_done(&read));
+        assert_eq!(input, [0x5a]);
+        self.detach(place, Ended::Closed);
     }
 
     /// Packets of one channel pass between the I/O node and the last compute node, which is not its neighbour.
@@ -377,7 +395,11 @@ pub enum Answer {
 /// Every attachment of every function.
 pub fn places() -> impl Iterator<Item = Place> {
     (0..FUNCTIONS).flat_map(|function| {
-        let attachments = if function < TREE_NODES { 5 } else { 4 };
+        let attachments = match function {
+            0..TREE_NODES => 5,
+            _ if FunctionId(function) == PORTS => 1,
+            _ => 4,
+        };
         (0..attachments).map(move |who| (FunctionId(function), AttachmentId(who)))
     })
 }
