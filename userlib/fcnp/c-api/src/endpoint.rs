@@ -6,10 +6,11 @@ use std::{
     time::Duration,
 };
 
-use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment};
+use nicforge_c_support::{Failure, open_device, timeout};
+use nicforge_driver::{Cancel, Deadline, Device};
 use nicforge_fcnp::{ComputeCore, Config, IoNode, Mode};
 
-use crate::{failure::Failure, nicforge_fcnp_options};
+use crate::{failure::failure, nicforge_fcnp_options};
 
 /// An endpoint with the token that ends its calls.
 pub(crate) struct Endpoint<T> {
@@ -25,12 +26,9 @@ impl<T> Endpoint<T> {
         options: &nicforge_fcnp_options,
         open: impl FnOnce(Device, Config) -> Result<T, nicforge_fcnp::Error>,
     ) -> Result<Arc<Self>, Failure> {
-        let device = match socket {
-            Some(path) => Device::open_vfio_user(path, OpenOptions::default())?,
-            None => Device::open_env(environment::SOCKET, OpenOptions::default())?,
-        };
+        let device = open_device(socket)?;
         let config = config(options);
-        let side = open(device, config)?;
+        let side = open(device, config).map_err(failure)?;
         Ok(Arc::new(Self { side, cancel: Cancel::new()?, timeout: config.timeout }))
     }
 
@@ -45,11 +43,11 @@ impl<T> Endpoint<T> {
 
 impl Endpoint<ComputeCore> {
     pub(crate) fn read(&self, buffer: &mut [u8]) -> Result<usize, Failure> {
-        Ok(self.side.read_until(buffer, self.deadline(), Some(&self.cancel))?)
+        self.side.read_until(buffer, self.deadline(), Some(&self.cancel)).map_err(failure)
     }
 
     pub(crate) fn write(&self, data: &[u8]) -> Result<usize, Failure> {
-        Ok(self.side.write_until(data, self.deadline(), Some(&self.cancel))?)
+        self.side.write_until(data, self.deadline(), Some(&self.cancel)).map_err(failure)
     }
 
     pub(crate) fn rank(&self) -> u32 {
@@ -59,11 +57,11 @@ impl Endpoint<ComputeCore> {
 
 impl Endpoint<IoNode> {
     pub(crate) fn read(&self, core: u32, buffer: &mut [u8]) -> Result<usize, Failure> {
-        Ok(self.side.read_until(core, buffer, self.deadline(), Some(&self.cancel))?)
+        self.side.read_until(core, buffer, self.deadline(), Some(&self.cancel)).map_err(failure)
     }
 
     pub(crate) fn write(&self, core: u32, data: &[u8]) -> Result<usize, Failure> {
-        Ok(self.side.write_until(core, data, self.deadline(), Some(&self.cancel))?)
+        self.side.write_until(core, data, self.deadline(), Some(&self.cancel)).map_err(failure)
     }
 
     pub(crate) fn cores(&self) -> u32 {
@@ -78,7 +76,7 @@ fn config(options: &nicforge_fcnp_options) -> Config {
     Config {
         mode: if options.use_interrupts { Mode::Interrupt } else { Mode::Polling },
         poll_phase: Duration::from_micros(or(options.poll_us, default.poll_phase.as_micros() as u64)),
-        timeout: (options.timeout_ms != 0).then(|| Duration::from_millis(options.timeout_ms)),
+        timeout: timeout(options.timeout_ms),
         open_timeout: Duration::from_millis(or(
             options.open_timeout_ms,
             default.open_timeout.as_millis() as u64,

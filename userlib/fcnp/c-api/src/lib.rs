@@ -14,18 +14,17 @@ mod endpoint;
 mod failure;
 
 use std::{
-    ffi::{CStr, OsStr, OsString, c_char, c_void},
-    os::unix::ffi::OsStrExt,
-    ptr::NonNull,
+    ffi::{c_char, c_void},
     sync::Arc,
 };
 
+use nicforge_c_support::{
+    guarded_size as guarded, guarded_status, input, last_error, non_null, options as given, output, path,
+    reference as handle, release,
+};
 use nicforge_fcnp::{ComputeCore, IoNode};
 
-use crate::{
-    endpoint::{Endpoint, Only},
-    failure::{Failure, guarded, guarded_status},
-};
+use crate::endpoint::{Endpoint, Only};
 
 /// How an endpoint behaves. All zero is the default.
 #[repr(C)]
@@ -53,7 +52,7 @@ static IO_NODE: Only<IoNode> = Only::new();
 /// Text of the calling thread's last error; empty when there was none. Valid until its next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn nicforge_fcnp_last_error() -> *const c_char {
-    failure::last()
+    last_error()
 }
 
 /// Opens FCNP on the compute core whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when
@@ -70,8 +69,10 @@ pub unsafe extern "C" fn nicforge_fcnp_open_compute(
 ) -> i32 {
     guarded_status(|| {
         let out = non_null(compute, "compute")?;
+        // SAFETY: NULL or a C string by this function's contract.
+        let socket = unsafe { path(socket) };
         // SAFETY: NULL or valid by this function's contract.
-        let (socket, options) = unsafe { arguments(socket, options) };
+        let options = unsafe { given(options) };
         let opened = Box::new(nicforge_fcnp_compute(Endpoint::open(socket, &options, ComputeCore::open)?));
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(Box::into_raw(opened)) };
@@ -87,10 +88,8 @@ pub unsafe extern "C" fn nicforge_fcnp_open_compute(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_close_compute(compute: *mut nicforge_fcnp_compute) {
     guarded_status(|| {
-        if !compute.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and is not used any more.
-            drop(unsafe { Box::from_raw(compute) });
-        }
+        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        unsafe { release(compute) };
         Ok(())
     });
 }
@@ -164,8 +163,10 @@ pub unsafe extern "C" fn nicforge_fcnp_open_io(
 ) -> i32 {
     guarded_status(|| {
         let out = non_null(io, "io")?;
+        // SAFETY: NULL or a C string by this function's contract.
+        let socket = unsafe { path(socket) };
         // SAFETY: NULL or valid by this function's contract.
-        let (socket, options) = unsafe { arguments(socket, options) };
+        let options = unsafe { given(options) };
         let opened = Box::new(nicforge_fcnp_io(Endpoint::open(socket, &options, IoNode::open)?));
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(Box::into_raw(opened)) };
@@ -180,10 +181,8 @@ pub unsafe extern "C" fn nicforge_fcnp_open_io(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nicforge_fcnp_close_io(io: *mut nicforge_fcnp_io) {
     guarded_status(|| {
-        if !io.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and is not used any more.
-            drop(unsafe { Box::from_raw(io) });
-        }
+        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        unsafe { release(io) };
         Ok(())
     });
 }
@@ -309,70 +308,13 @@ pub unsafe extern "C" fn nicforge_fcnp_ion_read(ptr: *mut c_void, size: usize, c
     guarded(|| IO_NODE.get()?.read(core, unsafe { output(ptr, size) }?))
 }
 
-fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
-    NonNull::new(pointer).ok_or_else(|| Failure::new(libc::EFAULT, &format!("{name} is NULL")))
-}
-
-/// # Safety
-/// `handle` is NULL or valid for as long as the result is used.
-unsafe fn handle<'a, T>(handle: *const T) -> Result<&'a T, Failure> {
-    // SAFETY: by this function's contract.
-    unsafe { handle.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
-}
-
-/// # Safety
-/// Each is NULL or valid; `socket` ends with a NUL.
-unsafe fn arguments(
-    socket: *const c_char,
-    options: *const nicforge_fcnp_options,
-) -> (Option<OsString>, nicforge_fcnp_options) {
-    let socket = (!socket.is_null()).then(|| {
-        // SAFETY: not NULL, and a C string by this function's contract.
-        let socket = unsafe { CStr::from_ptr(socket) };
-        OsStr::from_bytes(socket.to_bytes()).to_owned()
-    });
-    // SAFETY: NULL or valid by this function's contract.
-    let options = unsafe { options.as_ref() }.copied().unwrap_or_default();
-    (socket, options)
-}
-
-fn check_buffer(ptr: *const c_void, size: usize) -> Result<(), Failure> {
-    if ptr.is_null() && size != 0 {
-        return Err(Failure::new(libc::EFAULT, "the buffer is NULL"));
-    }
-    if isize::try_from(size).is_err() {
-        return Err(Failure::new(libc::EINVAL, "the buffer is larger than memory can be"));
-    }
-    Ok(())
-}
-
-/// # Safety
-/// `ptr` has `size` readable bytes, which nobody writes as long as the result is used.
-unsafe fn input<'a>(ptr: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
-    check_buffer(ptr, size)?;
-    if size == 0 {
-        return Ok(&[]);
-    }
-    // SAFETY: not NULL, of a possible size, and readable by this function's contract.
-    Ok(unsafe { std::slice::from_raw_parts(ptr.cast(), size) })
-}
-
-/// # Safety
-/// `ptr` has `size` writable bytes, which nobody else uses as long as the result is used.
-unsafe fn output<'a>(ptr: *mut c_void, size: usize) -> Result<&'a mut [u8], Failure> {
-    check_buffer(ptr, size)?;
-    if size == 0 {
-        return Ok(&mut []);
-    }
-    // SAFETY: not NULL, of a possible size, and writable by this function's contract.
-    Ok(unsafe { std::slice::from_raw_parts_mut(ptr.cast(), size) })
-}
-
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+
     use super::*;
 
-    fn last_error() -> String {
+    fn last_text() -> String {
         let text = nicforge_fcnp_last_error();
         // SAFETY: valid until this thread's next error.
         unsafe { CStr::from_ptr(text) }.to_str().unwrap().to_owned()
@@ -384,17 +326,16 @@ mod tests {
         // SAFETY: the buffer has 4 bytes.
         let result = unsafe { nicforge_fcnp_cn_read(buffer.as_mut_ptr().cast(), buffer.len()) };
         assert_eq!(
-            (result, last_error().as_str()),
+            (result, last_text().as_str()),
             (-(libc::ENOTCONN as isize), "fcnp_init has not been called")
         );
     }
 
     #[test]
-    fn null_handle_and_null_buffer_give_efault() {
+    fn null_handle_gives_efault() {
         // SAFETY: NULL is refused before it is used.
         let handle = unsafe { nicforge_fcnp_io_read(std::ptr::null(), std::ptr::null_mut(), 1, 0) };
-        let buffer = check_buffer(std::ptr::null(), 1).is_err();
-        assert_eq!((handle, buffer), (-(libc::EFAULT as isize), true));
+        assert_eq!(handle, -(libc::EFAULT as isize));
     }
 
     #[test]
@@ -404,11 +345,6 @@ mod tests {
         let result = unsafe {
             nicforge_fcnp_open_compute(c"/nonexistent/socket".as_ptr(), std::ptr::null(), &mut compute)
         };
-        assert!(result < 0 && compute.is_null() && !last_error().is_empty());
-    }
-
-    #[test]
-    fn panic_becomes_eio() {
-        assert_eq!(guarded(|| panic!("inside")), -(libc::EIO as isize));
+        assert!(result < 0 && compute.is_null() && !last_text().is_empty());
     }
 }

@@ -10,17 +10,19 @@
 mod failure;
 
 use std::{
-    ffi::{CStr, OsStr, OsString, c_char, c_void},
-    os::unix::ffi::OsStrExt,
+    ffi::{OsString, c_char, c_void},
     ptr::NonNull,
-    sync::Mutex,
     time::Duration,
 };
 
-use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, environment};
+use nicforge_c_support::{
+    Failure, Handle, guarded_number as guarded, guarded_status, input, last_error, non_null, open_device,
+    options as given, path, reference, release, timeout,
+};
+use nicforge_driver::{Cancel, Deadline};
 use nicforge_velo::{Address, Config, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
 
-use crate::failure::{Failure, guarded};
+use crate::failure::failure;
 
 /// Bytes of a message at most, and of every buffer that receives one.
 pub const VELO_MAX_MESSAGE: usize = 64;
@@ -60,10 +62,7 @@ pub struct velo_message {
 }
 
 /// A VPID of a card.
-pub struct velo_port {
-    inner: Mutex<Inner>,
-    cancel: Cancel,
-}
+pub struct velo_port(Handle<Inner>);
 
 struct Inner {
     port: Port,
@@ -86,7 +85,7 @@ impl Inner {
 /// Text of the calling thread's last error; empty when there was none. Valid until its next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn velo_last_error() -> *const c_char {
-    failure::last()
+    last_error()
 }
 
 /// Opens the VPID whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that is NULL. `options` may be
@@ -103,11 +102,9 @@ pub unsafe extern "C" fn velo_open(
     guarded(|| {
         let out = non_null(port, "port")?;
         // SAFETY: NULL or valid by this function's contract.
-        let options = unsafe { options.as_ref() }.copied().unwrap_or_default();
-        let socket = (!socket.is_null()).then(|| {
-            // SAFETY: not NULL, and a C string by this function's contract.
-            OsString::from(OsStr::from_bytes(unsafe { CStr::from_ptr(socket) }.to_bytes()))
-        });
+        let options = unsafe { given(options) };
+        // SAFETY: NULL or a C string by this function's contract.
+        let socket = unsafe { path(socket) };
         let opened = Box::into_raw(Box::new(open(socket, &options)?));
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(opened) };
@@ -116,10 +113,7 @@ pub unsafe extern "C" fn velo_open(
 }
 
 fn open(socket: Option<OsString>, options: &velo_options) -> Result<velo_port, Failure> {
-    let device = match socket {
-        Some(path) => Device::open_vfio_user(path, OpenOptions::default())?,
-        None => Device::open_env(environment::SOCKET, OpenOptions::default())?,
-    };
+    let device = open_device(socket)?;
     let default = Config::default();
     let config = Config {
         slots: (options.slots != 0).then_some(options.slots),
@@ -128,9 +122,9 @@ fn open(socket: Option<OsString>, options: &velo_options) -> Result<velo_port, F
         waiting: if options.use_interrupts { Waiting::Interrupt } else { Waiting::Polling },
         ..default
     };
-    let timeout = (options.timeout_ms != 0).then(|| Duration::from_millis(options.timeout_ms));
-    let inner = Inner { port: Port::open(device, config)?, links: Vec::new(), timeout };
-    Ok(velo_port { inner: Mutex::new(inner), cancel: Cancel::new()? })
+    let port = Port::open(device, config).map_err(failure)?;
+    let inner = Inner { port, links: Vec::new(), timeout: timeout(options.timeout_ms) };
+    Ok(velo_port(Handle::new(inner)?))
 }
 
 /// Closes it. A call that is on in another thread must have ended, or end by velo_cancel first. NULL is allowed.
@@ -139,12 +133,10 @@ fn open(socket: Option<OsString>, options: &velo_options) -> Result<velo_port, F
 /// `port` is NULL or a handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn velo_close(port: *mut velo_port) {
-    guarded(|| {
-        if !port.is_null() {
-            // SAFETY: it came from `Box::into_raw`, and is not used any more.
-            drop(unsafe { Box::from_raw(port) });
-        }
-        Ok(0)
+    guarded_status(|| {
+        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        unsafe { release(port) };
+        Ok(())
     });
 }
 
@@ -177,7 +169,7 @@ pub unsafe extern "C" fn velo_connect(port: *const velo_port, node: u32, vpid: u
     guarded(|| {
         let connect = |inner: &mut Inner, cancel: &Cancel| {
             let deadline = inner.deadline();
-            let link = inner.port.connect(Address { node, vpid }, deadline, Some(cancel))?;
+            let link = inner.port.connect(Address { node, vpid }, deadline, Some(cancel)).map_err(failure)?;
             let known = inner.links.iter().position(|other| *other == link);
             let number = known.unwrap_or(inner.links.len());
             if known.is_none() {
@@ -199,7 +191,7 @@ pub unsafe extern "C" fn velo_disconnect(port: *const velo_port, connection: i32
     guarded(|| {
         let disconnect = |inner: &mut Inner, _: &Cancel| {
             let link = inner.link(connection)?;
-            inner.port.disconnect(link)?;
+            inner.port.disconnect(link).map_err(failure)?;
             Ok(0)
         };
         // SAFETY: by this function's contract.
@@ -222,10 +214,10 @@ pub unsafe extern "C" fn velo_send(
 ) -> i32 {
     guarded(|| {
         // SAFETY: by this function's contract.
-        let data = unsafe { input(data, size) }?;
+        let data = unsafe { message(data, size) }?;
         let send = |inner: &mut Inner, cancel: &Cancel| {
             let (link, deadline) = (inner.link(connection)?, inner.deadline());
-            inner.port.send(link, tag, data, deadline, Some(cancel))?;
+            inner.port.send(link, tag, data, deadline, Some(cancel)).map_err(failure)?;
             Ok(0)
         };
         // SAFETY: by this function's contract.
@@ -247,10 +239,10 @@ pub unsafe extern "C" fn velo_send_nb(
 ) -> i32 {
     guarded(|| {
         // SAFETY: by this function's contract.
-        let data = unsafe { input(data, size) }?;
+        let data = unsafe { message(data, size) }?;
         let send = |inner: &mut Inner, _: &Cancel| {
             let link = inner.link(connection)?;
-            inner.port.send_nb(link, tag, data)?;
+            inner.port.send_nb(link, tag, data).map_err(failure)?;
             Ok(0)
         };
         // SAFETY: by this function's contract.
@@ -275,7 +267,7 @@ pub unsafe extern "C" fn velo_recv(
         let out = non_null(data, "data")?;
         let receive = |inner: &mut Inner, cancel: &Cancel| {
             let deadline = inner.deadline();
-            Ok(inner.port.recv(filter, deadline, Some(cancel))?)
+            inner.port.recv(filter, deadline, Some(cancel)).map_err(failure)
         };
         // SAFETY: by this function's contract.
         let received = unsafe { with(port, receive) }?;
@@ -299,7 +291,7 @@ pub unsafe extern "C" fn velo_poll(
         let filter = filter(tag)?;
         let out = non_null(data, "data")?;
         // SAFETY: by this function's contract.
-        let received = unsafe { with(port, |inner, _| Ok(inner.port.poll_for(filter)?)) }?;
+        let received = unsafe { with(port, |inner, _| inner.port.poll_for(filter).map_err(failure)) }?;
         Ok(match received {
             // SAFETY: by this function's contract.
             Some(received) => unsafe { give(&received, out, message) },
@@ -315,7 +307,7 @@ pub unsafe extern "C" fn velo_poll(
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn velo_progress(port: *const velo_port) -> i32 {
     let progress = |inner: &mut Inner, _: &Cancel| {
-        inner.port.progress()?;
+        inner.port.progress().map_err(failure)?;
         Ok(0)
     };
     // SAFETY: by this function's contract.
@@ -330,12 +322,7 @@ pub unsafe extern "C" fn velo_progress(port: *const velo_port) -> i32 {
 pub unsafe extern "C" fn velo_cancel(port: *const velo_port, on: bool) -> i32 {
     guarded(|| {
         // SAFETY: by this function's contract.
-        let cancel = &unsafe { handle(port) }?.cancel;
-        if on {
-            cancel.cancel()
-        } else {
-            cancel.rearm()
-        }
+        unsafe { reference(port) }?.0.cancel(on);
         Ok(0)
     })
 }
@@ -344,7 +331,7 @@ fn filter(tag: i32) -> Result<Filter, Failure> {
     match u8::try_from(tag) {
         _ if tag == VELO_ANY_TAG => Ok(Filter::ANY),
         Ok(tag) if tag < 16 => Ok(Filter::tag(tag)),
-        _ => Err(Error::BadTag { tag: u8::MAX, most: 15 }.into()),
+        _ => Err(failure(Error::BadTag { tag: u8::MAX, most: 15 })),
     }
 }
 
@@ -364,17 +351,6 @@ unsafe fn give(received: &Message, out: NonNull<c_void>, message: *mut velo_mess
     bytes.len() as i32
 }
 
-fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
-    NonNull::new(pointer).ok_or_else(|| Failure::new(libc::EFAULT, &format!("{name} is NULL")))
-}
-
-/// # Safety
-/// `handle` is NULL or valid for as long as the result is used.
-unsafe fn handle<'a, T>(handle: *const T) -> Result<&'a T, Failure> {
-    // SAFETY: by this function's contract.
-    unsafe { handle.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
-}
-
 /// Calls `call` with what is behind a handle.
 ///
 /// # Safety
@@ -384,28 +360,24 @@ unsafe fn with<T>(
     call: impl FnOnce(&mut Inner, &Cancel) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     // SAFETY: by this function's contract.
-    let port = unsafe { handle(port) }?;
-    let busy =
-        |_| Failure::new(libc::EBUSY, "another thread is in a call for this port; use one port a thread");
-    let mut inner = port.inner.try_lock().map_err(busy)?;
-    call(&mut inner, &port.cancel)
+    unsafe { reference(port) }?.0.with(call)
 }
 
 /// # Safety
-/// `ptr` has `size` readable bytes, which nobody writes as long as the result is used.
-unsafe fn input<'a>(ptr: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
+/// `data` has `size` readable bytes, which nobody writes as long as the result is used.
+unsafe fn message<'a>(data: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
     if size > MAX_MESSAGE {
-        return Err(Error::BadLength { length: size }.into());
+        return Err(failure(Error::BadLength { length: size }));
     }
-    if ptr.is_null() {
-        return Err(Failure::new(libc::EFAULT, "the data are NULL"));
-    }
-    // SAFETY: not NULL, of a possible size, and readable by this function's contract.
-    Ok(unsafe { std::slice::from_raw_parts(ptr.cast(), size) })
+    non_null(data.cast_mut(), "data")?;
+    // SAFETY: by this function's contract.
+    unsafe { input(data, size) }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::ffi::CStr;
+
     use super::*;
 
     #[test]

@@ -1,0 +1,136 @@
+//! Errors as C has them: a negative number from errno.h, and a text for the thread that got it.
+
+use std::{
+    cell::RefCell,
+    ffi::{CString, c_char},
+    panic::{AssertUnwindSafe, catch_unwind},
+};
+
+use nicforge_driver::Error as DriverError;
+
+/// A failure that is about to cross the boundary.
+#[derive(Debug)]
+pub struct Failure {
+    errno: i32,
+    text: String,
+}
+
+impl Failure {
+    /// A failure with a number of errno.h, which is positive, and what to say about it.
+    pub fn new(errno: i32, text: impl Into<String>) -> Self {
+        Self { errno, text: text.into() }
+    }
+
+    /// Its number of errno.h, positive.
+    pub fn errno(&self) -> i32 {
+        self.errno
+    }
+}
+
+impl From<DriverError> for Failure {
+    fn from(error: DriverError) -> Self {
+        Self::new(driver_errno(&error), error.to_string())
+    }
+}
+
+/// The number of errno.h, positive, for an error of the driver library.
+pub fn driver_errno(error: &DriverError) -> i32 {
+    match error {
+        DriverError::DeviceGone { .. } => libc::ENODEV,
+        DriverError::Timeout { .. } => libc::ETIMEDOUT,
+        DriverError::Cancelled => libc::ECANCELED,
+        DriverError::Environment { .. } => libc::ENOENT,
+        DriverError::Connection { .. } => libc::ECONNREFUSED,
+        DriverError::RingTaken { .. } => libc::EBUSY,
+        DriverError::Refused { errno, .. } if *errno > 0 => *errno,
+        _ => libc::EIO,
+    }
+}
+
+thread_local! {
+    static LAST: RefCell<CString> = RefCell::default();
+}
+
+/// Text of the calling thread's last failure; empty when there was none. It lives until the thread's next failure.
+pub fn last_error() -> *const c_char {
+    // The thread may be ending.
+    LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |text| text.as_ptr())).unwrap_or(c"".as_ptr())
+}
+
+#[cold]
+fn remember(failure: &Failure) {
+    let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
+    // A text that cannot be kept is lost; the number is not.
+    let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = text));
+}
+
+/// What a call gives, or the negative error number. No panic passes.
+fn guarded<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<T, i32> {
+    let result = catch_unwind(AssertUnwindSafe(call))
+        .unwrap_or_else(|_| Err(Failure::new(libc::EIO, "the library failed inside; this is a bug in it")));
+    result.map_err(|failure| {
+        remember(&failure);
+        -failure.errno
+    })
+}
+
+/// Runs a call of a C API that gives 0, or the negative error number.
+pub fn guarded_status(call: impl FnOnce() -> Result<(), Failure>) -> i32 {
+    guarded(call).map_or_else(|errno| errno, |()| 0)
+}
+
+/// Runs a call of a C API that gives a number, or the negative error number.
+pub fn guarded_number(call: impl FnOnce() -> Result<i32, Failure>) -> i32 {
+    guarded(call).unwrap_or_else(|errno| errno)
+}
+
+/// Runs a call of a C API that gives a size in bytes, or the negative error number.
+pub fn guarded_size(call: impl FnOnce() -> Result<usize, Failure>) -> isize {
+    guarded(call).map_or_else(|errno| errno as isize, |size| isize::try_from(size).unwrap_or(isize::MAX))
+}
+
+/// Runs a call of a C API that gives a count, or the negative error number.
+pub fn guarded_count(call: impl FnOnce() -> Result<u64, Failure>) -> i64 {
+    guarded(call).map_or_else(i64::from, |count| i64::try_from(count).unwrap_or(i64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn last() -> String {
+        LAST.with(|last| last.borrow().to_string_lossy().into_owned())
+    }
+
+    #[test]
+    fn what_a_call_gives_comes_out() {
+        assert_eq!(guarded_status(|| Ok(())), 0);
+        assert_eq!(guarded_number(|| Ok(7)), 7);
+        assert_eq!(guarded_size(|| Ok(usize::MAX)), isize::MAX);
+        assert_eq!(guarded_count(|| Ok(u64::MAX)), i64::MAX);
+    }
+
+    #[test]
+    fn a_failure_is_its_number_and_its_text() {
+        let fail = || Failure::new(libc::EBADF, "there is\0no such thing");
+        assert_eq!(guarded_size(|| Err(fail())), -(libc::EBADF as isize));
+        assert_eq!(guarded_count(|| Err(fail())), i64::from(-libc::EBADF));
+        assert_eq!(last(), "there is no such thing");
+        std::thread::spawn(|| assert_eq!(last(), "")).join().unwrap();
+    }
+
+    #[test]
+    fn a_panic_becomes_eio() {
+        assert_eq!(guarded_number(|| panic!("inside")), -libc::EIO);
+        assert!(last().contains("bug"));
+    }
+
+    #[test]
+    fn errors_of_the_driver_have_numbers() {
+        let errno = |error: DriverError| Failure::from(error).errno();
+        assert_eq!(errno(DriverError::Cancelled), libc::ECANCELED);
+        assert_eq!(errno(DriverError::RingTaken { ring: 0 }), libc::EBUSY);
+        assert_eq!(errno(DriverError::Refused { what: "it", errno: libc::EPERM }), libc::EPERM);
+        assert_eq!(errno(DriverError::Refused { what: "it", errno: 0 }), libc::EIO);
+    }
+}

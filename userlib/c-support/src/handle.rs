@@ -1,0 +1,97 @@
+//! What is behind a pointer that C has.
+
+use std::{
+    ffi::OsString,
+    sync::{Mutex, TryLockError},
+    time::Duration,
+};
+
+use nicforge_driver::{Cancel, Device, Error as DriverError, OpenOptions, environment};
+
+use crate::Failure;
+
+/// Something that one thread at a time uses, and whose calls any thread can end. The lock is only ever tried: a second thread gets an error and
+/// does no harm.
+#[derive(Debug)]
+pub struct Handle<T> {
+    inner: Mutex<T>,
+    cancel: Cancel,
+}
+
+impl<T> Handle<T> {
+    /// Holds `inner`.
+    ///
+    /// # Errors
+    /// When there are no descriptors left.
+    pub fn new(inner: T) -> Result<Self, DriverError> {
+        Ok(Self { inner: Mutex::new(inner), cancel: Cancel::new()? })
+    }
+
+    /// Makes a call with what is inside, and the token that ends it.
+    ///
+    /// # Errors
+    /// `EBUSY` while another thread is in a call; `EIO` when an earlier call failed inside; those of `call`.
+    pub fn with<R>(&self, call: impl FnOnce(&mut T, &Cancel) -> Result<R, Failure>) -> Result<R, Failure> {
+        let mut inner = self.inner.try_lock().map_err(|error| match error {
+            TryLockError::WouldBlock => {
+                Failure::new(libc::EBUSY, "another thread is in a call for this port; use one port a thread")
+            }
+            TryLockError::Poisoned(_) => {
+                Failure::new(libc::EIO, "an earlier call failed inside the library; close this port")
+            }
+        })?;
+        call(&mut inner, &self.cancel)
+    }
+
+    /// While `on`, calls that wait end as cancelled.
+    pub fn cancel(&self, on: bool) {
+        if on { self.cancel.cancel() } else { self.cancel.rearm() }
+    }
+}
+
+/// Opens the device whose socket is `socket`, or the first that the environment variable `NICFORGE_SOCKET` names.
+///
+/// # Errors
+/// As [`Device::open_vfio_user`] and [`Device::open_env`].
+pub fn open_device(socket: Option<OsString>) -> Result<Device, DriverError> {
+    match socket {
+        Some(path) => Device::open_vfio_user(path, OpenOptions::default()),
+        None => Device::open_env(environment::SOCKET, OpenOptions::default()),
+    }
+}
+
+/// A time-out that C gives in milliseconds, 0 for none.
+pub fn timeout(milliseconds: u64) -> Option<Duration> {
+    (milliseconds != 0).then(|| Duration::from_millis(milliseconds))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_call_at_the_same_time_is_refused() {
+        let handle = Handle::new(1).unwrap();
+        let inside = handle.with(|_, _| Ok(handle.with(|_, _| Ok(())).map_err(|failure| failure.errno())));
+        assert_eq!(inside.unwrap(), Err(libc::EBUSY));
+        assert_eq!(handle.with(|inner, _| Ok(*inner)).unwrap(), 1);
+    }
+
+    #[test]
+    fn what_has_panicked_says_so_from_then_on() {
+        let handle = Handle::new(()).unwrap();
+        let call = || handle.with(|(), _| -> Result<(), Failure> { panic!("inside") });
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err());
+        assert_eq!(handle.with(|(), _| Ok(())).map_err(|failure| failure.errno()), Err(libc::EIO));
+    }
+
+    #[test]
+    fn cancelling_reaches_calls_until_it_is_taken_back() {
+        let handle = Handle::new(()).unwrap();
+        let cancelled = || handle.with(|(), cancel| Ok(cancel.is_cancelled())).unwrap();
+        handle.cancel(true);
+        assert!(cancelled());
+        handle.cancel(false);
+        assert!(!cancelled());
+    }
+}

@@ -1,0 +1,146 @@
+//! Pointers of C as what Rust has.
+//!
+//! UNSAFETY: a C API takes raw pointers. NULL, and sizes that can't be, are refused here; everything else is the contract of the C call that the
+//! pointer came with, and each function says what it relies on.
+#![allow(unsafe_code, reason = "pointers of C become references")]
+
+use std::{
+    ffi::{CStr, OsStr, OsString, c_char, c_void},
+    os::unix::ffi::OsStrExt,
+    ptr::NonNull,
+};
+
+use crate::Failure;
+
+/// A pointer to a place for a result, which is not NULL. `name` is for the text.
+///
+/// # Errors
+/// `EFAULT`.
+pub fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
+    NonNull::new(pointer).ok_or_else(|| Failure::new(libc::EFAULT, format!("{name} is NULL")))
+}
+
+/// What a handle stands for.
+///
+/// # Errors
+/// `EFAULT` for NULL.
+///
+/// # Safety
+/// `handle` is NULL or valid for as long as the result is used.
+pub unsafe fn reference<'a, T>(handle: *const T) -> Result<&'a T, Failure> {
+    // SAFETY: by this function's contract.
+    unsafe { handle.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
+}
+
+/// Drops what a handle stands for; nothing for NULL.
+///
+/// # Safety
+/// `handle` is NULL, or came from [`Box::into_raw`] and is not used any more.
+pub unsafe fn release<T>(handle: *mut T) {
+    if !handle.is_null() {
+        // SAFETY: by this function's contract.
+        drop(unsafe { Box::from_raw(handle) });
+    }
+}
+
+/// Options, or their default for NULL.
+///
+/// # Safety
+/// `options` is NULL or valid.
+pub unsafe fn options<T: Copy + Default>(options: *const T) -> T {
+    // SAFETY: by this function's contract.
+    unsafe { options.as_ref() }.copied().unwrap_or_default()
+}
+
+/// A path, or `None` for NULL.
+///
+/// # Safety
+/// `path` is NULL or a C string.
+pub unsafe fn path(path: *const c_char) -> Option<OsString> {
+    (!path.is_null()).then(|| {
+        // SAFETY: not NULL, and a C string by this function's contract.
+        let path = unsafe { CStr::from_ptr(path) };
+        OsStr::from_bytes(path.to_bytes()).to_owned()
+    })
+}
+
+fn check(pointer: *const c_void, size: usize) -> Result<(), Failure> {
+    if pointer.is_null() && size != 0 {
+        return Err(Failure::new(libc::EFAULT, "the buffer is NULL"));
+    }
+    if isize::try_from(size).is_err() {
+        return Err(Failure::new(libc::EINVAL, "the buffer is larger than memory can be"));
+    }
+    Ok(())
+}
+
+/// Bytes to read. NULL is allowed for none.
+///
+/// # Errors
+/// `EFAULT`, `EINVAL`.
+///
+/// # Safety
+/// `pointer` has `size` readable bytes, which nobody writes as long as the result is used.
+pub unsafe fn input<'a>(pointer: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
+    check(pointer, size)?;
+    if size == 0 {
+        return Ok(&[]);
+    }
+    // SAFETY: not NULL, of a possible size, and readable by this function's contract.
+    Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), size) })
+}
+
+/// Bytes to write. NULL is allowed for none.
+///
+/// # Errors
+/// `EFAULT`, `EINVAL`.
+///
+/// # Safety
+/// `pointer` has `size` writable bytes, which nobody else uses as long as the result is used.
+pub unsafe fn output<'a>(pointer: *mut c_void, size: usize) -> Result<&'a mut [u8], Failure> {
+    check(pointer, size)?;
+    if size == 0 {
+        return Ok(&mut []);
+    }
+    // SAFETY: not NULL, of a possible size, and writable by this function's contract.
+    Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), size) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn errno<T>(result: Result<T, Failure>) -> i32 {
+        result.map_or_else(|failure| failure.errno(), |_| 0)
+    }
+
+    #[test]
+    fn null_and_impossible_sizes_are_refused() {
+        let mut byte = 0u8;
+        let (null, there) = (std::ptr::null_mut::<c_void>(), std::ptr::from_mut(&mut byte).cast());
+        assert_eq!(errno(non_null(null, "port")), libc::EFAULT);
+        // SAFETY: NULL is refused.
+        assert_eq!(errno(unsafe { reference::<u8>(null.cast()) }), libc::EFAULT);
+        // SAFETY: as above.
+        assert_eq!(errno(unsafe { input(null, 1) }), libc::EFAULT);
+        // SAFETY: such a size is refused.
+        assert_eq!(errno(unsafe { output(there, usize::MAX) }), libc::EINVAL);
+        // SAFETY: NULL is allowed for none.
+        assert_eq!(errno(unsafe { output(null, 0) }), 0);
+        // SAFETY: NULL is allowed.
+        assert_eq!(unsafe { path(std::ptr::null()) }, None);
+        // SAFETY: NULL is allowed.
+        unsafe { release::<u8>(null.cast()) };
+    }
+
+    #[test]
+    fn bytes_and_paths_come_through() {
+        let mut bytes = *b"abc";
+        // SAFETY: three bytes, used by nobody else.
+        unsafe { output(bytes.as_mut_ptr().cast(), 3) }.unwrap()[0] = b'x';
+        // SAFETY: three bytes.
+        assert_eq!(unsafe { input(bytes.as_ptr().cast(), 3) }.unwrap(), b"xbc");
+        // SAFETY: a C string.
+        assert_eq!(unsafe { path(c"/run/x".as_ptr()) }.unwrap(), "/run/x");
+    }
+}
