@@ -1,14 +1,14 @@
 //! A served machine at rest, counted: memory, and how often anything in it runs.
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::{
-    io::{BufRead, BufReader},
-    path::Path,
-    process::{Child, Command, Stdio},
-    time::{Duration, Instant},
-};
+#[path = "common/server.rs"]
+mod server;
+
+use std::time::{Duration, Instant};
 
 use nicforge_driver::{Device, OpenOptions};
+
+use self::server::Server;
 
 /// Resident memory of a served machine of 65 nodes, in KiB.
 const MEMORY: u64 = 64 << 10;
@@ -19,43 +19,24 @@ const WAKES: u64 = 150;
 /// Processor time a second at rest, in clock ticks of 10 ms: 1 %, and 1 for the boundary of a tick.
 const TICKS: u64 = 2;
 
-struct Server {
-    child: Child,
-    folder: tempfile::TempDir,
-}
+/// What the kernel says of a server.
+struct Watched(Server);
 
-impl Server {
-    fn start(event_loop: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
-            .args(["serve", "--event-loop", event_loop])
-            .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines/pset64.toml"))
-            .arg("--dir")
-            .arg(folder.path().join("m"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("serving "), "{line}");
-        Self { child, folder }
-    }
-
+impl Watched {
     /// A number of `/proc/PID/status`, by its name.
     fn status(&self, name: &str) -> u64 {
-        let text = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let text = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid())).unwrap();
         number(&text, name)
     }
 
     /// How often threads of the server have gone to sleep, and the processor time they took, in ticks.
     fn activity(&self) -> (u64, u64) {
-        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.child.id())).unwrap();
+        let tasks = std::fs::read_dir(format!("/proc/{}/task", self.0.pid())).unwrap();
         let sleeps = tasks.map(|task| {
             let text = std::fs::read_to_string(task.unwrap().path().join("status")).unwrap();
             number(&text, "voluntary_ctxt_switches")
         });
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.child.id())).unwrap();
+        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.0.pid())).unwrap();
         let fields: Vec<_> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
         // utime and stime, fields 14 and 15 of proc(5); the third is the first after the name.
         let ticks = fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap();
@@ -80,28 +61,20 @@ impl Server {
     }
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 fn number(status: &str, name: &str) -> u64 {
     let line = status.lines().find(|line| line.split(':').next() == Some(name)).unwrap();
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
 fn rests(event_loop: &str) {
-    let server = Server::start(event_loop);
+    let server = Watched(Server::of_machine("pset64.toml", &["--event-loop", event_loop]));
     let alone = server.activity_of_a_second();
     println!("{event_loop}: without clients {} sleeps and {} ticks a second", alone.0, alone.1);
     assert!(alone.0 <= WAKES_ALONE && alone.1 <= 1, "{alone:?} sleeps and ticks a second without clients");
     let nodes = (0..64).map(|node| format!("cn{node}")).chain(["io0".to_owned()]);
     let clients: Vec<_> = nodes
         .map(|node| {
-            let socket = server.folder.path().join("m").join(format!("{node}.core0"));
-            Device::open_vfio_user(socket, OpenOptions::default()).unwrap()
+            Device::open_vfio_user(server.0.socket(&format!("{node}.core0")), OpenOptions::default()).unwrap()
         })
         .collect();
     let (sleeps, ticks) = server.activity_of_a_second();

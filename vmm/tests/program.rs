@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+#[path = "common/server.rs"]
+mod server;
+
 use std::{
     io::{BufRead, BufReader, Read},
     os::unix::fs::PermissionsExt,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Child, Command, Output, Stdio},
     time::{Duration, Instant},
 };
@@ -14,6 +17,8 @@ use nix::{
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
+
+use self::server::Server;
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -35,51 +40,11 @@ fn machine(name: &str) -> String {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines").join(name).display().to_string()
 }
 
-/// `nicforge serve` in a directory of its own.
-struct Server {
-    child: Child,
-    folder: tempfile::TempDir,
-}
-
-impl Server {
-    fn start(machine_file: &str, more: &[&str]) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        Self::start_in(folder, machine_file, more)
-    }
-
-    fn start_in(folder: tempfile::TempDir, machine_file: &str, more: &[&str]) -> Self {
-        let directory = folder.path().join("m").display().to_string();
-        let mut arguments = vec!["serve", machine_file, "--dir", &directory];
-        arguments.extend(more);
-        let mut child = nicforge(&arguments).stdout(Stdio::piped()).spawn().unwrap();
-        // It prints where things are once they are there.
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("serving "), "{line}");
-        Self { child, folder }
-    }
-
-    fn directory(&self) -> PathBuf {
-        self.folder.path().join("m")
-    }
-
-    fn stat(&self) -> serde_json::Value {
-        let directory = self.directory();
-        let output = output(&mut nicforge(&["stat", directory.to_str().unwrap(), "--json"]));
-        assert!(output.status.success(), "{}", text(&output.stderr));
-        serde_json::from_slice(&output.stdout).unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn stat(server: &Server) -> serde_json::Value {
+    let directory = server.directory();
+    let output = output(&mut nicforge(&["stat", directory.to_str().unwrap(), "--json"]));
+    assert!(output.status.success(), "{}", text(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
 }
 
 fn wait(child: &mut Child) -> Option<i32> {
@@ -95,7 +60,7 @@ fn wait(child: &mut Child) -> Option<i32> {
 
 #[test]
 fn serve_makes_private_sockets_and_removes_them_on_sigterm() {
-    let mut server = Server::start(&machine("pset.toml"), &[]);
+    let mut server = Server::of_machine("pset.toml", &[]);
     let directory = server.directory();
     for socket in ["io0.core0", "cn3.core3", "admin/io0.admin", "admin/control"] {
         let mode = std::fs::metadata(directory.join(socket)).unwrap().permissions().mode();
@@ -109,7 +74,7 @@ fn serve_makes_private_sockets_and_removes_them_on_sigterm() {
 #[test]
 fn serve_ends_on_ctrl_c_with_either_event_loop() {
     for event_loop in ["epoll", "auto"] {
-        let mut server = Server::start(&machine("proof.toml"), &["--event-loop", event_loop]);
+        let mut server = Server::of_machine("proof.toml", &["--event-loop", event_loop]);
         server.signal(Signal::SIGINT);
         assert_eq!(wait(&mut server.child), Some(0));
         assert!(!server.directory().exists());
@@ -118,26 +83,26 @@ fn serve_ends_on_ctrl_c_with_either_event_loop() {
 
 #[test]
 fn serve_refuses_a_directory_that_is_served_already() {
-    let server = Server::start(&machine("proof.toml"), &[]);
+    let server = Server::of_machine("proof.toml", &[]);
     let directory = server.directory();
     let second =
         output(&mut nicforge(&["serve", &machine("proof.toml"), "--dir", directory.to_str().unwrap()]));
     assert_eq!(second.status.code(), Some(3));
     assert!(text(&second.stderr).contains("served already"), "{}", text(&second.stderr));
-    assert!(server.stat()["nodes"].is_array());
+    assert!(stat(&server)["nodes"].is_array());
 }
 
 #[test]
 fn serve_takes_over_what_a_killed_server_left() {
-    let mut server = Server::start(&machine("proof.toml"), &[]);
+    let mut server = Server::of_machine("proof.toml", &[]);
     server.signal(Signal::SIGKILL);
     server.child.wait().unwrap();
     assert!(
         server.directory().join("fifo0.core0").exists() || server.directory().join("admin/control").exists()
     );
     let folder = std::mem::replace(&mut server.folder, tempfile::tempdir().unwrap());
-    let again = Server::start_in(folder, &machine("proof.toml"), &[]);
-    assert_eq!(again.stat()["machine"], "proof");
+    let again = Server::start_in(folder, Path::new(&machine("proof.toml")), &[]);
+    assert_eq!(stat(&again)["machine"], "proof");
 }
 
 #[test]
@@ -152,7 +117,7 @@ fn a_bad_machine_file_is_a_usage_error_with_its_line() {
 
 #[test]
 fn stat_shows_all_nodes_as_a_table_and_as_json() {
-    let server = Server::start(&machine("pset.toml"), &[]);
+    let server = Server::of_machine("pset.toml", &[]);
     let directory = server.directory();
     let table = output(&mut nicforge(&["stat", directory.to_str().unwrap(), "--attachments"]));
     assert!(table.status.success());
@@ -160,12 +125,12 @@ fn stat_shows_all_nodes_as_a_table_and_as_json() {
     for word in ["io0", "cn3", "core2", "admin", "recv fill", "stalls", "interrupts", "errors"] {
         assert!(table.contains(word), "{word} is not in\n{table}");
     }
-    assert_eq!(server.stat()["nodes"].as_array().unwrap().len(), 5);
+    assert_eq!(stat(&server)["nodes"].as_array().unwrap().len(), 5);
 }
 
 #[test]
 fn stat_whose_reader_is_gone_ends_without_a_word() {
-    let server = Server::start(&machine("proof.toml"), &[]);
+    let server = Server::of_machine("proof.toml", &[]);
     let directory = server.directory();
     let mut child = nicforge(&["stat", directory.to_str().unwrap(), "--json", "--every", "0.05"])
         .stdout(Stdio::piped())
@@ -189,7 +154,7 @@ fn stat_of_nothing_says_so() {
 
 #[test]
 fn reset_takes_a_node_and_names_the_nodes_when_there_is_none() {
-    let server = Server::start(&machine("pset.toml"), &[]);
+    let server = Server::of_machine("pset.toml", &[]);
     let directory = server.directory();
     let directory = directory.to_str().unwrap();
     assert!(output(&mut nicforge(&["reset", directory, "cn1"])).status.success());

@@ -3,10 +3,10 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
+#[path = "common/server.rs"]
+mod server;
+
 use std::{
-    io::{BufRead, BufReader},
-    path::PathBuf,
-    process::{Child, Command, Stdio},
     sync::{Barrier, mpsc},
     thread,
     time::{Duration, Instant},
@@ -15,12 +15,11 @@ use std::{
 use nicforge_driver::{Cancel, Deadline, Device, Error, GoneCause, OpenOptions};
 use nicforge_hwi::tree_dcr::REG_INT_ENABLE;
 use nix::{
-    sys::{
-        signal::{Signal, kill},
-        wait::{WaitPidFlag, WaitStatus, waitpid},
-    },
+    sys::signal::Signal,
     unistd::{Pid, gettid},
 };
+
+use self::server::Server;
 
 /// No wait of a test takes longer.
 const LIMIT: Duration = Duration::from_secs(20);
@@ -30,66 +29,14 @@ const SOON: Duration = Duration::from_secs(4);
 /// Servers killed in a test.
 const ROUNDS: usize = 4;
 
-/// `nicforge serve` with a pset of one compute node.
-struct Server {
-    child: Child,
-    folder: tempfile::TempDir,
-}
+/// A pset of one compute node.
+const MACHINE: &str = "name = \"pset\"\n[[pset]]\ncompute_nodes = 1\n";
 
-impl Server {
-    fn start(event_loop: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("machine.toml");
-        std::fs::write(&file, "name = \"pset\"\n[[pset]]\ncompute_nodes = 1\n").unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
-            .args(["serve", "--event-loop", event_loop])
-            .arg(&file)
-            .arg("--dir")
-            .arg(folder.path().join("m"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("serving "), "{line}");
-        Self { child, folder }
-    }
-
-    fn socket(&self, place: usize) -> PathBuf {
-        let node = ["io0", "cn0"][place / 4];
-        self.folder.path().join("m").join(format!("{node}.core{}", place % 4))
-    }
-
-    fn open(&self, place: usize) -> Device {
-        Device::open_vfio_user(self.socket(place), OpenOptions::default()).unwrap()
-    }
-
-    fn signal(&self, signal: Signal) {
-        kill(Pid::from_raw(self.child.id() as i32), signal).unwrap();
-    }
-
-    /// Stops it, and returns when all of its threads have stopped.
-    fn stop(&self) {
-        let pid = Pid::from_raw(self.child.id() as i32);
-        kill(pid, Signal::SIGSTOP).unwrap();
-        let status = waitpid(pid, Some(WaitPidFlag::WUNTRACED)).unwrap();
-        assert_eq!(status, WaitStatus::Stopped(pid, Signal::SIGSTOP));
-    }
-
-    /// Kills it, and gives the time at which that was done.
-    fn kill(&mut self) -> Instant {
-        let at = Instant::now();
-        self.child.kill().unwrap();
-        at
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// The core at one of eight places: four of the I/O node, four of the compute node.
+fn open(server: &Server, place: usize) -> Device {
+    let node = ["io0", "cn0"][place / 4];
+    let socket = server.socket(&format!("{node}.core{}", place % 4));
+    Device::open_vfio_user(socket, OpenOptions::default()).unwrap()
 }
 
 /// Something that goes on until the device is lost.
@@ -133,8 +80,8 @@ const WAITS: [(&str, Wait); 8] = [
 
 fn every_wait_ends(event_loop: &str) {
     for _ in 0..ROUNDS {
-        let mut server = Server::start(event_loop);
-        let devices: Vec<_> = (0..WAITS.len()).map(|place| server.open(place)).collect();
+        let mut server = Server::of_text(MACHINE, event_loop);
+        let devices: Vec<_> = (0..WAITS.len()).map(|place| open(&server, place)).collect();
         let (started, (ended, ends)) = (Barrier::new(WAITS.len() + 1), mpsc::channel());
         thread::scope(|scope| {
             for (device, (what, wait)) in devices.iter().zip(WAITS) {
@@ -179,8 +126,8 @@ fn is_asleep(thread: Pid) -> bool {
 /// The server is stopped first, so that it surely dies between the request and its reply.
 fn outstanding_access_ends(event_loop: &str) {
     for _ in 0..ROUNDS {
-        let mut server = Server::start(event_loop);
-        let device = server.open(0);
+        let mut server = Server::of_text(MACHINE, event_loop);
+        let device = open(&server, 0);
         let (thread_ids, ids) = mpsc::channel();
         server.stop();
         thread::scope(|scope| {
@@ -217,8 +164,8 @@ fn outstanding_access_ends_soon_with_epoll() {
 /// A stopped server is not a dead one: nothing of it is given up but what has a deadline.
 #[test]
 fn stopped_server_is_waited_for() {
-    let server = Server::start("auto");
-    let device = server.open(0);
+    let server = Server::of_text(MACHINE, "auto");
+    let device = open(&server, 0);
     server.stop();
     let waited = device.wait_until(Deadline::after(Duration::from_secs(1)), None, || false);
     server.signal(Signal::SIGCONT);

@@ -1,71 +1,32 @@
-//! VELO's C example: compiled with the system's compiler against the generated header, linked both ways, and run on a torus.
+//! VELO's C example, linked both ways, under a sanitizer, and run on a torus.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use std::{
-    path::{Path, PathBuf},
-    process::Command,
-};
+#[path = "common/c_program.rs"]
+mod c_program;
 
-fn workspace() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
-}
+use self::c_program::{CApi, run, sanitizers};
 
-/// Where the libraries are: beside the program under test.
-fn libraries() -> PathBuf {
-    let folder = Path::new(env!("CARGO_BIN_EXE_nicforge")).parent().unwrap().to_owned();
-    // A test's own package is built for it, and nothing else.
-    let status = Command::new(std::env::var("CARGO").unwrap())
-        .args(["build", "--quiet", "--package", "nicforge-velo-c", "--target-dir"])
-        .arg(folder.parent().unwrap())
-        .current_dir(workspace())
-        .status()
-        .unwrap();
-    assert!(status.success(), "nicforge-velo-c was not built");
-    folder
-}
+const VELO: CApi = CApi { room: "userlib/velo/c-api", package: "nicforge-velo-c" };
 
-fn goes_round(link: &[String]) {
+fn goes_round(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
-    let room = workspace().join("userlib/velo/c-api");
-    let program = folder.path().join("velo_ring");
-    let output = Command::new("cc")
-        .args(["-std=c11", "-O2", "-Wall", "-Wextra", "-Werror", "-pedantic"])
-        .arg("-I")
-        .arg(room.join("include"))
-        .arg(room.join("examples/velo_ring.c"))
-        .arg("-o")
-        .arg(&program)
-        .args(link)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
-        .arg("run")
-        .arg(workspace().join("machines/extoll.toml"))
-        .arg("--dir")
-        .arg(folder.path().join("m"))
-        .arg("--")
-        .arg(&program)
-        .output()
-        .unwrap();
-    let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
-    assert_eq!(output.status.code(), Some(0), "{out}{err}");
+    let program = VELO.compile("velo_ring", folder.path(), options);
+    let out = run("extoll.toml", folder.path(), &["--", &program]);
     assert!(out.contains("ex0 | 1000 rounds over 8 nodes"), "{out}");
 }
 
 #[test]
 fn c_example_linked_with_the_archive_sends_a_message_round() {
-    let archive = libraries().join("libnicforge_velo_c.a");
-    goes_round(&[archive.display().to_string(), "-lpthread".into(), "-ldl".into(), "-lm".into()]);
+    goes_round(&VELO.archive());
 }
 
 #[test]
 fn c_example_linked_with_the_shared_library_sends_a_message_round() {
-    let folder = libraries();
-    goes_round(&[
-        format!("-L{}", folder.display()),
-        "-lnicforge_velo_c".into(),
-        format!("-Wl,-rpath,{}", folder.display()),
-    ]);
+    goes_round(&VELO.shared());
+}
+
+#[test]
+fn c_example_under_address_sanitizer_sends_a_message_round() {
+    goes_round(&[sanitizers(), VELO.shared()].concat());
 }

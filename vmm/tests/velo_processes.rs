@@ -4,6 +4,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+#[path = "common/server.rs"]
+mod server;
+
 use std::{
     collections::BTreeMap,
     io::{BufRead, BufReader},
@@ -16,6 +19,8 @@ use std::{
 
 use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
 use nicforge_velo::{Address, Config, Error, Filter, Port};
+
+use self::server::Server;
 
 /// No wait takes longer.
 const LIMIT: Duration = Duration::from_secs(30);
@@ -109,42 +114,11 @@ impl Drop for Victim {
     }
 }
 
-/// `nicforge serve` with two cards.
-struct Server {
-    child: Child,
-    folder: tempfile::TempDir,
-}
+/// Two cards.
+const MACHINE: &str = "name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
 
-impl Server {
-    fn start(event_loop: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("machine.toml");
-        std::fs::write(&file, "name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 4\n").unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
-            .args(["serve", "--event-loop", event_loop])
-            .arg(&file)
-            .arg("--dir")
-            .arg(folder.path().join("m"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("serving "), "{line}");
-        Self { child, folder }
-    }
-
-    fn socket(&self, at: Address) -> PathBuf {
-        self.folder.path().join("m").join(format!("ex{}.vpid{}", at.node, at.vpid))
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+fn socket(server: &Server, at: Address) -> PathBuf {
+    server.socket(&format!("ex{}.vpid{}", at.node, at.vpid))
 }
 
 /// Sends messages of a round until the victim is gone.
@@ -188,11 +162,11 @@ fn unless_of_victim<T>(result: Result<T, Error>) -> Option<T> {
 }
 
 fn killed_while_neighbours_send(event_loop: &str) {
-    let server = Server::start(event_loop);
+    let server = Server::of_text(MACHINE, event_loop);
     let neighbours = [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 1 }];
-    let mut ports = neighbours.map(|at| open(&server.socket(at)));
+    let mut ports = neighbours.map(|at| open(&socket(&server, at)));
     for round in 1..=ROUNDS {
-        let victim = Victim::start(&server.socket(VICTIM), round);
+        let victim = Victim::start(&socket(&server, VICTIM), round);
         victim.expect("ready");
         thread::scope(|scope| {
             let senders: Vec<_> =

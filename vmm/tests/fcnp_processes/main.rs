@@ -11,6 +11,8 @@
 mod packets;
 mod program;
 mod rig;
+#[path = "../common/server.rs"]
+mod server;
 
 use std::{
     sync::{

@@ -16,7 +16,10 @@ use nix::{
     unistd::Pid,
 };
 
-use crate::program::{LIMIT, device};
+use crate::{
+    program::{LIMIT, device},
+    server,
+};
 
 /// A process on a node.
 pub(crate) struct Process {
@@ -118,10 +121,7 @@ impl Drop for Process {
 }
 
 /// `nicforge serve` with a pset.
-pub(crate) struct Server {
-    child: Child,
-    folder: tempfile::TempDir,
-}
+pub(crate) struct Server(server::Server);
 
 impl Server {
     pub(crate) fn start(compute_nodes: u32) -> Self {
@@ -130,32 +130,17 @@ impl Server {
 
     /// With an event loop of one's own choice.
     pub(crate) fn start_with(compute_nodes: u32, event_loop: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("machine.toml");
-        std::fs::write(&file, format!("name = \"pset\"\n[[pset]]\ncompute_nodes = {compute_nodes}\n"))
-            .unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
-            .args(["serve", "--event-loop", event_loop])
-            .arg(&file)
-            .arg("--dir")
-            .arg(folder.path().join("m"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("serving "), "{line}");
-        Self { child, folder }
+        let text = format!("name = \"pset\"\n[[pset]]\ncompute_nodes = {compute_nodes}\n");
+        Self(server::Server::of_text(&text, event_loop))
     }
 
     pub(crate) fn socket(&self, node: &str, core: u32) -> PathBuf {
-        self.folder.path().join("m").join(format!("{node}.core{core}"))
+        self.0.socket(&format!("{node}.core{core}"))
     }
 
     /// The socket of a node's admin, who has the system channel.
     pub(crate) fn admin_socket(&self, node: &str) -> PathBuf {
-        self.folder.path().join("m/admin").join(format!("{node}.admin"))
+        self.0.socket(&format!("admin/{node}.admin"))
     }
 
     pub(crate) fn io_node(&self, mode: Mode) -> IoNode {
@@ -169,20 +154,20 @@ impl Server {
     }
 
     pub(crate) fn reset(&self, node: &str) {
-        let directory = self.folder.path().join("m");
+        let directory = self.0.directory();
         let mut command = Command::new(env!("CARGO_BIN_EXE_nicforge"));
         let status = command.arg("reset").arg(directory).arg(node).stdout(Stdio::null()).status().unwrap();
         assert!(status.success());
     }
 
     pub(crate) fn kill(&mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
+        self.0.kill();
+        self.0.child.wait().unwrap();
     }
 
     /// What the server holds of the kernel.
     pub(crate) fn holdings(&self) -> Holdings {
-        let process = PathBuf::from(format!("/proc/{}", self.child.id()));
+        let process = PathBuf::from(format!("/proc/{}", self.0.pid()));
         let targets: Vec<_> = std::fs::read_dir(process.join("fd"))
             .unwrap()
             .flatten()
@@ -201,7 +186,7 @@ impl Server {
 
     /// Resident memory in KiB, without what it shares.
     pub(crate) fn memory(&self) -> u64 {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
         line.split_whitespace().nth(1).unwrap().parse().unwrap()
     }
@@ -214,13 +199,6 @@ pub(crate) struct Holdings {
     pub(crate) sockets: usize,
     pub(crate) memory_files: usize,
     pub(crate) mapped_files: usize,
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Spins, with a limit, until `condition` holds.
