@@ -175,6 +175,14 @@
 /* Unless the machine says otherwise. */
 #define NICFORGE_EXTOLL_REG_WATCHDOG_DEFAULT 500000000
 /*
+ * Nanoseconds for which nothing comes from the target of RMA commands,
+ * neither room for a part nor an answer, after which all of a VPID's
+ * commands for it end with extoll_rma::status::TIMED_OUT; 0: never.
+ */
+#define NICFORGE_EXTOLL_REG_RMA_WATCHDOG 0x2008
+/* Unless the machine says otherwise. */
+#define NICFORGE_EXTOLL_REG_RMA_WATCHDOG_DEFAULT 2000000000
+/*
  * A VPID to look at; its enabling and errors are then in
  * SELECTED_ERRORS.
  */
@@ -463,6 +471,12 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_EXTOLL_RMA_STATUS_WITHDRAWN 4
 /* The command makes no sense. */
 #define NICFORGE_EXTOLL_RMA_STATUS_COMMAND 5
+/*
+ * Nothing came from the target for longer than the watchdog
+ * (extoll::reg::RMA_WATCHDOG) allows. What was sent may be carried out
+ * yet.
+ */
+#define NICFORGE_EXTOLL_RMA_STATUS_TIMED_OUT 6
 
 /* ---- extoll_velo ---- */
 /* Quadwords of a message at most. */

@@ -86,6 +86,11 @@ pub mod reg {
     pub const WATCHDOG: u64 = 0x2000;
     /// Unless the machine says otherwise.
     pub const WATCHDOG_DEFAULT: u64 = 500_000_000;
+    /// Nanoseconds for which nothing comes from the target of RMA commands, neither room for a part nor an answer, after which all of a VPID's
+    /// commands for it end with [`crate::extoll_rma::status::TIMED_OUT`]; 0: never.
+    pub const RMA_WATCHDOG: u64 = 0x2008;
+    /// Unless the machine says otherwise.
+    pub const RMA_WATCHDOG_DEFAULT: u64 = 2_000_000_000;
     /// A VPID to look at; its enabling and errors are then in [`SELECTED_ERRORS`].
     pub const SELECT_VPID: u64 = 0x2010;
     /// Read: errors of the selected VPID so far.

@@ -152,6 +152,8 @@ pub mod status {
     pub const WITHDRAWN: u8 = 4;
     /// The command makes no sense.
     pub const COMMAND: u8 = 5;
+    /// Nothing came from the target for longer than the watchdog ([`crate::extoll::reg::RMA_WATCHDOG`]) allows. What was sent may be carried out yet.
+    pub const TIMED_OUT: u8 = 6;
 }
 
 impl Notification {

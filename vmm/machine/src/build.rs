@@ -224,6 +224,9 @@ fn add_network(machine: &mut Machine, nodes: &mut Vec<Node>, network: &Extoll) -
         if let Some(watchdog) = &network.watchdog_ms {
             config.watchdog = *watchdog.as_ref() * 1_000_000;
         }
+        if let Some(watchdog) = &network.rma_watchdog_ms {
+            config.rma_watchdog = *watchdog.as_ref() * 1_000_000;
+        }
         let rank = first + number;
         let name = format!("ex{rank}");
         let card = Card::new(config).map_err(|source| BuildError::Card { name: name.clone(), source })?;

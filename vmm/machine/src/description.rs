@@ -16,6 +16,7 @@
 //! torus = [2, 2, 2]         # or hypercube = 3, or mesh = 4
 //! vpids = 16                # processes of each card, 1 to 256
 //! watchdog_ms = 500         # how long a send may wait for credit; 0: for ever
+//! rma_watchdog_ms = 2000    # how long nothing may come from the target of a transfer; 0: for ever
 //!
 //! [extoll.link]             # as above; credits are 32 unless it says otherwise
 //! delay_ns = 300
@@ -91,6 +92,9 @@ pub struct Extoll {
     /// How long a send may wait for credit in milliseconds, 0 (for ever) to 60,000.
     #[serde(default)]
     pub watchdog_ms: Option<Spanned<u64>>,
+    /// How long nothing may come from the target of RMA commands in milliseconds, 0 (for ever) to 60,000.
+    #[serde(default)]
+    pub rma_watchdog_ms: Option<Spanned<u64>>,
     /// The network's links.
     #[serde(default)]
     pub link: Link,
@@ -304,6 +308,9 @@ impl Checker<'_> {
         }
         if let Some(watchdog) = &extoll.watchdog_ms {
             self.range("watchdog_ms", watchdog, 0, 60_000)?;
+        }
+        if let Some(watchdog) = &extoll.rma_watchdog_ms {
+            self.range("rma_watchdog_ms", watchdog, 0, 60_000)?;
         }
         self.link(&extoll.link)?;
         match extoll.topology() {

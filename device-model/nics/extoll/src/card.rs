@@ -138,7 +138,7 @@ impl Card {
             directory: Directory::new(config.nodes, config.vpids),
             vpids: (0..=config.vpids).map(|_| Vpid::default()).collect(),
             atu: Atu::new(),
-            rma: Rma::new(usize::from(config.vpids) + 1),
+            rma: Rma::new(usize::from(config.vpids) + 1, config.rma_watchdog),
             watchdog: config.watchdog,
             selected: 0,
             unread: Set::default(),
@@ -563,9 +563,10 @@ impl Card {
     }
 
     /// What this card is by itself: nothing is known, and everybody is asked.
-    fn forget(&mut self) {
+    fn forget(&mut self, context: &mut Context<'_>) {
         self.directory.forget();
         self.watchdog = self.config.watchdog;
+        self.rma.watch.set_limit(context, self.config.rma_watchdog);
         self.selected = 0;
         self.greeting = Some(0);
     }
@@ -644,7 +645,7 @@ impl Device for Card {
                 for number in 0..self.vpids.len() {
                     self.power_on(context, AttachmentId(number as u16));
                 }
-                self.forget();
+                self.forget(context);
                 self.directory.show_in(
                     (0..self.vpids.len())
                         .find_map(|number| context.memory(AttachmentId(number as u16), BAR_DIRECTORY)),
@@ -752,6 +753,7 @@ impl Device for Card {
             Counter { name: "rma_completed", value: rma.completed },
             Counter { name: "rma_overflows", value: rma.overflows },
             Counter { name: "rma_refused", value: self.rma.refused },
+            Counter { name: "rma_timed_out", value: self.rma.watch.ended },
             Counter { name: "rma_bytes_written", value: self.rma.bytes },
             Counter { name: "atu_entries", value: self.atu.entries() },
             Counter { name: "watchdogs", value: self.watchdogs },

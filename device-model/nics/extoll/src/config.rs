@@ -16,8 +16,10 @@ pub struct CardConfig {
     pub vpids: u16,
     /// By target node: where to.
     pub routes: Vec<Route>,
-    /// The watchdog at power-on, in nanoseconds; 0: never.
+    /// The watchdog of sends at power-on, in nanoseconds; 0: never.
     pub watchdog: u64,
+    /// The watchdog of RMA at power-on, in nanoseconds; 0: never.
+    pub rma_watchdog: u64,
 }
 
 impl CardConfig {
@@ -29,6 +31,7 @@ impl CardConfig {
             vpids: DEFAULT_VPIDS,
             routes: vec![Route::Local],
             watchdog: reg::WATCHDOG_DEFAULT,
+            rma_watchdog: reg::RMA_WATCHDOG_DEFAULT,
         }
     }
 

@@ -48,6 +48,7 @@ impl Card {
             command::RESULT => vpid.atu.result,
             reg::INTERRUPT_ENABLE => vpid.interrupts_enabled,
             reg::WATCHDOG => self.watchdog,
+            reg::RMA_WATCHDOG => self.rma.watch.limit(),
             reg::SELECT_VPID => self.selected,
             reg::SELECTED_ERRORS => {
                 let selected = usize::try_from(self.selected).ok()?;
@@ -134,6 +135,7 @@ impl Card {
             command::COMMAND => self.translate(context, from, value),
             reg::INTERRUPT_ENABLE => self.enable_interrupts(context, from, value),
             reg::WATCHDOG => self.watchdog = value,
+            reg::RMA_WATCHDOG => self.rma.watch.set_limit(context, value),
             reg::SELECT_VPID => self.selected = value,
             reg::RESET_VPID => match u16::try_from(value) {
                 Ok(number) if number < self.config.vpids => self.restart(context, AttachmentId(number)),

@@ -1,7 +1,10 @@
 //! RMA: puts, gets, immediate puts, and who is told of them.
 //!
 //! - `part`: what is in a packet: a part of a command, at most [`part::MTU`] bytes of data;
-//! - `requester`: the commands of this card's VPIDs, in order, a part of each VPID in turn; what comes back for them;
+//! - `commands`: the list of a VPID's commands;
+//! - `requester`: those of this card's VPIDs are taken and sent, in order, a part of each VPID in turn;
+//! - `answers`: what comes back for them, and how they end;
+//! - `watchdog`: how they end when nothing comes back;
 //! - `target`: what others ask of this card's memory: puts are written, gets are answered;
 //! - `transfer`: where bytes move: the one copy from memory to memory, or by messages to a client whose memory can't be mapped;
 //! - `notify`: notification queues.
@@ -11,26 +14,31 @@
 //! for.
 //!
 //! **Ends.** Every command whose first part was sent ends by an answer, whatever has happened to its VPID: a put that can't go on sends its end. A VPID's
-//! next tenant waits behind what its predecessor left, and is not told of it.
+//! next tenant waits behind what its predecessor left, and is not told of it. Only the watchdog ends a command without one: its late answers find no
+//! command, and a put that it ends half way is forgotten by its target when the next one begins.
 //!
 //! **Waiting.** What is in front of a queue of the network and can't be handled at once (no room for its answer, memory that is reached by messages)
 //! stays there, and the other queues go on. A client that does not answer messages is not waited for longer than [`transfer::PATIENCE`].
 
+mod answers;
+pub(crate) mod commands;
 pub(crate) mod notify;
 pub(crate) mod part;
 pub(crate) mod requester;
 pub(crate) mod target;
 pub(crate) mod transfer;
+pub(crate) mod watchdog;
 
 use std::collections::HashMap;
 
 use nicforge_core::{context::Context, device::AttachmentId};
 
 use self::{
+    commands::Commands,
     notify::{Place, Queue},
-    requester::Commands,
     target::{Stream, Streams},
     transfer::{Stage, Waiting},
+    watchdog::Watch,
 };
 use crate::{
     card::{Card, Set},
@@ -91,10 +99,11 @@ pub(crate) struct Rma {
     pub(crate) refused: u64,
     /// Bytes moved to this card's memory.
     pub(crate) bytes: u64,
+    pub(crate) watch: Watch,
 }
 
 impl Rma {
-    pub(crate) fn new(attachments: usize) -> Self {
+    pub(crate) fn new(attachments: usize, watchdog: u64) -> Self {
         Self {
             clients: (0..attachments).map(|_| Client::default()).collect(),
             sending: Set::default(),
@@ -104,6 +113,7 @@ impl Rma {
             scratch: Box::default(),
             refused: 0,
             bytes: 0,
+            watch: Watch::new(watchdog),
         }
     }
 

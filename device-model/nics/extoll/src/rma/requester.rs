@@ -1,9 +1,9 @@
-//! The commands of this card's VPIDs.
+//! The commands of this card's VPIDs, until they were sent.
 //!
-//! A command is taken into its VPID's list, sent in parts, and ends by answers. Commands are started in the order in which they were written; one that
+//! A command is taken into its VPID's list, sent in parts, and ends by answers (`answers`). Commands are started in the order in which they were written; one that
 //! can't go on lets those for other targets pass. VPIDs send a part in turn.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
 use nicforge_core::{
     context::Context,
@@ -12,130 +12,26 @@ use nicforge_core::{
 };
 use nicforge_hwi::{
     extoll::{error, reg},
-    extoll_rma::{
-        COMMAND_BYTES, Command, MAX_COMMANDS, MAX_IMMEDIATE, MAX_LENGTH, Notification, command, notify,
-        status,
-    },
+    extoll_rma::{COMMAND_BYTES, Command, command, status},
 };
 
 use super::{
+    commands::{Ahead, State, Under},
     part::{self, MTU, Part},
-    transfer::{Data, RETRY, Role, Unreadable, Wanted},
+    transfer::{RETRY, Role, Unreadable, Wanted},
 };
 use crate::{
     card::{Card, STARVED_RETRY},
-    switch::{Arrival, Refused},
+    switch::Refused,
     topology::Route,
     wire::{Class, FRAMING, Kind, Wire},
 };
 
 /// Bytes that a VPID's gets have asked for and not got, at most.
 const GET_WINDOW: u32 = 8 * MTU;
-/// Commands that are looked at for one that can go on.
-const LOOK_AHEAD: usize = 8;
-
-/// How far a command has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum State {
-    /// Nothing was sent.
-    New,
-    /// Parts of it were, and more are to come.
-    Sending,
-    /// All of it was; it ends by answers.
-    Sent,
-    /// It has ended.
-    Ended,
-}
-
-/// A command under way.
-#[derive(Clone, Debug)]
-struct Under {
-    target: (u32, u16),
-    command: u8,
-    notify: u8,
-    status: u8,
-    state: State,
-    /// Its VPID was reset: nobody is told, and nothing more of it is sent.
-    orphan: bool,
-    length: u32,
-    /// Bytes that were sent, or asked for; bytes of a get that were answered.
-    sent: u32,
-    answered: u32,
-    source: u64,
-    destination: u64,
-    /// The queue that its notifications are for.
-    tenancy: u32,
-    /// The region at this card: a put's source, a get's destination. 0: not looked up.
-    region: u64,
-    /// The region that a get reads, as the first answer says.
-    read: Option<u64>,
-}
-
-/// A VPID's commands, in the order in which they were written.
-#[derive(Default)]
-pub(crate) struct Commands {
-    list: VecDeque<Under>,
-    /// The number of the first one.
-    first: u32,
-    /// How many at the front were sent as a whole.
-    sent: usize,
-    /// Gets that have not ended.
-    gets: u32,
-    /// Bytes that they have asked for and not got.
-    asked: u32,
-}
-
-impl Commands {
-    /// Whether there are commands that were not sent as a whole.
-    pub(crate) fn is_sending(&self) -> bool {
-        self.sent < self.list.len()
-    }
-
-    /// The VPID was reset.
-    pub(crate) fn orphan(&mut self) {
-        for under in &mut self.list {
-            under.orphan = true;
-        }
-    }
-
-    fn under(&mut self, id: u32) -> Option<&mut Under> {
-        self.list.get_mut(id.wrapping_sub(self.first) as usize).filter(|under| under.state != State::Ended)
-    }
-
-    fn id(&self, index: usize) -> u32 {
-        // At most MAX_COMMANDS.
-        self.first.wrapping_add(index as u32)
-    }
-
-    /// Whether a command before this one, for the same target, keeps it from starting: if it failed, any; if it is a put, a get.
-    fn has_to_wait(&self, index: usize, failed: bool) -> bool {
-        let Some(this) = self.list.get(index) else { return true };
-        if !failed && (this.command == command::GET || self.gets == 0) {
-            return false;
-        }
-        self.list.iter().take(index).any(|before| {
-            before.state != State::Ended
-                && before.target == this.target
-                && (failed || before.command == command::GET)
-        })
-    }
-
-    /// Moves past what was sent as a whole, and drops what has ended at the front.
-    fn tidy(&mut self) {
-        while self.list.get(self.sent).is_some_and(|under| matches!(under.state, State::Sent | State::Ended))
-        {
-            self.sent += 1;
-        }
-        while self.list.front().is_some_and(|under| under.state == State::Ended) {
-            self.list.pop_front();
-            self.first = self.first.wrapping_add(1);
-            self.sent = self.sent.saturating_sub(1);
-        }
-    }
-}
 
 /// What a VPID's turn came to.
-enum Turn {
+pub(crate) enum Turn {
     /// A part was sent, or a command ended, at this cost.
     Went(u32),
     /// Nothing can be sent now.
@@ -159,34 +55,14 @@ impl Card {
             self.fail(context, who, error::COMMAND, reg::RMA_COMMAND);
             return Write::Accepted;
         }
-        let commands = &mut client.commands;
-        if commands.list.len() >= MAX_COMMANDS {
+        if client.commands.is_full() {
             return Write::Stalled;
         }
-        if commands.list.capacity() == 0 {
-            commands.list.reserve_exact(MAX_COMMANDS);
-        }
         let written: Command = zerocopy::transmute!(bytes);
-        let sound = check(&written);
-        commands.list.push_back(Under {
-            target: (written.node(), written.vpid()),
-            command: written.command(),
-            notify: written.notify(),
-            status: if sound { status::DONE } else { status::COMMAND },
-            state: State::New,
-            orphan: false,
-            length: if sound { written.length() } else { 0 },
-            sent: 0,
-            answered: 0,
-            source: written.source,
-            destination: written.destination,
-            tenancy: client.tenancy,
-            region: 0,
-            read: None,
-        });
-        commands.gets += u32::from(written.command() == command::GET);
+        let sound = client.commands.push(&written, client.tenancy);
         client.counts.commands += 1;
         self.rma.sending.add(who.0);
+        self.rma.watch.add(context, who);
         self.show(who);
         if !sound {
             self.fail(context, who, error::COMMAND, reg::RMA_COMMAND);
@@ -196,6 +72,7 @@ impl Card {
 
     /// Sends parts of commands, a VPID in turn, for about `budget` packets' worth of work. Returns how much it was.
     pub(crate) fn rma_send(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        self.rma_watch(context);
         let mut waiting = self.rma.sending;
         let mut next = self.rma.turn;
         let mut spent = 0;
@@ -221,23 +98,16 @@ impl Card {
 
     /// Sends a part of the first command of a VPID that can go on.
     fn send_part(&mut self, context: &mut Context<'_>, who: AttachmentId) -> Turn {
-        let Some(commands) = self.rma.client(who).map(|client| &client.commands) else {
-            return Turn::Blocked;
-        };
-        let (start, end) = (commands.sent, commands.list.len().min(commands.sent + LOOK_AHEAD));
-        for index in start..end {
-            let Some(commands) = self.rma.client(who).map(|client| &client.commands) else { break };
-            let open = |under: &Under| matches!(under.state, State::New | State::Sending);
-            let Some(this) = commands.list.get(index).filter(|under| open(under)) else { continue };
-            let behind = |before: &Under| open(before) && before.target == this.target;
-            if commands.list.range(start..index).any(behind) {
-                continue;
-            }
+        let Some(client) = self.rma.client(who) else { return Turn::Blocked };
+        let (mut ahead, mut from) = (Ahead::default(), client.commands.sent);
+        loop {
+            let Some(client) = self.rma.client(who) else { return Turn::Blocked };
+            let Some(index) = client.commands.next_ahead(&mut ahead, from) else { return Turn::Blocked };
             if let Turn::Went(cost) = self.send_part_of(context, who, index) {
                 return Turn::Went(cost);
             }
+            from = index + 1;
         }
-        Turn::Blocked
     }
 
     fn send_part_of(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Turn {
@@ -311,6 +181,7 @@ impl Card {
         let commands = &mut client.commands;
         if let Some(under) = commands.list.get_mut(index) {
             under.sent += part.length;
+            under.moved = true;
             if under.command == command::GET {
                 commands.asked += part.length;
             }
@@ -398,21 +269,6 @@ impl Card {
         Ok(lease.map(|lease| (lease, 0, length)))
     }
 
-    /// All of a get that will be asked for was: it ends when that is answered.
-    fn get_sent(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Turn {
-        let Some(client) = self.rma.client(who) else { return Turn::Blocked };
-        let id = client.commands.id(index);
-        let Some(under) = client.commands.list.get_mut(index) else { return Turn::Blocked };
-        under.state = State::Sent;
-        let (answered, status) = (under.answered == under.sent, under.status);
-        if answered {
-            self.end_command(context, who, id, status);
-        } else {
-            client.commands.tidy();
-        }
-        Turn::Went(1)
-    }
-
     /// Sends an RMA packet.
     pub(crate) fn send_rma(
         &mut self,
@@ -456,123 +312,6 @@ impl Card {
             }
         }
     }
-
-    /// An answer for a command of this card. False when it has to wait.
-    pub(crate) fn answer_arrived(
-        &mut self,
-        context: &mut Context<'_>,
-        arrival: Arrival,
-        part: Part,
-        memory: Option<Arc<DmaLease>>,
-    ) -> bool {
-        let who = AttachmentId(arrival.wire.target_vpid);
-        let Some(client) = self.rma.client(who) else { return true };
-        let Some(under) = client.commands.under(part.id).filter(|under| under.command == part.command) else {
-            return true;
-        };
-        if part.command != command::GET {
-            let status = part.status;
-            self.end_command(context, who, part.id, status);
-            return true;
-        }
-        let rest = under.length - under.answered.min(under.length);
-        let over = part.length >= under.sent - under.answered
-            && (under.state == State::Sent || part.status != status::DONE);
-        let tell = under.notify & notify::RESPONDER != 0 && !under.orphan;
-        if over && tell && !self.switch.has_room(arrival.wire.source, Class::Completion) {
-            return false;
-        }
-        let mut status = if under.status == status::DONE { part.status } else { under.status };
-        if status == status::DONE && *under.read.get_or_insert(part.address) != part.address {
-            status = status::WITHDRAWN;
-        }
-        let (at, region, orphan) = (part.at(), under.region, under.orphan);
-        let address = under.destination.wrapping_add(at.into());
-        if orphan {
-            status = status::WITHDRAWN;
-        } else if status == status::DONE {
-            let there =
-                self.atu.find(address, part.rest.into()).is_some_and(|(found, _)| found.serial == region);
-            let data = memory.as_ref().map_or(Data::Missing, |memory| Data::Memory(memory, part.place));
-            let moved = if there {
-                let (place, queue) = ((address, part.rest.into()), arrival.queue());
-                self.rma.move_in(context, &self.atu, place, &data, part.length, queue)
-            } else {
-                Some(status::WITHDRAWN)
-            };
-            match moved {
-                Some(became) => status = became,
-                None => return false,
-            }
-        }
-        drop(memory);
-        let Some(client) = self.rma.client(who) else { return true };
-        let length = part.length.min(rest);
-        client.commands.asked = client.commands.asked.saturating_sub(length);
-        let Some(under) = client.commands.under(part.id) else { return true };
-        under.answered += length;
-        under.status = status;
-        let ended = under.answered == under.sent && (under.state == State::Sent || status != status::DONE);
-        let (source, total) = (under.source, under.length);
-        if ended {
-            if tell {
-                let about = Part {
-                    id: part.id,
-                    command: command::GET,
-                    status,
-                    total,
-                    address: source,
-                    ..Part::default()
-                };
-                // There is room, as was seen above; and it is for the other side's information only.
-                let _ = self.send_rma(
-                    context,
-                    Kind::Ended,
-                    (arrival.wire.source, arrival.wire.source_vpid),
-                    who.0,
-                    &about,
-                    None,
-                );
-            }
-            self.end_command(context, who, part.id, status);
-        }
-        true
-    }
-
-    /// A command has ended, and its VPID is told.
-    fn end_command(&mut self, context: &mut Context<'_>, who: AttachmentId, id: u32, status: u8) {
-        let node = self.config.node;
-        let Some(client) = self.rma.client(who) else { return };
-        let Some(under) = client.commands.under(id) else { return };
-        under.state = State::Ended;
-        let get = under.command == command::GET;
-        let told = !under.orphan && under.tenancy == client.tenancy;
-        let under = under.clone();
-        client.commands.gets -= u32::from(get);
-        client.commands.tidy();
-        if status != status::DONE {
-            client.asking.give_up((node, who.0), id);
-        }
-        if under.orphan {
-            return;
-        }
-        client.counts.completed += 1;
-        self.show(who);
-        if !told {
-            return;
-        }
-        let tell = |role, address| {
-            let (node, vpid) = under.target;
-            Notification::new(role, status, under.command, node, vpid, under.length, address)
-        };
-        if status != status::DONE || under.notify & notify::REQUESTER != 0 {
-            let own = if get { under.destination } else { under.source };
-            self.notify(context, who, tell(notify::REQUESTER, own));
-        }
-        if get && status == status::DONE && under.notify & notify::COMPLETER != 0 {
-            self.notify(context, who, tell(notify::COMPLETER, under.destination));
-        }
-    }
 }
 
 /// Why a packet was not sent.
@@ -581,14 +320,4 @@ pub(crate) enum Unsent {
     Later,
     /// No route leads there.
     Never,
-}
-
-/// Whether a descriptor makes sense by itself.
-fn check(written: &Command) -> bool {
-    let most = match written.command() {
-        command::PUT | command::GET => MAX_LENGTH,
-        command::IMMEDIATE_PUT => MAX_IMMEDIATE,
-        _ => return false,
-    };
-    written.head & Command::RESERVED == 0 && (1..=most).contains(&written.length())
 }

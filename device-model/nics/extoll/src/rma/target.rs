@@ -63,7 +63,8 @@ impl Card {
         }
         let stream = (wire.source, wire.source_vpid, wire.target_vpid);
         let whole = part.last && part.rest == part.total;
-        let begun = if whole { None } else { self.rma.streams.get(&stream).copied() };
+        // A put that its requester gave up half way is over when the next one begins.
+        let begun = if part.at() == 0 { None } else { self.rma.streams.get(&stream).copied() };
         let address = part.address.wrapping_add(part.at().into());
         let mut region = begun.map_or(0, |begun| begun.region);
         let mut became = match begun {

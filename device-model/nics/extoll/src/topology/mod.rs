@@ -190,6 +190,7 @@ impl Topology {
             vpids,
             routes: self.routes.of(node).to_vec(),
             watchdog: reg::WATCHDOG_DEFAULT,
+            rma_watchdog: reg::RMA_WATCHDOG_DEFAULT,
         }
     }
 
