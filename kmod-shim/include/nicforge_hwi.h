@@ -381,6 +381,8 @@
 #define NICFORGE_EXTOLL_ATU_COMMAND_NOT_MAPPED 4
 /* STATUS: nobody has the owner's VPID. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_NO_OWNER 5
+/* STATUS: what is left of the table is kept for other VPIDs. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_QUOTA 6
 
 /* ---- extoll_rma ---- */
 /* Bytes of a descriptor. */

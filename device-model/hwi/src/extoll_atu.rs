@@ -6,6 +6,9 @@
 //!
 //! A region lies in at most 1024 mappings of its owner's, all regions of a card together in 65536.
 //!
+//! Half of the entries of each page size, and of those mappings, is shared out equally among the card's VPIDs: nobody else can take a VPID's part. The
+//! other half is for who comes first. A registration that would take what is kept for others is refused with [`command::QUOTA`].
+//!
 //! A region is of the memory that its owner has mapped there when it is registered. Memory that is unmapped, or whose owner loses *bus master*, is gone from
 //! the region for good, whatever is mapped there later: it is registered anew. A region ends with its owner.
 //!
@@ -122,4 +125,6 @@ pub mod command {
     pub const NOT_MAPPED: u64 = 4;
     /// [`STATUS`]: nobody has the owner's VPID.
     pub const NO_OWNER: u64 = 5;
+    /// [`STATUS`]: what is left of the table is kept for other VPIDs.
+    pub const QUOTA: u64 = 6;
 }

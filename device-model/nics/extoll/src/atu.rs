@@ -4,6 +4,8 @@
 //! lies in, so that a transfer that uses it looks nothing up in the owner's address space. The leases end with the region, with the mapping
 //! and with the owner; whoever finds a lease ended touches nothing.
 //!
+//! What one VPID may register is bounded: half of the table is kept for VPIDs that have not used their part of it (`Shares`).
+//!
 //! In: commands of the register file, mapped memory. Out: regions by network logical address. Regions of a page size are kept sorted by entry: a look-up is
 //! a binary search, a registration looks at the gaps between them, from the first one on.
 
@@ -19,7 +21,11 @@ use nicforge_hwi::extoll_atu::{command, nla, page};
 /// Mappings that a region lies in at most: a registration takes a time that is bounded.
 const MAX_EXTENTS: usize = 1024;
 /// Those of all regions of a card together: memory is bounded.
-const ALL_EXTENTS: usize = 1 << 16;
+const ALL_EXTENTS: u32 = 1 << 16;
+/// What is shared out: entries of each page size, and extents.
+const RESOURCES: usize = 5;
+/// The extents among them.
+const EXTENTS: usize = 4;
 
 /// What an attachment has filled in, and what became of its last command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -95,25 +101,86 @@ struct Span {
     region: u32,
 }
 
+/// Who may have how much. Of everything a half is shared out among the VPIDs, and kept for them; the other half is for who comes first. So nobody can
+/// take so much that another one gets nothing.
+struct Shares {
+    /// By VPID: what its regions take.
+    used: Vec<[u32; RESOURCES]>,
+    /// What is kept for each VPID, and what all of them together have not made use of.
+    kept: [u32; RESOURCES],
+    unclaimed: [u32; RESOURCES],
+    /// What all regions take.
+    total: [u32; RESOURCES],
+}
+
+impl Shares {
+    fn new(vpids: u16) -> Self {
+        let vpids = u32::from(vpids.max(1));
+        let kept = std::array::from_fn(|resource| Self::all(resource) / 2 / vpids);
+        Self {
+            used: vec![[0; RESOURCES]; vpids as usize],
+            kept,
+            unclaimed: kept.map(|kept| kept * vpids),
+            total: [0; RESOURCES],
+        }
+    }
+
+    /// How much there is.
+    fn all(resource: usize) -> u32 {
+        if resource == EXTENTS { ALL_EXTENTS } else { page::entries(resource as u8) }
+    }
+
+    /// What a VPID may still take.
+    fn left_for(&self, who: u16, resource: usize) -> u32 {
+        let Some(used) = self.used.get(usize::from(who)) else { return 0 };
+        let own = self.kept[resource].saturating_sub(used[resource]);
+        let others = self.unclaimed[resource] - own;
+        Self::all(resource) - self.total[resource] - others
+    }
+
+    /// A VPID's regions take more by what `change` makes of a number, or less.
+    fn change(&mut self, who: u16, resource: usize, change: impl Fn(u32) -> u32) {
+        let Some(used) = self.used.get_mut(usize::from(who)) else { return };
+        let (kept, used) = (self.kept[resource], &mut used[resource]);
+        self.unclaimed[resource] -= kept.saturating_sub(*used);
+        *used = change(*used);
+        self.unclaimed[resource] += kept.saturating_sub(*used);
+        self.total[resource] = change(self.total[resource]);
+    }
+}
+
 /// A card's table.
 pub(crate) struct Atu {
     /// By page size: sorted by first entry.
     spans: [Vec<Span>; 4],
     regions: Vec<Option<Region>>,
     free: Vec<u32>,
-    /// Extents of all regions.
-    extents: usize,
+    shares: Shares,
+    /// Registrations refused because there was nothing left, for anybody or for this one.
+    refused: u64,
     last_serial: u64,
 }
 
 impl Atu {
-    pub(crate) fn new() -> Self {
-        Self { spans: Default::default(), regions: Vec::new(), free: Vec::new(), extents: 0, last_serial: 0 }
+    pub(crate) fn new(vpids: u16) -> Self {
+        Self {
+            spans: Default::default(),
+            regions: Vec::new(),
+            free: Vec::new(),
+            shares: Shares::new(vpids),
+            refused: 0,
+            last_serial: 0,
+        }
     }
 
     /// Entries that are in use.
     pub(crate) fn entries(&self) -> u64 {
-        self.spans.iter().flatten().map(|span| u64::from(span.pages)).sum()
+        self.shares.total[..EXTENTS].iter().map(|&entries| u64::from(entries)).sum()
+    }
+
+    /// Registrations that were refused because there was nothing left.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused
     }
 
     /// The region that `length` bytes at `address` lie in, and where. All of them lie in one region, or nothing is found.
@@ -140,6 +207,30 @@ impl Atu {
         owner: AttachmentId,
         class: u8,
         others: DmaPermission,
+        place: (u64, u64),
+    ) -> Result<u64, u64> {
+        let result = self.register_if_possible(context, owner, class, others, place);
+        self.refused += u64::from(matches!(result, Err(command::NO_ENTRIES | command::QUOTA)));
+        result
+    }
+
+    /// Whether a VPID can have so much of something: a status if not.
+    fn admit(&self, owner: AttachmentId, resource: usize, count: u32) -> Result<(), u64> {
+        if count <= self.shares.left_for(owner.0, resource) {
+            Ok(())
+        } else if count <= Shares::all(resource) - self.shares.total[resource] {
+            Err(command::QUOTA)
+        } else {
+            Err(command::NO_ENTRIES)
+        }
+    }
+
+    fn register_if_possible(
+        &mut self,
+        context: &mut Context<'_>,
+        owner: AttachmentId,
+        class: u8,
+        others: DmaPermission,
         (address, pages): (u64, u64),
     ) -> Result<u64, u64> {
         if !context.is_attached(owner) {
@@ -153,16 +244,20 @@ impl Atu {
         let bytes = pages << shift;
         // The last byte must have an address.
         address.checked_add(bytes - 1).ok_or(command::MALFORMED)?;
-        let spans = &self.spans[usize::from(class & 3)];
+        let resource = usize::from(class & 3);
+        self.admit(owner, resource, count)?;
+        let spans = &self.spans[resource];
         let (place, first) = gap(spans, count, page::entries(class)).ok_or(command::NO_ENTRIES)?;
         let mut lessor = Lessor::default();
         let mut mapped = DmaPermission::READ_WRITE;
         let mut extents = Vec::new();
         let mut start = 0;
         while start < bytes {
-            if extents.len() >= MAX_EXTENTS.min(ALL_EXTENTS - self.extents) {
+            if extents.len() >= MAX_EXTENTS {
                 return Err(command::NO_ENTRIES);
             }
+            // At most MAX_EXTENTS.
+            self.admit(owner, EXTENTS, extents.len() as u32 + 1)?;
             let piece =
                 context.dma_piece(owner, address + start, bytes - start).map_err(|_| command::NOT_MAPPED)?;
             mapped.read &= piece.permission.read;
@@ -172,7 +267,9 @@ impl Atu {
             start += piece.length;
         }
         self.last_serial += 1;
-        self.extents += extents.len();
+        self.shares.change(owner.0, resource, |used| used + count);
+        let more = extents.len() as u32;
+        self.shares.change(owner.0, EXTENTS, |used| used + more);
         let region = Region { serial: self.last_serial, owner: owner.0, mapped, others, extents, lessor };
         let index = match self.free.pop() {
             Some(index) => {
@@ -184,7 +281,7 @@ impl Atu {
                 (self.regions.len() - 1) as u32
             }
         };
-        self.spans[usize::from(class & 3)].insert(place, Span { first, pages: count, region: index });
+        self.spans[resource].insert(place, Span { first, pages: count, region: index });
         Ok(nla::of_entry(class, first))
     }
 
@@ -201,8 +298,8 @@ impl Atu {
         if offset != 0 || region.is_none_or(|region| owner.is_some_and(|owner| owner.0 != region.owner)) {
             return Err(command::NOT_YOURS);
         }
-        spans.remove(place);
-        self.end(index);
+        let span = spans.remove(place);
+        self.end(usize::from(class & 3), span);
         Ok(())
     }
 
@@ -214,7 +311,7 @@ impl Atu {
                 let its =
                     self.regions[span.region as usize].as_ref().is_some_and(|region| region.owner == owner.0);
                 if its {
-                    self.end(span.region);
+                    self.end(class, *span);
                 }
                 !its
             });
@@ -222,11 +319,13 @@ impl Atu {
         }
     }
 
-    fn end(&mut self, index: u32) {
-        if let Some(mut region) = self.regions[index as usize].take() {
+    fn end(&mut self, class: usize, span: Span) {
+        if let Some(mut region) = self.regions[span.region as usize].take() {
             region.lessor.take_back();
-            self.extents -= region.extents.len();
-            self.free.push(index);
+            let less = region.extents.len() as u32;
+            self.shares.change(region.owner, class, |used| used - span.pages);
+            self.shares.change(region.owner, EXTENTS, |used| used - less);
+            self.free.push(span.region);
         }
     }
 }
@@ -261,5 +360,24 @@ mod tests {
         assert_eq!(gap(&spans, 3, 16), Some((2, 8)));
         assert_eq!(gap(&spans, 4, 16), Some((3, 12)));
         assert_eq!(gap(&spans, 5, 16), None);
+    }
+
+    #[test]
+    fn a_half_is_kept_for_those_who_have_not_come() {
+        let mut shares = Shares::new(4);
+        let class = usize::from(page::SIZE_1G);
+        // 64 entries: 8 for each of four.
+        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [40; 4]);
+        shares.change(0, class, |used| used + 40);
+        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [0, 8, 8, 8]);
+        shares.change(2, class, |used| used + 8);
+        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [0, 8, 0, 8]);
+        shares.change(0, class, |used| used - 36);
+        // 12 are in use and 20 are kept; who is below its part has what is left of it, and what is kept for nobody.
+        assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [36, 40, 32, 40]);
+        assert_eq!(shares.left_for(4, class), 0, "there is no such VPID");
+        shares.change(2, class, |used| used - 8);
+        shares.change(0, class, |used| used - 4);
+        assert_eq!((shares.total[class], shares.unclaimed[class]), (0, 32));
     }
 }

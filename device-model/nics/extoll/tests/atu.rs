@@ -75,17 +75,50 @@ fn commands_that_make_no_sense_say_why_and_change_nothing() {
     assert_eq!(rig.deregister(&client, nla), atu::NOT_YOURS, "twice");
 }
 
+/// What four VPIDs have kept for each: an eighth.
+const KEPT: u64 = page::entries(page::SIZE_64K) as u64 / 8;
+
 #[test]
-fn a_full_table_says_so() {
+fn a_vpid_can_not_take_what_is_kept_for_others() {
     let mut rig = Rig::pair();
-    let client = rig.attach(0, 0);
-    let _memory = rig.map(&client, 0, 1 << 20);
-    let most = u64::from(page::entries(page::SIZE_64K)) / 16;
-    for _ in 0..most {
-        rig.register(&client, 0, 16, page::SIZE_64K, 0).unwrap();
+    let clients = [0, 1, 2, 3].map(|vpid| rig.attach(0, vpid));
+    for client in &clients {
+        let _memory = rig.map(client, 0, 1 << 20);
     }
-    assert_eq!(rig.register(&client, 0, 1, page::SIZE_64K, 0), Err(atu::NO_ENTRIES));
-    rig.register(&client, 0, 1, page::SIZE_4K, 0).unwrap();
+    let [greedy, others @ ..] = &clients;
+    let nlas: Vec<_> =
+        (0..5 * KEPT / 16).map(|_| rig.register(greedy, 0, 16, page::SIZE_64K, 0).unwrap()).collect();
+    assert_eq!(rig.register(greedy, 0, 1, page::SIZE_64K, 0), Err(atu::QUOTA));
+    assert_eq!(rig.counter(0, "atu_refused"), 1);
+    rig.register(greedy, 0, 1, page::SIZE_4K, 0).unwrap();
+    for other in others {
+        for _ in 0..KEPT / 16 {
+            rig.register(other, 0, 16, page::SIZE_64K, 0).unwrap();
+        }
+    }
+    for client in &clients {
+        assert_eq!(rig.register(client, 0, 1, page::SIZE_64K, 0), Err(atu::NO_ENTRIES), "the table is full");
+    }
+    assert_eq!(rig.counter(0, "atu_refused"), 5);
+    // What the first one gives up anybody may have.
+    assert_eq!(rig.deregister(greedy, nlas[0]), atu::DONE);
+    rig.register(&others[2], 0, 16, page::SIZE_64K, 0).unwrap();
+    // What somebody had beyond its part is not kept for it.
+    rig.kill(greedy);
+    assert_eq!(rig.register(&others[0], 0, 16, page::SIZE_64K, 0).map(|_| ()), Ok(()));
+}
+
+#[test]
+fn what_the_admin_registers_counts_as_the_owners() {
+    let mut rig = Rig::pair();
+    let (admin, client) = (rig.admin(0), rig.attach(0, 1));
+    let _memory = rig.map(&client, 0, 1 << 20);
+    let register = atu::REGISTER | u64::from(page::SIZE_64K) << atu::CLASS_SHIFT;
+    for _ in 0..5 * KEPT / 16 {
+        assert_eq!(rig.translate(&admin, (1, 0, 16), register), atu::DONE);
+    }
+    assert_eq!(rig.translate(&admin, (1, 0, 16), register), atu::QUOTA);
+    assert_eq!(rig.register(&client, 0, 16, page::SIZE_64K, 0), Err(atu::QUOTA));
 }
 
 #[test]
@@ -96,12 +129,9 @@ fn a_region_lies_in_a_bounded_number_of_mappings() {
         rig.map(&client, page * 4096, 4096);
     }
     assert_eq!(rig.register(&client, 0, 1025, page::SIZE_4K, 0), Err(atu::NO_ENTRIES));
-    let nlas: Vec<_> = (0..64).map(|_| rig.register(&client, 0, 1024, page::SIZE_4K, 0).unwrap()).collect();
-    assert_eq!(
-        rig.register(&client, 0, 16, page::SIZE_64K, 0),
-        Err(atu::NO_ENTRIES),
-        "all extents are in use"
-    );
+    // Of 64 times 1024 an eighth is kept for each of three others.
+    let nlas: Vec<_> = (0..40).map(|_| rig.register(&client, 0, 1024, page::SIZE_4K, 0).unwrap()).collect();
+    assert_eq!(rig.register(&client, 0, 16, page::SIZE_64K, 0), Err(atu::QUOTA), "all extents are in use");
     assert_eq!(rig.deregister(&client, nlas[3]), atu::DONE);
     rig.register(&client, 0, 16, page::SIZE_64K, 0).unwrap();
 }
