@@ -2,8 +2,9 @@
 
 use std::{sync::Barrier, time::Duration};
 
-use nicforge_core::machine::Machine;
+use nicforge_core::{fabric::LinkId, machine::Machine};
 use nicforge_driver::{Cancel, Deadline, Device, DmaBuffer, Error as DriverError, HugePages};
+use nicforge_hwi::{extoll::reg, extoll_atu::command};
 use nicforge_machine::{build::build, description::Description};
 use nicforge_rma::{
     Access, Error, Kind, MAX_LENGTH, Notification, Notify, Options, Port, Region, Role, Status, Target,
@@ -283,4 +284,119 @@ pub fn an_eviction_ends_a_wait(rig: &dyn Rig) {
     rig.evict("ex0", "vpid0");
     let ended = side.port.wait(Deadline::after(LIMIT), None);
     assert!(matches!(ended, Err(Error::Driver(DriverError::DeviceGone { .. }))), "{ended:?}");
+}
+
+/// Sets the watchdog of a node's card.
+fn set_watchdog(rig: &dyn Rig, node: &str, limit: Duration) {
+    let admin = rig.open(node, "admin");
+    admin.bar(0).unwrap().write64(reg::RMA_WATCHDOG, limit.as_nanos() as u64).unwrap();
+}
+
+/// Plugs or unplugs the cable between the two cards.
+fn set_link_up(rig: &dyn Rig, up: bool) {
+    rig.operate(Box::new(move |machine| {
+        machine.fabric().set_link_up(LinkId(0), up).unwrap();
+    }));
+}
+
+/// Transfers whose target never answers end by the watchdog, and what is posted when it is there again does not.
+pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig, MIB);
+    let (target, own) = (here.to(&there), here.to(&here));
+    set_watchdog(rig, "ex0", Duration::from_millis(200));
+    set_link_up(rig, false);
+    here.port.put(target, here.at(0), there.at(0), 300_000, Notify::NONE).unwrap();
+    here.port.get(target, there.at(0), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
+    here.port.put_immediate(target, b"late", there.at(8), Notify::NONE).unwrap();
+    // A target that is there goes on meanwhile.
+    here.port.put(own, here.at(0), here.at(8192), 4096, Notify::REQUESTER).unwrap();
+    let told: Vec<_> = (0..4).map(|_| here.next()).collect();
+    let of = |who: Target| told.iter().filter(move |told| (told.node, told.vpid) == (who.node(), who.vpid()));
+    assert_eq!(
+        of(target).map(|told| (told.kind, told.status)).collect::<Vec<_>>(),
+        [Kind::Put, Kind::Get, Kind::ImmediatePut].map(|kind| (kind, Status::TimedOut))
+    );
+    assert_eq!(of(own).map(|told| told.status).collect::<Vec<_>>(), [Status::Done]);
+    assert_eq!(here.port.under_way(), 0);
+    set_link_up(rig, true);
+    set_watchdog(rig, "ex0", LIMIT);
+    here.write(0, &pattern(2, MIB));
+    here.port.put(target, here.at(0), there.at(0), MIB as u64, Notify::REQUESTER).unwrap();
+    assert!(here.next().is_done());
+    assert!(there.read(0, MIB) == pattern(2, MIB));
+}
+
+/// After a reset of the device its port and regions say so, and do not disturb their successors.
+pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
+    let (mut here, mut there) = pair(rig, MIB);
+    let target = here.to(&there);
+    here.port.put(target, here.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
+    here.port.drain(soon(), None).unwrap();
+    here.device.reset().unwrap();
+    let Side { mut port, region, buffer, device } = here;
+    let region = region.unwrap();
+    // What had come can still be taken.
+    assert!(port.next(soon(), None).unwrap().is_done());
+    let length = MIB as u64;
+    assert_eq!(region.at(0, 8), Err(Error::Reset));
+    assert_eq!(port.put(target, region.address(), there.at(0), 8, Notify::NONE), Err(Error::Reset));
+    assert_eq!(port.put_immediate(target, b"x", there.at(0), Notify::NONE), Err(Error::Reset));
+    assert_eq!(port.probe(), Err(Error::Reset));
+    assert_eq!(port.next(soon(), None), Err(Error::Reset));
+    assert_eq!(port.drain(soon(), None), Err(Error::Reset));
+    assert!(matches!(port.register(&buffer, Access::NONE), Err(Error::Reset)));
+    let other = port.connect(1, 1).unwrap();
+    drop(port);
+    // Partners are told that nothing is registered there, until it is registered again.
+    let back = there.port.connect(0, 0).unwrap();
+    there.port.put(back, there.at(0), region.address(), 8, Notify::NONE).unwrap();
+    assert_eq!(there.next().status, Status::RemoteAddress);
+    let mut anew = Side::with(device, buffer, Options::default());
+    assert_eq!(anew.at(0), region.address(), "so that the old region could be taken for the new one");
+    assert_eq!(region.deregister(), Err(Error::Reset));
+    anew.write(0, &pattern(4, MIB));
+    anew.port.put(other, anew.at(0), there.at(0), length, Notify::REQUESTER).unwrap();
+    assert!(anew.next().is_done());
+    assert!(there.read(0, MIB) == pattern(4, MIB));
+}
+
+/// A VPID that the admin resets loses its queue, and waits say so.
+pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig, MIB);
+    let target = here.to(&there);
+    set_link_up(rig, false);
+    here.port.put(target, here.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
+    here.device.flush().unwrap();
+    rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
+    assert_eq!(here.port.drain(soon(), None), Err(Error::QueueGone));
+    assert_eq!(here.port.next(soon(), None), Err(Error::QueueGone));
+    let region = here.region.take().unwrap();
+    assert!(matches!(region.deregister(), Err(Error::Translation { what: "deregister", .. })));
+    let Side { port, buffer, device, .. } = here;
+    drop(port);
+    set_link_up(rig, true);
+    let mut anew = Side::with(device, buffer, Options::default());
+    anew.port.put(target, anew.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
+    assert!(anew.next().is_done());
+}
+
+/// A VPID gets no more of the card's table than is not kept for others, and they get theirs.
+pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
+    let (here, there) = (Side::new(rig, "ex0", 0, 4 * MIB), Side::new(rig, "ex0", 1, 4 * MIB));
+    // At an odd page, so that only the smallest pages fit.
+    let register = |side: &Side| side.port.register_range(side.buffer.iova() + 4096, 3 << 20, Access::NONE);
+    let mut regions = Vec::new();
+    let refused = loop {
+        match register(&here) {
+            Ok(region) => regions.push(region),
+            Err(error) => break error,
+        }
+    };
+    assert!(matches!(refused, Error::Translation { what: "register", status: command::QUOTA }), "{refused}");
+    assert!(refused.to_string().contains("kept for others"), "{refused}");
+    // Half of 65,536 entries and an eighth of them, of which 768 are taken at a time.
+    assert_eq!(regions.len(), 40_960 / 768);
+    for _ in 0..8192 / 768 {
+        regions.push(register(&there).unwrap());
+    }
 }

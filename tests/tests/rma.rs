@@ -14,5 +14,9 @@ through_every_door! {
         private_memory_is_transferred_by_messages
         a_deregistered_region_is_not_touched
         a_partner_that_goes_ends_commands
-        an_eviction_ends_a_wait;
+        an_eviction_ends_a_wait
+        a_target_that_never_answers_ends_commands
+        a_reset_asks_to_open_anew
+        a_reset_by_the_admin_ends_waits
+        a_vpid_leaves_others_their_part_of_the_table;
 }

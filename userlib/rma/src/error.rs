@@ -80,9 +80,14 @@ pub enum Error {
         /// How many since the last time this was said.
         lost: u64,
     },
-    /// The card disabled the notification queue because its memory was gone.
+    /// The card has disabled the notification queue: the admin has reset the VPID, or the queue's memory was gone.
     #[error("the card has no notification queue any more: open the port anew")]
     QueueGone,
+    /// The device was reset since the port was opened or the region registered: the card knows of neither any more.
+    #[error(
+        "the device was reset: drop the port and its regions, open the port anew and register the memory again"
+    )]
+    Reset,
     /// The driver's.
     #[error(transparent)]
     Driver(#[from] DriverError),
@@ -99,6 +104,9 @@ fn reason(status: u64) -> &'static str {
     match status {
         command::NO_ENTRIES => {
             "its table has no entries in a row for so many pages; deregister some, or use larger pages"
+        }
+        command::QUOTA => {
+            "it has no entries left for this VPID but those that are kept for others; deregister some, or use larger pages"
         }
         command::NOT_YOURS => "nothing of this VPID is registered there",
         command::NOT_MAPPED => "the memory is not mapped for DMA",

@@ -30,6 +30,9 @@
 //! - The source of a put must stay as it is, and the destination of a get is not valid, until the notification as the requester.
 //! - A command that fails notifies its requester, whether it asked for it or not.
 //! - When a region is dropped nothing of it is touched any more; commands that used it end with [`Status::Withdrawn`].
+//! - A command whose target does not answer ends with [`Status::TimedOut`] when the card's watchdog says so; whether it was carried out is not known.
+//! - A port and its regions do not outlive [`nicforge_driver::Device::reset`]: their calls give [`Error::Reset`]. Drop them, open the port anew, register the
+//!   memory again, and tell partners its new addresses.
 //! - A full queue loses notifications: [`Error::Overflow`] says so once. Free them in time, or make the queue longer.
 //!
 //! In: a [`nicforge_driver::Device`]. Out: data moved, notifications, errors. May touch: `driver`, `hwi` for the layouts, `shm` for memory.

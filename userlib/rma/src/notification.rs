@@ -66,6 +66,8 @@ pub enum Status {
     Withdrawn,
     /// The command made no sense.
     Command,
+    /// Nothing came from the target for longer than the card's watchdog allows. Whether the command was carried out, or still will be, is not known.
+    TimedOut,
     /// A status that this library does not know.
     Unknown(u8),
 }
@@ -111,6 +113,7 @@ impl From<hw::Notification> for Notification {
                 status::NO_RECEIVER => Status::NoReceiver,
                 status::WITHDRAWN => Status::Withdrawn,
                 status::COMMAND => Status::Command,
+                status::TIMED_OUT => Status::TimedOut,
                 other => Status::Unknown(other),
             },
             kind: match entry.command() {

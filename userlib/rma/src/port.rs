@@ -78,6 +78,8 @@ pub struct Port {
     posted: u64,
     interrupt: Option<Interrupt>,
     spin: Duration,
+    /// What [`Device::resets`] was.
+    resets: u32,
 }
 
 impl Port {
@@ -95,6 +97,7 @@ impl Port {
     /// # Errors
     /// As [`Port::open`].
     pub fn with_poster(device: &Device, poster: SharedPoster, options: Options) -> Result<Self, Error> {
+        let resets = device.resets();
         let registers = device.bar(BAR_REGISTERS)?;
         let identity = registers.read64(reg::IDENTITY)?;
         if identity != reg::IDENTITY_VALUE {
@@ -121,7 +124,7 @@ impl Port {
             device: device.clone(),
             registers,
             poster,
-            translation: Translation::new(device.bar(BAR_REGISTERS)?),
+            translation: Translation::new(device, device.bar(BAR_REGISTERS)?),
             queue,
             mirror,
             completed,
@@ -130,6 +133,7 @@ impl Port {
             posted,
             interrupt: None,
             spin: options.spin,
+            resets,
         })
     }
 
@@ -181,7 +185,8 @@ impl Port {
     /// each [`MAX_LENGTH`], each with its notifications.
     ///
     /// # Errors
-    /// [`Error::Length`]; [`DriverError::Timeout`] when the card has no room for a command within 5 s: what was posted before stays posted.
+    /// [`Error::Length`], [`Error::Reset`]; [`DriverError::Timeout`] when the card has no room for a command within 5 s, [`Error::QueueGone`] when it will
+    /// never have any: what was posted before stays posted.
     pub fn put(
         &mut self,
         target: Target,
@@ -259,6 +264,7 @@ impl Port {
         length: u32,
         notify: Notify,
     ) -> Result<(), Error> {
+        self.check_reset()?;
         if self.under_way() >= MAX_COMMANDS as u64 {
             self.wait_for_room()?;
         }
@@ -274,26 +280,55 @@ impl Port {
         self.posted.saturating_sub(self.completed.load(Ordering::Acquire))
     }
 
+    /// Whether what this port knows of the card is still so.
+    #[inline]
+    fn check_reset(&self) -> Result<(), Error> {
+        if self.device.resets() == self.resets { Ok(()) } else { Err(Error::Reset) }
+    }
+
     /// More commands would make the card stall the ring, and with it everything else that is posted there.
     #[cold]
     fn wait_for_room(&self) -> Result<(), Error> {
-        let deadline = Deadline::after(ROOM);
-        self.device.wait_until(deadline, None, || self.under_way() < MAX_COMMANDS as u64)?;
-        Ok(())
+        self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM), None)
     }
 
     /// Waits until every command that was posted has ended, well or not.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`].
+    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`]; [`Error::Reset`], [`Error::QueueGone`].
     pub fn drain(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
-        Ok(self.device.wait_until(deadline, cancel, || self.under_way() == 0)?)
+        self.wait_for_ends(0, deadline, cancel)
+    }
+
+    /// Waits until no more than `most` commands are under way.
+    fn wait_for_ends(&self, most: u64, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
+        loop {
+            let waited = self.device.wait_for(deadline.at_most(SLICE), cancel, "commands to end", || {
+                self.check_reset()?;
+                Ok((self.under_way() <= most).then_some(()))
+            });
+            match waited {
+                // A VPID that the admin has reset counts from 0 again: what was posted before would never be over.
+                Err(Error::Driver(DriverError::Timeout { what, .. })) => {
+                    self.check_queue()?;
+                    if deadline.has_passed() {
+                        return Err(deadline.timeout(what).into());
+                    }
+                }
+                other => return other,
+            }
+        }
+    }
+
+    /// Whether the card still has the queue.
+    fn check_queue(&self) -> Result<(), Error> {
+        if self.registers.read64(reg::RMA_QUEUE_ENABLE)? == 0 { Err(Error::QueueGone) } else { Ok(()) }
     }
 
     /// Looks for a notification and leaves it in the queue.
     ///
     /// # Errors
-    /// [`Error::Overflow`], once for what was lost.
+    /// [`Error::Overflow`], once for what was lost; [`Error::Reset`] when nothing will come any more.
     #[inline]
     pub fn probe(&mut self) -> Result<Option<Notification>, Error> {
         if let Some(entry) = self.queue.peek()? {
@@ -306,20 +341,24 @@ impl Port {
             self.known_overflows = overflows;
             return Err(Error::Overflow { lost });
         }
+        self.check_reset()?;
         Ok(None)
     }
 
     /// Waits for a notification and leaves it in the queue. It polls for a while, and waits for an interrupt then.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`], [`Error::QueueGone`], [`Error::Overflow`].
+    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`], [`Error::QueueGone`], [`Error::Overflow`], [`Error::Reset`].
     pub fn wait(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<Notification, Error> {
         loop {
             let device = self.device.clone();
             let polled =
                 device.wait_for(deadline.at_most(self.spin), cancel, "a notification", || self.probe());
             match polled {
-                Err(Error::Driver(DriverError::Timeout { .. })) if !deadline.has_passed() => {}
+                Err(Error::Driver(DriverError::Timeout { what, .. })) if deadline.has_passed() => {
+                    return Err(deadline.timeout(what).into());
+                }
+                Err(Error::Driver(DriverError::Timeout { .. })) => {}
                 other => return other,
             }
             self.sleep(deadline, cancel)?;
@@ -329,9 +368,7 @@ impl Port {
     /// Enables the interrupt and waits for it, for a slice of time.
     #[cold]
     fn sleep(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
-        if self.registers.read64(reg::RMA_QUEUE_ENABLE)? == 0 {
-            return Err(Error::QueueGone);
-        }
+        self.check_queue()?;
         let interrupt = match &self.interrupt {
             Some(interrupt) => interrupt.clone(),
             None => self.interrupt.insert(self.device.interrupt(vector::RMA_NOTIFICATION.into())?).clone(),
@@ -407,8 +444,10 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // The card lets go of the queue before its memory goes. One that is gone has done so.
-        let _ = self.registers.write64(reg::RMA_QUEUE_ENABLE, 0);
+        // The card lets go of the queue before its memory goes. One that is gone or was reset has done so, and the queue there may be another port's.
+        if self.check_reset().is_ok() {
+            let _ = self.registers.write64(reg::RMA_QUEUE_ENABLE, 0);
+        }
     }
 }
 

@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
-use nicforge_driver::Bar;
+use nicforge_driver::{Bar, Device};
 use nicforge_hwi::extoll_atu::{command, page};
 
 use crate::Error;
@@ -31,16 +31,27 @@ impl Access {
 }
 
 /// The registers of address translation. A command is several accesses, so that one goes after the other.
-pub(crate) struct Translation(Mutex<Bar>);
+pub(crate) struct Translation {
+    registers: Mutex<Bar>,
+    device: Device,
+    resets: u32,
+}
 
 impl Translation {
-    pub(crate) fn new(registers: Bar) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(registers)))
+    pub(crate) fn new(device: &Device, registers: Bar) -> Arc<Self> {
+        Arc::new(Self { registers: Mutex::new(registers), device: device.clone(), resets: device.resets() })
+    }
+
+    /// # Errors
+    /// [`Error::Reset`] when the card knows nothing of what was registered here, and may have given its addresses to others.
+    fn check(&self) -> Result<(), Error> {
+        if self.device.resets() == self.resets { Ok(()) } else { Err(Error::Reset) }
     }
 
     /// A command; the first address, where it registers.
     fn command(&self, what: &'static str, address: u64, pages: u64, command: u64) -> Result<u64, Error> {
-        let registers = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
+        self.check()?;
         registers.write64(command::ADDRESS, address)?;
         registers.write64(command::PAGES, pages)?;
         registers.write64(command::COMMAND, command)?;
@@ -75,7 +86,9 @@ impl Translation {
                 Ok(address) => {
                     return Ok(Region { translation: self.clone(), address, length, registered: true });
                 }
-                Err(error @ Error::Translation { status: command::NO_ENTRIES, .. }) => refused = error,
+                Err(error @ Error::Translation { status: command::NO_ENTRIES | command::QUOTA, .. }) => {
+                    refused = error;
+                }
                 Err(error) => return Err(error),
             }
         }
@@ -106,8 +119,9 @@ impl Region {
     /// The network address of `length` bytes at `offset`.
     ///
     /// # Errors
-    /// [`Error::OutsideRegion`].
+    /// [`Error::OutsideRegion`]; [`Error::Reset`] when the device was reset since it was registered.
     pub fn at(&self, offset: u64, length: u64) -> Result<u64, Error> {
+        self.translation.check()?;
         match offset.checked_add(length) {
             Some(end) if end <= self.length => Ok(self.address + offset),
             _ => Err(Error::OutsideRegion { offset, length, size: self.length }),
@@ -117,7 +131,8 @@ impl Region {
     /// Deregisters it: when this returns nothing of it is touched any more. Dropping it does so too, and tells no error.
     ///
     /// # Errors
-    /// [`Error::Translation`] when the card does not know it any more, after a reset; those of a trapped access.
+    /// [`Error::Reset`] when the device was reset, which has ended it; [`Error::Translation`] when the card does not know it any more, because the
+    /// admin has deregistered it or reset the VPID; those of a trapped access.
     pub fn deregister(mut self) -> Result<(), Error> {
         self.end()
     }
