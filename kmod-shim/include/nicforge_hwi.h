@@ -141,6 +141,14 @@
  */
 #define NICFORGE_EXTOLL_REG_VELO_RING_ENABLE 0x110
 /*
+ * Read: VELO sends of this attachment that the card is done with: on
+ * their way, or given up with an error. One that is torn is not among
+ * them; one of which only some has come is torn by the read. Who stores
+ * messages instead of posting them reads it after each, and stores again
+ * what is not counted.
+ */
+#define NICFORGE_EXTOLL_REG_VELO_TAKEN 0x118
+/*
  * IOVA of the notification queue, a multiple of 4096. Written while it
  * is disabled.
  */

@@ -2,10 +2,12 @@
 //!
 //! Each body gets a machine of its own ([`machine`]) behind some door: cards `ex0` and `ex1` with VPIDs `vpid0` to `vpid3`.
 //!
-//! - here: messages, order, tags, waits; `flow.rs`: receivers that do not read; `hostile.rs`: software that does anything.
+//! - here: messages, order, tags, waits; `flow.rs`: receivers that do not read; `hostile.rs`: software that does anything; `torn.rs`: messages that are
+//!   torn on their way to the card.
 
 pub mod flow;
 pub mod hostile;
+pub mod torn;
 
 use std::{
     collections::VecDeque,

@@ -2,7 +2,7 @@
 
 use nicforge_tests::{
     through_every_door,
-    velo_body::{self, flow, hostile, machine},
+    velo_body::{self, flow, hostile, machine, torn},
 };
 
 through_every_door! {
@@ -25,4 +25,7 @@ through_every_door! {
     hostile(crate::machine(500)):
         a_hostile_process_deceives_nobody
         nobody_writes_the_mirror_or_the_directory;
+    torn(crate::machine(500)):
+        torn_messages_arrive_once_and_in_order
+        a_message_that_is_torn_each_time_is_an_error;
 }

@@ -64,6 +64,9 @@ pub mod reg {
     /// refused. Enabled again it starts at slot 0, empty. Reads as what it is; enabling a ring that is too small for the network
     /// or whose memory the card can't write counts as [`super::error::RING`] and leaves it disabled.
     pub const VELO_RING_ENABLE: u64 = 0x110;
+    /// Read: VELO sends of this attachment that the card is done with: on their way, or given up with an error. One that is torn is not among them; one of
+    /// which only some has come is torn by the read. Who stores messages instead of posting them reads it after each, and stores again what is not counted.
+    pub const VELO_TAKEN: u64 = 0x118;
     /// IOVA of the notification queue, a multiple of 4096. Written while it is disabled.
     pub const RMA_QUEUE_BASE: u64 = 0x180;
     /// Entries of it: a power of two, [`crate::extoll_rma::MIN_ENTRIES`] to [`crate::extoll_rma::MAX_ENTRIES`].

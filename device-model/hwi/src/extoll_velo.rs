@@ -11,7 +11,8 @@
 //! | 5..0 | position in the message in bytes, a multiple of 8; 0 in a message that comes in one piece |
 //!
 //! Who sends is not in the address: the card knows from the attachment. A processor may split a burst. Pieces of 8 bytes or more that follow
-//! each other from position 0 on are put together; a message is sent when its last quadword has come, whole or not at all.
+//! each other from position 0 on are put together; a message is sent when its last quadword has come, whole or not at all. Whether it was,
+//! [`crate::extoll::reg::VELO_TAKEN`] says: a read of it comes behind all stores.
 //!
 //! Messages from one VPID to another arrive in order. What a burst through the posted-write ring brings is one record of the whole message.
 

@@ -22,8 +22,10 @@ pub enum DeviceError {
         /// Whom it was for.
         to: Address,
     },
-    /// A message was written in pieces that did not follow each other; nothing of it was sent.
-    #[error("a message was torn and not sent; write each in one piece")]
+    /// A message came to the card in pieces that did not follow each other, however often it was sent; nothing of it was delivered.
+    #[error(
+        "a message was torn on its way to the card each time; does somebody else use this VPID's device?"
+    )]
     Torn,
     /// The memory of the receive ring is gone.
     #[error("the card can't write the receive ring any more; open the port again")]

@@ -9,6 +9,7 @@
 //!
 //! - `port.rs`: opening, and what a port knows; `connect.rs`: peers;
 //! - `send.rs`, `receive.rs`: messages; `flow.rs`: the credits of connections;
+//! - `stores.rs`: messages where there is no posted-write ring, which may be torn on their way, and are sent again;
 //! - `message.rs`, `config.rs`, `error.rs`: what goes in and out.
 //!
 //! # Flow control
@@ -37,6 +38,7 @@ mod message;
 mod port;
 mod receive;
 mod send;
+mod stores;
 
 pub use config::{Config, Waiting};
 pub use error::{DeviceError, Error};

@@ -4,7 +4,7 @@ use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use nicforge_driver::{Bar, Deadline, Device, DmaBuffer, Doorbell, HugePages, Interrupt, Poster};
 use nicforge_hwi::{
-    extoll::{BAR_DIRECTORY, directory, mirror, reg, vector, window},
+    extoll::{BAR_DIRECTORY, directory, error, mirror, reg, vector, window},
     extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT},
     pci,
 };
@@ -13,6 +13,7 @@ use nicforge_shm::{SharedU64, Window};
 use crate::{
     Address, Config, DeviceError, Error, Message, Waiting,
     flow::{self, Peer},
+    stores::Stores,
 };
 
 /// BAR of the register file.
@@ -50,6 +51,8 @@ pub struct Statistics {
     pub received: u64,
     /// Messages about credits, both ways.
     pub control: u64,
+    /// Times that a message was torn on its way to the card, and sent again. Only where there is no posted-write ring.
+    pub replayed: u64,
     /// Calls of [`Port::send_nb`] that found no credit.
     pub without_credit: u64,
     /// Sends that had to wait in the card: 0 as long as flow control works.
@@ -65,8 +68,10 @@ pub struct Port {
     pub(crate) vpids: u32,
     /// The generation that the others know this port under.
     pub(crate) generation: u8,
-    registers: Bar,
+    pub(crate) registers: Bar,
     pub(crate) poster: Poster,
+    /// How messages are sent where there is no ring to post them in.
+    pub(crate) stores: Option<Stores>,
     doorbell: Doorbell,
     pub(crate) directory: Window,
     errors: SharedU64,
@@ -131,6 +136,7 @@ impl Port {
             generation: 0,
             registers,
             poster: device.poster(0)?,
+            stores: (device.ring_count() == 0).then(Stores::default),
             doorbell: device.doorbell(),
             directory,
             errors: word(mirror::ERRORS)?,
@@ -228,15 +234,23 @@ impl Port {
     #[cold]
     fn report(&mut self) -> Result<(), Error> {
         let errors = self.errors.load(Ordering::Acquire);
-        let error = DeviceError::of_word(self.last_error.load(Ordering::Acquire));
+        let found = DeviceError::of_word(self.last_error.load(Ordering::Acquire));
         let count = errors.wrapping_sub(self.errors_seen);
         self.errors_seen = errors;
-        match error {
+        match found {
             DeviceError::NoReceiver { to } => match self.index(to).map(|index| self.peers[index]) {
                 Some(peer) if peer.to != 0 => Err(Error::PeerGone { address: to }),
                 // An answer to somebody who went away meanwhile.
                 _ => Ok(()),
             },
+            // Pieces of a message that was sent again.
+            DeviceError::Torn | DeviceError::Other { code: error::SEND_ADDRESS, .. }
+                if self.stores.is_some() =>
+            {
+                Ok(())
+            }
+            // The VPID's other unit has its own ways to tell.
+            DeviceError::Other { code: error::COMMAND | error::ATU | error::OVERFLOW, .. } => Ok(()),
             error => Err(Error::Device { error, count }),
         }
     }

@@ -90,6 +90,9 @@ impl Port {
     /// Posts a message. False when the way to the card is full.
     #[inline]
     pub(crate) fn post(&mut self, offset: u64, data: &[u8]) -> Result<bool, Error> {
+        if self.stores.is_some() {
+            return self.store(offset, data).map(|()| true);
+        }
         match self.poster.try_post(BAR_VELO, offset, data) {
             Ok(()) => Ok(true),
             Err(DriverError::RingFull { .. }) => Ok(false),

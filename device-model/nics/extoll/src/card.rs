@@ -371,6 +371,7 @@ impl Card {
         }
         if let Some(vpid) = self.vpid(who) {
             vpid.end_stall();
+            vpid.counts.given_up += 1;
         }
         self.watchdogs += 1;
         self.fail(context, who, error::WATCHDOG, offset);
@@ -527,8 +528,7 @@ impl Card {
     fn give_up_splits(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         for who in self.splits.iter() {
-            let assembly = &mut self.vpids[usize::from(who)].assembly;
-            let Some(since) = assembly.waiting_since() else {
+            let Some(since) = self.vpids[usize::from(who)].assembly.waiting_since() else {
                 self.splits.remove(who);
                 continue;
             };
@@ -537,10 +537,18 @@ impl Card {
                 context.wake_at(end);
                 continue;
             }
-            assembly.clear();
-            self.torn += 1;
-            self.fail(context, AttachmentId(who), error::SEND_TORN, 0);
+            self.give_up_split(context, AttachmentId(who));
         }
+    }
+
+    /// What has come of a split message is torn, if there is one.
+    pub(crate) fn give_up_split(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        let Some(vpid) = self.vpid(who).filter(|vpid| vpid.assembly.waiting_since().is_some()) else {
+            return;
+        };
+        vpid.assembly.clear();
+        self.torn += 1;
+        self.fail(context, who, error::SEND_TORN, 0);
     }
 
     /// The admin resets a VPID, as if its client had asked.

@@ -32,12 +32,17 @@ impl Card {
     }
 
     fn register(&mut self, context: &mut Context<'_>, from: AttachmentId, offset: u64) -> Option<u64> {
+        if offset == reg::VELO_TAKEN {
+            // All that was stored before is here: what is not whole will not be.
+            self.give_up_split(context, from);
+        }
         let vpid = self.vpids.get(usize::from(from.0))?;
         Some(match offset {
             reg::IDENTITY => reg::IDENTITY_VALUE,
             reg::VELO_RING_BASE => vpid.place.base,
             reg::VELO_RING_SLOTS => vpid.place.slots,
             reg::VELO_RING_ENABLE => vpid.ring.is_some().into(),
+            reg::VELO_TAKEN => vpid.counts.taken(),
             reg::RMA_QUEUE_BASE | reg::RMA_QUEUE_ENTRIES | reg::RMA_QUEUE_ENABLE => {
                 return self.queue_register(from, offset);
             }

@@ -51,6 +51,15 @@ pub(crate) struct Counts {
     pub(crate) errors: u64,
     pub(crate) last_error: u64,
     pub(crate) undelivered: u64,
+    /// Sends that the watchdog has ended.
+    pub(crate) given_up: u64,
+}
+
+impl Counts {
+    /// Sends that the card is done with.
+    pub(crate) fn taken(&self) -> u64 {
+        self.sent + self.undelivered + self.given_up
+    }
 }
 
 /// A change of the receive ring that the other cards are being told of.

@@ -163,6 +163,43 @@ fn a_split_burst_is_completed_and_a_torn_one_never_delivered() {
 }
 
 #[test]
+fn the_card_says_which_sends_it_is_done_with() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let _receiver = rig.receiver(1, 0, 64);
+    let base = address::encode(1, 0, 5, 4);
+    assert!(rig.send(&sender, (1, 0), 0, &[1; 64]));
+    assert_eq!(rig.read64(&sender, reg::VELO_TAKEN), 1);
+    // In the wrong order: the read says that it is torn, and what comes later of it begins nothing.
+    for (place, bytes) in [(16, 16), (0, 16)] {
+        let _ = rig.store(&sender, base + place, &vec![2; bytes]);
+        assert_eq!(rig.read64(&sender, reg::VELO_TAKEN), 1);
+    }
+    let _ = rig.store(&sender, base + 16, &[2; 16]);
+    assert_eq!((rig.read64(&sender, reg::VELO_TAKEN), rig.counter(0, "velo_torn")), (1, 1));
+    // In pieces that follow each other.
+    for place in [0, 16] {
+        let _ = rig.store(&sender, base + place, &[2; 16]);
+    }
+    assert_eq!((rig.read64(&sender, reg::VELO_TAKEN), rig.counter(0, "velo_torn")), (2, 1));
+    // Nobody is there: that is an end, too.
+    assert!(rig.send(&sender, (1, 1), 0, &[1; 8]));
+    assert_eq!(rig.read64(&sender, reg::VELO_TAKEN), 3);
+    while rig.send(&sender, (1, 0), 0, &[1; 8]) {
+        rig.run();
+    }
+    let taken = rig.read64(&sender, reg::VELO_TAKEN);
+    while !rig.send(&sender, (1, 0), 0, &[1; 8]) {
+        rig.pass(reg::WATCHDOG_DEFAULT / 16);
+    }
+    assert_eq!(rig.counter(0, "watchdogs"), 1);
+    assert_eq!(rig.read64(&sender, reg::VELO_TAKEN), taken + 1, "it is over");
+    rig.write64(&sender, reg::VELO_TAKEN, 0);
+    rig.run();
+    assert_eq!(sender.last_error().0, error::REGISTER_ACCESS, "it can't be written");
+}
+
+#[test]
 fn nobody_to_send_to_is_an_error_and_no_stall() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);

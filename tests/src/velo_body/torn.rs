@@ -1,0 +1,252 @@
+//! Messages that are torn on their way to the card.
+//!
+//! The ports here are on devices without a posted-write ring, so that a message is stored, and a `Torn` backing does with the stores what a
+//! processor's write-combining buffers do: they leave in pieces, in another order, or not at all.
+
+use std::{
+    os::fd::BorrowedFd,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+    },
+};
+
+use nicforge_driver::{
+    Backing, Device, DmaMemory, DmaPermission, Error as DriverError, InterruptSource, IrqInfo, OpenOptions,
+    REGION_CONFIG, RegionInfo, Relax, WriteMode,
+};
+use nicforge_hwi::{
+    extoll::BAR_VELO,
+    pci::{AttachmentCapability, CAP_ID_VENDOR, CAP_KIND_ATTACHMENT},
+};
+use nicforge_shm::{SharedMemory, SharedU64};
+use nicforge_velo::{Config, DeviceError, Error, Filter, Port};
+
+use super::{at, drain, link, pattern, port, until};
+use crate::backing::{Rig, soon};
+
+/// How often a message is torn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum How {
+    Never = 0,
+    Often = 1,
+    Always = 2,
+}
+
+/// A device whose stores to the send aperture are torn, and that has no posted-write ring.
+struct Torn {
+    inner: Arc<dyn Backing>,
+    /// Where configuration space says how many rings there are.
+    ring_count: u64,
+    how: AtomicU64,
+    random: AtomicU64,
+}
+
+impl Torn {
+    fn new(inner: Arc<dyn Backing>, how: How) -> Arc<Self> {
+        let byte = |at: u64| {
+            let mut byte = [0];
+            inner.read(REGION_CONFIG, at, &mut byte).unwrap();
+            byte[0]
+        };
+        let mut capability = u64::from(byte(0x34));
+        while (byte(capability), byte(capability + 3)) != (CAP_ID_VENDOR, CAP_KIND_ATTACHMENT) {
+            capability = byte(capability + 1).into();
+            assert_ne!(capability, 0, "there is an attachment");
+        }
+        let ring_count = capability + std::mem::offset_of!(AttachmentCapability, ring_count) as u64;
+        let (how, random) = (AtomicU64::new(how as u64), AtomicU64::new(0x9e37_79b9_7f4a_7c15));
+        Arc::new(Self { inner, ring_count, how, random })
+    }
+
+    fn set(&self, how: How) {
+        self.how.store(how as u64, Ordering::SeqCst);
+    }
+
+    /// Another number each time.
+    fn random(&self) -> u64 {
+        let next = |state: u64| Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
+        self.random.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).unwrap() >> 33
+    }
+
+    /// The pieces of a message in which it leaves the processor: where each begins, and its bytes.
+    fn pieces<'a>(&self, data: &'a [u8]) -> Vec<(usize, &'a [u8])> {
+        let (front, back) = data.split_at(data.len() / 16 * 8);
+        let quadwords = || data.chunks(8).enumerate().map(|(index, piece)| (index * 8, piece));
+        let choice = match self.how.load(Ordering::SeqCst) {
+            0 => 0,
+            1 => self.random() % 7,
+            _ => 3 + self.random() % 4,
+        };
+        match choice {
+            // What has one quadword can't be torn.
+            0 => vec![(0, data)],
+            _ if front.is_empty() => vec![(0, data)],
+            1 => vec![(0, front), (front.len(), back)],
+            2 => quadwords().collect(),
+            3 => vec![(front.len(), back), (0, front)],
+            4 => vec![(0, front)],
+            5 => vec![(front.len(), back)],
+            _ => {
+                let lost = self.random() as usize % (data.len() / 8);
+                quadwords().filter(|(place, _)| place / 8 != lost).collect()
+            }
+        }
+    }
+}
+
+impl Backing for Torn {
+    fn region_info(&self, region: u32) -> Result<RegionInfo, DriverError> {
+        self.inner.region_info(region)
+    }
+
+    fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), DriverError> {
+        self.inner.read(region, offset, out)?;
+        if region == REGION_CONFIG
+            && let Some(byte) = self.ring_count.checked_sub(offset).and_then(|at| out.get_mut(at as usize))
+        {
+            *byte = 0;
+        }
+        Ok(())
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), DriverError> {
+        if region != u32::from(BAR_VELO) {
+            return self.inner.write(region, offset, data, mode);
+        }
+        for (place, piece) in self.pieces(data) {
+            self.inner.write(region, offset + place as u64, piece, mode)?;
+        }
+        Ok(())
+    }
+
+    fn map(&self, region: u32) -> Result<Option<SharedMemory>, DriverError> {
+        self.inner.map(region)
+    }
+
+    fn irq_info(&self, index: u32) -> Result<IrqInfo, DriverError> {
+        self.inner.irq_info(index)
+    }
+
+    fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, DriverError> {
+        self.inner.interrupt(index, vector)
+    }
+
+    fn unbind_interrupts(&self, index: u32) -> Result<(), DriverError> {
+        self.inner.unbind_interrupts(index)
+    }
+
+    fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), DriverError> {
+        self.inner.mask(index, start, count)
+    }
+
+    fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), DriverError> {
+        self.inner.unmask(index, start, count)
+    }
+
+    fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), DriverError> {
+        self.inner.dma_map(iova, memory, permission)
+    }
+
+    fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), DriverError> {
+        self.inner.dma_unmap(iova, len)
+    }
+
+    fn reset(&self) -> Result<(), DriverError> {
+        self.inner.reset()
+    }
+
+    fn relax(&self, relax: &mut Relax) -> Result<(), DriverError> {
+        self.inner.relax(relax)
+    }
+
+    fn set_heartbeat(&self, heartbeat: SharedU64) {
+        self.inner.set_heartbeat(heartbeat);
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.event_fd()
+    }
+
+    fn attend(&self) -> Result<(), DriverError> {
+        self.inner.attend()
+    }
+}
+
+/// A port whose messages are torn, and what tears them.
+fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
+    let torn = Torn::new(rig.open(&format!("ex{node}"), "vpid0").backing().clone(), how);
+    let options = OpenOptions { heartbeat: None, ..OpenOptions::default() };
+    let device = Device::open(torn.clone(), options).unwrap();
+    assert_eq!(device.ring_count(), 0);
+    (Port::open(device, Config::default()).unwrap(), torn)
+}
+
+/// Messages that are torn more often than not arrive whole, in order, and once; both ways, beside a port whose messages are not.
+pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
+    const MESSAGES: u64 = 1500;
+    let (mut here, _) = torn_port(rig, 0, How::Often);
+    let (mut there, _) = torn_port(rig, 1, How::Often);
+    let mut whole = port(rig, at(0, 1));
+    let (to, back) = (link(&mut here, &mut there), link(&mut there, &mut here));
+    let beside = link(&mut whole, &mut there);
+    let message = |number: u64| {
+        let mut bytes = pattern(number, 8 * (1 + number as usize % 8));
+        bytes[..8].copy_from_slice(&number.to_le_bytes());
+        bytes
+    };
+    let ways = [(0, to), (1, back), (2, beside)];
+    let (mut sent, mut expected) = ([0; 3], [0; 3]);
+    while expected != [MESSAGES; 3] {
+        let mut ports = [&mut here, &mut there, &mut whole];
+        for (way, &(port, link)) in ways.iter().enumerate() {
+            while sent[way] < MESSAGES {
+                match ports[port].send_nb(link, 1, &message(sent[way])) {
+                    Ok(()) => sent[way] += 1,
+                    Err(error) => {
+                        assert_eq!(error, Error::WouldBlock);
+                        break;
+                    }
+                }
+            }
+        }
+        let [here, there, whole] = &mut ports;
+        until("messages", &mut [here, there, whole], |ports| {
+            let mut moved = false;
+            for (port, sender, way) in [(1, at(0, 0), 0), (0, at(1, 0), 1), (1, at(0, 1), 2)] {
+                while let Some(got) = ports[port].poll_for(Filter::from(sender)).unwrap() {
+                    assert_eq!((got.tag, got.bytes()), (1, &message(expected[way])[..]), "way {way}");
+                    expected[way] += 1;
+                    moved = true;
+                }
+            }
+            let mut senders = ways.iter().zip(sent).filter(|(_, sent)| *sent < MESSAGES);
+            moved || senders.any(|(&(port, link), _)| ports[port].credits(link) != Some(0))
+        });
+    }
+    for port in [&mut here, &mut there, &mut whole] {
+        assert_eq!(drain(port), []);
+        port.device().flush().unwrap();
+        assert_eq!(port.check(), Ok(()), "what was repaired is no error");
+    }
+    let replayed = [&here, &there, &whole].map(|port| port.statistics().replayed);
+    assert!(replayed[0] > MESSAGES / 4 && replayed[1] > MESSAGES / 4, "{replayed:?}");
+    assert_eq!(replayed[2], 0);
+}
+
+/// A message that never gets there whole is an error and was not sent; the next one is, once.
+pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
+    let (mut here, torn) = torn_port(rig, 0, How::Never);
+    let mut there = port(rig, at(1, 0));
+    let to = link(&mut here, &mut there);
+    for turn in 0..3_u64 {
+        torn.set(How::Always);
+        let result = here.send(to, 2, &[9; 32], soon(), None);
+        assert!(matches!(result, Err(Error::Device { error: DeviceError::Torn, .. })), "{result:?}");
+        torn.set(How::Never);
+        here.send(to, 3, &turn.to_le_bytes(), soon(), None).unwrap();
+        let got = there.recv(Filter::ANY, soon(), None).unwrap();
+        assert_eq!((got.tag, got.quadword(0)), (3, turn));
+    }
+    assert_eq!(drain(&mut there), []);
+}
