@@ -325,6 +325,28 @@ pub fn a_port_is_opened_again(rig: &dyn Rig) {
     }
 }
 
+/// A device that is reset takes its port with it: waits say so, others see it go, and it is opened again.
+pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
+    let mut stays = port(rig, at(1, 0));
+    let device = rig.open("ex0", "vpid0");
+    let mut here = Port::open(device.clone(), Config::default()).unwrap();
+    let to = link(&mut stays, &mut here);
+    stays.send(to, 1, &[7; 8], soon(), None).unwrap();
+    until("the message", &mut [&mut here], |ports| ports[0].kept() > 0);
+    device.reset().unwrap();
+    // What had come is there still.
+    assert_eq!(here.recv(Filter::ANY, soon(), None).unwrap().bytes(), [7; 8]);
+    assert_eq!(here.recv(Filter::ANY, soon(), None), Err(Error::Reset));
+    assert_eq!(here.connect(at(1, 3), soon(), None), Err(Error::Reset));
+    until("the news", &mut [&mut stays], |ports| !ports[0].is_up(at(0, 0)));
+    assert_eq!(stays.send_nb(to, 1, &[8; 8]), Err(Error::PeerGone { address: at(0, 0) }));
+    drop(here);
+    let mut here = Port::open(device, Config::default()).unwrap();
+    let to = link(&mut stays, &mut here);
+    stays.send(to, 2, &[9; 8], soon(), None).unwrap();
+    assert_eq!(here.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
+}
+
 /// Links that corrupt many of their packets, so that they are sent again: nothing is lost, doubled, or out of order.
 pub fn link_errors_are_repaired(rig: &dyn Rig) {
     const MESSAGES: u64 = 5_000;

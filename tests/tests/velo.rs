@@ -17,6 +17,7 @@ through_every_door! {
         a_peer_that_goes_is_an_error_and_its_successor_is_new
         an_evicted_port_says_so
         a_port_is_opened_again
+        a_reset_asks_to_open_again
         link_errors_are_repaired;
     flow(crate::machine(500)):
         credits_stop_the_sender_of_one_that_does_not_read

@@ -28,6 +28,8 @@
 //! Its card tells all others, behind everything that it had sent. A [`Link`] is to one tenant of a VPID: sending on it, or waiting for a message
 //! from its other end, fails with [`Error::PeerGone`] from then on, and its messages that have arrived can still be taken. A new tenant is
 //! reached by a new [`Port::connect`]; messages meant for the old one never reach it.
+//!
+//! A process that resets its own device is gone to the others in the same way. Its port does not outlive that: calls that wait give [`Error::Reset`].
 #![forbid(unsafe_code)]
 
 mod config;

@@ -62,6 +62,8 @@ pub struct Statistics {
 /// A process's end of VELO. One thread at a time uses it.
 pub struct Port {
     pub(crate) device: Device,
+    /// What [`Device::resets`] was.
+    pub(crate) resets: u32,
     pub(crate) config: Config,
     pub(crate) address: Address,
     pub(crate) nodes: u32,
@@ -157,6 +159,7 @@ impl Port {
             budget: flow::budget(slots, nodes, vpids),
             due: VecDeque::new(),
             statistics: Statistics::default(),
+            resets: device.resets(),
             device,
             config,
             _memory: memory,

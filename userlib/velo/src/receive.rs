@@ -199,6 +199,10 @@ impl<'a> Waiter<'a> {
         if self.deadline.has_passed() {
             return Err(Error::Timeout { what });
         }
+        // What arrived before is taken first, by whoever waits.
+        if port.device.resets() != port.resets {
+            return Err(Error::Reset);
+        }
         match &port.interrupt {
             Some(interrupt) if self.sleeps.is_some_and(|from| Instant::now() >= from) => {
                 // A message that came since the last look raises it at once.

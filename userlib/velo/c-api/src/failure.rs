@@ -17,6 +17,7 @@ pub(crate) fn failure(error: Error) -> Failure {
         Error::KeptFull { .. } => libc::ENOBUFS,
         Error::Timeout { .. } => libc::ETIMEDOUT,
         Error::Cancelled { .. } => libc::ECANCELED,
+        Error::Reset => libc::ENOTCONN,
         Error::WrongDevice { .. } => libc::ENXIO,
         Error::Driver(error) => driver_errno(error),
         _ => libc::EIO,
