@@ -45,6 +45,7 @@ fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
         },
         library(root, "userlib/fcnp/c-api", "nicforge_fcnp.h")?,
         library(root, "userlib/velo/c-api", "nicforge_velo.h")?,
+        library(root, "userlib/rma/c-api", "nicforge_rma.h")?,
     ])
 }
 
@@ -52,9 +53,22 @@ fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
 fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
     let room = root.join(room);
     let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).map_err(Failed::new)?;
-    let bindings = cbindgen::Builder::new()
-        .with_config(config)
-        .with_src(room.join("src/lib.rs"))
+    let folder = room.join("src");
+    // The crate's root first: declarations are in the order of the sources.
+    let mut sources = vec![folder.join("lib.rs")];
+    let entries =
+        std::fs::read_dir(&folder).map_err(|error| Failed::new(format!("{}: {error}", folder.display())))?;
+    let mut modules: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+    modules.sort();
+    let is_module = |path: &PathBuf| {
+        path.extension().is_some_and(|ending| ending == "rs")
+            && !path.file_stem().is_some_and(|stem| stem == "lib" || stem == "tests")
+    };
+    sources.extend(modules.into_iter().filter(is_module));
+    let builder = cbindgen::Builder::new().with_config(config);
+    let bindings = sources
+        .into_iter()
+        .fold(builder, cbindgen::Builder::with_src)
         .generate()
         .map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
     let mut text = Vec::new();

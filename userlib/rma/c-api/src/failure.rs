@@ -1,0 +1,21 @@
+//! The library's errors as C has them.
+
+use nicforge_c_support::{Failure, driver_errno};
+use nicforge_rma::Error;
+
+/// An error of the library with its number of errno.h.
+pub(crate) fn failure(error: Error) -> Failure {
+    let errno = match &error {
+        Error::NotExtoll { .. } => libc::ENXIO,
+        Error::QueueLength { .. } | Error::Unaligned { .. } | Error::Length { .. } => libc::EINVAL,
+        Error::QueueRefused { .. } => libc::EBUSY,
+        Error::NoSuchTarget { .. } => libc::EADDRNOTAVAIL,
+        Error::Translation { .. } => libc::ENOMEM,
+        Error::OutsideRegion { .. } => libc::ERANGE,
+        Error::Overflow { .. } => libc::EOVERFLOW,
+        Error::QueueGone | Error::Reset => libc::ENOTCONN,
+        Error::Driver(error) => driver_errno(error),
+        _ => libc::EIO,
+    };
+    Failure::new(errno, error.to_string())
+}

@@ -1,0 +1,477 @@
+//! The C API of RMA.
+//!
+//! In: C strings, pointers. Out: numbers, negative ones from errno.h with a text behind [`rma_last_error`]. No panic crosses the boundary.
+//! `include/nicforge_rma.h` is generated from this file and `memory.rs`, which has buffers and regions.
+//!
+//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once; a
+//! port is behind a lock that is only ever tried, so that a second thread gets an error and no harm. Buffers and regions keep what they
+//! are of, so that handles may be given back in any order.
+#![allow(unsafe_code, non_camel_case_types)]
+
+mod failure;
+mod memory;
+
+use std::{
+    ffi::{OsString, c_char, c_void},
+    time::Duration,
+};
+
+use nicforge_c_support::{
+    Failure, Handle, guarded_count, guarded_number, guarded_status, input, last_error, non_null, open_device,
+    options as given, path, reference, release, timeout,
+};
+use nicforge_driver::{Cancel, Deadline};
+use nicforge_rma::{
+    Kind, MAX_IMMEDIATE, MAX_LENGTH, Notification, Notify, Options, Port, Role, Status, Target,
+};
+
+use crate::failure::failure;
+pub use crate::memory::{
+    RMA_READ, RMA_WRITE, rma_address, rma_allocate, rma_buffer, rma_buffer_memory, rma_buffer_size,
+    rma_deregister, rma_region, rma_register, rma_release,
+};
+
+/// Bytes of an immediate put at most.
+pub const RMA_MAX_IMMEDIATE: usize = 8;
+/// Bytes that one command moves at most; longer transfers are several.
+pub const RMA_MAX_LENGTH: u64 = 8_388_608;
+
+/// Who is notified: nobody, unless the command fails.
+pub const RMA_NOTIFY_NONE: u32 = 0;
+/// Who is notified: who posts the command, when it has ended.
+pub const RMA_NOTIFY_REQUESTER: u32 = 1;
+/// Who is notified: the target of a get, when its memory has been read.
+pub const RMA_NOTIFY_RESPONDER: u32 = 2;
+/// Who is notified: who has the data then. The target of a put, the requester of a get.
+pub const RMA_NOTIFY_COMPLETER: u32 = 4;
+
+/// What a command was: a put.
+pub const RMA_PUT: u8 = 1;
+/// What a command was: a get.
+pub const RMA_GET: u8 = 2;
+/// What a command was: an immediate put.
+pub const RMA_IMMEDIATE_PUT: u8 = 3;
+
+/// What became of a command: done.
+pub const RMA_DONE: u8 = 0;
+/// What became of a command: the own address is not registered, or the region ends before it.
+pub const RMA_LOCAL_ADDRESS: u8 = 1;
+/// What became of a command: the target's address is not registered, not the target's, or not for this. Nothing was moved.
+pub const RMA_REMOTE_ADDRESS: u8 = 2;
+/// What became of a command: nobody has the target VPID.
+pub const RMA_NO_RECEIVER: u8 = 3;
+/// What became of a command: memory of one side was withdrawn meanwhile. Some of it may have been moved.
+pub const RMA_WITHDRAWN: u8 = 4;
+/// What became of a command: it made no sense to the card.
+pub const RMA_COMMAND: u8 = 5;
+/// What became of a command: nothing came from its target for longer than the card's watchdog allows. It may be carried out yet, or not.
+pub const RMA_TIMED_OUT: u8 = 6;
+
+const _: () = assert!(RMA_MAX_IMMEDIATE == MAX_IMMEDIATE as usize && RMA_MAX_LENGTH == MAX_LENGTH as u64);
+
+/// How a port behaves. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct rma_options {
+    /// Entries of the notification queue, a power of two, 64 to 65536; 0 for 4096.
+    pub entries: u32,
+    /// How long a wait polls before it sleeps, in microseconds; 0 for 50.
+    pub poll_us: u32,
+}
+
+/// Whose memory commands reach. By rma_connect.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct rma_target {
+    /// The node.
+    pub node: u32,
+    /// The VPID there.
+    pub vpid: u16,
+}
+
+/// An entry of the notification queue.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct rma_notification {
+    /// This port's address in the command. As the requester of an immediate put: the data.
+    pub address: u64,
+    /// Bytes of the command.
+    pub length: u32,
+    /// The other side's node: the target's, for the requester; the requester's, for the others.
+    pub node: u32,
+    /// The other side's VPID.
+    pub vpid: u16,
+    /// As whom this port is told: RMA_NOTIFY_REQUESTER, RMA_NOTIFY_RESPONDER or RMA_NOTIFY_COMPLETER.
+    pub role: u8,
+    /// What the command was: RMA_PUT, RMA_GET or RMA_IMMEDIATE_PUT.
+    pub kind: u8,
+    /// What became of it: RMA_DONE, or one of the others.
+    pub status: u8,
+}
+
+/// RMA of a VPID of a card.
+pub struct rma_port(Handle<Port>);
+
+/// Text of the calling thread's last error; empty when there was none. Valid until its next error.
+#[unsafe(no_mangle)]
+pub extern "C" fn rma_last_error() -> *const c_char {
+    last_error()
+}
+
+/// Opens the VPID whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that is NULL. `options` may be
+/// NULL. Gives 0 and the handle in `*port`, or a negative error number.
+///
+/// # Safety
+/// `socket` and `options` are NULL or valid; `port` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_open(
+    socket: *const c_char,
+    options: *const rma_options,
+    port: *mut *mut rma_port,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(port, "port")?;
+        // SAFETY: NULL or valid by this function's contract.
+        let options = unsafe { given(options) };
+        // SAFETY: NULL or a C string by this function's contract.
+        let socket = unsafe { path(socket) };
+        let opened = Box::into_raw(Box::new(open(socket, options)?));
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(opened) };
+        Ok(())
+    })
+}
+
+fn open(socket: Option<OsString>, given: rma_options) -> Result<rma_port, Failure> {
+    let mut options = Options::default();
+    if given.entries != 0 {
+        options.entries = given.entries;
+    }
+    if given.poll_us != 0 {
+        options.spin = Duration::from_micros(given.poll_us.into());
+    }
+    let port = Port::open(&open_device(socket)?, options).map_err(failure)?;
+    Ok(rma_port(Handle::new(port)?))
+}
+
+/// Closes it. A call that is on in another thread must have ended, or end by rma_cancel first. Buffers and regions stay until they are given
+/// back. NULL is allowed.
+///
+/// # Safety
+/// `port` is NULL or a handle that is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_close(port: *mut rma_port) {
+    guarded_status(|| {
+        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        unsafe { release(port) };
+        Ok(())
+    });
+}
+
+/// The card's node id, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_node(port: *const rma_port) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded_number(|| unsafe { with(port, |port, _| Ok(port.node() as i32)) })
+}
+
+/// The VPID, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_vpid(port: *const rma_port) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded_number(|| unsafe { with(port, |port, _| Ok(port.vpid().into())) })
+}
+
+/// Whom to transfer with. Nothing is exchanged: whether somebody is there shows in the commands. 0 and the target in `*target`, or a negative
+/// error number.
+///
+/// # Safety
+/// `port` is a handle; `target` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_connect(
+    port: *const rma_port,
+    node: u32,
+    vpid: u16,
+    target: *mut rma_target,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(target, "target")?;
+        // SAFETY: by this function's contract.
+        unsafe { with(port, |port, _| connect(port, rma_target { node, vpid })) }?;
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(rma_target { node, vpid }) };
+        Ok(())
+    })
+}
+
+fn connect(port: &Port, target: rma_target) -> Result<Target, Failure> {
+    port.connect(target.node, target.vpid).map_err(failure)
+}
+
+fn notify(who: u32) -> Result<Notify, Failure> {
+    if who & !(RMA_NOTIFY_REQUESTER | RMA_NOTIFY_RESPONDER | RMA_NOTIFY_COMPLETER) != 0 {
+        return Err(Failure::new(libc::EINVAL, format!("{who:#x} names nobody who can be notified")));
+    }
+    let known = [
+        (RMA_NOTIFY_REQUESTER, Notify::REQUESTER),
+        (RMA_NOTIFY_RESPONDER, Notify::RESPONDER),
+        (RMA_NOTIFY_COMPLETER, Notify::COMPLETER),
+    ];
+    Ok(known.into_iter().filter(|(bit, _)| who & bit != 0).fold(Notify::NONE, |all, (_, one)| all | one))
+}
+
+/// Posts a put: `length` bytes at this port's address `source` to the target's address `destination`. `who` is notified. Gives the number of commands
+/// that it took, one for each RMA_MAX_LENGTH, each with its notifications, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_put(
+    port: *const rma_port,
+    target: rma_target,
+    source: u64,
+    destination: u64,
+    length: u64,
+    who: u32,
+) -> i64 {
+    guarded_count(|| {
+        let who = notify(who)?;
+        let put = |port: &mut Port, _: &Cancel| {
+            let target = connect(port, target)?;
+            port.put(target, source, destination, length, who).map_err(failure)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, put) }
+    })
+}
+
+/// Posts a get: `length` bytes at the target's address `source` to this port's address `destination`. As rma_put.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_get(
+    port: *const rma_port,
+    target: rma_target,
+    source: u64,
+    destination: u64,
+    length: u64,
+    who: u32,
+) -> i64 {
+    guarded_count(|| {
+        let who = notify(who)?;
+        let get = |port: &mut Port, _: &Cancel| {
+            let target = connect(port, target)?;
+            port.get(target, source, destination, length, who).map_err(failure)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, get) }
+    })
+}
+
+/// Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which travel in the command, to the target's address `destination`. 0, or a negative error
+/// number.
+///
+/// # Safety
+/// `port` is a handle; `data` has `size` readable bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_put_immediate(
+    port: *const rma_port,
+    target: rma_target,
+    data: *const c_void,
+    size: usize,
+    destination: u64,
+    who: u32,
+) -> i32 {
+    guarded_status(|| {
+        let who = notify(who)?;
+        // SAFETY: by this function's contract.
+        let data = unsafe { input(data, size) }?;
+        let put = |port: &mut Port, _: &Cancel| {
+            let target = connect(port, target)?;
+            port.put_immediate(target, data, destination, who).map_err(failure)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, put) }
+    })
+}
+
+/// Commands that were posted and have not ended, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_under_way(port: *const rma_port) -> i64 {
+    // SAFETY: by this function's contract.
+    guarded_count(|| unsafe { with(port, |port, _| Ok(port.under_way())) })
+}
+
+/// Waits until every command that was posted has ended, well or not, for `timeout_ms` milliseconds or, with 0, for ever. 0, or a negative error
+/// number: -ETIMEDOUT, -ECANCELED.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_drain(port: *const rma_port, timeout_ms: u64) -> i32 {
+    guarded_status(|| {
+        let drain = |port: &mut Port, cancel: &Cancel| {
+            port.drain(deadline(timeout_ms), Some(cancel)).map_err(failure)
+        };
+        // SAFETY: by this function's contract.
+        unsafe { with(port, drain) }
+    })
+}
+
+/// Looks for a notification and leaves it in the queue: 1 and the notification, 0 when there is none, or a negative error number: -EOVERFLOW, once, when
+/// some were lost because the queue was full, behind those that were not. `notification` may be NULL.
+///
+/// # Safety
+/// `port` is a handle; `notification` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_probe(port: *const rma_port, notification: *mut rma_notification) -> i32 {
+    guarded_number(|| {
+        // SAFETY: by this function's contract.
+        let found = unsafe { with(port, |port, _| port.probe().map_err(failure)) }?;
+        if let Some(found) = &found {
+            // SAFETY: by this function's contract.
+            unsafe { give(found, notification) };
+        }
+        Ok(found.is_some().into())
+    })
+}
+
+/// Waits for a notification and leaves it in the queue, for `timeout_ms` milliseconds or, with 0, for ever. 0 and the notification, or a negative error
+/// number: -ETIMEDOUT, -ECANCELED, and as rma_probe. `notification` may be NULL.
+///
+/// # Safety
+/// As rma_probe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_wait(
+    port: *const rma_port,
+    timeout_ms: u64,
+    notification: *mut rma_notification,
+) -> i32 {
+    guarded_status(|| {
+        let wait =
+            |port: &mut Port, cancel: &Cancel| port.wait(deadline(timeout_ms), Some(cancel)).map_err(failure);
+        // SAFETY: by this function's contract.
+        let found = unsafe { with(port, wait) }?;
+        // SAFETY: by this function's contract.
+        unsafe { give(&found, notification) };
+        Ok(())
+    })
+}
+
+/// Frees the notification that rma_probe or rma_wait has shown, if there is one. 0, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_free(port: *const rma_port) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded_status(|| unsafe { with(port, |port, _| port.free().map_err(failure)) })
+}
+
+/// Waits for a notification and takes it: rma_wait, then rma_free.
+///
+/// # Safety
+/// As rma_probe.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_next(
+    port: *const rma_port,
+    timeout_ms: u64,
+    notification: *mut rma_notification,
+) -> i32 {
+    guarded_status(|| {
+        let next =
+            |port: &mut Port, cancel: &Cancel| port.next(deadline(timeout_ms), Some(cancel)).map_err(failure);
+        // SAFETY: by this function's contract.
+        let found = unsafe { with(port, next) }?;
+        // SAFETY: by this function's contract.
+        unsafe { give(&found, notification) };
+        Ok(())
+    })
+}
+
+/// While `on`, calls that wait end with -ECANCELED. From any thread. 0, or a negative error number.
+///
+/// # Safety
+/// `port` is a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_cancel(port: *const rma_port, on: bool) -> i32 {
+    guarded_status(|| {
+        // SAFETY: by this function's contract.
+        unsafe { reference(port) }?.0.cancel(on);
+        Ok(())
+    })
+}
+
+fn deadline(timeout_ms: u64) -> Deadline {
+    timeout(timeout_ms).map_or(Deadline::never(), Deadline::after)
+}
+
+/// Gives a notification to C.
+///
+/// # Safety
+/// `out` is NULL or valid.
+unsafe fn give(told: &Notification, out: *mut rma_notification) {
+    if let Ok(out) = non_null(out, "notification") {
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(told.into()) };
+    }
+}
+
+impl From<&Notification> for rma_notification {
+    fn from(told: &Notification) -> Self {
+        let role = match told.role {
+            Role::Requester => RMA_NOTIFY_REQUESTER,
+            Role::Responder => RMA_NOTIFY_RESPONDER,
+            Role::Completer => RMA_NOTIFY_COMPLETER,
+        };
+        Self {
+            address: told.address,
+            length: told.length,
+            node: told.node,
+            vpid: told.vpid,
+            // 1, 2 or 4.
+            role: role as u8,
+            kind: match told.kind {
+                Kind::Put => RMA_PUT,
+                Kind::Get => RMA_GET,
+                Kind::ImmediatePut => RMA_IMMEDIATE_PUT,
+                Kind::Unknown(kind) => kind,
+            },
+            status: match told.status {
+                Status::Done => RMA_DONE,
+                Status::LocalAddress => RMA_LOCAL_ADDRESS,
+                Status::RemoteAddress => RMA_REMOTE_ADDRESS,
+                Status::NoReceiver => RMA_NO_RECEIVER,
+                Status::Withdrawn => RMA_WITHDRAWN,
+                Status::Command => RMA_COMMAND,
+                Status::TimedOut => RMA_TIMED_OUT,
+                Status::Unknown(status) => status,
+            },
+        }
+    }
+}
+
+/// Calls `call` with what is behind a handle.
+///
+/// # Safety
+/// `port` is NULL or a handle.
+unsafe fn with<T>(
+    port: *const rma_port,
+    call: impl FnOnce(&mut Port, &Cancel) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    // SAFETY: by this function's contract.
+    unsafe { reference(port) }?.0.with(call)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,98 @@
+//! What needs no card.
+
+use std::{ffi::CStr, ptr};
+
+use nicforge_rma::Error;
+
+use super::*;
+
+fn last_text() -> String {
+    // SAFETY: valid until this thread's next error.
+    unsafe { CStr::from_ptr(rma_last_error()) }.to_str().unwrap().to_owned()
+}
+
+#[test]
+fn null_gives_efault_or_nothing() {
+    let calls = [
+        // SAFETY: NULL is refused before it is used, here and below.
+        unsafe { rma_open(ptr::null(), ptr::null(), ptr::null_mut()) },
+        // SAFETY: as above.
+        unsafe { rma_allocate(ptr::null(), 1, ptr::null_mut()) },
+        // SAFETY: as above.
+        unsafe { rma_register(ptr::null(), ptr::null(), 0, 0, 0, ptr::null_mut()) },
+        // SAFETY: as above.
+        unsafe { rma_connect(ptr::null(), 0, 0, ptr::null_mut()) },
+        // SAFETY: as above.
+        unsafe { rma_put_immediate(ptr::null(), rma_target::default(), ptr::null(), 8, 0, 0) },
+        // SAFETY: as above.
+        unsafe { rma_probe(ptr::null(), ptr::null_mut()) },
+        // SAFETY: as above.
+        unsafe { rma_cancel(ptr::null(), true) },
+    ];
+    assert_eq!(calls, [-libc::EFAULT; 7]);
+    // SAFETY: as above.
+    let counts = [unsafe { rma_put(ptr::null(), rma_target::default(), 0, 0, 1, 0) }, unsafe {
+        rma_under_way(ptr::null())
+    }];
+    assert_eq!(counts, [i64::from(-libc::EFAULT); 2]);
+    // SAFETY: NULL is allowed, here and below.
+    unsafe { rma_close(ptr::null_mut()) };
+    // SAFETY: as above.
+    unsafe { rma_release(ptr::null_mut()) };
+    // SAFETY: as above.
+    assert_eq!(unsafe { rma_deregister(ptr::null_mut()) }, 0);
+    // SAFETY: as above.
+    assert!(unsafe { rma_buffer_memory(ptr::null()) }.is_null());
+    // SAFETY: as above.
+    assert_eq!(unsafe { rma_address(ptr::null()) }, 0);
+}
+
+#[test]
+fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
+    let mut port = ptr::null_mut();
+    // SAFETY: a C string, no options, a valid place.
+    let result = unsafe { rma_open(c"/nonexistent/socket".as_ptr(), ptr::null(), &mut port) };
+    assert!(result < 0 && port.is_null() && !last_text().is_empty());
+}
+
+#[test]
+fn who_cannot_be_notified_is_an_error() {
+    // SAFETY: the handle is not looked at before.
+    let result = unsafe { rma_put(ptr::null(), rma_target::default(), 0, 0, 1, 8) };
+    assert_eq!(
+        (result, last_text().as_str()),
+        (i64::from(-libc::EINVAL), "0x8 names nobody who can be notified")
+    );
+}
+
+#[test]
+fn notifications_come_through_as_they_are() {
+    let told = Notification {
+        role: Role::Completer,
+        status: Status::TimedOut,
+        kind: Kind::Get,
+        node: 5,
+        vpid: 6,
+        length: 7,
+        address: 8,
+    };
+    let expected = rma_notification {
+        address: 8,
+        length: 7,
+        node: 5,
+        vpid: 6,
+        role: RMA_NOTIFY_COMPLETER as u8,
+        kind: RMA_GET,
+        status: RMA_TIMED_OUT,
+    };
+    assert_eq!(rma_notification::from(&told), expected);
+}
+
+#[test]
+fn errors_have_numbers_that_tell_them_apart() {
+    let errno = |error| failure(error).errno();
+    assert_eq!(errno(Error::Length { length: 0, most: 8 }), libc::EINVAL);
+    assert_eq!(errno(Error::Overflow { lost: 1 }), libc::EOVERFLOW);
+    assert_eq!(errno(Error::Reset), libc::ENOTCONN);
+    assert_eq!(errno(Error::Translation { what: "register", status: 2 }), libc::ENOMEM);
+}
