@@ -15,6 +15,7 @@ use nicforge_core::{
     machine::Next,
 };
 use nicforge_hwi::{
+    extoll::reg,
     extoll_atu::page,
     extoll_rma::{Command, command, notify, status},
 };
@@ -184,6 +185,37 @@ fn a_client_that_answers_nothing_delays_others_once_and_for_a_while() {
     assert!(rig.post(&here, get_from(&remote, &here, 100)));
     remote.run(&mut rig);
     assert_eq!(here.told(), [(1, DONE), (4, DONE)]);
+}
+
+#[test]
+fn a_put_whose_own_client_does_not_answer_ends_by_the_watchdog() {
+    let mut rig = Rig::pair();
+    let there = rig.peer(1, 0, BYTES);
+    let mut remote = Remote::new(&mut rig, 0, 1);
+    remote.bytes.fill(9);
+    let put = Command::new(1, 0, command::PUT, 0, 100, remote.nla, there.nla);
+    assert!(rig.post(&remote.peer, put));
+    let mut unanswered = outgoing(&mut rig);
+    let start = rig.now;
+    let told = loop {
+        let told = remote.peer.told();
+        if !told.is_empty() {
+            break told;
+        }
+        assert!(rig.now.0 - start.0 < 2 * reg::RMA_WATCHDOG_DEFAULT);
+        rig.now = rig.now.after(reg::RMA_WATCHDOG_DEFAULT / 64);
+        unanswered.extend(outgoing(&mut rig));
+    };
+    assert_eq!(told, [(1, status::TIMED_OUT)]);
+    // What it answers at last is nobody's, and the next put is carried out.
+    for message in unanswered {
+        remote.answer(&mut rig, message);
+    }
+    remote.run(&mut rig);
+    assert_eq!(there.read(0, 100), [0; 100]);
+    assert!(rig.post(&remote.peer, put));
+    remote.run(&mut rig);
+    assert_eq!(there.read(0, 100), [9; 100]);
 }
 
 #[test]
