@@ -5,7 +5,7 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use nicforge_engine::EventLoopKind;
 
-use crate::{bench, demo, failure::Failure, run, serve, stat};
+use crate::{bench, boot, demo, failure::Failure, run, serve, stat};
 
 /// Build, serve and drive kernel-bypass NICs without owning one.
 #[derive(Debug, Parser)]
@@ -16,8 +16,8 @@ pub struct Cli {
 }
 
 const EXIT_CODES: &str = "Exit codes: 0 done; 1 the result is bad; 2 the command line or a machine file is wrong; 3 something \
-around it failed (a socket is taken, a server is gone); 130 ended by Ctrl-C; `run` ends with the code of the first \
-program that failed. Set NICFORGE_LOG=debug for a log on standard error.";
+around it failed (a socket is taken, a server is gone); 130 ended by Ctrl-C; `run` and `boot` end with the code of the \
+first program that failed. Set NICFORGE_LOG=debug for a log on standard error.";
 
 #[derive(Debug, Subcommand)]
 enum Command {
@@ -25,6 +25,8 @@ enum Command {
     Serve(ServeArguments),
     /// Serve a machine and run a program on each of its nodes.
     Run(RunArguments),
+    /// Serve a machine and boot Linux guests with its functions plugged in.
+    Boot(BootArguments),
     /// Show what a served machine is doing.
     Stat(StatArguments),
     /// Reset a node of a served machine, whatever its programs did.
@@ -89,6 +91,104 @@ struct RunArguments {
     /// The programs and their arguments; see below.
     #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAMS")]
     programs: Vec<String>,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = boot::HELP)]
+struct BootArguments {
+    /// The machine file (TOML), for example machines/pset.toml.
+    machine: PathBuf,
+    #[command(flatten)]
+    options: ServeOptions,
+    /// Boot a guest for this node; may be given several times [default: all nodes].
+    #[arg(long = "node", value_name = "NODE")]
+    nodes: Vec<String>,
+    /// A QEMU that has vfio-user-pci (10.1 or newer) [default: the system's, or one from Debian's packages].
+    #[arg(long, value_name = "PROGRAM", env = "NICFORGE_QEMU")]
+    qemu: Option<PathBuf>,
+    /// A kernel (bzImage) [default: one from Debian's packages].
+    #[arg(long, value_name = "FILE", env = "NICFORGE_KERNEL")]
+    kernel: Option<PathBuf>,
+    /// That kernel's modules [default: /lib/modules/VERSION, if it is there].
+    #[arg(long, value_name = "DIR", env = "NICFORGE_MODULES", requires = "kernel")]
+    modules: Option<PathBuf>,
+    /// An initramfs to start from; what nicforge needs is added below /nicforge.
+    #[arg(long, value_name = "FILE", env = "NICFORGE_INITRD")]
+    initrd: Option<PathBuf>,
+    /// A directory of this host that the guests have as /share.
+    #[arg(long, value_name = "DIR")]
+    share: Option<PathBuf>,
+    /// A program of this host that the guests have in /root, with its libraries; may be given several times.
+    #[arg(long = "program", value_name = "FILE")]
+    programs: Vec<PathBuf>,
+    /// Give the guests a virtual IOMMU.
+    #[arg(long)]
+    iommu: bool,
+    /// Who drives the functions in the guests; vfio brings --iommu.
+    #[arg(long, value_enum, value_name = "DRIVER", default_value_t = boot::DriverChoice::Auto)]
+    driver: boot::DriverChoice,
+    /// Plug in the admin attachments too.
+    #[arg(long)]
+    admin: bool,
+    /// How the guests' processors run.
+    #[arg(long, value_enum, value_name = "ACCEL", default_value_t = boot::AcceleratorChoice::Auto)]
+    accel: boot::AcceleratorChoice,
+    /// MiB of memory for each guest.
+    #[arg(long, value_name = "MIB", default_value_t = 512, value_parser = clap::value_parser!(u32).range(128..=1 << 20))]
+    memory: u32,
+    /// Processors of each guest.
+    #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    cpus: u32,
+    /// Give up after so many seconds [default: 3600; with --shell a day].
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    timeout: Option<Duration>,
+    /// Keep the guests' consoles and QEMU's messages here.
+    #[arg(long, value_name = "DIR")]
+    logs: Option<PathBuf>,
+    /// A shell in one guest, on this terminal.
+    #[arg(long, conflicts_with_all = ["lspci", "command"])]
+    shell: bool,
+    /// Show the functions as the guests' lspci -vvv decodes them.
+    #[arg(long, conflicts_with = "command")]
+    lspci: bool,
+    /// The command for each guest, after --.
+    #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["shell", "lspci"])]
+    command: Vec<String>,
+}
+
+impl From<BootArguments> for boot::Options {
+    fn from(arguments: BootArguments) -> Self {
+        let task = if arguments.shell {
+            boot::Task::Shell
+        } else if arguments.lspci {
+            boot::Task::Lspci
+        } else {
+            boot::Task::Command(arguments.command)
+        };
+        Self {
+            machine: arguments.machine,
+            serve: arguments.options,
+            nodes: arguments.nodes,
+            provision: nicforge_guest::Provision {
+                qemu: arguments.qemu,
+                kernel: arguments.kernel,
+                modules: arguments.modules,
+                initrd: arguments.initrd,
+                cache: None,
+            },
+            share: arguments.share,
+            programs: arguments.programs,
+            iommu: arguments.iommu,
+            driver: arguments.driver,
+            admin: arguments.admin,
+            accelerator: arguments.accel,
+            memory: arguments.memory,
+            processors: arguments.cpus,
+            timeout: arguments.timeout,
+            logs: arguments.logs,
+            task,
+        }
+    }
 }
 
 /// Which served machine.
@@ -197,6 +297,7 @@ pub fn main() -> Result<u8, Failure> {
         Command::Run(arguments) => {
             run::main(&arguments.machine, &arguments.options, arguments.per_core, &arguments.programs)
         }
+        Command::Boot(arguments) => boot::main(&arguments.into()),
         Command::Stat(arguments) => {
             stat::main(&arguments.served.directory, arguments.every, arguments.json, arguments.attachments)
         }

@@ -24,6 +24,17 @@ const AGENT: &[u8] = include_bytes!("inside/agent.sh");
 const USUAL_MODULES: [&str; 7] =
     ["virtio_pci", "9p", "9pnet_virtio", "virtio_net", "vfio_iommu_type1", "vfio_pci", "gpio_pci_idio_16"];
 
+/// The indexes that kmod's library reads, which `lspci` asks for the names of modules. They are empty here: magic number,
+/// version and no root.
+const INDEXES: [&str; 5] = [
+    "modules.dep.bin",
+    "modules.alias.bin",
+    "modules.symbols.bin",
+    "modules.builtin.bin",
+    "modules.builtin.alias.bin",
+];
+const EMPTY_INDEX: [u8; 12] = [0xb0, 0x07, 0xf4, 0x57, 0, 2, 0, 1, 0, 0, 0, 0];
+
 /// A file for the guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Extra {
@@ -142,6 +153,9 @@ impl Builder {
         }
         for module in &modules {
             self.file(&format!("/lib/modules/{version}/kernel/{}.ko", module.name), 0o644, &module.object)?;
+        }
+        for index in INDEXES {
+            self.file(&format!("/lib/modules/{version}/{index}"), 0o644, &EMPTY_INDEX)?;
         }
         self.file(&format!("/lib/modules/{version}/modules.dep"), 0o644, dependencies.as_bytes())
     }

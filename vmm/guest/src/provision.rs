@@ -142,7 +142,8 @@ impl Provision {
         let hosts = Path::new("/lib/modules").join(&version);
         let modules = match &self.modules {
             Some(path) => Some(ModuleTree::open(path)?),
-            None if hosts.is_dir() => Some(ModuleTree::open(&hosts)?),
+            // Somebody's own initramfs for their own kernel has the modules that it needs.
+            None if self.initrd.is_none() && hosts.is_dir() => Some(ModuleTree::open(&hosts)?),
             None => None,
         };
         let build = modules.as_ref().map(|modules| modules.root().join("build"));

@@ -110,6 +110,11 @@ impl GuestConfig {
         }
     }
 
+    /// The guest's name.
+    pub fn node(&self) -> &str {
+        &self.node
+    }
+
     /// Plug in a served function. The first is at `0000:00:03.0`, the second at `0000:00:04.0`, and so on; one that can be
     /// unplugged is behind a port at that place.
     pub fn function(mut self, function: Function) -> Self {

@@ -1,0 +1,369 @@
+//! `nicforge boot`: serve a machine, boot a Linux guest for its nodes with their functions plugged in, run a command in each.
+
+mod terminal;
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, mpsc::channel},
+    time::{Duration, Instant},
+};
+
+use nicforge_guest::{
+    Accelerator, Driver, Function, Guest, GuestConfig, GuestError, Job, Provision, Stream as GuestStream,
+    Toolkit, Watch,
+};
+use nicforge_machine::build::Node;
+
+use crate::{
+    cli::ServeOptions,
+    failure::{EXIT_INTERRUPTED, Failure},
+    processes::{LineSink, Stream, prefixing},
+    serve::Served,
+    signals::Signals,
+};
+
+/// Shown below the options.
+pub const HELP: &str = "\
+The command finds in its environment:
+  NICFORGE_SOCKET   how programs open the node's user attachments, with ':'
+                    between: shim:/dev/nicforge0 or vfio:0000:00:03.0
+  NICFORGE_DEVICES  each attachment's PCI address: cn0.core0=0000:00:03.0,...
+  NICFORGE_NODE, NICFORGE_ROLE, NICFORGE_RANK, NICFORGE_SIZE, NICFORGE_MACHINE
+                    as with `nicforge run`
+
+QEMU and a kernel are downloaded once from a Debian mirror into NICFORGE_CACHE
+(by default ~/.cache/nicforge); no root is needed and nothing is installed.
+NICFORGE_QEMU, NICFORGE_KERNEL, NICFORGE_MODULES and NICFORGE_INITRD stand for
+the options of those names. The exit code is that of the first command that
+failed, and the other guests are ended then.
+
+Examples: nicforge boot machines/pset.toml --node cn0 --shell
+          nicforge boot machines/pset.toml --lspci
+          nicforge boot machines/pset.toml --program ./fcnp -- fcnp --fast";
+
+/// How long a command may take unless the user says otherwise.
+const COMMAND: Duration = Duration::from_secs(3600);
+/// The same for a shell.
+const SHELL: Duration = Duration::from_secs(24 * 3600);
+/// How often waits look whether they are to end.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What runs in the guests.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Task {
+    /// A shell on the terminal, in one guest.
+    Shell,
+    /// `lspci -vvv` of our functions.
+    Lspci,
+    /// A command and its arguments.
+    Command(Vec<String>),
+}
+
+/// Who drives the functions in the guests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum DriverChoice {
+    /// The kernel module where it can be built for the kernel, else nobody.
+    Auto,
+    /// The kernel module of nicforge.
+    Shim,
+    /// Linux's VFIO (with --iommu).
+    Vfio,
+    /// Nobody.
+    None,
+}
+
+/// How the guests' processors run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum AcceleratorChoice {
+    /// KVM if a guest boots with it, else TCG.
+    Auto,
+    /// By the host's processors.
+    Kvm,
+    /// Emulated.
+    Tcg,
+}
+
+/// What the command line said.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The machine file.
+    pub machine: PathBuf,
+    /// Where and how to serve it.
+    pub serve: ServeOptions,
+    /// Nodes that get a guest; all when empty.
+    pub nodes: Vec<String>,
+    /// QEMU, kernel and so on, where they are not to be found or provisioned.
+    pub provision: Provision,
+    /// A directory for `/share`.
+    pub share: Option<PathBuf>,
+    /// Programs of the host for `/root`.
+    pub programs: Vec<PathBuf>,
+    /// A virtual IOMMU.
+    pub iommu: bool,
+    /// Who drives the functions.
+    pub driver: DriverChoice,
+    /// Plug in the admin attachments too.
+    pub admin: bool,
+    /// How the processors run.
+    pub accelerator: AcceleratorChoice,
+    /// MiB for each guest.
+    pub memory: u32,
+    /// Processors of each guest.
+    pub processors: u32,
+    /// How long the task may take.
+    pub timeout: Option<Duration>,
+    /// Where consoles and QEMU's messages are kept.
+    pub logs: Option<PathBuf>,
+    /// What to run.
+    pub task: Task,
+}
+
+/// The command.
+pub fn main(options: &Options) -> Result<u8, Failure> {
+    let signals =
+        Arc::new(Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?);
+    let watch = Watch::on_stderr().cancelled_by({
+        let signals = signals.clone();
+        move || signals.take().is_some()
+    });
+    // The machine first: a mistake in its file is told before anything is downloaded.
+    let served = Served::start(&options.machine, &options.serve)?;
+    let result = boot(options, &served, &watch);
+    let stopped = served.stop();
+    let code = result?;
+    stopped?;
+    Ok(code)
+}
+
+fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure> {
+    let nodes = chosen(options, served)?;
+    let toolkit = options.provision.provide(watch)?;
+    let (accelerator, reason) = match options.accelerator {
+        AcceleratorChoice::Kvm => (Accelerator::Kvm, "as asked for".to_owned()),
+        AcceleratorChoice::Tcg => (Accelerator::Tcg, "as asked for".to_owned()),
+        AcceleratorChoice::Auto => {
+            let choice = toolkit.accelerator(watch)?;
+            (choice.accelerator, choice.reason)
+        }
+    };
+    let driver = driver(options, &toolkit, watch)?;
+    let how = match accelerator {
+        Accelerator::Kvm => "by the host's processors (KVM)",
+        Accelerator::Tcg => "emulated (TCG)",
+    };
+    eprintln!("nicforge: QEMU {}, Linux {}; {how}: {reason}", toolkit.qemu.version(), toolkit.kernel.version);
+    let mut guests = Vec::new();
+    for node in nodes {
+        guests.push(configured(options, served, node, accelerator, driver)?);
+    }
+    match &options.task {
+        Task::Shell => shell(options, &toolkit, guests, watch),
+        Task::Lspci => run_all(options, &toolkit, guests, &Job::shell(LSPCI), watch),
+        Task::Command(words) => run_all(options, &toolkit, guests, &Job::program(words), watch),
+    }
+}
+
+/// Each of our functions with its name above it.
+const LSPCI: &str = "\
+IFS=,
+for device in $NICFORGE_DEVICES; do
+    echo \"== ${device%%=*}\"
+    lspci -nn -vvv -s \"${device#*=}\" || exit
+done";
+
+/// The nodes that get a guest.
+fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Failure> {
+    let all = &served.built().nodes;
+    let names = || all.iter().take(20).map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
+    let mut nodes = Vec::new();
+    for name in &options.nodes {
+        match served.built().node(name) {
+            Some(node) => nodes.push(node),
+            None => return Err(Failure::usage(format!("there is no node {name}; there are {}", names()))),
+        }
+    }
+    if nodes.is_empty() {
+        nodes.extend(all);
+        if options.task == Task::Shell && nodes.len() > 1 {
+            nodes.truncate(1);
+            eprintln!("nicforge: a shell in {} (others: --node, of {})", nodes[0].name, names());
+        }
+    }
+    if options.task == Task::Shell && nodes.len() > 1 {
+        return Err(Failure::usage("--shell is for one node"));
+    }
+    Ok(nodes)
+}
+
+fn driver(options: &Options, toolkit: &Toolkit, watch: &Watch) -> Result<Driver, Failure> {
+    let driver = match options.driver {
+        DriverChoice::Shim => Driver::Shim,
+        DriverChoice::Vfio => Driver::Vfio,
+        DriverChoice::None => Driver::None,
+        DriverChoice::Auto if toolkit.has_shim() => Driver::Shim,
+        DriverChoice::Auto => {
+            let version = &toolkit.kernel.version;
+            eprintln!(
+                "nicforge: no kernel module for Linux {version} can be built here: the functions have no driver"
+            );
+            Driver::None
+        }
+    };
+    if driver == Driver::Shim {
+        // Once, not in each guest's thread.
+        toolkit.shim(watch)?;
+    }
+    Ok(driver)
+}
+
+fn configured(
+    options: &Options,
+    served: &Served,
+    node: &Node,
+    accelerator: Accelerator,
+    driver: Driver,
+) -> Result<GuestConfig, Failure> {
+    let built = served.built();
+    let size = built.nodes.iter().filter(|other| other.role == node.role).count();
+    let mut config = GuestConfig::new(&node.name)
+        .accelerator(accelerator)
+        .driver(driver)
+        .iommu(options.iommu || driver == Driver::Vfio)
+        .memory(options.memory)
+        .processors(options.processors)
+        .terminal(options.task == Task::Shell)
+        .env("NICFORGE_ROLE", node.role.name())
+        .env("NICFORGE_RANK", node.rank.to_string())
+        .env("NICFORGE_SIZE", size.to_string())
+        .env("NICFORGE_MACHINE", &built.name);
+    for attachment in node.attachments.iter().filter(|attachment| options.admin || !attachment.admin) {
+        config = config.function(Function {
+            name: format!("{}.{}", node.name, attachment.name),
+            socket: served.socket(node, attachment)?,
+            hotplug: false,
+            user: !attachment.admin,
+        });
+    }
+    for program in &options.programs {
+        config = config.program(program);
+    }
+    if let Some(share) = &options.share {
+        config = config.share(share);
+    }
+    if let Some(logs) = &options.logs {
+        config = config.logs(logs);
+    }
+    Ok(config)
+}
+
+/// Runs the job in all guests at the same time.
+fn run_all(
+    options: &Options,
+    toolkit: &Toolkit,
+    guests: Vec<GuestConfig>,
+    job: &Job,
+    watch: &Watch,
+) -> Result<u8, Failure> {
+    let width = guests.iter().map(|config| config.node().len()).max().unwrap_or(0);
+    let sink = prefixing(width);
+    let limit = options.timeout.unwrap_or(COMMAND);
+    let (tell, told) = channel();
+    let count = guests.len();
+    std::thread::scope(|scope| {
+        // A guest that fails ends the others, and so does Ctrl-C.
+        let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
+        let ending = {
+            let (over, watch) = (over.clone(), watch.clone());
+            Watch::silent()
+                .cancelled_by(move || over.load(std::sync::atomic::Ordering::Relaxed) || watch.is_cancelled())
+        };
+        for config in &guests {
+            let (tell, ending, sink, job) = (tell.clone(), ending.clone(), sink.clone(), job.clone());
+            scope.spawn(move || {
+                let result = run_one(toolkit, config, job, &sink, limit, &ending);
+                // The other end counts them.
+                let _ = tell.send((config.node().to_owned(), result));
+            });
+        }
+        drop(tell);
+        let mut first: Option<Result<u8, Failure>> = None;
+        for _ in 0..count {
+            let (node, result) = match told.recv() {
+                Ok(told) => told,
+                Err(_) => break,
+            };
+            if matches!(result, Ok(0)) || first.is_some() {
+                continue;
+            }
+            over.store(true, std::sync::atomic::Ordering::Relaxed);
+            if let (Ok(code), true) = (&result, count > 1) {
+                eprintln!("nicforge: the command in {node} ended with {code}; ending the other guests");
+            }
+            first = Some(result.map_err(Failure::from));
+        }
+        first.unwrap_or(Ok(0))
+    })
+}
+
+fn run_one(
+    toolkit: &Toolkit,
+    config: &GuestConfig,
+    job: Job,
+    sink: &LineSink,
+    limit: Duration,
+    watch: &Watch,
+) -> Result<u8, GuestError> {
+    let guest = Guest::boot(toolkit, config, watch)?;
+    let node = guest.node().to_owned();
+    for problem in guest.problems() {
+        sink(&node, Stream::Error, &problem);
+    }
+    let running = guest.start(job.on_line({
+        let (node, sink) = (node.clone(), sink.clone());
+        Arc::new(move |stream, line: &str| {
+            let stream = match stream {
+                GuestStream::Output => Stream::Output,
+                GuestStream::Error => Stream::Error,
+            };
+            sink(&node, stream, line);
+        })
+    }))?;
+    let until = Instant::now() + limit;
+    loop {
+        if let Some(output) = running.wait_for(LOOK)? {
+            return Ok(output.status);
+        }
+        if watch.is_cancelled() {
+            return Err(GuestError::Cancelled);
+        }
+        if Instant::now() >= until {
+            let what = "the command (--timeout)".to_owned();
+            return Err(GuestError::Timeout { node, what, limit, end: guest.log_ends() });
+        }
+    }
+}
+
+fn shell(
+    options: &Options,
+    toolkit: &Toolkit,
+    mut guests: Vec<GuestConfig>,
+    watch: &Watch,
+) -> Result<u8, Failure> {
+    let Some(config) = guests.pop() else { return Err(Failure::usage("the machine has no node")) };
+    let guest = Guest::boot(toolkit, &config, watch)?;
+    for problem in guest.problems() {
+        eprintln!("nicforge: {}: {problem}", guest.node());
+    }
+    eprintln!("nicforge: a shell in {}; Ctrl-D ends it", guest.node());
+    terminal::run(&guest, options.timeout.unwrap_or(SHELL), watch)
+}
+
+impl From<GuestError> for Failure {
+    fn from(error: GuestError) -> Self {
+        match error {
+            GuestError::Cancelled => Failure { message: error.to_string(), code: EXIT_INTERRUPTED },
+            GuestError::Request(_) | GuestError::Unsuitable { .. } => Failure::usage(error.to_string()),
+            _ => Failure::environment(error.to_string()),
+        }
+    }
+}

@@ -1,0 +1,120 @@
+//! A guest's shell on this process's terminal: bytes go through as they are, so that Ctrl-C and editing are the guest's.
+
+use std::{
+    io::{self, IsTerminal, Read, Write},
+    os::fd::{AsFd, BorrowedFd},
+    sync::{Arc, mpsc::channel},
+    time::{Duration, Instant},
+};
+
+use nicforge_guest::{Guest, Job, Watch};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::termios::{self, SetArg, Termios},
+};
+
+use crate::failure::{Doing, Failure};
+
+/// The guest's name of the line.
+const LINE: &str = "/dev/ttyS2";
+/// Ctrl-D twice: the first only ends a line that has no end, if there is one.
+const END: [u8; 2] = [4; 2];
+const LOOK: u16 = 50;
+/// What the job says when the shell is about to listen.
+const READY: &str = "ready";
+
+/// The terminal in raw mode until this is dropped.
+struct Raw<'a> {
+    fd: BorrowedFd<'a>,
+    before: Termios,
+}
+
+impl<'a> Raw<'a> {
+    fn new(fd: BorrowedFd<'a>) -> nix::Result<Self> {
+        let before = termios::tcgetattr(fd)?;
+        let mut raw = before.clone();
+        termios::cfmakeraw(&mut raw);
+        termios::tcsetattr(fd, SetArg::TCSADRAIN, &raw)?;
+        Ok(Self { fd, before })
+    }
+}
+
+impl Drop for Raw<'_> {
+    fn drop(&mut self) {
+        // A terminal that is gone has no settings to restore.
+        let _ = termios::tcsetattr(self.fd, SetArg::TCSADRAIN, &self.before);
+    }
+}
+
+/// Runs a shell until it ends; its exit status.
+pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, Failure> {
+    let Some(mut line) = guest.terminal() else {
+        return Err(Failure::environment("the guest has no line for a shell"));
+    };
+    let stdin = io::stdin();
+    let fd = stdin.as_fd();
+    let raw = fd.is_terminal().then(|| Raw::new(fd)).transpose().doing(|| "the terminal".into())?;
+    let (tell, told) = channel();
+    let shell = guest.start(Job::shell(script(raw.is_some())).on_line(Arc::new(move |_, line: &str| {
+        // What the guest's line takes before a shell listens is lost.
+        let _ = tell.send(line == READY);
+    })))?;
+    let mut listens = false;
+    let until = Instant::now() + limit;
+    let mut input = true;
+    let mut buffer = [0; 4096];
+    let status = loop {
+        let mut fds = vec![PollFd::new(line.as_fd(), PollFlags::POLLIN)];
+        listens |= told.try_iter().any(|ready| ready);
+        if input && listens {
+            fds.push(PollFd::new(fd, PollFlags::POLLIN));
+        }
+        // Interrupted waits look again.
+        let _ = poll(&mut fds, PollTimeout::from(LOOK));
+        let ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
+        let (from_guest, from_user) = (ready(0), ready(1));
+        if from_guest {
+            let length = line.read(&mut buffer).doing(|| "the guest's line".into())?;
+            show(&buffer[..length])?;
+        }
+        if from_user {
+            // Not through the standard library's buffer: what it holds poll does not see.
+            let length = nix::unistd::read(fd, &mut buffer).doing(|| "standard input".into())?;
+            let bytes = if length == 0 { &END[..] } else { &buffer[..length] };
+            input = length > 0;
+            line.write_all(bytes).doing(|| "the guest's line".into())?;
+        }
+        if !from_guest && let Some(output) = shell.wait_for(Duration::ZERO)? {
+            break output.status;
+        }
+        if watch.is_cancelled() {
+            return Err(Failure::interrupted());
+        }
+        if Instant::now() >= until {
+            return Err(Failure::environment(format!("the shell was ended after {limit:?} (--timeout)")));
+        }
+    };
+    drop(raw);
+    Ok(status)
+}
+
+/// Makes the shell the leader of the line's session: with editing, in the size of this terminal, or for input from a file.
+fn script(interactive: bool) -> String {
+    let size = std::env::var("LINES").ok().zip(std::env::var("COLUMNS").ok());
+    let size = match size {
+        Some((lines, columns)) if lines.parse::<u16>().is_ok() && columns.parse::<u16>().is_ok() => {
+            format!("rows {lines} cols {columns}")
+        }
+        _ => String::new(),
+    };
+    let (mode, shell) = if interactive { ("", "sh -i") } else { ("-echo -onlcr", "sh -s") };
+    format!(
+        "exec 4>&1 0<>{LINE} 1>&0 2>&0\nstty 115200 sane -hupcl {mode} {size}\ncd /root\n\
+         export PS1='\\h:\\w\\$ '\nhostname \"$NICFORGE_NODE\"\necho {READY} >&4\nexec {shell} 4>&-"
+    )
+}
+
+fn show(bytes: &[u8]) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes).and_then(|()| out.flush()).doing(|| "standard output".into())
+}
