@@ -122,6 +122,20 @@ impl Window {
         self.base as usize
     }
 
+    /// Stores a record of a word behind its header: `word` at `offset + 8`, then `header` at `offset` with *release* order.
+    ///
+    /// # Errors
+    /// As the stores of words.
+    #[inline]
+    pub fn store_record(&self, offset: u64, header: u64, word: u64) -> Result<(), MemoryError> {
+        let first = self.aligned_mut(offset, 16)?.cast::<u64>();
+        // SAFETY: 16 bytes from `offset` on are in bounds, aligned and writable by the check; the mapping is alive as long as `self`.
+        unsafe { AtomicU64::from_ptr(first.wrapping_add(1)) }.store(word, Ordering::Relaxed);
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(first) }.store(header, Ordering::Release);
+        Ok(())
+    }
+
     /// As [`crate::SharedMemory::faulted`].
     #[inline]
     pub fn faulted(&self) -> bool {

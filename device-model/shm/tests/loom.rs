@@ -142,6 +142,33 @@ fn records_of_one_cell_arrive_whole_and_in_order() {
 }
 
 #[test]
+fn records_taken_in_a_row_arrive_whole_and_in_order_around_the_end_of_the_ring() {
+    loom::model(|| {
+        let cells = ModelCells::new(2);
+        let head = Arc::new(AtomicU32::new(0));
+        let (mut producer, mut consumer) = (Producer::new(cells.clone()), Consumer::new(cells));
+        let consumed = head.clone();
+        let writer = thread::spawn(move || (0..3).for_each(|index| push(&mut producer, &consumed, index, 1)));
+        let mut next = 0;
+        while next < 3 {
+            let first = next;
+            let taken = consumer.take_while(2, |record, _| {
+                assert_eq!(record, RecordRef { bar: 1, offset: next, data: &data(next, 1) });
+                next += 1;
+                true
+            });
+            assert_eq!(taken, next - first);
+            head.store(consumer.consumed(), Ordering::Release);
+            if taken == 0 {
+                thread::yield_now();
+            }
+        }
+        writer.join().unwrap();
+        assert!(consumer.is_empty());
+    });
+}
+
+#[test]
 fn cells_are_used_again_only_after_they_were_read() {
     transfer(1, &[1, 1, 1]);
 }

@@ -230,9 +230,15 @@ fn counts_survive_their_wrap_around() {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Push { bar: u8, offset: u32, data: Vec<u8> },
+    Push {
+        bar: u8,
+        offset: u32,
+        data: Vec<u8>,
+    },
     Peek,
     Pop,
+    /// Up to so many records in a row, of which the one with that number is refused.
+    Take(u32, u32),
     Reset,
 }
 
@@ -242,10 +248,14 @@ fn step() -> impl Strategy<Value = Step> {
         2 => prop::collection::vec(any::<u8>(), 57..=MAX_DATA),
         1 => Just(vec![0x5a; 8]),
     ];
+    let alike =
+        prop::collection::vec(any::<u8>(), 8).prop_map(|data| Step::Push { bar: 1, offset: 64, data });
     prop_oneof![
         20 => (0u8..8, any::<u32>(), data).prop_map(|(bar, offset, data)| Step::Push { bar, offset, data }),
+        10 => alike,
         6 => Just(Step::Peek),
         12 => Just(Step::Pop),
+        3 => (0u32..20, 0u32..20).prop_map(|(most, refused)| Step::Take(most, refused)),
         1 => Just(Step::Reset),
     ]
 }
@@ -281,6 +291,20 @@ proptest! {
                         used -= model.pop_front().map_or(0, |(_, _, data)| posted::cells(data.len()));
                     }
                 }
+                Step::Take(most, refused) => {
+                    let mut shown = Vec::new();
+                    let taken = consumer.take_while(most, |record, alike| {
+                        let last = shown.last().map(|(bar, offset, data): &(u8, u32, Vec<u8>)| (*bar, *offset, data.len()));
+                        assert_eq!(alike, last == Some((record.bar, record.offset, record.data.len())));
+                        shown.push((record.bar, record.offset, record.data.to_vec()));
+                        shown.len() as u32 <= refused
+                    });
+                    let short = model.iter().take_while(|(_, _, data)| posted::cells(data.len()) == 1).count() as u32;
+                    prop_assert_eq!(taken, short.min(most).min(refused));
+                    prop_assert!(shown.iter().eq(model.iter().take(shown.len())));
+                    model.drain(..taken as usize);
+                    used -= taken as usize;
+                }
                 Step::Reset => {
                     consumer.reset();
                     producer = Producer::new(consumer.cells().clone());
@@ -299,6 +323,13 @@ proptest! {
         }
         let mut steps = 0;
         while consumer.peek() != Peek::Empty && steps < 10 * MIN_RING_CELLS {
+            if steps % 3 == 0 {
+                steps += consumer.take_while(5, |record, _| record.data.len() <= posted::CELL_DATA) as usize;
+                prop_assert_eq!(consumer.is_empty(), consumer.peek() == Peek::Empty);
+                if consumer.is_empty() {
+                    break;
+                }
+            }
             if let Peek::Record(record) = consumer.peek() {
                 prop_assert!((1..=MAX_DATA).contains(&record.data.len()));
             }

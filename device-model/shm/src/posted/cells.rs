@@ -119,6 +119,16 @@ impl Cells for SharedCells {
     }
 
     #[inline]
+    fn data_read_bytes(&self, cell: usize, data: &mut [u64; CELL_WORDS], len: usize) {
+        if len <= 8 {
+            // SAFETY: the first word of a cell's data lies in the window, and is aligned to 8 bytes.
+            data[0] = unsafe { self.data(cell).cast::<u64>().read_volatile() };
+        } else {
+            self.data_read(cell, data);
+        }
+    }
+
+    #[inline]
     fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]) {
         // SAFETY: the data of a cell lie in the window, which is mapped for writing, and are aligned to 8 bytes.
         unsafe { copy::cell_to_shared(self.data(cell), data) };

@@ -30,14 +30,6 @@ pub struct RecordRef<'a> {
     pub data: &'a [u8],
 }
 
-/// What was read and not popped yet.
-#[derive(Clone, Copy, Debug)]
-enum Pending {
-    None,
-    Record { bar: u8, offset: u32, len: usize },
-    Malformed { header: u64 },
-}
-
 /// The reading end of a ring.
 #[derive(Debug)]
 pub struct Consumer<C: Cells> {
@@ -45,7 +37,10 @@ pub struct Consumer<C: Cells> {
     count: u32,
     /// Cells consumed so far, modulo 2^32.
     consumed: u32,
-    pending: Pending,
+    /// What was read and not popped yet: its header, how many cells it takes (0: there is nothing), and how many bytes (0: it is malformed).
+    header: u64,
+    taken: u32,
+    len: u32,
     buffer: [[u64; CELL_WORDS]; MAX_CELLS],
 }
 
@@ -54,53 +49,125 @@ impl<C: Cells> Consumer<C> {
     pub fn new(cells: C) -> Self {
         let count = cells.count() as u32;
         let buffer = [[0; CELL_WORDS]; MAX_CELLS];
-        Consumer { cells, count, consumed: 0, pending: Pending::None, buffer }
+        Consumer { cells, count, consumed: 0, header: 0, taken: 0, len: 0, buffer }
     }
 
     /// The oldest record. The memory is read once a record: until it is popped, this gives the same bytes.
     #[inline]
     pub fn peek(&mut self) -> Peek<'_> {
-        if matches!(self.pending, Pending::None) {
-            let header = self.cells.header_acquire((self.consumed & (self.count - 1)) as usize);
-            if header & PHASE != phase_of(self.consumed, self.count) {
-                return Peek::Empty;
-            }
-            self.read(header);
+        if self.taken == 0 && !self.look() {
+            return Peek::Empty;
         }
-        match self.pending {
-            Pending::None => Peek::Empty,
-            Pending::Record { bar, offset, len } => {
-                Peek::Record(RecordRef { bar, offset, data: &self.buffer.as_bytes()[..len] })
-            }
-            Pending::Malformed { header } => Peek::Malformed { header },
+        if self.len == 0 {
+            return Peek::Malformed { header: self.header };
         }
+        let (bar, offset, _) = posted::fields(self.header);
+        Peek::Record(RecordRef { bar, offset, data: self.data() })
     }
 
+    /// Whether there is nothing, without reading more than a header.
     #[inline]
-    fn read(&mut self, header: u64) {
-        let (bar, offset, len) = posted::fields(header);
+    pub fn is_empty(&self) -> bool {
+        let cell = (self.consumed & (self.count - 1)) as usize;
+        self.taken == 0 && self.cells.header_acquire(cell) & PHASE != phase_of(self.consumed, self.count)
+    }
+
+    /// Reads what is at the head. False when there is nothing.
+    #[inline]
+    fn look(&mut self) -> bool {
+        let cell = (self.consumed & (self.count - 1)) as usize;
+        let header = self.cells.header_acquire(cell);
+        if header & PHASE != phase_of(self.consumed, self.count) {
+            return false;
+        }
+        self.header = header;
+        let (.., len) = posted::fields(header);
+        if len.wrapping_sub(1) < CELL_DATA {
+            self.cells.data_read(cell, &mut self.buffer[0]);
+            (self.taken, self.len) = (1, len as u32);
+        } else {
+            self.look_further(len);
+        }
+        true
+    }
+
+    /// Reads a record that takes several cells, or that is none.
+    #[inline(never)]
+    fn look_further(&mut self, len: usize) {
         let cells = posted::cells(len);
         if len == 0 || len > MAX_DATA || cells > self.count as usize {
-            self.pending = Pending::Malformed { header };
+            (self.taken, self.len) = (1, 0);
             return;
         }
         for (index, data) in self.buffer[..cells].iter_mut().enumerate() {
             let position = self.consumed.wrapping_add(index as u32);
             self.cells.data_read((position & (self.count - 1)) as usize, data);
         }
-        self.pending = Pending::Record { bar, offset, len };
+        (self.taken, self.len) = (cells as u32, len as u32);
+    }
+
+    /// Shows `take` the records of one cell in front, in order, at most `most`, until it refuses one; goes past those that it takes. Gives how
+    /// many. Whatever stopped it is what [`Consumer::peek`] gives.
+    ///
+    /// The second argument of `take` says that BAR, offset and length are those of the record before, which it took.
+    #[inline]
+    pub fn take_while(&mut self, most: u32, mut take: impl FnMut(RecordRef<'_>, bool) -> bool) -> u32 {
+        // What was peeked at is the first one, if it is a record of one cell; it was read already.
+        let mut read = self.taken != 0;
+        if read && (self.taken != 1 || self.len == 0) {
+            return 0;
+        }
+        let (mut header, mut refused) = (self.header, false);
+        let (first, count) = (self.consumed, self.count);
+        // No header without its phase has all bits set.
+        let (mut last, mut len) = (u64::MAX, self.len as usize);
+        let mut done = 0;
+        while done < most {
+            let position = first.wrapping_add(done);
+            let cell = (position & (count - 1)) as usize;
+            if !read {
+                header = self.cells.header_acquire(cell);
+                if header & PHASE != phase_of(position, count) {
+                    break;
+                }
+                if header & !PHASE != last {
+                    (.., len) = posted::fields(header);
+                    if len.wrapping_sub(1) >= CELL_DATA {
+                        break;
+                    }
+                }
+                self.cells.data_read_bytes(cell, &mut self.buffer[0], len);
+            }
+            read = false;
+            let (bar, offset, _) = posted::fields(header);
+            let data = self.buffer[0].as_bytes().get(..len).unwrap_or_default();
+            if !take(RecordRef { bar, offset, data }, header & !PHASE == last) {
+                refused = true;
+                break;
+            }
+            last = header & !PHASE;
+            done += 1;
+        }
+        self.consumed = first.wrapping_add(done);
+        if refused || read {
+            (self.header, self.taken, self.len) = (header, 1, len as u32);
+        } else {
+            (self.taken, self.len) = (0, 0);
+        }
+        done
+    }
+
+    /// The data of the record that [`Consumer::peek`] gave; nothing when it gave none.
+    #[inline]
+    pub fn data(&self) -> &[u8] {
+        self.buffer.as_bytes().get(..self.len as usize).unwrap_or_default()
     }
 
     /// Goes past what [`Consumer::peek`] returned. Does nothing when that was [`Peek::Empty`].
     #[inline]
     pub fn pop(&mut self) {
-        let cells = match self.pending {
-            Pending::None => 0,
-            Pending::Record { len, .. } => posted::cells(len) as u32,
-            Pending::Malformed { .. } => 1,
-        };
-        self.consumed = self.consumed.wrapping_add(cells);
-        self.pending = Pending::None;
+        self.consumed = self.consumed.wrapping_add(self.taken);
+        (self.taken, self.len) = (0, 0);
     }
 
     /// Cells consumed so far, modulo 2^32, to be published with *release* order in the mirror's `RING_HEAD`.
@@ -121,7 +188,7 @@ impl<C: Cells> Consumer<C> {
             self.cells.set_header_relaxed(cell, 0);
         }
         self.consumed = 0;
-        self.pending = Pending::None;
+        (self.taken, self.len) = (0, 0);
     }
 
     /// The ring's memory.

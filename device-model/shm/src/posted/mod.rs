@@ -39,6 +39,13 @@ pub trait Cells {
     /// Writes the data of a cell.
     fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]);
 
+    /// Reads the first `len` bytes of a cell's data, at most [`CELL_DATA`], each once; the others are arbitrary.
+    #[inline]
+    fn data_read_bytes(&self, cell: usize, data: &mut [u64; CELL_WORDS], len: usize) {
+        let _ = len;
+        self.data_read(cell, data);
+    }
+
     /// Writes the first bytes of a cell's data, at most [`CELL_DATA`]; the others keep or lose what they were.
     #[inline]
     fn data_write_bytes(&self, cell: usize, bytes: &[u8]) {
