@@ -183,7 +183,7 @@ impl Lane {
 
     /// Counts packets that were sent, the last of which arrives at `arrival`.
     #[inline]
-    fn sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
+    pub(super) fn sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
         self.credits -= packets;
         self.last_arrival = arrival;
         self.stats.packets += u64::from(packets);
@@ -230,7 +230,7 @@ impl Lane {
 
     /// Packets that had arrived were taken.
     #[inline]
-    fn taken(&mut self, packets: u32, nodes: &mut [Node]) {
+    pub(super) fn taken(&mut self, packets: u32, nodes: &mut [Node]) {
         self.visible -= packets;
         if self.visible == 0 {
             nodes[self.receiver as usize].arrived[usize::from(self.channel) % MAX_CHANNELS] &=

@@ -10,7 +10,8 @@
 //! - A virtual channel holds as many packets as it has credits. A sender without credit keeps its packet; nothing is dropped, and
 //!   no virtual channel waits for another one. The order within a virtual channel is kept whatever happens.
 //! - There is one path for all timings. A packet sent at `now` is visible at max(now, link free) + bytes / bandwidth + delay; with zero
-//!   delay and infinite bandwidth that is at once.
+//!   delay and infinite bandwidth that is at once. Packets that go or come in a row ([`Run`], [`Arrivals`]) share what is the same for all of them,
+//!   and nothing else: their order, credits and faults are those of packets that go one by one.
 //! - After the first packets nothing allocates: queues have room for all credits, buffers come from a pool.
 //! - [`Fabric::advance`] costs what is due, not what exists.
 
@@ -31,8 +32,8 @@ use thiserror::Error;
 pub use self::{
     fault::{Fault, FaultHook, MAX_RETRIES},
     link::{Direction, LaneStats, LinkId, LinkSpec, MAX_CHANNELS, MAX_CREDITS},
-    packet::Packet,
-    ports::Ports,
+    packet::{Contents, Packet},
+    ports::{Arrivals, Ports, Run},
     wires::{Combine, GI_WIRES, WireState},
 };
 use self::{

@@ -1,15 +1,38 @@
 //! Packets and the pool that their buffers come from.
 
-use std::sync::Arc;
+use std::{
+    ops::{Deref, DerefMut},
+    sync::Arc,
+};
 
 use crate::dma::DmaLease;
 
-/// A packet on its way through the fabric. It is moved from hop to hop, never copied.
+/// A packet on its way through the fabric. It is moved from hop to hop, never copied: what moves is a pointer.
 ///
 /// Its buffer belongs to the fabric's pool: a NIC that is done with one gives it back by
 /// [`super::Ports::recycle`]. One that is dropped is lost to the pool's bound.
 #[derive(Debug)]
-pub struct Packet {
+pub struct Packet(Box<Contents>);
+
+impl Deref for Packet {
+    type Target = Contents;
+
+    #[inline]
+    fn deref(&self) -> &Contents {
+        &self.0
+    }
+}
+
+impl DerefMut for Packet {
+    #[inline]
+    fn deref_mut(&mut self) -> &mut Contents {
+        &mut self.0
+    }
+}
+
+/// What a [`Packet`] holds.
+#[derive(Debug)]
+pub struct Contents {
     buffer: Box<[u8]>,
     length: u32,
     /// Bytes that the link carries beside [`Packet::bytes`] (header, checksum); they count for its bandwidth only.
@@ -21,7 +44,7 @@ pub struct Packet {
     pub memory: Option<Arc<DmaLease>>,
 }
 
-impl Packet {
+impl Contents {
     /// The content.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
@@ -32,6 +55,17 @@ impl Packet {
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[..self.length as usize]
+    }
+
+    /// Makes `bytes`, of the same length, the content.
+    #[inline]
+    pub(super) fn fill(&mut self, bytes: &[u8]) {
+        let content = self.bytes_mut();
+        match (content.first_chunk_mut::<8>(), <[u8; 8]>::try_from(bytes)) {
+            // A word, as many have, without a call.
+            (Some(content), Ok(word)) => *content = word,
+            _ => content.copy_from_slice(bytes),
+        }
     }
 
     /// Length of the content in bytes.
@@ -124,16 +158,16 @@ impl Pool {
         if self.free.capacity() < self.made {
             self.free.reserve(self.made.next_power_of_two().max(64));
         }
-        Some(Packet {
+        Some(Packet(Box::new(Contents {
             buffer: vec![0; self.size].into_boxed_slice(),
             length: 0,
             framing: 0,
             header: 0,
             memory: None,
-        })
+        })))
     }
 
-    #[inline]
+    #[inline(always)]
     pub(super) fn give(&mut self, mut packet: Packet) {
         packet.memory = None;
         if packet.buffer.len() == self.size {

@@ -1,7 +1,12 @@
 //! The fabric as one function's device sees it.
 
+use std::collections::VecDeque;
+
 use super::{
-    Event, Fabric, Fault, MAX_RETRIES, Packet,
+    Contents, Event, Fabric, Fault, MAX_CHANNELS, MAX_RETRIES, Node, Packet,
+    link::Lane,
+    packet::Pool,
+    schedule::Schedule,
     wires::{Combine, GI_WIRES, WireState},
 };
 use crate::{device::FunctionId, time::Nanos};
@@ -75,6 +80,13 @@ impl<'a> Ports<'a> {
         node.and_then(|node| node.arrived.get(channel)).copied().unwrap_or(0)
     }
 
+    /// As [`Ports::arrived`], of all virtual channels.
+    #[inline]
+    pub fn arrivals(&self) -> &[u64; MAX_CHANNELS] {
+        const NONE: &[u64; MAX_CHANNELS] = &[0; MAX_CHANNELS];
+        self.node.and_then(|node| self.fabric.nodes.get(node as usize)).map_or(NONE, |node| &node.arrived)
+    }
+
     /// Packets that can be sent now on a virtual channel. When it is 0, the function is woken once it no longer is.
     #[inline]
     pub fn credits(&self, port: u8, channel: usize) -> u32 {
@@ -102,8 +114,25 @@ impl<'a> Ports<'a> {
             lane.note_stall();
             return Err(packet);
         }
-        self.put(index, packet);
+        if lane.is_instant(self.now) {
+            // What `put` does, in one go.
+            lane.push(self.now, packet);
+            lane.show(1, &mut self.fabric.nodes, &mut self.fabric.woken);
+        } else {
+            self.put(index, packet);
+        }
         Ok(())
+    }
+
+    /// The way out of a port on a virtual channel, for packets that are sent in a row. `None` when packets do not arrive at once there, or it
+    /// takes none: then they are sent one by one.
+    #[inline]
+    pub fn run(&mut self, port: u8, channel: usize) -> Option<Run<'_>> {
+        let index = self.lane_out(port, channel)?;
+        let Fabric { lanes, nodes, woken, pool, .. } = &mut *self.fabric;
+        let lane = lanes.get_mut(index).filter(|lane| lane.is_instant(self.now))?;
+        let room = lane.credits;
+        Some(Run { lane, nodes, woken, pool, now: self.now, room, bytes: 0 })
     }
 
     /// Sends the packet that arrived first at port `from` on through port `to`. False when there is none, or it can't be sent
@@ -191,6 +220,26 @@ impl<'a> Ports<'a> {
         Some(packet)
     }
 
+    /// The packets that have arrived at a port on a virtual channel, at most `limit`, to be taken in a row.
+    #[inline]
+    pub fn take_run(&mut self, port: u8, channel: usize, limit: u32) -> Option<Arrivals<'_>> {
+        let index = self.lane_in(port, channel)?;
+        let Fabric { lanes, nodes, woken, pool, schedule, .. } = &mut *self.fabric;
+        let lane = lanes.get_mut(index)?;
+        let left = limit.min(lane.visible);
+        Some(Arrivals {
+            lane,
+            index: index as u32,
+            nodes,
+            woken,
+            pool,
+            schedule,
+            now: self.now,
+            left,
+            taken: 0,
+        })
+    }
+
     /// A packet of `length` bytes whose content is arbitrary and must be overwritten. `None` when it is longer than the
     /// fabric's packets, or when the pool has no more.
     #[inline]
@@ -246,6 +295,105 @@ impl<'a> Ports<'a> {
     /// What a wire shows; low if there is no such wire.
     pub fn wire(&self, wire: u8) -> WireState {
         self.fabric.wires.get(usize::from(wire)).map_or(WireState::default(), |wire| wire.shown)
+    }
+}
+
+/// Packets that are taken in a row: see [`Ports::take_run`]. Their credits go back to the sender together, when this is dropped.
+pub struct Arrivals<'a> {
+    lane: &'a mut Lane,
+    index: u32,
+    nodes: &'a mut [Node],
+    woken: &'a mut VecDeque<u32>,
+    pool: &'a mut Pool,
+    schedule: &'a mut Schedule,
+    now: Nanos,
+    /// Packets that may still be taken.
+    left: u32,
+    taken: u32,
+}
+
+impl Arrivals<'_> {
+    /// The packet in front.
+    #[inline(always)]
+    pub fn front(&self) -> Option<&Packet> {
+        if self.left == 0 { None } else { self.lane.queue.get(self.taken as usize) }
+    }
+
+    /// Goes past the packet in front; its buffer goes back to the pool.
+    #[inline(always)]
+    pub fn pass(&mut self) {
+        if self.left > 0
+            && let Some(packet) = self.lane.queue.take(self.taken as usize)
+        {
+            self.pool.give(packet);
+            self.left -= 1;
+            self.taken += 1;
+        }
+    }
+
+    /// How many packets were taken so far.
+    pub fn taken(&self) -> u32 {
+        self.taken
+    }
+}
+
+impl Drop for Arrivals<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.taken == 0 {
+            return;
+        }
+        self.lane.queue.skip(self.taken as usize);
+        self.lane.taken(self.taken, self.nodes);
+        let back = self.now.after(self.lane.delay);
+        if back <= self.now {
+            self.lane.give_credits(self.taken, self.nodes, self.woken);
+        } else {
+            for _ in 0..self.taken {
+                self.schedule.add(back, Event::Credit { lane: self.index });
+            }
+        }
+    }
+}
+
+/// Packets that are sent in a row: see [`Ports::run`]. They arrive together, when this is dropped.
+pub struct Run<'a> {
+    lane: &'a mut Lane,
+    nodes: &'a mut [Node],
+    woken: &'a mut VecDeque<u32>,
+    pool: &'a mut Pool,
+    now: Nanos,
+    /// Credits that are left.
+    room: u32,
+    bytes: u64,
+}
+
+impl Run<'_> {
+    /// Sends a packet with these bytes; `prepare` sets the rest. False, without a call, when there is no credit or no packet.
+    #[inline(always)]
+    pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> bool {
+        if self.room == 0 {
+            self.lane.note_stall();
+            return false;
+        }
+        let Some(mut packet) = self.pool.take(bytes.len()) else { return false };
+        packet.fill(bytes);
+        prepare(&mut packet);
+        self.bytes += packet.wire_bytes();
+        self.lane.queue.push(packet);
+        self.room -= 1;
+        true
+    }
+}
+
+impl Drop for Run<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        let sent = self.lane.credits - self.room;
+        if sent > 0 {
+            self.lane.sent(sent, self.bytes, self.now);
+            self.lane.show(sent, self.nodes, self.woken);
+        }
     }
 }
 

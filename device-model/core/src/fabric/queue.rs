@@ -24,7 +24,7 @@ impl Queue {
     }
 
     /// Adds a packet. There is room: each packet on a lane has one of its credits.
-    #[inline]
+    #[inline(always)]
     pub(super) fn push(&mut self, packet: Packet) {
         debug_assert!(self.length < self.places.len(), "more packets than credits");
         let place = self.place(self.length);
@@ -42,6 +42,26 @@ impl Queue {
         self.first = place + 1;
         self.length -= 1;
         Some(packet)
+    }
+
+    /// The packet that `behind` others are in front of.
+    #[inline]
+    pub(super) fn get(&self, behind: usize) -> Option<&Packet> {
+        self.places.get(self.place(behind))?.as_ref()
+    }
+
+    /// Takes the packet that `behind` others were in front of, which were taken so too: [`Queue::skip`] follows.
+    #[inline]
+    pub(super) fn take(&mut self, behind: usize) -> Option<Packet> {
+        let place = self.place(behind);
+        self.places.get_mut(place)?.take()
+    }
+
+    /// So many of the first packets were taken.
+    #[inline]
+    pub(super) fn skip(&mut self, packets: usize) {
+        self.first = self.place(packets);
+        self.length -= packets;
     }
 
     /// Moves the first packets to the end of another queue as long as `goes` says so: `most` of them at most, and no more than there are
@@ -67,8 +87,7 @@ impl Queue {
             std::mem::swap(from, to);
             moved += 1;
         }
-        self.first = self.place(moved);
-        self.length -= moved;
+        self.skip(moved);
         to.length += moved;
         (moved, bytes)
     }
@@ -76,7 +95,7 @@ impl Queue {
     /// The first packet.
     #[inline]
     pub(super) fn front(&self) -> Option<&Packet> {
-        self.places.get(self.place(0))?.as_ref()
+        self.get(0)
     }
 
     /// The first packet, to be changed in place.

@@ -124,6 +124,45 @@ fn a_burst_that_is_passed_on_gives_its_credits_back_and_wakes_both_neighbours_on
 }
 
 #[test]
+fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
+    let (mut fabric, link) = pair(LinkSpec { credits: vec![3], ..LinkSpec::default() });
+    let mut ports = fabric.ports(A, Nanos(1));
+    let mut run = ports.run(0, 0).unwrap();
+    let sent = [1u64, 2, 3, 4].map(|number| run.send(&number.to_le_bytes(), |packet| packet.header = number));
+    drop(run);
+
+    assert_eq!(sent, [true, true, true, false]);
+    assert_eq!(fabric.link_stats(link, Direction::Forward, 0).unwrap().stalls, 1);
+    assert_eq!((fabric.pop_woken(), fabric.pop_woken()), (Some(B), None));
+    let mut ports = fabric.ports(B, Nanos(1));
+    let mut run = ports.take_run(0, 0, 2).unwrap();
+    for number in [1, 2] {
+        assert_eq!(run.front().unwrap().bytes(), u64::to_le_bytes(number));
+        run.pass();
+    }
+    assert!(run.front().is_none(), "the limit");
+    run.pass();
+    assert_eq!(run.taken(), 2);
+    drop(run);
+    assert_eq!((fabric.pop_woken(), fabric.packets_in_use()), (Some(A), 1));
+    assert_eq!(fabric.ports(A, Nanos(1)).credits(0, 0), 2);
+    assert_eq!(receive(&mut fabric, 1, 0), Some(3));
+}
+
+#[test]
+fn packets_do_not_go_in_a_row_where_they_take_time_or_a_hook_looks_at_them() {
+    let (mut slow, _) = pair(LinkSpec { delay: 1, ..LinkSpec::default() });
+    assert!(slow.ports(A, Nanos(1)).run(0, 0).is_none());
+    let (mut hooked, link) = pair(LinkSpec::default());
+    hooked.set_fault(link, Direction::Forward, Some(Box::new(|_, _| Fault::None))).unwrap();
+    assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_none());
+    hooked.set_fault(link, Direction::Forward, None).unwrap();
+    assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_some());
+    hooked.set_link_up(link, false).unwrap();
+    assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_none());
+}
+
+#[test]
 fn ports_with_a_link_are_plugged() {
     let (mut fabric, _) = row(&LinkSpec::default());
     assert_eq!(fabric.ports(B, Nanos(0)).plugged(), 0b11);
@@ -389,6 +428,10 @@ fn who_leaves_a_wire_is_not_waited_for() {
 enum Action {
     Send(usize),
     Receive(usize),
+    /// So many in a row, where that is possible.
+    SendRun(usize, u32),
+    /// Up to so many in a row, after a look at one more.
+    ReceiveRun(usize, u32),
     Wait(u64),
 }
 
@@ -396,6 +439,8 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
     let action = prop_oneof![
         4 => (0usize..2).prop_map(Action::Send),
         4 => (0usize..2).prop_map(Action::Receive),
+        2 => (0usize..2, 1u32..8).prop_map(|(channel, most)| Action::SendRun(channel, most)),
+        2 => (0usize..2, 1u32..8).prop_map(|(channel, most)| Action::ReceiveRun(channel, most)),
         1 => (0u64..2000).prop_map(Action::Wait),
     ];
     prop::collection::vec(action, 1..400)
@@ -410,15 +455,17 @@ proptest! {
         delay in prop_oneof![Just(0u64), 1u64..500],
         rate in prop_oneof![Just(0u64), Just(1_000_000_000u64), Just(6_800_000_000)],
         credits in prop::collection::vec(1u32..9, 2),
-        faults in prop::collection::vec(0u8..6, 1..20),
+        faults in prop::option::of(prop::collection::vec(0u8..6, 1..20)),
     ) {
         let (mut fabric, link) = pair(LinkSpec { delay, bits_per_second: rate, credits: credits.clone() });
-        let hook = Box::new(move |_: &mut Packet, number: u64| match faults[number as usize % faults.len()] {
-            0 => Fault::Corrupt,
-            1 => Fault::Delay(number % 700),
-            _ => Fault::None,
-        });
-        fabric.set_fault(link, Direction::Forward, Some(hook)).unwrap();
+        if let Some(faults) = faults {
+            let hook = Box::new(move |_: &mut Packet, number: u64| match faults[number as usize % faults.len()] {
+                0 => Fault::Corrupt,
+                1 => Fault::Delay(number % 700),
+                _ => Fault::None,
+            });
+            fabric.set_fault(link, Direction::Forward, Some(hook)).unwrap();
+        }
         let (mut now, mut sent, mut received) = (0, [0u64; 2], [0u64; 2]);
         for action in actions {
             match action {
@@ -426,6 +473,32 @@ proptest! {
                 Action::Receive(channel) => {
                     if let Some(number) = receive(&mut fabric, now, channel) {
                         prop_assert_eq!(number, received[channel]);
+                        received[channel] += 1;
+                    }
+                }
+                Action::SendRun(channel, most) => {
+                    let mut ports = fabric.ports(A, Nanos(now));
+                    let credits = ports.credits(0, channel);
+                    if let Some(mut run) = ports.run(0, channel) {
+                        let first = sent[channel];
+                        for _ in 0..most {
+                            let number = sent[channel];
+                            let went = run.send(&number.to_le_bytes(), |packet| packet.header = number);
+                            sent[channel] += u64::from(went);
+                        }
+                        prop_assert_eq!(sent[channel] - first, u64::from(most.min(credits)));
+                    }
+                }
+                Action::ReceiveRun(channel, most) => {
+                    fabric.advance(Nanos(now));
+                    let mut ports = fabric.ports(B, Nanos(now));
+                    let mut run = ports.take_run(0, channel, u32::MAX).unwrap();
+                    while let Some(packet) = run.front() {
+                        prop_assert_eq!(packet.header, received[channel]);
+                        if run.taken() == most {
+                            break;
+                        }
+                        run.pass();
                         received[channel] += 1;
                     }
                 }
