@@ -12,7 +12,7 @@ use crate::{
     device::DmaToken,
     dma::{DmaError, DmaMap},
     interrupt::Interrupts,
-    machine::{DMA_QUOTA, MachineError},
+    machine::{DMA_QUOTA, MachineError, Registers},
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
 };
@@ -47,6 +47,8 @@ pub(crate) struct Ring {
     pub(crate) consumer: Consumer<SharedCells>,
     head: SharedU32,
     published: u32,
+    /// Where the records last went.
+    pub(crate) registers: Registers,
     /// The record in front was refused once already.
     pub(crate) stalled: bool,
 }
@@ -157,6 +159,7 @@ impl Attachment {
                         consumer: Consumer::new(SharedCells::new(window)?),
                         head: page.u32(mirror::RING_HEAD + index * mirror::RING_HEAD_STRIDE)?,
                         published: 0,
+                        registers: Registers::NONE,
                         stalled: false,
                     });
                 }

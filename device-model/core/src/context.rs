@@ -159,11 +159,24 @@ pub(crate) struct FunctionState {
     pub(crate) name: String,
     pub(crate) spec: FunctionSpec,
     pub(crate) attachments: Vec<Attachment>,
+    /// Those that have a client, in order.
+    pub(crate) clients: Vec<AttachmentId>,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) wake_at: Nanos,
 }
 
 impl FunctionState {
+    /// Find out anew which attachments have a client.
+    pub(crate) fn count_clients(&mut self) {
+        self.clients.clear();
+        let attachments = self.attachments.iter().zip(0..);
+        self.clients.extend(
+            attachments
+                .filter(|(attachment, _)| attachment.tenant.is_some())
+                .map(|(_, number)| AttachmentId(number)),
+        );
+    }
+
     /// Have the result of a DMA read handed to the device.
     pub(crate) fn complete(&mut self, completion: Completion) {
         if let Some(attachment) = self.attachments.get_mut(usize::from(completion.who.0)) {

@@ -5,7 +5,7 @@
 //! to be woken. Every call that comes from a client names the attachment, so that a device can tell clients apart as the
 //! hardware does.
 
-use crate::{context::Context, dma::DmaError, spec::FunctionSpec};
+use crate::{context::Context, dma::DmaError, posted::Posted, spec::FunctionSpec};
 
 /// Number of an attachment in its function: what PCI calls a PASID, the papers a VPID, a core, a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -90,6 +90,20 @@ pub trait Device: Send {
 
     /// A write of `data` (1 to 512 bytes), trapped or out of a posted-write ring.
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write;
+
+    /// Carry out what is in a posted-write ring, in order, until nothing is left or a write stalls.
+    ///
+    /// What is here does it by [`Device::write`], record by record; as a method, so that the loop is compiled for each device with its `write`
+    /// inside. A device whose records come in long rows can have one of its own that does the same for less.
+    fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
+        while let Some((at, data)) = posted.next(context) {
+            if self.write(context, from, at, data) == Write::Stalled {
+                return Write::Stalled;
+            }
+            posted.done(context);
+        }
+        Write::Accepted
+    }
 
     /// A client took the attachment. Its memory is new and zeroed.
     fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {

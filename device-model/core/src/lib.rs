@@ -16,6 +16,7 @@ pub mod fabric;
 pub mod interrupt;
 pub mod machine;
 pub mod pci;
+pub mod posted;
 pub mod spec;
 pub mod time;
 pub mod trace;

@@ -30,6 +30,7 @@ use nicforge_shm::{
 };
 use thiserror::Error;
 
+pub(crate) use self::place::Registers;
 pub use self::{
     access::{Access, AccessError},
     query::{RegionView, region},
@@ -161,6 +162,7 @@ impl Machine {
             name: name.to_owned(),
             spec,
             attachments,
+            clients: Vec::new(),
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
         };
@@ -208,6 +210,7 @@ impl Machine {
             attachment.vacate(&state.spec);
             return Err(error);
         }
+        state.count_clients();
         self.shared.trace(function, who, Event::Attached);
         self.call(function, |device, context| device.attached(context, who));
         self.wake(function);
@@ -234,6 +237,7 @@ impl Machine {
         self.forget_dma(function, Some(who));
         let (slot, index) = self.slot(function, who)?;
         slot.state.attachments[index].vacate(&slot.state.spec);
+        slot.state.count_clients();
         self.shared.trace(function, who, Event::Detached);
         self.wake(function);
         Ok(())

@@ -62,11 +62,7 @@ pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
 pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool {
     let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) else { return false };
     let Some(end) = at.offset.checked_add(length as u64).filter(|&end| end <= bar.size) else { return false };
-    if bar.areas.is_empty()
-        && spec.rings.is_none_or(|rings| rings.control_bar != at.bar)
-        && spec.msix.is_none_or(|msix| msix.bar != at.bar)
-    {
-        // All of this BAR is the device's.
+    if is_all_device(spec, at.bar) {
         return true;
     }
     let mut offset = at.offset;
@@ -77,22 +73,46 @@ pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool
     true
 }
 
-/// As [`is_device`], for accesses that stay in one page of 4096 bytes, all of which is the device's registers; others are not
-/// found. `known` is such a page, found earlier.
-pub(super) fn is_device_page(
-    spec: &FunctionSpec,
-    at: Address,
-    length: usize,
-    known: &mut Option<Address>,
-) -> bool {
-    let page = Address { bar: at.bar, offset: at.offset & !4095 };
-    if at.offset - page.offset + length as u64 > 4096 {
-        return false;
+/// Whether all of a BAR is the device's registers.
+fn is_all_device(spec: &FunctionSpec, bar: u8) -> bool {
+    spec.bars.get(usize::from(bar)).and_then(Option::as_ref).is_some_and(|found| found.areas.is_empty())
+        && spec.rings.is_none_or(|rings| rings.control_bar != bar)
+        && spec.msix.is_none_or(|msix| msix.bar != bar)
+}
+
+/// A part of a BAR that is the device's registers, found once: most accesses go where the last one went.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Registers {
+    bar: u8,
+    /// Offsets, the second one behind it.
+    start: u64,
+    end: u64,
+}
+
+impl Registers {
+    /// Nothing was found yet.
+    pub(crate) const NONE: Self = Self { bar: u8::MAX, start: 0, end: 0 };
+
+    /// Whether `length` bytes from `at` on are in it. What is not may be the device's too: see [`Registers::look`].
+    #[inline]
+    pub(crate) fn hold(&self, at: Address, length: usize) -> bool {
+        at.bar == self.bar
+            && at.offset >= self.start
+            && at.offset.checked_add(length as u64).is_some_and(|end| end <= self.end)
     }
-    if *known != Some(page) && is_device(spec, page, 4096) {
-        *known = Some(page);
+
+    /// As [`is_device`]. Where all of the BAR, or of the page of 4096 bytes, is the device's, that is remembered.
+    #[cold]
+    pub(crate) fn look(&mut self, spec: &FunctionSpec, at: Address, length: usize) -> bool {
+        let page = Address { bar: at.bar, offset: at.offset & !4095 };
+        let size = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref).map_or(0, |bar| bar.size);
+        if is_all_device(spec, at.bar) {
+            *self = Self { bar: at.bar, start: 0, end: size };
+        } else if is_device(spec, page, 4096) {
+            *self = Self { bar: at.bar, start: page.offset, end: page.offset + 4096 };
+        }
+        self.hold(at, length) || is_device(spec, at, length)
     }
-    *known == Some(page)
 }
 
 /// Whether an access lies in the control page as a whole, and does not read the generation: it is answered whatever the rings
@@ -122,19 +142,31 @@ mod tests {
 
     #[test]
     fn a_page_of_registers_is_known_after_the_first_access() {
-        let (spec, mut known) = (spec(), None);
-        assert!(is_device_page(&spec, at(0x1ffc), 4, &mut known));
-        assert_eq!(known, Some(at(0x1000)));
-        assert!(is_device_page(&spec, at(0x1000), 8, &mut known));
+        let (spec, mut known) = (spec(), Registers::NONE);
+        assert!(!known.hold(at(0x1ffc), 4));
+        assert!(known.look(&spec, at(0x1ffc), 4));
+        assert_eq!(known, Registers { bar: 0, start: 0x1000, end: 0x2000 });
+        assert!(known.hold(at(0x1000), 8));
     }
 
     #[test]
     fn an_access_across_pages_or_to_the_control_page_is_not_found_by_page() {
-        let (spec, mut known) = (spec(), Some(at(0x1000)));
-        assert!(!is_device_page(&spec, at(0xffc), 8, &mut known));
-        assert!(is_device(&spec, at(0xffc), 8));
-        assert!(!is_device_page(&spec, at(0x2000), 4, &mut known));
-        assert!(!is_device_page(&spec, Address { bar: 7, offset: 0x1000 }, 4, &mut known));
-        assert!(!is_device_page(&spec, at(u64::MAX), 4, &mut known));
+        let (spec, mut known) = (spec(), Registers { bar: 0, start: 0x1000, end: 0x2000 });
+        assert!(!known.hold(at(0xffc), 8));
+        assert!(known.look(&spec, at(0xffc), 8));
+        assert!(!known.hold(at(0x2000), 4) && !known.look(&spec, at(0x2000), 4));
+        let nowhere = Address { bar: 7, offset: 0x1000 };
+        assert!(!known.hold(nowhere, 4) && !known.look(&spec, nowhere, 4));
+        assert!(!known.hold(at(u64::MAX), 4) && !known.look(&spec, at(u64::MAX), 4));
+    }
+
+    #[test]
+    fn a_bar_that_is_all_registers_is_known_as_a_whole() {
+        let (mut spec, mut known) = (spec(), Registers::NONE);
+        spec.bars[4] = Some(crate::spec::BarSpec::trapped(0x10000));
+        let at = |offset| Address { bar: 4, offset };
+        assert!(known.look(&spec, at(0xfff8), 8));
+        assert!(known.hold(at(0), 8) && known.hold(at(0xffc), 8));
+        assert!(!known.hold(at(0xfffc), 8) && !known.look(&spec, at(0xfffc), 8));
     }
 }

@@ -3,11 +3,11 @@
 use nicforge_hwi::attachment::control;
 use nicforge_shm::{Cells, Peek};
 
-use super::{Machine, place};
+use super::Machine;
 use crate::{
     context::Context,
-    device::{Address, AttachmentId, FunctionId, Write},
-    trace::Event,
+    device::{AttachmentId, FunctionId, Write},
+    posted::Posted,
 };
 
 /// What draining a ring did.
@@ -58,51 +58,16 @@ impl Machine {
         // The rings are taken out of the function while its device is called, which gets the rest of the function.
         let mut rings = std::mem::take(&mut tenant.rings);
         let ring = &mut rings[ring_index];
-        let (mut posted, mut malformed, mut newly_stalled) = (0, 0, false);
-        let mut stalled = false;
-        // Where the last record went: most go to the same page.
-        let mut page = None;
-        for _ in 0..limit.min(ring.consumer.cells().count() as u32) {
-            let record = match ring.consumer.peek() {
-                Peek::Empty => break,
-                Peek::Malformed { .. } => None,
-                Peek::Record(record) => Some(record),
-            };
-            let write = record
-                .map(|record| (Address { bar: record.bar, offset: record.offset.into() }, record.data))
-                .filter(|(at, data)| {
-                    place::is_device_page(&slot.state.spec, *at, data.len(), &mut page)
-                        || place::is_device(&slot.state.spec, *at, data.len())
-                });
-            let Some((at, data)) = write else {
-                ring.consumer.pop();
-                malformed += 1;
-                continue;
-            };
-            let length = data.len();
-            let mut context =
-                Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
-            match slot.device.write(&mut context, who, at, data) {
-                Write::Accepted => {
-                    ring.consumer.pop();
-                    ring.stalled = false;
-                    posted += 1;
-                    self.shared.trace(function, who, Event::Posted { at, length });
-                }
-                Write::Stalled => {
-                    if !ring.stalled {
-                        ring.stalled = true;
-                        newly_stalled = true;
-                        self.shared.trace(function, who, Event::Stalled { at });
-                    }
-                    stalled = true;
-                    break;
-                }
-            }
-        }
+        let left = limit.min(ring.consumer.cells().count() as u32);
+        let mut posted = Posted::new(ring, who, left, self.shared.trace.is_some());
+        let mut context =
+            Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
+        let stalled = slot.device.drain(&mut context, who, &mut posted) == Write::Stalled;
+        let newly_stalled = stalled && posted.note_stall(&mut context);
+        let (carried_out, malformed) = posted.counts();
         ring.publish();
         if let Some(attachment) = slot.state.attachments.get_mut(index) {
-            attachment.counters.posted_writes += posted;
+            attachment.counters.posted_writes += carried_out;
             attachment.counters.malformed_records += malformed;
             attachment.counters.stalls += u64::from(newly_stalled);
             if let Some(tenant) = &mut attachment.tenant {
@@ -110,7 +75,7 @@ impl Machine {
             }
         }
         self.arm(function);
-        Drained { moved: posted + malformed > 0, stalled }
+        Drained { moved: carried_out + malformed > 0, stalled }
     }
 
     pub(super) fn read_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64) -> u32 {

@@ -165,23 +165,31 @@ impl Machine {
     /// Rings, completions and the device itself. True when anything moved.
     fn run(&mut self, function: FunctionId, budget: u32) -> bool {
         let mut busy = self.complete(function);
-        let mut from = 0;
-        while let Some(client) = self.next_client(function, from) {
-            let who = AttachmentId(client as u16);
-            for ring in 0..self.rings(function, who) {
-                busy |= self.drain_ring(function, who, ring, budget).moved;
-            }
-            from = client + 1;
+        let mut from = (0, 0);
+        while let Some((who, ring)) = self.next_posted(function, &mut from) {
+            busy |= self.drain_ring(function, who, ring, budget).moved;
         }
         busy |= self.call(function, |device, context| device.step(context, budget)) == Some(Progress::Busy);
         busy | self.complete(function)
     }
 
-    /// The first attachment from number `from` on that has a client. Most nodes on a packet's way have none.
+    /// The next ring in which there is something, from a place on (a client among the function's clients, and a ring of it), which then is the
+    /// one behind it. Most nodes on a packet's way have no client, and most clients have nothing to say.
     #[inline]
-    fn next_client(&self, function: FunctionId, from: usize) -> Option<usize> {
-        let attachments = self.slots.get(function.0 as usize)?.state.attachments.get(from..)?;
-        Some(from + attachments.iter().position(|attachment| attachment.tenant.is_some())?)
+    fn next_posted(&self, function: FunctionId, from: &mut (usize, usize)) -> Option<(AttachmentId, usize)> {
+        let state = &self.slots.get(function.0 as usize)?.state;
+        while let Some(&who) = state.clients.get(from.0) {
+            let attachment = state.attachments.get(usize::from(who.0));
+            let tenant = attachment.and_then(|attachment| attachment.tenant.as_ref());
+            while let Some(ring) = tenant.and_then(|tenant| tenant.rings.get(from.1)) {
+                from.1 += 1;
+                if !ring.consumer.is_empty() {
+                    return Some((who, from.1 - 1));
+                }
+            }
+            *from = (from.0 + 1, 0);
+        }
+        None
     }
 
     /// Hand finished DMA reads to the device. True when there were any.
