@@ -4,13 +4,13 @@ use nicforge_core::{
     context::Context,
     device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, Progress, Reset, Write},
     dma::DmaError,
-    fabric::Packet,
+    posted::Posted,
     spec::{AreaKind, AttachmentSpec, BarKind, BarSpec, FunctionSpec, Identity, Scope},
     time::Nanos,
 };
 use nicforge_hwi::{
     extoll::{BAR_DIRECTORY, BAR_VELO, REGISTERS, RING_CELLS, error, mirror, reg, vector, window},
-    extoll_velo::{address, header},
+    extoll_velo::address,
     pci,
 };
 
@@ -19,10 +19,11 @@ use crate::{
     config::{CardConfig, ConfigError},
     directory::{Directory, Entry},
     rma::{Counts, Rma},
+    set::Set,
     switch::{Refused, Switch},
     velo::{
-        ring::{Put, Ring},
-        send::Burst,
+        ring::Ring,
+        send::{Burst, Sent},
     },
     vpid::{Announcement, Vpid, Windows},
     wire::{Class, FRAMING, Kind, Wire},
@@ -33,7 +34,7 @@ pub(crate) const STARVED_RETRY: u64 = 10_000;
 /// A split message that is not completed within this time is torn, in nanoseconds.
 const SPLIT_TIMEOUT: u64 = 100_000_000;
 /// Packets taken from one source before others have their turn.
-const RUN: u32 = 16;
+const RUN: u32 = 32;
 /// Looks at a send that waits before the watchdog ends it, at least.
 const WATCHDOG_LOOKS: u64 = 16;
 /// Announcements sent in one step for a VPID.
@@ -51,8 +52,8 @@ pub struct Card {
     pub(crate) watchdog: u64,
     pub(crate) selected: u64,
     /// VPIDs with unread messages, whose read pointers are looked at, and those whose numbers are to be shown: a bit each.
-    unread: Set,
-    shown_late: Set,
+    pub(crate) unread: Set,
+    pub(crate) shown_late: Set,
     /// VPIDs with a split message that is not complete.
     splits: Set,
     /// VPIDs that owe credit or have news.
@@ -61,8 +62,8 @@ pub struct Card {
     clients: u32,
     /// Nodes to be asked what they have, after a reset.
     greeting: Option<u32>,
-    delivered: u64,
-    undelivered: u64,
+    pub(crate) delivered: u64,
+    pub(crate) undelivered: u64,
     stalls: u64,
     errors: u64,
     watchdogs: u64,
@@ -76,54 +77,6 @@ enum Reason {
     Credit,
     /// The network, or the machine's packets: it passes by itself, unless a link is down.
     Network,
-}
-
-/// A set of attachments.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Set([u64; 5]);
-
-impl Set {
-    #[inline]
-    pub(crate) fn add(&mut self, who: u16) {
-        self.0[usize::from(who) / 64 % 5] |= 1 << (who % 64);
-    }
-
-    #[inline]
-    pub(crate) fn remove(&mut self, who: u16) {
-        self.0[usize::from(who) / 64 % 5] &= !(1 << (who % 64));
-    }
-
-    /// The first one from `from` on; if there is none, the first one.
-    #[inline]
-    pub(crate) fn next(&self, from: u16) -> Option<u16> {
-        let ahead = |word: usize| match (usize::from(from) / 64).cmp(&word) {
-            std::cmp::Ordering::Less => self.0[word],
-            std::cmp::Ordering::Equal => self.0[word] & (u64::MAX << (from % 64)),
-            std::cmp::Ordering::Greater => 0,
-        };
-        let first = |bits: &dyn Fn(usize) -> u64| {
-            let word = (0..self.0.len()).find(|&word| bits(word) != 0)?;
-            Some((word * 64) as u16 + bits(word).trailing_zeros() as u16)
-        };
-        first(&ahead).or_else(|| first(&|word| self.0[word]))
-    }
-
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.0 == [0; 5]
-    }
-
-    #[inline]
-    pub(crate) fn iter(self) -> impl Iterator<Item = u16> {
-        self.0.into_iter().zip(0u16..).flat_map(|(mut bits, word)| {
-            std::iter::from_fn(move || {
-                let bit = bits.trailing_zeros() as u16;
-                let some = bits != 0;
-                bits &= bits.wrapping_sub(1);
-                some.then_some(word * 64 + bit)
-            })
-        })
-    }
 }
 
 impl Card {
@@ -238,7 +191,7 @@ impl Card {
     }
 
     /// Nobody can send to the VPID any more.
-    fn disable_ring(&mut self, who: AttachmentId) {
+    pub(crate) fn disable_ring(&mut self, who: AttachmentId) {
         let Some(vpid) = self.vpid(who) else { return };
         if vpid.ring.take().is_some() {
             vpid.generation = vpid.generation.wrapping_add(1);
@@ -378,42 +331,6 @@ impl Card {
         Write::Accepted
     }
 
-    /// A message for one of our VPIDs.
-    #[inline]
-    fn receive(&mut self, context: &mut Context<'_>, wire: Wire, packet: &Packet) {
-        let who = AttachmentId(wire.target_vpid);
-        let Some(vpid) = self.vpids.get_mut(usize::from(who.0)) else { return };
-        let current = vpid.generation == wire.generation;
-        let Some(ring) = vpid.ring.as_mut().filter(|_| current) else {
-            // Sent before its sender knew that the ring was given up.
-            self.undelivered += 1;
-            return;
-        };
-        let first = !ring.has_unread();
-        let header = header::encode(wire.source, wire.source_vpid, wire.tag, wire.quadwords);
-        match ring.put(wire.source, header, packet.bytes()) {
-            Put::Done => {}
-            Put::NoCredit => {
-                self.undelivered += 1;
-                return;
-            }
-            Put::MemoryGone => {
-                self.undelivered += 1;
-                self.disable_ring(who);
-                self.fail(context, who, error::RING_MEMORY, 0);
-                return;
-            }
-        }
-        vpid.counts.received += 1;
-        let wanted = first && vpid.interrupts_enabled & (1 << vector::VELO_RECEIVE) != 0;
-        self.delivered += 1;
-        self.unread.add(who.0);
-        self.shown_late.add(who.0);
-        if wanted {
-            self.raise(context, who, vector::VELO_RECEIVE);
-        }
-    }
-
     /// News of another card, or of this one.
     fn heard(&mut self, wire: Wire, content: &[u8]) {
         let number = content.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
@@ -434,6 +351,35 @@ impl Card {
             }
             Kind::Velo | Kind::Put | Kind::Get | Kind::Answer | Kind::Ended => {}
         }
+    }
+
+    /// Takes the packets of a class that are for this card, about `budget` of them. Returns how many.
+    fn take_arrivals(&mut self, context: &mut Context<'_>, class: Class, budget: u32) -> u32 {
+        let mut taken = 0;
+        // Inputs in front of which something has to wait.
+        let mut waiting = 0;
+        while taken < budget
+            && let Some(arrival) = self.switch.arrived(&context.ports(), class, waiting)
+        {
+            if arrival.wire.kind.is_rma() {
+                match self.rma_arrived(context, arrival) {
+                    Some(cost) => taken += cost,
+                    None => waiting |= 1 << arrival.source(),
+                }
+            } else if arrival.wire.kind == Kind::Velo {
+                let run = self.receive(context, arrival, RUN.min(budget - taken));
+                if run == 0 {
+                    break;
+                }
+                taken += run;
+            } else {
+                let Some(packet) = self.switch.take(&mut context.ports(), arrival) else { break };
+                self.heard(arrival.wire, packet.bytes());
+                context.ports().recycle(packet);
+                taken += 1;
+            }
+        }
+        taken
     }
 
     /// A packet with a number.
@@ -681,6 +627,33 @@ impl Device for Card {
         }
     }
 
+    fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
+        while let Some((at, _)) = posted.next(context) {
+            if at.bar == BAR_VELO {
+                let offset = at.offset;
+                match self.send_run(context, from, offset, posted) {
+                    Sent::Some => continue,
+                    Sent::Nothing => {}
+                    Sent::Blocked => match self.stall(context, from, offset, Reason::Network) {
+                        Write::Stalled => return Write::Stalled,
+                        // The watchdog has ended it.
+                        Write::Accepted => {
+                            posted.done(context);
+                            continue;
+                        }
+                    },
+                }
+            }
+            // The same one again.
+            let Some((at, data)) = posted.next(context) else { break };
+            if self.write(context, from, at, data) == Write::Stalled {
+                return Write::Stalled;
+            }
+            posted.done(context);
+        }
+        Write::Accepted
+    }
+
     fn dma_done(
         &mut self,
         _: &mut Context<'_>,
@@ -695,52 +668,31 @@ impl Device for Card {
         if self.greeting.is_some() {
             self.greet(context);
         }
-        let mut moved = self.switch.step(&mut context.ports(), budget);
-        for class in Class::ALL {
-            let mut taken = 0;
-            // Inputs in front of which something has to wait.
-            let mut waiting = 0;
-            while taken < budget
-                && let Some(arrival) = self.switch.arrived(&context.ports(), class, waiting)
-            {
-                if arrival.wire.kind.is_rma() {
-                    match self.rma_arrived(context, arrival) {
-                        Some(cost) => taken += cost,
-                        None => waiting |= 1 << arrival.source(),
-                    }
-                    continue;
-                }
-                let mut next =
-                    self.switch.take(&mut context.ports(), arrival).map(|packet| (arrival.wire, packet));
-                if next.is_none() {
-                    break;
-                }
-                let mut run = 0;
-                while let Some((wire, packet)) = next.take() {
-                    match wire.kind {
-                        Kind::Velo => self.receive(context, wire, &packet),
-                        _ => self.heard(wire, packet.bytes()),
-                    }
-                    context.ports().recycle(packet);
-                    (taken, run) = (taken + 1, run + 1);
-                    if run < RUN && taken < budget {
-                        next = self.switch.take_next(&mut context.ports(), arrival);
-                    }
-                }
+        let mut moved = 0;
+        if !self.switch.is_quiet(&context.ports()) {
+            moved += self.switch.step(&mut context.ports(), budget);
+            for class in Class::ALL {
+                moved += self.take_arrivals(context, class, budget);
             }
-            moved += taken;
         }
         moved += self.rma_send(context, budget);
-        for who in self.unread.iter() {
+        let mut next = self.unread.from(0);
+        while let Some(who) = next {
             moved += u32::from(self.look_at_read_pointer(context, who));
+            next = self.unread.from(who + 1);
         }
-        for who in self.talking.iter() {
+        next = self.talking.from(0);
+        while let Some(who) = next {
             self.talk(context, who);
             moved += 1;
+            next = self.talking.from(who + 1);
         }
-        for who in std::mem::take(&mut self.shown_late).iter() {
+        next = self.shown_late.from(0);
+        while let Some(who) = next {
             let rma = self.rma.counts(AttachmentId(who));
             self.vpids[usize::from(who)].show_changes(rma);
+            self.shown_late.remove(who);
+            next = self.shown_late.from(who + 1);
         }
         if !self.splits.is_empty() {
             self.give_up_splits(context);

@@ -42,7 +42,9 @@ impl Directory {
         (u64::from(nodes) * STRIDE).next_power_of_two().max(4096)
     }
 
-    fn index(&self, node: u32, vpid: u16) -> Option<usize> {
+    /// Where a VPID is in the directory, if it exists.
+    #[inline]
+    pub(crate) fn place(&self, node: u32, vpid: u16) -> Option<usize> {
         (node < self.nodes && vpid < self.vpids)
             .then(|| node as usize * usize::from(self.vpids) + usize::from(vpid))
     }
@@ -50,8 +52,13 @@ impl Directory {
     /// A VPID, if it exists.
     #[inline]
     pub(crate) fn entry(&mut self, node: u32, vpid: u16) -> Option<&mut Entry> {
-        let index = self.index(node, vpid)?;
-        self.entries.get_mut(index)
+        self.at(self.place(node, vpid)?)
+    }
+
+    /// The VPID at a place.
+    #[inline]
+    pub(crate) fn at(&mut self, place: usize) -> Option<&mut Entry> {
+        self.entries.get_mut(place)
     }
 
     /// A VPID came, with credit, or went. What is known already is no news: its credit has been used in part.

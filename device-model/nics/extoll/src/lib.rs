@@ -7,6 +7,7 @@ pub mod config;
 mod directory;
 mod registers;
 mod rma;
+mod set;
 pub mod switch;
 pub mod topology;
 mod velo;

@@ -1,7 +1,8 @@
 //! One card's switch: from six links and the host to six links and the host.
 //!
 //! In: packets of this card ([`Switch::send`]) and those that have arrived at the links. Out: packets on links, and what is for this card
-//! ([`Switch::arrived`], [`Switch::take`]). It looks at the target node of a header and at nothing else.
+//! ([`Switch::arrived`], [`Switch::take`]). It looks at the target node of a header and at nothing else. Who sends or takes many in a row asks
+//! for the way only ([`Switch::way_out`], [`Switch::take_run`]).
 //!
 //! A packet that cannot leave waits in the queue of its output port and virtual channel, [`OUTPUT_QUEUE`] packets long, so that it does not stand
 //! in the way of those behind it that leave elsewhere (a variant of virtual output queuing, paper section III.A). When that queue is full it stays in
@@ -10,7 +11,7 @@
 
 use std::collections::VecDeque;
 
-use nicforge_core::fabric::{Packet, Ports};
+use nicforge_core::fabric::{Arrivals, Packet, Ports};
 use nicforge_hwi::extoll::LINKS;
 
 use crate::{
@@ -166,24 +167,43 @@ impl Switch {
         }
     }
 
+    /// Where a packet to a node leaves at once, if it has a credit: the port and the virtual channel. `None` when it does not leave by a port, or
+    /// others wait for it.
+    #[inline]
+    pub fn way_out(&self, target: u32, class: Class) -> Option<(u8, usize)> {
+        let Route::Port { port, lane } = self.route(target) else { return None };
+        let vc = channel(class, lane);
+        (self.queued[vc] & (1 << port) == 0).then_some((port, vc))
+    }
+
     /// Puts a packet out of a port, or in its queue.
     #[inline]
     fn output(&mut self, ports: &mut Ports<'_>, port: u8, vc: usize, packet: Packet) -> Result<(), Packet> {
+        if self.queued[vc] & (1 << port) != 0 {
+            return self.queue(port, vc, packet);
+        }
+        match ports.send(port, vc, packet) {
+            Ok(()) => Ok(()),
+            Err(packet) => self.queue(port, vc, packet),
+        }
+    }
+
+    /// Puts a packet in the queue of a port.
+    fn queue(&mut self, port: u8, vc: usize, packet: Packet) -> Result<(), Packet> {
         let queue = &mut self.output[usize::from(port)][vc];
-        let packet = if queue.is_empty() {
-            match ports.send(port, vc, packet) {
-                Ok(()) => return Ok(()),
-                Err(packet) => packet,
-            }
-        } else {
-            packet
-        };
         if queue.len() >= OUTPUT_QUEUE {
             return Err(packet);
         }
         queue.push_back(packet);
         self.queued[vc] |= 1 << port;
         Ok(())
+    }
+
+    /// Whether there is nothing that could be moved or taken: no packet waits here.
+    #[inline]
+    pub fn is_quiet(&self, ports: &Ports<'_>) -> bool {
+        let arrived = ports.arrivals().iter().take(CHANNELS).fold(0, |all, arrived| all | arrived);
+        arrived == 0 && self.queued == [0; CHANNELS] && self.loopback.iter().all(VecDeque::is_empty)
     }
 
     /// Moves what waits and what passes through, at most `budget` packets. Returns how many.
@@ -317,22 +337,17 @@ impl Switch {
         }
     }
 
-    /// The next packet of the same source as an arrival that was taken, if it is for this card too and none of RMA's: those that come in a
-    /// row are taken without looking at everybody else each time.
+    /// The packets of the link and lane of an arrival, from it on, at most `limit`: those that come in a row are taken without looking at
+    /// everybody else each time. `None` of what came from this card itself.
     #[inline]
-    pub fn take_next(&mut self, ports: &mut Ports<'_>, after: Arrival) -> Option<(Wire, Packet)> {
-        let header = match after.input {
-            None => self.loopback[after.class as usize].front()?.header,
-            Some((input, lane)) => ports.peek(input, channel(after.class, lane))?.header,
-        };
-        let wire = Wire::decode(header);
-        if wire.target != self.node || wire.kind.is_rma() {
-            return None;
-        }
-        let packet = match after.input {
-            None => self.loopback[after.class as usize].pop_front(),
-            Some((input, lane)) => ports.take(input, channel(after.class, lane)),
-        }?;
-        Some((wire, packet))
+    pub fn take_run<'a>(
+        &mut self,
+        ports: &'a mut Ports<'_>,
+        arrival: Arrival,
+        limit: u32,
+    ) -> Option<Arrivals<'a>> {
+        let (input, lane) = arrival.input?;
+        self.next_source = (input + 1) % (LINKS as u8 + 1);
+        ports.take_run(input, channel(arrival.class, lane), limit)
     }
 }

@@ -141,6 +141,12 @@ impl Wire {
         }
     }
 
+    /// Whether a header is of this kind and for this node.
+    #[inline]
+    pub const fn is_for(bits: u64, node: u32, kind: Kind) -> bool {
+        bits & (0x7ff | 7 << 45) == node as u64 | (kind as u64) << 45
+    }
+
     /// The target node of a header, all that a switch on the way looks at.
     #[inline]
     pub const fn target_of(bits: u64) -> u32 {
@@ -162,6 +168,9 @@ mod tests {
             let wire = Wire { target, source, target_vpid, source_vpid, tag, quadwords, kind, generation };
             prop_assert_eq!(Wire::decode(wire.encode()), wire);
             prop_assert_eq!(Wire::target_of(wire.encode()), target);
+            prop_assert!(Wire::is_for(wire.encode(), target, kind));
+            prop_assert!(!Wire::is_for(wire.encode(), target ^ 1, kind));
+            prop_assert!(!Wire::is_for(wire.encode(), target, Kind::from_bits(kind as u64 ^ 1)));
         }
     }
 

@@ -41,7 +41,8 @@ use self::{
     watchdog::Watch,
 };
 use crate::{
-    card::{Card, Set},
+    card::Card,
+    set::Set,
     switch::{Arrival, QUEUES},
     wire::{Kind, Wire},
 };

@@ -73,6 +73,9 @@ impl Card {
     /// Sends parts of commands, a VPID in turn, for about `budget` packets' worth of work. Returns how much it was.
     pub(crate) fn rma_send(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
         self.rma_watch(context);
+        if self.rma.sending.is_empty() {
+            return 0;
+        }
         let mut waiting = self.rma.sending;
         let mut next = self.rma.turn;
         let mut spent = 0;

@@ -10,7 +10,7 @@
 use nicforge_core::{context::Context, device::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll_rma::status;
 
-use crate::card::{Card, Set};
+use crate::{card::Card, set::Set};
 
 /// Looks in which a command ends that nothing moves, at least.
 const LOOKS: u64 = 16;

@@ -7,6 +7,7 @@ use std::collections::VecDeque;
 
 use nicforge_core::dma::DmaLease;
 use nicforge_hwi::extoll_velo::{MAX_MESSAGE, MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
+use nicforge_shm::Window;
 
 /// Where a ring is, as its owner's registers say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -42,6 +43,9 @@ pub(crate) enum Put {
     /// The ring's memory is not there any more.
     MemoryGone,
 }
+
+/// A message of a quadword follows its slot's header.
+const _: () = assert!(SLOT_DATA == SLOT_HEADER + 8);
 
 /// An enabled ring.
 pub(crate) struct Ring {
@@ -90,32 +94,22 @@ impl Ring {
         self.delivered != self.taken
     }
 
-    /// Puts a message in.
+    /// For messages of a node that are put in in a row. `None`: the ring's memory is not there any more.
     #[inline]
-    pub(crate) fn put(&mut self, node: u32, header: u64, message: &[u8]) -> Put {
-        let Some(used) = self.used.get_mut(node as usize).filter(|used| **used < self.share) else {
-            return Put::NoCredit;
-        };
-        let Some(memory) = self.memory.window() else { return Put::MemoryGone };
-        let index = self.delivered & (self.slots - 1);
-        let at = index * SLOT;
-        // No more of the slot than the message needs: a short one takes one cache line, which its reader fetches.
-        let written = match message {
-            [_, _, _, _, _, _, _, _] => {
-                let quadword = message.first_chunk().map_or(0, |bytes| u64::from_ne_bytes(*bytes));
-                memory.store_u64_relaxed(at + SLOT_DATA, quadword)
-            }
-            _ if message.len() <= MAX_MESSAGE => memory.write(at + SLOT_DATA, message),
-            _ => return Put::NoCredit,
-        };
-        let written = written.and_then(|()| memory.store_u64_release(at + SLOT_HEADER, header));
-        if written.is_err() {
-            return Put::MemoryGone;
-        }
-        *used += 1;
-        self.from[index as usize] = node as u16;
-        self.delivered += 1;
-        Put::Done
+    pub(crate) fn fill(&mut self, node: u32) -> Option<Filling<'_>> {
+        let memory = self.memory.window()?;
+        let used = self.used.get_mut(node as usize);
+        let room = used.as_ref().map_or(0, |used| self.share.saturating_sub(**used));
+        Some(Filling {
+            memory,
+            mask: self.slots - 1,
+            delivered: &mut self.delivered,
+            from: &mut self.from,
+            node: node as u16,
+            used,
+            room,
+            put: 0,
+        })
     }
 
     /// The owner says how many messages it has taken so far. False when that makes no sense.
@@ -123,12 +117,19 @@ impl Ring {
         if taken < self.taken || taken > self.delivered {
             return false;
         }
-        while self.taken < taken {
-            let node = self.from[(self.taken & (self.slots - 1)) as usize];
-            self.taken += 1;
+        let from = |at: u64| self.from.get((at & (self.slots - 1)) as usize).copied();
+        while self.taken < taken
+            && let Some(node) = from(self.taken)
+        {
+            // Those of a node that come in a row are counted together.
+            let start = self.taken;
+            while self.taken < taken && from(self.taken) == Some(node) {
+                self.taken += 1;
+            }
             let owed = &mut self.owed[usize::from(node)];
-            *owed += 1;
-            if *owed == self.batch {
+            let before = *owed;
+            *owed += (self.taken - start) as u32;
+            if before < self.batch && *owed >= self.batch {
                 self.due.push_back(node.into());
             }
         }
@@ -147,6 +148,64 @@ impl Ring {
         if let Some(node) = self.due.pop_front() {
             let owed = std::mem::take(&mut self.owed[node as usize]);
             self.used[node as usize] -= owed.min(self.used[node as usize]);
+        }
+    }
+}
+
+/// A ring into which messages of one node are put in a row. They count when this is dropped.
+pub(crate) struct Filling<'a> {
+    memory: &'a Window,
+    mask: u64,
+    delivered: &'a mut u64,
+    from: &'a mut [u16],
+    node: u16,
+    used: Option<&'a mut u32>,
+    /// Messages for which the node has slots.
+    room: u32,
+    put: u32,
+}
+
+impl Filling<'_> {
+    /// Puts a message in.
+    #[inline(always)]
+    pub(crate) fn put(&mut self, header: u64, message: &[u8]) -> Put {
+        if self.put >= self.room {
+            return Put::NoCredit;
+        }
+        let index = (*self.delivered).wrapping_add(self.put.into()) & self.mask;
+        let at = index * SLOT;
+        // No more of the slot than the message needs: a short one takes one cache line, which its reader fetches.
+        let written = match *message {
+            [a, b, c, d, e, f, g, h] => {
+                let quadword = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+                self.memory.store_record(at + SLOT_HEADER, header, quadword)
+            }
+            _ if message.len() <= MAX_MESSAGE => self
+                .memory
+                .write(at + SLOT_DATA, message)
+                .and_then(|()| self.memory.store_u64_release(at + SLOT_HEADER, header)),
+            _ => return Put::NoCredit,
+        };
+        let (Ok(()), Some(from)) = (written, self.from.get_mut(index as usize)) else {
+            return Put::MemoryGone;
+        };
+        *from = self.node;
+        self.put += 1;
+        Put::Done
+    }
+
+    /// Messages that were put in so far.
+    pub(crate) fn put_in(&self) -> u32 {
+        self.put
+    }
+}
+
+impl Drop for Filling<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        *self.delivered += u64::from(self.put);
+        if let Some(used) = &mut self.used {
+            **used += self.put;
         }
     }
 }

@@ -1,10 +1,24 @@
 //! From stores to messages: addresses, split bursts, and writers that wait.
 
-use nicforge_core::time::Nanos;
-use nicforge_hwi::extoll_velo::{MAX_MESSAGE, address};
+use nicforge_core::{context::Context, device::AttachmentId, posted::Posted, time::Nanos};
+use nicforge_hwi::{
+    extoll::BAR_VELO,
+    extoll_velo::{MAX_MESSAGE, address},
+};
+
+use crate::{
+    card::Card,
+    wire::{Class, FRAMING, Kind, Wire},
+};
 
 /// The message that a store belongs to.
 const MESSAGE_MASK: u64 = !(MAX_MESSAGE as u64 - 1);
+
+/// Whether an offset is where a message starts.
+#[inline]
+fn is_start(offset: u64) -> bool {
+    offset & !MESSAGE_MASK == 0
+}
 
 /// What a write to the send aperture was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,6 +31,17 @@ pub(crate) enum Burst {
     Kept,
     /// No piece of any message.
     Bad,
+}
+
+/// What a look at the messages in front of a ring came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Sent {
+    /// One or more have gone.
+    Some,
+    /// The one in front does not go this way: it is looked at by itself.
+    Nothing,
+    /// The link has no credit.
+    Blocked,
 }
 
 /// A message that the processor split, as far as it has come.
@@ -98,9 +123,80 @@ impl Assembly {
         self.length = 0;
     }
 
+    /// Whether there is no message that is not complete.
+    #[inline]
+    pub(crate) fn is_empty(&self) -> bool {
+        self.length == 0
+    }
+
     /// When the message that is not complete began.
     pub(crate) fn waiting_since(&self) -> Option<Nanos> {
         (self.length > 0).then_some(self.since)
+    }
+}
+
+impl Card {
+    /// Sends the messages in front of a ring that go to the node of the first one, as long as nothing is in their way. What is in front then,
+    /// if anything, is sent one by one, or waits.
+    pub(crate) fn send_run(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        first: u64,
+        posted: &mut Posted<'_>,
+    ) -> Sent {
+        let (node, ..) = address::decode(first);
+        let (source, admin) = (self.config.node, self.admin());
+        let Some(way) = self.switch.way_out(node, Class::Request).filter(|_| who != admin) else {
+            return Sent::Nothing;
+        };
+        let Self { vpids, directory, shown_late, .. } = self;
+        let vpid = vpids.get_mut(usize::from(who.0)).filter(|vpid| vpid.assembly.is_empty());
+        let (Some(vpid), mut ports) = (vpid, context.ports()) else { return Sent::Nothing };
+        if ports.is_up(way.0) && !ports.ready(way.0, way.1) {
+            return Sent::Blocked;
+        }
+        let Some(mut run) = ports.run(way.0, way.1) else { return Sent::Nothing };
+        // What the last record came to.
+        let (mut header, mut place) = (0, usize::MAX);
+        let sent = posted.take_while(|at, data, alike| {
+            if !alike {
+                let (target, target_vpid, tag, quadwords) = address::decode(at.offset);
+                let whole = is_start(at.offset) && data.len() == quadwords * 8;
+                let sound = at.bar == BAR_VELO && target == node && whole;
+                let found = directory.place(node, target_vpid).filter(|_| sound);
+                let entry = found.and_then(|found| directory.at(found)).filter(|entry| entry.is_up());
+                let (Some(found), Some(entry)) = (found, entry) else {
+                    return false;
+                };
+                let wire = Wire {
+                    target: node,
+                    source,
+                    target_vpid,
+                    source_vpid: who.0,
+                    tag,
+                    quadwords,
+                    kind: Kind::Velo,
+                    generation: entry.generation,
+                };
+                (header, place) = (wire.encode(), found);
+            }
+            let Some(entry) = directory.at(place) else { return false };
+            let sends = entry.credit > 0
+                && run.send(data, |packet| {
+                    packet.header = header;
+                    packet.framing = FRAMING;
+                });
+            entry.credit -= u32::from(sends);
+            sends
+        });
+        if sent == 0 {
+            return Sent::Nothing;
+        }
+        vpid.counts.sent += u64::from(sent);
+        vpid.end_stall();
+        shown_late.add(who.0);
+        Sent::Some
     }
 }
 

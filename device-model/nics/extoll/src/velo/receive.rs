@@ -1,0 +1,155 @@
+//! From packets that have arrived to receive rings.
+
+use nicforge_core::{
+    context::Context,
+    device::AttachmentId,
+    fabric::{Arrivals, Packet},
+};
+use nicforge_hwi::{
+    extoll::{error, vector},
+    extoll_velo::header,
+};
+
+use super::ring::Put;
+use crate::{
+    card::Card,
+    set::Set,
+    switch::Arrival,
+    vpid::Vpid,
+    wire::{Kind, Wire},
+};
+
+/// Packets in a row.
+trait Row {
+    fn front(&self) -> Option<&Packet>;
+    fn pass(&mut self);
+}
+
+impl Row for Arrivals<'_> {
+    #[inline(always)]
+    fn front(&self) -> Option<&Packet> {
+        self.front()
+    }
+
+    #[inline(always)]
+    fn pass(&mut self) {
+        self.pass();
+    }
+}
+
+/// A packet that was taken from where it waited.
+struct Single<'a>(Option<&'a Packet>);
+
+impl Row for Single<'_> {
+    fn front(&self) -> Option<&Packet> {
+        self.0
+    }
+
+    fn pass(&mut self) {
+        self.0 = None;
+    }
+}
+
+/// What messages for a VPID came to.
+#[derive(Clone, Copy, Debug, Default)]
+struct Outcome {
+    delivered: u32,
+    undelivered: u32,
+    /// Its ring was empty before, and it waits for the interrupt.
+    interrupt: bool,
+    /// The ring's memory is not there any more.
+    gone: bool,
+}
+
+/// Where messages go to while packets are taken.
+struct Delivery<'a> {
+    vpids: &'a mut [Vpid],
+    unread: &'a mut Set,
+    shown_late: &'a mut Set,
+}
+
+impl Delivery<'_> {
+    /// Puts the packets in front that have the header `alike` into the ring of the VPID that they are for.
+    #[inline(always)]
+    fn deliver(&mut self, alike: u64, row: &mut impl Row) -> Outcome {
+        let wire = Wire::decode(alike);
+        let who = wire.target_vpid;
+        let mut outcome = Outcome::default();
+        let vpid = self.vpids.get_mut(usize::from(who)).filter(|vpid| vpid.generation == wire.generation);
+        let Some(Vpid { ring: Some(ring), counts, interrupts_enabled, .. }) = vpid else {
+            // Sent before its sender knew that the ring was given up.
+            row.pass();
+            return Outcome { undelivered: 1, ..outcome };
+        };
+        let first = !ring.has_unread();
+        let Some(mut filling) = ring.fill(wire.source) else {
+            row.pass();
+            return Outcome { undelivered: 1, gone: true, ..outcome };
+        };
+        let header = header::encode(wire.source, wire.source_vpid, wire.tag, wire.quadwords);
+        while !outcome.gone
+            && let Some(packet) = row.front()
+            && packet.header == alike
+        {
+            let put = filling.put(header, packet.bytes());
+            row.pass();
+            if put != Put::Done {
+                outcome.undelivered += 1;
+                outcome.gone = put == Put::MemoryGone;
+            }
+        }
+        outcome.delivered = filling.put_in();
+        drop(filling);
+        if outcome.delivered > 0 {
+            counts.received += u64::from(outcome.delivered);
+            outcome.interrupt = first && *interrupts_enabled & (1 << vector::VELO_RECEIVE) != 0;
+            self.unread.add(who);
+            self.shown_late.add(who);
+        }
+        outcome
+    }
+}
+
+impl Card {
+    /// Takes an arrival that is a message, and messages that come behind it in a row, at most `limit`. Returns how many.
+    pub(crate) fn receive(&mut self, context: &mut Context<'_>, arrival: Arrival, limit: u32) -> u32 {
+        let node = self.config.node;
+        let Self { switch, vpids, unread, shown_late, .. } = self;
+        let mut delivery = Delivery { vpids, unread, shown_late };
+        let mut ports = context.ports();
+        let mut taken = 0;
+        let (mut last, mut outcome) = (0, Outcome::default());
+        let (mut delivered, mut undelivered) = (0, 0);
+        if let Some(mut row) = switch.take_run(&mut ports, arrival, limit) {
+            // An interrupt, and the end of a ring, come before what is behind.
+            while !outcome.interrupt
+                && !outcome.gone
+                && let Some(packet) = row.front()
+                && Wire::is_for(packet.header, node, Kind::Velo)
+            {
+                last = packet.header;
+                outcome = delivery.deliver(last, &mut row);
+                delivered += outcome.delivered;
+                undelivered += outcome.undelivered;
+            }
+            taken = row.taken();
+        } else if let Some(packet) = switch.take(&mut ports, arrival) {
+            // Of this card itself.
+            last = packet.header;
+            outcome = delivery.deliver(last, &mut Single(Some(&packet)));
+            (delivered, undelivered, taken) = (outcome.delivered, outcome.undelivered, 1);
+            ports.recycle(packet);
+        }
+        self.delivered += u64::from(delivered);
+        self.undelivered += u64::from(undelivered);
+        let who = AttachmentId(Wire::decode(last).target_vpid);
+        if outcome.interrupt {
+            self.raise(context, who, vector::VELO_RECEIVE);
+        }
+        if outcome.gone {
+            self.disable_ring(who);
+            self.fail(context, who, error::RING_MEMORY, 0);
+        }
+        taken
+    }
+}
