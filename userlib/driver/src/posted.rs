@@ -48,7 +48,7 @@ impl Ring {
         Ok(Self { index, producer, consumed, epoch, max_data: capability::max_data(&capability) })
     }
 
-    #[inline]
+    #[inline(always)]
     fn try_post(&mut self, shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<(), Error> {
         if self.epoch != shared.epoch.load(Ordering::Relaxed) {
             *self = Self::open(shared, self.index)?;
@@ -189,7 +189,7 @@ impl Poster {
     ///
     /// # Errors
     /// [`Error::RingFull`]; otherwise as [`Poster::post`].
-    #[inline]
+    #[inline(always)]
     pub fn try_post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         let offset = check(&self.shared, bar, offset, data)?;
         match &mut self.ring {

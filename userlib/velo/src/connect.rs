@@ -133,15 +133,14 @@ impl Port {
         }
     }
 
-    /// The application has taken a message.
+    /// The application has taken a message of `from`.
     #[inline]
-    pub(crate) fn count(&mut self, message: &Message) -> Result<(), Error> {
+    pub(crate) fn count(&mut self, from: Address) -> Result<(), Error> {
         self.statistics.received += 1;
         if !self.config.flow_control {
             return Ok(());
         }
-        let Some(index) = self.index(message.from) else { return Ok(()) };
-        let peer = &mut self.peers[index];
+        let Some(peer) = self.index(from).and_then(|index| self.peers.get_mut(index)) else { return Ok(()) };
         if peer.promised == 0 {
             return Ok(());
         }
@@ -150,7 +149,14 @@ impl Port {
         if peer.owed < (peer.promised / 2).max(1) {
             return Ok(());
         }
-        self.owe(index);
+        self.pay_batch(from)
+    }
+
+    #[inline(never)]
+    fn pay_batch(&mut self, from: Address) -> Result<(), Error> {
+        if let Some(index) = self.index(from) {
+            self.owe(index);
+        }
         self.pay()
     }
 

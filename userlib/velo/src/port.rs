@@ -264,7 +264,7 @@ impl Port {
     }
 
     /// Tells the card how many messages were taken.
-    #[inline]
+    #[inline(never)]
     pub(crate) fn tell_taken(&mut self) -> Result<(), Error> {
         self.read_pointer.store(self.taken, Ordering::Release);
         self.untold = 0;
