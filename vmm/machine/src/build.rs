@@ -211,7 +211,7 @@ fn add_psets(
 /// Packets of buffer at the receiving end of a tree link's virtual channels, unless the file says otherwise.
 const TREE_CREDITS: u32 = 4;
 /// Packets of buffer at the receiving end of an EXTOLL link's virtual channels, unless the file says otherwise.
-const EXTOLL_CREDITS: u32 = 32;
+const EXTOLL_CREDITS: u32 = 64;
 
 /// EXTOLL cards on one network.
 fn add_network(machine: &mut Machine, nodes: &mut Vec<Node>, network: &Extoll) -> Result<(), BuildError> {

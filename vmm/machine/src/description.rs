@@ -18,7 +18,7 @@
 //! watchdog_ms = 500         # how long a send may wait for credit; 0: for ever
 //! rma_watchdog_ms = 2000    # how long nothing may come from the target of a transfer; 0: for ever
 //!
-//! [extoll.link]             # as above; credits are 32 unless it says otherwise
+//! [extoll.link]             # as above; credits are 64 unless it says otherwise
 //! delay_ns = 300
 //! gbit_s = 5.0
 //!
