@@ -81,9 +81,13 @@ impl Pair {
     #[inline]
     pub(super) fn receive(&mut self, most: u32) -> Result<u32, Failure> {
         let mut received = 0;
-        while received < most
-            && let Some(message) = self.receiver.poll().doing(|| "a receiver".into())?
-        {
+        while received < most {
+            // The error apart: handing the whole result on would copy each message.
+            let message = match self.receiver.poll() {
+                Ok(Some(message)) => message,
+                Ok(None) => break,
+                Err(error) => return Err(error).doing(|| "a receiver".into()),
+            };
             if message.quadword(0) != self.received {
                 let (found, expected) = (message.quadword(0), self.received);
                 return Err(Failure::result(format!("message {found} came instead of {expected}")));
