@@ -13,6 +13,8 @@ pub const SOCKET: &str = "NICFORGE_SOCKET";
 pub const NODE: &str = "NICFORGE_NODE";
 /// What this program is to be there.
 pub const ROLE: &str = "NICFORGE_ROLE";
+/// With `--per-core`, which of its node's attachments this program is meant for.
+pub const CORE: &str = "NICFORGE_CORE";
 /// The directory of the machine's sockets and files.
 pub const DIRECTORY: &str = "NICFORGE_DIR";
 
@@ -58,6 +60,18 @@ pub fn node() -> Result<String, Error> {
 /// [`Error::Environment`].
 pub fn role() -> Result<String, Error> {
     text(ROLE)
+}
+
+/// [`CORE`]; `None` for a program that has all of its node.
+///
+/// # Errors
+/// [`Error::Environment`] when it is no number.
+pub fn core() -> Result<Option<u32>, Error> {
+    if std::env::var_os(CORE).is_none() {
+        return Ok(None);
+    }
+    let no_number = |_| Error::Environment { name: CORE.to_owned(), problem: "is no number" };
+    text(CORE)?.parse().map(Some).map_err(no_number)
 }
 
 /// [`DIRECTORY`].

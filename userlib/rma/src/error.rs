@@ -74,6 +74,9 @@ pub enum Error {
         /// The most.
         most: u64,
     },
+    /// The port was opened without a ring, by [`crate::Port::without_poster`].
+    #[error("this port has no posted-write ring: use the calls that post through another one's")]
+    NoPoster,
     /// Notifications were lost because the queue was full. Those that are in it can still be taken.
     #[error("{lost} notifications were lost: free them in time, or open the port with a longer queue")]
     Overflow {

@@ -66,7 +66,8 @@ impl Target {
 pub struct Port {
     device: Device,
     registers: Bar,
-    poster: SharedPoster,
+    /// `None` when commands go through a ring of somebody else's.
+    poster: Option<SharedPoster>,
     translation: Arc<Translation>,
     queue: Queue,
     mirror: Window,
@@ -97,6 +98,18 @@ impl Port {
     /// # Errors
     /// As [`Port::open`].
     pub fn with_poster(device: &Device, poster: SharedPoster, options: Options) -> Result<Self, Error> {
+        Self::with(device, Some(poster), options)
+    }
+
+    /// As [`Port::open`], without a ring: commands are posted by [`Port::try_get_through`] alone.
+    ///
+    /// # Errors
+    /// [`Error::NotExtoll`], [`Error::QueueLength`], [`Error::QueueRefused`].
+    pub fn without_poster(device: &Device, options: Options) -> Result<Self, Error> {
+        Self::with(device, None, options)
+    }
+
+    fn with(device: &Device, poster: Option<SharedPoster>, options: Options) -> Result<Self, Error> {
         let resets = device.resets();
         let registers = device.bar(BAR_REGISTERS)?;
         let identity = registers.read64(reg::IDENTITY)?;
@@ -213,6 +226,40 @@ impl Port {
         self.transfer(target, command::GET, (source, destination), length, notify)
     }
 
+    /// Posts a get of 1 to [`MAX_LENGTH`] bytes through a ring that another library of the same VPID has, as one command, without waiting. `false`
+    /// when the ring is full, or as many commands are under way as a card takes: nothing was posted.
+    ///
+    /// # Errors
+    /// [`Error::Length`], [`Error::Reset`]; those of the ring.
+    #[inline]
+    pub fn try_get_through(
+        &mut self,
+        poster: &mut Poster,
+        target: Target,
+        (source, destination): (u64, u64),
+        length: u32,
+        notify: Notify,
+    ) -> Result<bool, Error> {
+        let ends = [source, destination].map(|address| address.checked_add(length.into()));
+        if length == 0 || length > MAX_LENGTH || ends.contains(&None) {
+            return Err(Error::Length { length: length.into(), most: MAX_LENGTH.into() });
+        }
+        self.check_reset()?;
+        if self.under_way() >= MAX_COMMANDS as u64 {
+            return Ok(false);
+        }
+        let command =
+            Command::new(target.node, target.vpid, command::GET, notify.0, length, source, destination);
+        match poster.try_post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes()) {
+            Ok(()) => {
+                self.posted += 1;
+                Ok(true)
+            }
+            Err(DriverError::RingFull { .. }) => Ok(false),
+            Err(error) => Err(error.into()),
+        }
+    }
+
     /// Posts an immediate put: 1 to 8 bytes, which travel in the command, to the target's address `destination`.
     ///
     /// # Errors
@@ -264,12 +311,13 @@ impl Port {
         length: u32,
         notify: Notify,
     ) -> Result<(), Error> {
+        let Some(poster) = &self.poster else { return Err(Error::NoPoster) };
         self.check_reset()?;
         if self.under_way() >= MAX_COMMANDS as u64 {
             self.wait_for_room()?;
         }
         let command = Command::new(target.node, target.vpid, command, notify.0, length, ends.0, ends.1);
-        self.poster.post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes())?;
+        poster.post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes())?;
         self.posted += 1;
         Ok(())
     }

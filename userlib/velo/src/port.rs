@@ -40,6 +40,11 @@ impl Link {
     pub fn address(&self) -> Address {
         self.address
     }
+
+    /// Which tenant of that address, by the generation that the directory shows: [`Port::tenant_of`].
+    pub fn tenant(&self) -> u8 {
+        self.generation
+    }
 }
 
 /// What a port has done so far.
@@ -223,6 +228,25 @@ impl Port {
     /// Whether somebody has an address, as far as this card has heard.
     pub fn is_up(&self, address: Address) -> bool {
         self.index(address).is_some() && self.tenant(address) & 1 != 0
+    }
+
+    /// The tenant that has an address now, as far as this card has heard: a generation, odd while there is one. 0 for what can be no address. It
+    /// changes after all that the tenant before has sent is in the receive ring.
+    #[inline]
+    pub fn tenant_of(&self, address: Address) -> u8 {
+        if self.index(address).is_some() { self.tenant(address) } else { 0 }
+    }
+
+    /// The tenant that sent the message which was taken last from an address: who connects says which it is, before its messages. 0 when
+    /// nobody there has connected, and on ports without flow control.
+    #[inline]
+    pub fn sender_of(&self, address: Address) -> u8 {
+        self.index(address).map_or(0, |index| self.peers[index].of)
+    }
+
+    /// The way to the card, for another library of the same VPID: what is posted there is carried out in order with this port's messages.
+    pub fn poster(&mut self) -> &mut Poster {
+        &mut self.poster
     }
 
     /// Reports what the card has found wrong since the last report. The calls that send, and those that wait for a message, do it too.
