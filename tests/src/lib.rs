@@ -8,8 +8,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]
 
 pub mod backing;
+pub mod extoll_body;
 pub mod fcnp_body;
 pub mod idio16_body;
+pub mod matching_body;
 pub mod proof_body;
 pub mod rma_body;
 pub mod tree_body;

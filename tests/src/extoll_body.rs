@@ -1,0 +1,313 @@
+//! Test bodies of matching's transport over the EXTOLL card: what is its own, beside [`crate::matching_body`].
+#![allow(unsafe_code, reason = "memory is registered by address, as the matching layer does")]
+
+use std::{ptr::NonNull, time::Duration};
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Deadline, HugePages, Relax};
+use nicforge_extoll_transport::{Config, Error, ExtollTransport, Job};
+use nicforge_machine::{build::build, description::Description};
+use nicforge_matching::{
+    Access, Config as Matching, Endpoint, Envelope, Error as MatchingError, Get, Memory, Mode, Rank, Region,
+    RemoteRegion, Selector, Taken, Transport, TransportError,
+};
+use nicforge_rma::Notify;
+use nicforge_velo::{Address, Port};
+
+use crate::{
+    backing::{Rig, soon},
+    matching_body::{Network, World, pattern},
+};
+
+/// Two cards of four VPIDs.
+pub fn machine() -> Machine {
+    let text = "name = \"transport\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
+    build(&Description::parse(text, "transport.toml").unwrap()).unwrap().0
+}
+
+/// Where a rank is: on the two cards in turns.
+fn at(rank: Rank) -> Address {
+    Address { node: rank % 2, vpid: (rank / 2) as u16 }
+}
+
+fn job(size: u32) -> Job {
+    Job::new((0..size).map(at).collect())
+}
+
+/// Ranks on the cards of a rig.
+pub struct Extoll<'a> {
+    rig: &'a dyn Rig,
+    config: Config,
+}
+
+impl<'a> Extoll<'a> {
+    /// With the defaults.
+    pub fn new(rig: &'a dyn Rig) -> Self {
+        Self::with(rig, Config::default())
+    }
+
+    /// With other ones.
+    pub fn with(rig: &'a dyn Rig, config: Config) -> Self {
+        Self { rig, config }
+    }
+
+    fn rank(&self, rank: Rank, size: u32) -> ExtollTransport {
+        let Address { node, vpid } = at(rank);
+        let device = self.rig.open(&format!("ex{node}"), &format!("vpid{vpid}"));
+        ExtollTransport::open(device, &job(size), self.config).unwrap()
+    }
+}
+
+impl Network for Extoll<'_> {
+    type Transport = ExtollTransport;
+
+    fn ranks(&self, size: u32) -> Vec<ExtollTransport> {
+        let mut ranks: Vec<_> = (0..size).map(|rank| self.rank(rank, size)).collect();
+        let (deadline, mut relax) = (soon(), Relax::new());
+        while !ranks.iter().all(ExtollTransport::is_complete) {
+            assert!(!deadline.has_passed(), "the ranks do not find each other: {ranks:?}");
+            for rank in &mut ranks {
+                assert_eq!(rank.poll_gone(), None);
+                rank.poll(64, &mut |_, _, _| panic!("nobody has sent anything")).unwrap();
+                rank.device().relax(&mut relax).unwrap();
+            }
+        }
+        ranks
+    }
+}
+
+/// Ranks that come one after the other wait for each other.
+pub fn ranks_find_each_other(rig: &dyn Rig) {
+    let extoll = Extoll::new(rig);
+    let mut first = extoll.rank(0, 2);
+    let early = first.wait_for_all(Deadline::after(Duration::from_millis(10)), None);
+    assert!(matches!(early, Err(Error::Velo(nicforge_velo::Error::Timeout { .. }))), "{early:?}");
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut second = extoll.rank(1, 2);
+            second.wait_for_all(soon(), None).unwrap();
+            // Until the other has seen it.
+            let (mut relax, deadline) = (Relax::new(), soon());
+            while second.poll_gone().is_none() && !deadline.has_passed() {
+                second.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+                second.device().relax(&mut relax).unwrap();
+            }
+        });
+        first.wait_for_all(soon(), None).unwrap();
+        drop(first);
+    });
+    let (device, of_two) = (rig.open("ex0", "vpid1"), job(2));
+    let refused = ExtollTransport::open(device, &of_two, Config::default()).unwrap_err();
+    assert_eq!(refused, Error::NotOfJob { address: Address { node: 0, vpid: 1 }, size: 2 });
+}
+
+/// Long messages, many at a time, more than the staging memory holds: in the part that stays registered, and in memory of their own.
+pub fn long_messages_share_what_there_is(rig: &dyn Rig) {
+    let config =
+        Config { staging: 64 << 10, longest_staging: 300_000, gets: 2, get_bytes: 8192, ..Config::default() };
+    let mut world = World::pair(&Extoll::with(rig, config));
+    let lengths: Vec<usize> =
+        (0..40).map(|number| [20_000, 30_000, 3_000, 200_000, 32_769][number % 5]).collect();
+    let mut requests = Vec::new();
+    for (number, &length) in lengths.iter().enumerate() {
+        for (from, to) in [(0, 1), (1, 0)] {
+            let send = world.send(from, to, number as u64, &pattern(number as u64, length));
+            let receive = world.receive(to as usize, Selector::exact(from as u32, 0, number as u64), length);
+            requests.push((from, send, to as usize, receive, number));
+        }
+    }
+    for (from, send, to, receive, number) in requests {
+        let done = world.wait(to, receive);
+        assert_eq!((done.result, done.length), (Ok(()), lengths[number]));
+        assert!(done.buffer.as_slice() == pattern(number as u64, lengths[number]), "message {number}");
+        assert_eq!(world.wait(from, send).result, Ok(()));
+    }
+    for rank in &world.ranks {
+        let statistics = rank.transport().statistics();
+        assert_eq!((statistics.staged, statistics.registered, statistics.failed_gets), (24, 16, 0));
+    }
+}
+
+/// What is deregistered is out of reach, for peers that ask for it and for gets that are under way.
+pub fn what_is_deregistered_is_out_of_reach(rig: &dyn Rig) {
+    const LENGTH: usize = 100_000;
+    let config = Config { staging: 8192, ..Config::default() };
+    let mut ranks = Extoll::with(rig, config).ranks(2);
+    let source = pattern(1, LENGTH);
+    let mut target = vec![7_u8; LENGTH];
+    let memory = |bytes: *const u8| Memory { start: NonNull::new(bytes.cast_mut()).unwrap(), length: LENGTH };
+    let register = |rank: &mut ExtollTransport, memory, access| {
+        // SAFETY: the vectors live, unmoved, until what is registered was deregistered; nobody else touches them meanwhile.
+        unsafe { rank.register(memory, access) }.unwrap().unwrap()
+    };
+    let from = register(&mut ranks[0], memory(source.as_ptr()), Access::Source);
+    let to = register(&mut ranks[1], memory(target.as_mut_ptr()), Access::Destination);
+    let get = |remote: RemoteRegion, local: Region, cookie: u64| Get {
+        peer: 0,
+        remote,
+        local,
+        local_offset: 0,
+        length: 50_000,
+        cookie,
+    };
+    let finish = |ranks: &mut [ExtollTransport], cookie| {
+        let (deadline, mut relax, mut ended) = (soon(), Relax::new(), None);
+        while ended.is_none() {
+            assert!(!deadline.has_passed(), "get {cookie} does not end");
+            ranks[1].poll_gets(8, &mut |which, result| ended = Some((which, result))).unwrap();
+            ranks[1].device().relax(&mut relax).unwrap();
+        }
+        let (which, result) = ended.unwrap();
+        assert_eq!(which, cookie);
+        result
+    };
+    assert_eq!(ranks[1].start_get(&get(from.remote, to, 1)), Ok(true));
+    assert_eq!(finish(&mut ranks, 1), Ok(()));
+    // Under way, and taken back: its data do not come.
+    assert_eq!(ranks[1].start_get(&get(from.remote, to, 2)), Ok(true));
+    ranks[1].deregister(to);
+    target[..50_000].fill(9);
+    assert!(finish(&mut ranks, 2).is_err());
+    assert!(target[..50_000].iter().all(|byte| *byte == 9) && target[50_000..].iter().all(|byte| *byte == 7));
+    let to = register(&mut ranks[1], memory(target.as_mut_ptr()), Access::Destination);
+    ranks[0].deregister(from);
+    assert_eq!(ranks[1].start_get(&get(from.remote, to, 3)), Ok(true));
+    let refused = finish(&mut ranks, 3).unwrap_err();
+    assert_eq!(refused.what, "a get's source is not registered");
+    // Addresses that a peer may make up.
+    let made_up = RemoteRegion { key: 0, offset: u64::MAX - 10 };
+    assert!(ranks[1].start_get(&get(made_up, to, 4)).is_err());
+    ranks[1].deregister(to);
+    assert!(ranks[1].start_get(&get(from.remote, to, 5)).is_err());
+    assert!(target[50_000..].iter().all(|byte| *byte == 7));
+}
+
+/// A rank that goes in the middle of a rendezvous ends what waits for it, on both sides; what goes on beside it is not touched; its successor is
+/// nobody.
+pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
+    const LONG: usize = 4 << 20;
+    let extoll = Extoll::new(rig);
+    for sender_dies in [true, false] {
+        let mut world = World::new(&extoll, 3, Matching::default());
+        let send = if sender_dies {
+            world.send(1, 0, 1, &pattern(1, LONG))
+        } else {
+            world.send(0, 1, 1, &pattern(1, LONG))
+        };
+        let receive = world.receive(usize::from(!sender_dies), Selector::any_source(0, 1), LONG);
+        let named = world.receive(0, Selector::exact(1, 0, 2), 8);
+        let any = world.receive(0, Selector::any_source(0, 3), 8);
+        let puller = usize::from(!sender_dies);
+        world.until("gets", |world| (world.ranks[puller].transport().statistics().gets > 4).then_some(()));
+        let dead = world.ranks.remove(1);
+        drop(dead);
+        let gone = Err(MatchingError::PeerGone { peer: 1 });
+        let ours = if sender_dies { receive } else { send };
+        let ended = world.wait(0, ours);
+        assert!(
+            matches!(&ended.result, Err(error) if error.is_peer() || matches!(error, MatchingError::Transport(_))),
+            "{ended:?}"
+        );
+        assert_eq!(world.wait(0, named).result, gone);
+        let late = world.send(0, 1, 2, b"late");
+        assert_eq!(world.wait(0, late).result, gone);
+        // The VPID has a new owner, which says the same things.
+        let successor = extoll.rank(1, 3);
+        let mut successor = Endpoint::new(successor, Matching::default()).unwrap();
+        let strange =
+            successor.isend(Envelope::new(0, 0, 3), Mode::Standard, b"strange".to_vec(), 0).unwrap();
+        let deadline = soon();
+        while world.ranks[0].transport().statistics().strays == 0 {
+            assert!(!deadline.has_passed(), "the successor's message does not come");
+            successor.progress().unwrap();
+            world.turn();
+        }
+        let _ = successor.test(strange).unwrap();
+        // The third rank is at the second place now.
+        world.send(1, 0, 3, b"friendly");
+        assert_eq!(world.wait(0, any).buffer.as_slice(), b"friendly");
+    }
+}
+
+/// A rank whose device is taken away is told by each call; the others are told that it is gone.
+pub fn an_evicted_rank_says_so(rig: &dyn Rig) {
+    let mut world = World::pair(&Extoll::new(rig));
+    let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
+    rig.evict("ex0", "vpid0");
+    let mut evicted = world.ranks.remove(0);
+    let waits = evicted.irecv(Selector::any(0), vec![0; 8], 0).unwrap();
+    let error = evicted.wait(waits, soon(), None).unwrap_err();
+    assert_eq!(error, MatchingError::Transport(TransportError { what: "the card is gone", value: 0 }));
+    assert!(evicted.transport().failure().is_some());
+    assert!(evicted.progress().is_err());
+    let ended = world.wait(0, receive);
+    assert_eq!(ended.result, Err(MatchingError::PeerGone { peer: 0 }));
+}
+
+/// A process with the VPID of a rank that sends what no transport sends, and more notifications than fit.
+pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
+    let extoll = Extoll::new(rig);
+    let mut friends = vec![extoll.rank(0, 3), extoll.rank(2, 3)];
+    let device = rig.open("ex1", "vpid0");
+    let mut hostile = Port::open(device.clone(), Default::default()).unwrap();
+    let link = {
+        let (deadline, mut relax) = (soon(), Relax::new());
+        let link = hostile.connect(at(0), soon(), None).unwrap();
+        while hostile.credits(link) == Some(0) || !friends.iter().all(ExtollTransport::is_complete) {
+            assert!(!deadline.has_passed(), "there is no credit");
+            hostile.progress().unwrap();
+            for friend in &mut friends {
+                assert_eq!(friend.poll_gone(), None);
+                friend.poll(64, &mut |_, _, _| Taken::Yes).unwrap();
+            }
+            device.relax(&mut relax).unwrap();
+        }
+        link
+    };
+    let mut world = World::of(friends, Matching::default());
+    let mut sent = 0;
+    for (tag, bytes) in
+        [(0, [1_u8; 8]), (9, [0; 8]), (14, [9; 8]), (5, [0xff; 8]), (4, [0xff; 8]), (2, [1; 8])]
+    {
+        while hostile.send_nb(link, tag, &bytes) == Err(nicforge_velo::Error::WouldBlock) {
+            world.turn();
+        }
+        sent += 1;
+    }
+    assert_eq!(sent, 6);
+    // It breaks the protocol, and is treated as dead.
+    let named = world.receive(0, Selector::exact(1, 0, 0), 8);
+    let ended = world.wait(0, named);
+    assert!(ended.result.is_err_and(|error| error.is_peer()));
+    // More notifications than the victim's queue holds: each get from its memory makes one.
+    let open = vec![1; 4096];
+    let memory = Memory { start: NonNull::new(open.as_ptr().cast_mut()).unwrap(), length: open.len() };
+    // SAFETY: the vector lives until it is deregistered, and nobody writes it.
+    let open_to_all = unsafe { world.ranks[0].transport_mut().register(memory, Access::Source) };
+    let open_to_all = open_to_all.unwrap().unwrap();
+    let mut rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default()).unwrap();
+    let (victim, own) = (rma.connect(0, 0).unwrap(), device.dma_buffer(4096, HugePages::Never).unwrap());
+    let own = rma.register(&own, nicforge_rma::Access::NONE).unwrap();
+    let (deadline, mut relax) = (soon(), Relax::new());
+    for _ in 0..6_000 {
+        let ends = (open_to_all.remote.offset, own.address());
+        while !rma.try_get_through(hostile.poster(), victim, ends, 8, Notify::RESPONDER).unwrap() {
+            assert!(!deadline.has_passed(), "the gets do not end");
+            device.relax(&mut relax).unwrap();
+        }
+        relax.reset();
+    }
+    rma.drain(soon(), None).unwrap();
+    world.ranks[0].transport_mut().deregister(open_to_all);
+    for round in 0..10 {
+        let data = pattern(round, 100_000);
+        let send = world.send(1, 0, round, &data);
+        let receive = world.receive(0, Selector::exact(2, 0, round), data.len());
+        let done = world.wait(0, receive);
+        assert_eq!(done.result, Ok(()));
+        assert!(done.buffer.as_slice() == data);
+        assert_eq!(world.wait(1, send).result, Ok(()));
+    }
+    let statistics = world.ranks[0].transport().statistics();
+    assert!(statistics.overflows > 0, "{statistics:?}");
+}

@@ -1,0 +1,192 @@
+//! What is registered: sources, which are staged, and destinations, to which gets are copied.
+
+#![allow(unsafe_code, reason = "copies from and to memory that the matching layer lends by its address")]
+
+use std::ptr::NonNull;
+
+use nicforge_driver::{Device, DmaBuffer, HugePages};
+use nicforge_matching::{Access, Memory, Region, RemoteRegion};
+use nicforge_rma::{Access as Allow, Error as RmaError, Port, Region as Registration};
+
+use crate::{
+    Config, Error,
+    arena::{Arena, Part},
+};
+
+/// Memory of the transport's that the card may reach.
+pub(crate) struct Reachable {
+    /// Before the memory, so that it is taken back first.
+    pub(crate) registration: Registration,
+    pub(crate) memory: DmaBuffer,
+}
+
+impl Reachable {
+    pub(crate) fn new(device: &Device, rma: &Port, bytes: usize, allow: Allow) -> Result<Self, Error> {
+        let memory = device.dma_buffer(bytes, HugePages::Try)?;
+        let registration = rma.register(&memory, allow)?;
+        Ok(Self { registration, memory })
+    }
+}
+
+/// A source's copy.
+enum Copied {
+    /// In the part that stays registered.
+    Part(Part),
+    /// In memory of its own.
+    Own { bytes: usize, _memory: Reachable },
+}
+
+/// What a handle stands for.
+enum Entry {
+    /// Nothing; the next one of which that is true.
+    Free(Option<u32>),
+    Source(Copied),
+    Destination(Destination),
+}
+
+/// Where gets are copied to.
+#[derive(Clone, Copy)]
+pub(crate) struct Destination {
+    start: NonNull<u8>,
+    pub(crate) length: usize,
+}
+
+// SAFETY: the matching layer lends memory for use by whichever thread has its endpoint, and with it this.
+unsafe impl Send for Destination {}
+
+impl Destination {
+    /// Copies `length` bytes at `from` of `memory` to `offset`, as far as they are within.
+    ///
+    /// # Safety
+    /// The memory is still lent as a destination, and nobody else accesses this range of it.
+    pub(crate) unsafe fn fill(
+        self,
+        offset: usize,
+        memory: &DmaBuffer,
+        from: u64,
+        length: usize,
+    ) -> Result<(), Error> {
+        if offset.checked_add(length).is_none_or(|end| end > self.length) {
+            return Ok(());
+        }
+        let start = self.start.as_ptr().wrapping_add(offset);
+        // SAFETY: the range is within what was lent for writing, is initialised, and only we access it, as the caller says.
+        let target = unsafe { std::slice::from_raw_parts_mut(start, length) };
+        Ok(memory.read(from, target)?)
+    }
+}
+
+/// All that is registered.
+pub(crate) struct Registered {
+    device: Device,
+    entries: Vec<Entry>,
+    free: Option<u32>,
+    arena: Arena,
+    staging: Reachable,
+    /// The longest source that is staged there.
+    longest: usize,
+    /// Bytes of sources with memory of their own.
+    own: usize,
+    most_own: usize,
+}
+
+/// A source that was registered: whether in memory of its own.
+pub(crate) struct Staged {
+    pub(crate) region: Region,
+    pub(crate) own: bool,
+}
+
+impl Registered {
+    pub(crate) fn new(device: &Device, rma: &Port, config: &Config) -> Result<Self, Error> {
+        Ok(Self {
+            device: device.clone(),
+            entries: Vec::new(),
+            free: None,
+            arena: Arena::new(config.staging),
+            staging: Reachable::new(device, rma, config.staging, Allow::READ)?,
+            longest: config.staging / 2,
+            own: 0,
+            most_own: config.longest_staging,
+        })
+    }
+
+    fn insert(&mut self, entry: Entry) -> u64 {
+        match self.free {
+            Some(index) => {
+                let place = &mut self.entries[index as usize];
+                if let Entry::Free(next) = place {
+                    self.free = *next;
+                }
+                *place = entry;
+                index.into()
+            }
+            None => {
+                self.entries.push(entry);
+                self.entries.len() as u64 - 1
+            }
+        }
+    }
+
+    /// Copies a source to where peers can get it. `None`: there is no room now.
+    ///
+    /// # Safety
+    /// The memory is valid for reads and is not written meanwhile.
+    pub(crate) unsafe fn stage(&mut self, rma: &Port, memory: Memory) -> Result<Option<Staged>, Error> {
+        let length = memory.length;
+        // SAFETY: as the caller says.
+        let bytes = unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), length) };
+        let (copied, address) = if length <= self.longest {
+            let Some(part) = self.arena.take(length) else { return Ok(None) };
+            self.staging.memory.write(part.offset(), bytes)?;
+            (Copied::Part(part), self.staging.registration.address() + part.offset())
+        } else {
+            if self.own > 0 && self.own.saturating_add(length) > self.most_own {
+                return Ok(None);
+            }
+            let reachable = match Reachable::new(&self.device, rma, length, Allow::READ) {
+                Ok(reachable) => reachable,
+                // Others have the card's entries, and give them back when they are done.
+                Err(Error::Rma(RmaError::Translation { .. })) if self.own > 0 => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            reachable.memory.write(0, bytes)?;
+            self.own += length;
+            let address = reachable.registration.address();
+            (Copied::Own { bytes: length, _memory: reachable }, address)
+        };
+        let own = matches!(copied, Copied::Own { .. });
+        let handle = self.insert(Entry::Source(copied));
+        Ok(Some(Staged { region: Region { handle, remote: RemoteRegion { key: 0, offset: address } }, own }))
+    }
+
+    /// Remembers a destination. It is not reachable: gets go elsewhere.
+    pub(crate) fn remember(&mut self, memory: Memory) -> Region {
+        let entry = Entry::Destination(Destination { start: memory.start, length: memory.length });
+        Region { handle: self.insert(entry), remote: RemoteRegion::default() }
+    }
+
+    /// The destination of a handle.
+    pub(crate) fn destination(&self, handle: u64) -> Option<Destination> {
+        match self.entries.get(usize::try_from(handle).ok()?)? {
+            Entry::Destination(destination) => Some(*destination),
+            _ => None,
+        }
+    }
+
+    /// Forgets what a handle stands for, and says what it was.
+    pub(crate) fn remove(&mut self, handle: u64) -> Option<Access> {
+        let place = self.entries.get_mut(usize::try_from(handle).ok()?)?;
+        if matches!(place, Entry::Free(_)) {
+            return None;
+        }
+        let entry = std::mem::replace(place, Entry::Free(self.free));
+        self.free = Some(handle as u32);
+        match entry {
+            Entry::Source(Copied::Part(part)) => self.arena.give(part),
+            Entry::Source(Copied::Own { bytes, .. }) => self.own -= bytes,
+            Entry::Destination(_) => return Some(Access::Destination),
+            Entry::Free(_) => return None,
+        }
+        Some(Access::Source)
+    }
+}

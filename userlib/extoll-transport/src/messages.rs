@@ -1,0 +1,86 @@
+//! Messages of any length in VELO's, whose lengths are multiples of 8 bytes.
+//!
+//! | VELO tag | message |
+//! | --- | --- |
+//! | 1 to 7 | the message with that tag, as it is |
+//! | 8 to 14 | the message with the tag less 8 (0 stands for 7), padded to a multiple of 8; the last byte says by how many bytes, 1 to 8 |
+//!
+//! A message of full length has no padding, so that none is lost.
+
+use nicforge_velo::MAX_MESSAGE;
+
+/// Tags of the matching layer's: 1 to this.
+pub(crate) const TAGS: u8 = 7;
+/// What is added to the tag of a padded message.
+const PADDED: u8 = 8;
+
+/// A VELO message: its tag and its bytes.
+pub(crate) struct Framed<'a> {
+    pub(crate) tag: u8,
+    pub(crate) bytes: &'a [u8],
+}
+
+/// Frames a message of up to [`MAX_MESSAGE`] bytes with a tag of 1 to [`TAGS`]; `None` for another one. `room` is for what has to be padded.
+#[inline]
+pub(crate) fn frame<'a>(tag: u8, message: &'a [u8], room: &'a mut [u8; MAX_MESSAGE]) -> Option<Framed<'a>> {
+    let length = message.len();
+    if length > MAX_MESSAGE || !(1..=TAGS).contains(&tag) {
+        return None;
+    }
+    if length > 0 && length.is_multiple_of(8) {
+        return Some(Framed { tag, bytes: message });
+    }
+    let padded = (length | 7) + 1;
+    room[..length].copy_from_slice(message);
+    room[length..padded].fill(0);
+    room[padded - 1] = (padded - length) as u8;
+    Some(Framed { tag: PADDED + tag % TAGS, bytes: &room[..padded] })
+}
+
+/// The tag and message of a VELO message; `None` of one that [`frame`] does not make.
+#[inline]
+pub(crate) fn unframe(tag: u8, bytes: &[u8]) -> Option<(u8, &[u8])> {
+    if (1..=TAGS).contains(&tag) {
+        return Some((tag, bytes));
+    }
+    let padding = usize::from(*bytes.last()?);
+    let tag = tag.checked_sub(PADDED).filter(|tag| *tag < TAGS)?;
+    let length = bytes.len().checked_sub(padding).filter(|_| (1..=8).contains(&padding))?;
+    Some((if tag == 0 { TAGS } else { tag }, &bytes[..length]))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use super::*;
+
+    #[test]
+    fn every_length_and_tag_comes_back() {
+        let data: Vec<u8> = (100..).take(MAX_MESSAGE).collect();
+        for tag in 1..=TAGS {
+            for length in 0..=MAX_MESSAGE {
+                let mut room = [0xff; MAX_MESSAGE];
+                let framed = frame(tag, &data[..length], &mut room).unwrap();
+                assert!(
+                    framed.bytes.len().is_multiple_of(8) && (8..=MAX_MESSAGE).contains(&framed.bytes.len())
+                );
+                assert!((1..15).contains(&framed.tag));
+                assert_eq!(unframe(framed.tag, framed.bytes), Some((tag, &data[..length])));
+            }
+        }
+        let mut room = [0; MAX_MESSAGE];
+        assert!(frame(0, b"", &mut room).is_none());
+        assert!(frame(1, &[0; MAX_MESSAGE + 1], &mut room).is_none());
+    }
+
+    #[test]
+    fn what_nobody_frames_is_refused() {
+        assert_eq!(unframe(0, &[1; 8]), None);
+        assert_eq!(unframe(15, &[1; 8]), None);
+        assert_eq!(unframe(9, &[0; 8]), None);
+        assert_eq!(unframe(9, &[9; 8]), None);
+        assert_eq!(unframe(9, &[9; 16]), None);
+        assert_eq!(unframe(9, &[]), None);
+    }
+}

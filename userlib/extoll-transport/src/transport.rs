@@ -1,0 +1,393 @@
+//! The transport.
+
+#![allow(
+    unsafe_code,
+    reason = "implements a trait that promises not to touch memory after its deregistration"
+)]
+
+use std::{collections::VecDeque, fmt};
+
+use nicforge_driver::{Cancel, Deadline, Device, Relax};
+use nicforge_matching::{Access, Get, Memory, Rank, Region, Taken, Transport, TransportError};
+use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics as VeloStatistics};
+
+use crate::{
+    Config, Error, Job, Statistics,
+    gets::Gets,
+    job::Place,
+    memory::Registered,
+    messages::{frame, unframe},
+    peers::{Health, Mark, Peer},
+};
+
+/// Quadwords of VELO's flow control that a VPID's connection needs room for beside its messages.
+const CONTROL: u32 = 4;
+/// What [`ExtollTransport::wait_for_all`] waits for.
+const ALL: &str = "all ranks of the job";
+/// Slots of a receive ring at most.
+const MOST_SLOTS: u32 = 1 << 16;
+
+/// A rank's end of VELO and RMA. Nothing else of the process may use the device's VELO or RMA meanwhile. Dropping it is this rank's end for the
+/// others; what was sent before is delivered.
+pub struct ExtollTransport {
+    // In the order in which they go: what gets may write to, what peers may read, then RMA and VELO.
+    pub(crate) gets: Gets,
+    pub(crate) registered: Registered,
+    pub(crate) rma: nicforge_rma::Port,
+    pub(crate) velo: Port,
+    pub(crate) rank: Rank,
+    pub(crate) peers: Vec<Peer>,
+    /// By node, then VPID.
+    pub(crate) ranks: Vec<Rank>,
+    pub(crate) vpids: u32,
+    pub(crate) mark: Mark,
+    /// Messages after which all that was in the receive ring, or kept by VELO, has been taken.
+    pub(crate) behind: u64,
+    /// Ranks that have gone and are not reported yet.
+    pub(crate) going: Vec<Rank>,
+    /// Ranks of which messages are held.
+    pub(crate) holding: Vec<Rank>,
+    /// Messages that are held of a rank before no others are taken.
+    most_held: usize,
+    pub(crate) look_at: usize,
+    pub(crate) failure: Option<Error>,
+    pub(crate) statistics: Statistics,
+}
+
+/// Slots of a receive ring in which each of `each` ranks of a node is promised `window` messages, and what can be promised.
+fn ring(nodes: u32, vpids: u32, each: u32, window: u32) -> (u32, u32) {
+    // VELO promises less than half of a node's share, and keeps some of that for its own messages.
+    let half = each.saturating_mul(window).saturating_add(CONTROL * vpids);
+    let slots = nodes.saturating_mul(half.saturating_mul(2)).clamp(512, MOST_SLOTS).next_power_of_two();
+    let half = slots / nodes.max(1) / 2;
+    let budget = half.saturating_sub((CONTROL * vpids).min(half / 2));
+    (slots, window.min(budget / each.max(1)).max(1))
+}
+
+impl ExtollTransport {
+    /// Opens VELO and RMA of the VPID that `device` is, as the rank that it has in `job`. The others need not be there yet: see
+    /// [`ExtollTransport::wait_for_all`].
+    ///
+    /// # Errors
+    /// [`Error::BadConfig`], [`Error::NoSuchAddress`], [`Error::SameAddress`], [`Error::NotOfJob`]; what the libraries say.
+    pub fn open(device: Device, job: &Job, config: Config) -> Result<Self, Error> {
+        config.check()?;
+        let place = Place::of(&device)?;
+        let ranks = job.table(&place)?;
+        let not_of_job = Error::NotOfJob { address: place.address, size: job.size() };
+        let rank = job.rank(place.address).ok_or(not_of_job)?;
+        let rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default())?;
+        let (slots, window) = ring(place.nodes, place.vpids, job.most_of_a_node(), config.window);
+        let registered = Registered::new(&device, &rma, &config)?;
+        let gets = Gets::new(&device, &rma, &config)?;
+        let peers: Vec<_> = (0..job.size())
+            .filter_map(|rank| job.address(rank))
+            .map(|address| {
+                let target = rma.connect(address.node, address.vpid)?;
+                let held = VecDeque::new();
+                Ok(Peer { address, target, tenant: 0, link: None, health: Health::Alive, held })
+            })
+            .collect::<Result<_, Error>>()?;
+        // Last: from here on others send.
+        let velo = nicforge_velo::Config { slots: Some(slots), window, ..Default::default() };
+        let velo = Port::open(device, velo)?;
+        Ok(Self {
+            gets,
+            registered,
+            rma,
+            velo,
+            rank,
+            going: Vec::with_capacity(peers.len()),
+            holding: Vec::with_capacity(peers.len()),
+            peers,
+            ranks,
+            vpids: place.vpids,
+            mark: Mark::default(),
+            behind: 2 * u64::from(slots),
+            most_held: 2 * window as usize,
+            look_at: 0,
+            failure: None,
+            statistics: Statistics::default(),
+        })
+    }
+
+    /// Waits until every rank has come and can be sent to. One that came and went counts as there; the endpoint tells.
+    ///
+    /// # Errors
+    /// [`VeloError::Timeout`], [`VeloError::Cancelled`]; what the libraries say.
+    pub fn wait_for_all(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
+        let mut relax = self.velo.device().new_relax();
+        while !self.is_complete() {
+            if self.look_around().is_err()
+                && let Some(failure) = &self.failure
+            {
+                return Err(failure.clone());
+            }
+            self.velo.progress()?;
+            if cancel.is_some_and(Cancel::is_cancelled) {
+                return Err(VeloError::Cancelled { what: ALL }.into());
+            }
+            if deadline.has_passed() {
+                return Err(VeloError::Timeout { what: ALL }.into());
+            }
+            self.velo.device().relax(&mut relax)?;
+        }
+        Ok(())
+    }
+
+    /// Whether every rank has come and can be sent to, as far as this one knows. [`Transport::poll`] and [`Transport::poll_gone`] look.
+    pub fn is_complete(&self) -> bool {
+        let there = |(rank, peer): (usize, &Peer)| {
+            rank == self.rank as usize
+                || peer.health != Health::Alive
+                || peer.link.is_some_and(|link| self.velo.credits(link) != Some(0))
+        };
+        self.peers.iter().enumerate().all(there)
+    }
+
+    /// Why the transport has failed, if it has.
+    pub fn failure(&self) -> Option<&Error> {
+        self.failure.as_ref()
+    }
+
+    /// What was done so far.
+    pub fn statistics(&self) -> Statistics {
+        self.statistics
+    }
+
+    /// What VELO has done below.
+    pub fn velo_statistics(&self) -> VeloStatistics {
+        self.velo.statistics()
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        self.velo.device()
+    }
+
+    /// Offers what was refused before. Says how many messages were taken.
+    #[cold]
+    fn offer_held(&mut self, budget: usize, sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken) -> usize {
+        let mut taken = 0;
+        let peers = &mut self.peers;
+        self.holding.retain(|&rank| {
+            let held = &mut peers[rank as usize].held;
+            while taken < budget
+                && let Some(message) = held.front()
+            {
+                let offered =
+                    unframe(message.tag, message.bytes()).map(|(tag, bytes)| sink(rank, tag, bytes));
+                if offered == Some(Taken::NotNow) {
+                    break;
+                }
+                held.pop_front();
+                taken += 1;
+            }
+            !held.is_empty()
+        });
+        self.statistics.taken += taken as u64;
+        taken
+    }
+
+    /// Whether so much is held of a rank that no more may come.
+    fn is_overfull(&self) -> bool {
+        self.holding.iter().map(|rank| &self.peers[*rank as usize]).any(|peer| {
+            // What one that is gone has sent is in the ring already.
+            peer.health == Health::Alive && peer.held.len() >= self.most_held
+        })
+    }
+
+    #[cold]
+    fn hold(&mut self, rank: Rank, message: Message) {
+        let held = &mut self.peers[rank as usize].held;
+        if held.is_empty() {
+            self.holding.push(rank);
+        }
+        held.push_back(message);
+        self.statistics.held += 1;
+    }
+
+    /// A message was not sent since something is wrong, perhaps with an earlier one: it is dropped when its rank is gone, and comes again otherwise.
+    #[cold]
+    fn not_sent(&mut self, to: Rank, error: VeloError) -> Result<bool, TransportError> {
+        self.wrong(error)?;
+        self.look(to)?;
+        Ok(self.peers[to as usize].health != Health::Alive)
+    }
+}
+
+// SAFETY: the card reaches memory of this transport's alone. A source is read once, in `register`. A destination is written in `Gets`, for a get
+// that has ended, in its range, as long as it is registered: `deregister` and dropping this take it out of reach.
+unsafe impl Transport for ExtollTransport {
+    fn rank(&self) -> Rank {
+        self.rank
+    }
+
+    fn size(&self) -> u32 {
+        self.peers.len() as u32
+    }
+
+    fn max_message_bytes(&self) -> usize {
+        MAX_MESSAGE
+    }
+
+    fn max_get_bytes(&self) -> usize {
+        self.gets.most()
+    }
+
+    fn try_send(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, TransportError> {
+        let mut room = [0; MAX_MESSAGE];
+        let Some(framed) = frame(tag, message, &mut room) else {
+            return Err(TransportError { what: "a message is too long", value: message.len() as u64 });
+        };
+        let Some(peer) = self.peers.get(to as usize) else {
+            return Err(TransportError { what: "there is no such rank to send to", value: to.into() });
+        };
+        if peer.health != Health::Alive {
+            return Ok(true);
+        }
+        let Some(link) = peer.link else {
+            self.look(to)?;
+            return Ok(false);
+        };
+        match self.velo.send_nb(link, framed.tag, framed.bytes) {
+            Ok(()) => {
+                self.statistics.sent += 1;
+                Ok(true)
+            }
+            Err(VeloError::WouldBlock) => Ok(false),
+            Err(error) => self.not_sent(to, error),
+        }
+    }
+
+    fn poll(
+        &mut self,
+        budget: usize,
+        sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken,
+    ) -> Result<usize, TransportError> {
+        if let Some(failure) = &self.failure {
+            return Err(failure.short());
+        }
+        let mut taken = 0;
+        if !self.holding.is_empty() {
+            taken = self.offer_held(budget, sink);
+            if self.is_overfull() {
+                return Ok(taken);
+            }
+        }
+        let left = budget - taken;
+        for _ in 0..left {
+            let message = match self.velo.poll() {
+                Ok(Some(message)) => message,
+                Ok(None) => {
+                    self.mark.dry += 1;
+                    break;
+                }
+                Err(error) => {
+                    self.wrong(error)?;
+                    break;
+                }
+            };
+            self.mark.polled += 1;
+            let (source, content) = (self.source_of(&message), unframe(message.tag, message.bytes()));
+            let (Some(rank), Some((tag, bytes))) = (source, content) else {
+                self.statistics.strays += 1;
+                continue;
+            };
+            if !self.peers[rank as usize].held.is_empty() || sink(rank, tag, bytes) == Taken::NotNow {
+                self.hold(rank, message);
+                if self.is_overfull() {
+                    break;
+                }
+                continue;
+            }
+            self.statistics.taken += 1;
+            taken += 1;
+        }
+        Ok(taken)
+    }
+
+    unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError> {
+        match access {
+            Access::Destination => Ok(Some(self.registered.remember(memory))),
+            Access::Source => {
+                // SAFETY: a source is valid for reads and not written, as the caller says.
+                match unsafe { self.registered.stage(&self.rma, memory) } {
+                    Ok(Some(staged)) => {
+                        let own = u64::from(staged.own);
+                        self.statistics.registered += own;
+                        self.statistics.staged += 1 - own;
+                        Ok(Some(staged.region))
+                    }
+                    Ok(None) => Ok(None),
+                    Err(error) => Err(error.short()),
+                }
+            }
+        }
+    }
+
+    fn deregister(&mut self, region: Region) {
+        if self.registered.remove(region.handle) == Some(Access::Destination) {
+            self.gets.withdraw(region.handle);
+        }
+    }
+
+    fn start_get(&mut self, get: &Get) -> Result<bool, TransportError> {
+        self.start(get)
+    }
+
+    fn poll_gets(
+        &mut self,
+        budget: usize,
+        sink: &mut dyn FnMut(u64, Result<(), TransportError>),
+    ) -> Result<usize, TransportError> {
+        self.finish_gets(budget, sink)
+    }
+
+    fn poll_gone(&mut self) -> Option<Rank> {
+        // A failure of the whole is told by the next poll.
+        let _ = self.look_around();
+        if self.going.is_empty() { None } else { self.next_gone() }
+    }
+
+    fn relax(&mut self, relax: &mut Relax) -> Result<(), TransportError> {
+        match self.velo.device().relax(relax) {
+            Ok(()) => Ok(()),
+            Err(error) => Err(self.fail(error.into())),
+        }
+    }
+}
+
+impl Drop for ExtollTransport {
+    fn drop(&mut self) {
+        // What was sent is on its way to the card, which is to have it before VELO is switched off. One that is gone has nobody to send to.
+        let _ = self.velo.device().flush();
+    }
+}
+
+impl fmt::Debug for ExtollTransport {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let gone = self.peers.iter().filter(|peer| peer.health != Health::Alive).count();
+        f.debug_struct("ExtollTransport")
+            .field("rank", &self.rank)
+            .field("size", &self.peers.len())
+            .field("gone", &gone)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_rank_is_promised_its_window_as_long_as_the_ring_can_be_long_enough() {
+        for (nodes, vpids, each) in [(2, 4, 1), (8, 8, 8), (8, 16, 1), (1, 256, 256)] {
+            let (slots, window) = ring(nodes, vpids, each, 64);
+            assert!(slots.is_power_of_two() && slots <= MOST_SLOTS);
+            assert_eq!(window, 64, "{nodes} nodes, {each} of {vpids} VPIDs");
+        }
+        assert_eq!(ring(2048, 256, 256, 64), (65_536, 1));
+        assert_eq!(ring(64, 64, 64, 64), (65_536, 4));
+    }
+}
