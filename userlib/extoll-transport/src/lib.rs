@@ -6,14 +6,14 @@
 //! buffers of the endpoint's long messages.
 //!
 //! ```no_run
-//! use nicforge_driver::{Deadline, Device, OpenOptions, environment};
-//! use nicforge_extoll_transport::{Config, ExtollTransport, Job};
+//! use nicforge_driver::Deadline;
+//! use nicforge_extoll_transport::{Config, ExtollTransport};
 //! use nicforge_matching::{Endpoint, Envelope, Mode, Selector};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! let device = Device::open_env(environment::SOCKET, OpenOptions::default())?;
-//! let job = Job::from_environment(&device)?;
-//! let mut endpoint = Endpoint::new(ExtollTransport::open(device, &job, Config::default())?, Default::default())?;
+//! // Of a program that `nicforge run` starts; `ExtollTransport::open` for others.
+//! let transport = ExtollTransport::from_environment(Config::default(), Deadline::never())?;
+//! let mut endpoint = Endpoint::new(transport, Default::default())?;
 //! let next = (endpoint.rank() + 1) % endpoint.size();
 //! let send = endpoint.isend(Envelope::new(next, 0, 7), Mode::Standard, b"hello".to_vec(), 0)?;
 //! let receive = endpoint.irecv(Selector::any_source(0, 7), vec![0; 5], 0)?;

@@ -7,7 +7,7 @@
 
 use std::{collections::VecDeque, fmt};
 
-use nicforge_driver::{Cancel, Deadline, Device, Relax};
+use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, Relax, environment};
 use nicforge_matching::{Access, Get, Memory, Rank, Region, Taken, Transport, TransportError};
 use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics as VeloStatistics};
 
@@ -109,6 +109,19 @@ impl ExtollTransport {
             failure: None,
             statistics: Statistics::default(),
         })
+    }
+
+    /// What a program that `nicforge run` starts has: the first device of its node, in the job of all nodes, or of all VPIDs with `--per-core`
+    /// ([`Job::from_environment`]). Waits until every rank has come.
+    ///
+    /// # Errors
+    /// As [`ExtollTransport::open`] and [`ExtollTransport::wait_for_all`]; [`nicforge_driver::Error::Environment`].
+    pub fn from_environment(config: Config, deadline: Deadline) -> Result<Self, Error> {
+        let device = Device::open_env(environment::SOCKET, OpenOptions::default())?;
+        let job = Job::from_environment(&device)?;
+        let mut transport = Self::open(device, &job, config)?;
+        transport.wait_for_all(deadline, None)?;
+        Ok(transport)
     }
 
     /// Waits until every rank has come and can be sent to. One that came and went counts as there; the endpoint tells.

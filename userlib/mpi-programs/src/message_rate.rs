@@ -1,0 +1,249 @@
+//! Message rate and bandwidth of pairs, after `osu_mbw_mr` of the OSU micro-benchmarks, which the paper's Figure 3 was measured with.
+//!
+//! A sender starts a window of messages, waits until all of them are complete and its receiver has answered, and starts the next. The receiver
+//! has posted the receives of a window before its sender is told to go on.
+
+use nicforge_matching::{Endpoint, Envelope, Mode, Rank, Selector, Transport};
+
+use crate::{Error, Program, succeeded, vector};
+
+/// Tags of messages, and of the answers to windows.
+const MESSAGE: u64 = 1;
+const ANSWER: u64 = 2;
+/// Cookies of answers.
+const ANSWERS: u64 = u64::MAX;
+
+/// What a pair does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Terms {
+    /// Bytes of a message.
+    pub bytes: usize,
+    /// Messages of a window; 64 is usual.
+    pub window: u32,
+    /// Windows.
+    pub windows: u32,
+    /// The matching context: another one for each run.
+    pub context: u32,
+}
+
+impl Terms {
+    /// Messages of a pair.
+    pub fn messages(&self) -> u64 {
+        u64::from(self.window) * u64::from(self.windows)
+    }
+}
+
+/// Which end of a pair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// It sends messages.
+    Sender,
+    /// It receives them, and answers each window.
+    Receiver,
+}
+
+/// One end of a pair.
+pub struct Side<'a, T: Transport> {
+    endpoint: &'a mut Endpoint<T>,
+    end: End,
+    peer: Rank,
+    terms: Terms,
+    /// Windows that were started.
+    started: u32,
+    /// Requests of messages, and of answers, that are not complete.
+    messages: u32,
+    answers: u32,
+    /// Messages completed.
+    completed: u64,
+    /// Memory that no request has.
+    free: Vec<Vec<u8>>,
+    answer: Vec<u8>,
+}
+
+impl<'a, T: Transport> Side<'a, T> {
+    /// An end of the pair with `peer`. A receiver's first window is posted at once.
+    ///
+    /// # Errors
+    /// [`Error::BadParameter`]; those of the endpoint.
+    pub fn new(endpoint: &'a mut Endpoint<T>, end: End, peer: Rank, terms: Terms) -> Result<Self, Error> {
+        if terms.window == 0 {
+            return Err(Error::BadParameter { what: "the window", value: 0, rule: "at least 1" });
+        }
+        // A receiver has posted a window while the messages of the one before complete.
+        let buffers = 2 * terms.window as usize;
+        let mut side = Self {
+            endpoint,
+            end,
+            peer,
+            terms,
+            started: 0,
+            messages: 0,
+            answers: 0,
+            completed: 0,
+            free: vec![vec![0; terms.bytes]; buffers],
+            answer: vec![0; 4],
+        };
+        if end == End::Receiver && terms.windows > 0 {
+            side.start()?;
+        }
+        Ok(side)
+    }
+
+    /// Starts a window.
+    fn start(&mut self) -> Result<(), Error> {
+        self.started += 1;
+        let terms = self.terms;
+        for number in 0..u64::from(terms.window) {
+            let mut data = self.free.pop().unwrap_or_else(|| vec![0; terms.bytes]);
+            if self.end == End::Sender {
+                stamp(&mut data, number);
+                let to = Envelope::new(self.peer, terms.context, MESSAGE);
+                self.endpoint.isend(to, Mode::Standard, data, number)?;
+            } else {
+                self.endpoint.irecv(Selector::exact(self.peer, terms.context, MESSAGE), data, number)?;
+            }
+            self.messages += 1;
+        }
+        if self.end == End::Sender {
+            let answer = std::mem::take(&mut self.answer);
+            self.endpoint.irecv(Selector::exact(self.peer, terms.context, ANSWER), answer, ANSWERS)?;
+            self.answers += 1;
+        }
+        Ok(())
+    }
+
+    /// A receiver's window has come: the next one is posted, and the sender is told.
+    fn answer(&mut self) -> Result<(), Error> {
+        if self.started < self.terms.windows {
+            self.start()?;
+        }
+        let answer = std::mem::take(&mut self.answer);
+        let to = Envelope::new(self.peer, self.terms.context, ANSWER);
+        self.endpoint.isend(to, Mode::Standard, answer, ANSWERS)?;
+        self.answers += 1;
+        Ok(())
+    }
+
+    fn complete(&mut self, cookie: u64, data: Vec<u8>) -> Result<(), Error> {
+        if cookie == ANSWERS {
+            self.answers -= 1;
+            self.answer = data;
+            return Ok(());
+        }
+        if self.end == End::Receiver {
+            check(&data, cookie)?;
+        }
+        self.free.push(data);
+        self.messages -= 1;
+        self.completed += 1;
+        Ok(())
+    }
+
+    /// Messages that were sent, or received, completely.
+    pub fn completed(&self) -> u64 {
+        self.completed
+    }
+}
+
+/// Writes where a message belongs, as far as there is room.
+fn stamp(data: &mut [u8], number: u64) {
+    if let Some(first) = data.first_mut() {
+        *first = number as u8;
+    }
+    if let Some(last) = data.get_mut(1..).and_then(<[u8]>::last_mut) {
+        *last = !number as u8;
+    }
+}
+
+fn check(data: &[u8], number: u64) -> Result<(), Error> {
+    let wrong = |found: u8, expected: u8| Error::Wrong {
+        what: "a message",
+        found: found.into(),
+        expected: expected.into(),
+    };
+    match data {
+        [] => Ok(()),
+        [first, ..] if *first != number as u8 => Err(wrong(*first, number as u8)),
+        [_, .., last] if *last != !number as u8 => Err(wrong(*last, !number as u8)),
+        _ => Ok(()),
+    }
+}
+
+impl<T: Transport> Program for Side<'_, T> {
+    type Transport = T;
+
+    fn step(&mut self) -> Result<usize, Error> {
+        if self.end == End::Sender
+            && self.messages == 0
+            && self.answers == 0
+            && self.started < self.terms.windows
+        {
+            self.start()?;
+        }
+        let mut steps = self.endpoint.progress()?;
+        while let Some(done) = self.endpoint.next_completion() {
+            steps += 1;
+            let cookie = done.cookie;
+            let data = vector(succeeded(done)?);
+            self.complete(cookie, data)?;
+            let in_window = self.completed.is_multiple_of(self.terms.window.into());
+            if self.end == End::Receiver && cookie != ANSWERS && in_window {
+                self.answer()?;
+            }
+        }
+        Ok(steps)
+    }
+
+    fn is_done(&self) -> bool {
+        self.completed == self.terms.messages() && self.answers == 0
+    }
+
+    fn endpoint(&mut self) -> &mut Endpoint<T> {
+        self.endpoint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use std::time::Duration;
+
+    use nicforge_driver::{Deadline, Relax};
+    use nicforge_matching::{
+        Config,
+        memory::{self, Fabric},
+    };
+
+    use super::*;
+    use crate::drive;
+
+    #[test]
+    fn all_messages_of_all_pairs_come() {
+        for bytes in [0, 1, 8, 2048, 4096] {
+            let (_fabric, ports) = Fabric::new(4, memory::Terms { seed: 1, ..memory::Terms::default() });
+            let mut endpoints: Vec<_> =
+                ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
+            let terms = Terms { bytes, window: 16, windows: 5, context: 1 };
+            let side = |(rank, endpoint)| match rank {
+                0 | 1 => Side::new(endpoint, End::Sender, rank + 2, terms).unwrap(),
+                _ => Side::new(endpoint, End::Receiver, rank - 2, terms).unwrap(),
+            };
+            let mut sides: Vec<_> = (0..).zip(&mut endpoints).map(side).collect();
+            drive(&mut sides, Deadline::after(Duration::from_secs(120)), &mut Relax::new()).unwrap();
+            assert!(sides.iter().all(|side| side.completed() == 80), "{bytes} bytes");
+            drop(sides);
+            assert!(endpoints.iter().all(|endpoint| endpoint.outstanding() == 0));
+        }
+    }
+
+    #[test]
+    fn what_was_not_sent_is_noticed() {
+        let mut data = [0; 4];
+        stamp(&mut data, 7);
+        assert!(check(&data, 7).is_ok() && check(&data[..1], 7).is_ok() && check(&[], 7).is_ok());
+        assert!(check(&data, 8).is_err());
+        data[3] ^= 1;
+        assert!(check(&data, 7).is_err());
+    }
+}

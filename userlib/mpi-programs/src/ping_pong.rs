@@ -1,0 +1,152 @@
+//! Latency: one message there and back, after `osu_latency`.
+
+use std::time::{Duration, Instant};
+
+use nicforge_matching::{Endpoint, Envelope, Kind, Mode, Rank, Selector, Transport};
+
+use crate::{Error, Program, succeeded, vector};
+
+/// One end. Who begins measures.
+pub struct Side<'a, T: Transport> {
+    endpoint: &'a mut Endpoint<T>,
+    begins: bool,
+    peer: Rank,
+    context: u32,
+    rounds: u32,
+    /// Rounds of which the message has come.
+    received: u32,
+    outstanding: u32,
+    to_send: Vec<Vec<u8>>,
+    sent_at: Instant,
+    /// Half round trips.
+    times: Vec<Duration>,
+}
+
+impl<'a, T: Transport> Side<'a, T> {
+    /// An end of `rounds` round trips of messages of `bytes` with `peer`, in a matching context of their own.
+    ///
+    /// # Errors
+    /// Those of the endpoint.
+    pub fn new(
+        endpoint: &'a mut Endpoint<T>,
+        begins: bool,
+        peer: Rank,
+        bytes: usize,
+        rounds: u32,
+        context: u32,
+    ) -> Result<Self, Error> {
+        let mut side = Self {
+            endpoint,
+            begins,
+            peer,
+            context,
+            rounds,
+            received: 0,
+            outstanding: 0,
+            to_send: vec![vec![0; bytes]; 2],
+            sent_at: Instant::now(),
+            times: Vec::with_capacity(if begins { rounds as usize } else { 0 }),
+        };
+        if rounds > 0 {
+            side.receive(vec![0; bytes])?;
+            if begins {
+                side.send()?;
+            }
+        }
+        Ok(side)
+    }
+
+    fn receive(&mut self, buffer: Vec<u8>) -> Result<(), Error> {
+        self.endpoint.irecv(Selector::exact(self.peer, self.context, 0), buffer, 0)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<(), Error> {
+        let mut data = self.to_send.pop().unwrap_or_default();
+        if let Some(first) = data.first_mut() {
+            *first = self.received as u8;
+        }
+        self.sent_at = Instant::now();
+        self.endpoint.isend(Envelope::new(self.peer, self.context, 0), Mode::Standard, data, 0)?;
+        self.outstanding += 1;
+        Ok(())
+    }
+
+    /// Half of the time of each round trip; of the end that began.
+    pub fn times(&self) -> &[Duration] {
+        &self.times
+    }
+}
+
+impl<T: Transport> Program for Side<'_, T> {
+    type Transport = T;
+
+    fn step(&mut self) -> Result<usize, Error> {
+        let mut steps = self.endpoint.progress()?;
+        while let Some(done) = self.endpoint.next_completion() {
+            steps += 1;
+            self.outstanding -= 1;
+            let (kind, data) = (done.kind, vector(succeeded(done)?));
+            if kind == Kind::Send {
+                self.to_send.push(data);
+                continue;
+            }
+            if self.begins {
+                self.times.push(self.sent_at.elapsed() / 2);
+            }
+            let expected = self.received as u8;
+            if let Some(&found) = data.first().filter(|found| **found != expected) {
+                return Err(Error::Wrong { what: "an echo", found: found.into(), expected: expected.into() });
+            }
+            if !self.begins {
+                self.send()?;
+            }
+            self.received += 1;
+            if self.received < self.rounds {
+                self.receive(data)?;
+                if self.begins {
+                    self.send()?;
+                }
+            }
+        }
+        Ok(steps)
+    }
+
+    fn is_done(&self) -> bool {
+        self.received == self.rounds && self.outstanding == 0
+    }
+
+    fn endpoint(&mut self) -> &mut Endpoint<T> {
+        self.endpoint
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "tests")]
+
+    use nicforge_driver::{Deadline, Relax};
+    use nicforge_matching::{
+        Config,
+        memory::{Fabric, Terms},
+    };
+
+    use super::*;
+    use crate::drive;
+
+    #[test]
+    fn every_round_is_timed() {
+        for bytes in [0, 1, 5000] {
+            let (_fabric, ports) = Fabric::new(2, Terms::default());
+            let mut endpoints: Vec<_> =
+                ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
+            let mut sides: Vec<_> = (0..)
+                .zip(&mut endpoints)
+                .map(|(rank, endpoint)| Side::new(endpoint, rank == 0, 1 - rank, bytes, 100, 3).unwrap())
+                .collect();
+            drive(&mut sides, Deadline::after(Duration::from_secs(120)), &mut Relax::new()).unwrap();
+            assert_eq!((sides[0].times().len(), sides[1].times().len()), (100, 0));
+        }
+    }
+}
