@@ -73,6 +73,25 @@ fn matching_is_measured_at_every_depth() {
 }
 
 #[test]
+fn messages_over_extoll_are_measured_by_pairs_and_sizes() {
+    let report = quick("extoll-mpi");
+    assert_report(&report, "extoll-mpi", &["message-rate", "ping-pong", "random-access", "velo"]);
+    let rows = report["rows"].as_array().unwrap();
+    let of = |path: &'static str| rows.iter().filter(move |row| row["path"] == path);
+    let rates: BTreeSet<_> = of("message-rate")
+        .map(|row| (row["pairs"].as_f64().unwrap() as u64, row["bytes"].as_u64().unwrap()))
+        .collect();
+    let expected: BTreeSet<_> =
+        [1, 2, 4, 8].into_iter().flat_map(|pairs| (0..=12).map(move |power| (pairs, 1 << power))).collect();
+    assert_eq!(rates, expected);
+    assert!(of("message-rate").chain(of("velo")).all(|row| row["rate_per_s"].as_f64().unwrap() > 0.0));
+    assert!(of("ping-pong").all(|row| row["p50_us"].as_f64() > Some(0.0)));
+    for row in of("random-access") {
+        assert!(row["gups"].as_f64().unwrap() > 0.0 && row["wrong_percent"] == 0.0, "{row:#}");
+    }
+}
+
+#[test]
 fn without_valgrind_the_packet_bench_says_what_to_install() {
     let nothing = tempfile::TempDir::new().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))

@@ -14,6 +14,7 @@ pub mod report;
 pub mod row;
 pub mod samples;
 
+mod extoll_mpi;
 mod fcnp;
 mod matching;
 mod mmio;
@@ -151,6 +152,12 @@ const BENCHES: &[Bench] = &[
         name: "matching",
         about: "what matching a message costs, by the number of others that wait",
         run: matching::run,
+        part: None,
+    },
+    Bench {
+        name: "extoll-mpi",
+        about: "MPI-style messages over two EXTOLL cards: message rate, latency, RandomAccess",
+        run: extoll_mpi::run,
         part: None,
     },
 ];

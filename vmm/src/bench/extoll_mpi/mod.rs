@@ -1,0 +1,207 @@
+//! `bench extoll-mpi`: MPI-style messages over the EXTOLL card, as the paper measured its own.
+//!
+//! In: two cards with a link between them, served by an engine thread of this process; one application thread that is all ranks. Out: the message rate
+//! by the number of pairs and the size (after `osu_mbw_mr`), the latency by size, RandomAccess with its errors, and what VELO alone does with the same
+//! threads.
+//!
+//! `ranks.rs`: the ranks, and what they do; `velo.rs`: the same without matching.
+
+mod ranks;
+mod velo;
+
+use nicforge_machine::description::Description;
+
+use self::{ranks::Ranks, velo::Bare};
+use super::{
+    Run,
+    placement::{Placement, processors},
+    row::{Backing, Goal, Outcome, Row},
+    samples::{Samples, in_turns, median},
+};
+use crate::{cli::ServeOptions, failure::Failure, serve::Served};
+
+/// Pairs that exchange messages.
+const PAIRS: [u16; 4] = [1, 2, 4, 8];
+/// Bytes of their messages: 1 to 4,096.
+const SIZES: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+/// Bytes of the messages whose latency is measured.
+const LATENCY_SIZES: [usize; 5] = [8, 2048, 4096, 65_536, 1 << 20];
+/// Ranks of RandomAccess.
+const RANKS: [u32; 3] = [2, 4, 8];
+/// Messages of a window.
+const WINDOW: u32 = 64;
+/// Pairs of VELO alone.
+const BARE_PAIRS: u16 = 4;
+
+/// What a turn gave.
+#[derive(Clone, Debug, Default)]
+struct Turn {
+    /// Messages or updates a second.
+    rate: f64,
+    /// Times of one message; empty where only the rate counts.
+    samples: Samples,
+    /// Words of the table that were wrong, in percent.
+    wrong: f64,
+}
+
+/// How much a turn does.
+#[derive(Clone, Copy, Debug)]
+struct Effort {
+    /// Windows of a pair.
+    windows: u32,
+    /// Round trips.
+    rounds: u32,
+    /// Words of each rank, as a power of two.
+    order: u32,
+}
+
+/// What is compared: a row each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Contestant {
+    Rate { pairs: u16, bytes: usize },
+    Latency { bytes: usize },
+    RandomAccess { ranks: u32 },
+    Velo,
+}
+
+fn contestants() -> Vec<Contestant> {
+    let rates = PAIRS.into_iter().flat_map(|pairs| SIZES.map(|bytes| Contestant::Rate { pairs, bytes }));
+    let latencies = LATENCY_SIZES.map(|bytes| Contestant::Latency { bytes });
+    let accesses = RANKS.map(|ranks| Contestant::RandomAccess { ranks });
+    rates.chain(latencies).chain(accesses).chain([Contestant::Velo]).collect()
+}
+
+pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let (effort, turns_each) = if run.quick {
+        (Effort { windows: 2, rounds: 20, order: 8 }, 1)
+    } else {
+        (Effort { windows: 40, rounds: 500, order: 13 }, 5)
+    };
+    let contestants = contestants();
+    run.steps((contestants.len() * turns_each) as u64);
+    let placement = placement()?;
+    let turns = placement.within("application", || {
+        let served = placement.within("engine", || serve(run))?;
+        let mut ranks = Ranks::open(&served, PAIRS[PAIRS.len() - 1])?;
+        let mut bare = Bare::open(&served, BARE_PAIRS)?;
+        let turns = in_turns(turns_each, contestants.len(), |number, _| {
+            let contestant = contestants[number];
+            run.step(format!("{contestant:?}"))?;
+            match contestant {
+                Contestant::Rate { pairs, bytes } => ranks.rate(pairs, bytes, &effort),
+                Contestant::Latency { bytes } => ranks.latency(bytes, &effort),
+                Contestant::RandomAccess { ranks } => ranks::random_access(&served, ranks, &effort),
+                Contestant::Velo => bare.rate(&effort),
+            }
+        })?;
+        drop((ranks, bare));
+        served.stop()?;
+        Ok(turns)
+    })?;
+    Ok(Outcome {
+        rows: rows(&contestants, &placement, &turns),
+        goals: goals(&contestants, &turns),
+        notes: vec![
+            "one thread is all ranks, one is the engine".into(),
+            format!("message-rate: windows of {WINDOW} messages, each answered; messages of more than 2,048 bytes are fetched by RMA"),
+            "velo: 8-byte messages without matching, by the same two threads".into(),
+            "random-access: the table is restored by the same updates again; wrong_percent are the words that are not as at first".into(),
+        ],
+    })
+}
+
+/// The engine has a processor of its own, if there are two.
+fn placement() -> Result<Placement, Failure> {
+    Ok(match processors()?.as_slice() {
+        [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),
+        _ => Placement::free(),
+    })
+}
+
+/// Two cards with a link that takes no time.
+fn serve(run: &Run<'_>) -> Result<Served, Failure> {
+    let text =
+        format!("name = \"bench-extoll-mpi-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
+    let description = Description::parse(&text, "the bench's machine")
+        .map_err(|error| Failure::usage(error.to_string()))?;
+    Served::start_description(&description, &ServeOptions { dir: None, event_loop: run.event_loop })
+}
+
+fn rate(turns: &[Turn]) -> f64 {
+    median(&turns.iter().map(|turn| turn.rate).collect::<Vec<_>>())
+}
+
+fn wrong(turns: &[Turn]) -> f64 {
+    turns.iter().map(|turn| turn.wrong).fold(0.0, f64::max)
+}
+
+/// The turns of one contestant.
+fn of(contestants: &[Contestant], turns: &[Vec<Turn>], wanted: Contestant) -> Vec<Turn> {
+    let at = contestants.iter().position(|contestant| *contestant == wanted);
+    at.and_then(|at| turns.get(at)).cloned().unwrap_or_default()
+}
+
+fn rows(contestants: &[Contestant], placement: &Placement, turns: &[Vec<Turn>]) -> Vec<Row> {
+    let bare = rate(&of(contestants, turns, Contestant::Velo)).max(1.0);
+    let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
+        let mut samples = Samples::default();
+        turns.iter().for_each(|turn| samples.append(turn.samples.clone()));
+        let rate = rate(turns);
+        let row = |path: &str| Row {
+            backing: Some(Backing::VfioUser),
+            placement: Some(placement.text()),
+            ..Row::new(path)
+        };
+        match *contestant {
+            Contestant::Rate { pairs, bytes } => {
+                let row = Row {
+                    bytes: Some(bytes as u64),
+                    rate_per_s: Some(rate),
+                    gbit_s: Some(rate * bytes as f64 * 8.0 / 1e9),
+                    ..row("message-rate")
+                };
+                let row = row.figure("pairs", pairs.into()).figure("window", WINDOW.into());
+                if bytes == velo::BYTES { row.figure("of_velo", rate / bare) } else { row }
+            }
+            Contestant::Latency { bytes } => Row {
+                bytes: Some(bytes as u64),
+                p50_us: Some(samples.p50_us()),
+                p99_us: Some(samples.p99_us()),
+                ..row("ping-pong")
+            },
+            Contestant::RandomAccess { ranks } => {
+                let row = Row { bytes: Some(8), rate_per_s: Some(rate), ..row("random-access") };
+                row.figure("ranks", ranks.into())
+                    .figure("gups", rate / 1e9)
+                    .figure("wrong_percent", wrong(turns))
+            }
+            Contestant::Velo => {
+                Row { bytes: Some(velo::BYTES as u64), rate_per_s: Some(rate), ..row("velo") }
+                    .figure("pairs", BARE_PAIRS.into())
+            }
+        }
+    };
+    contestants.iter().zip(turns).map(row).collect()
+}
+
+fn goals(contestants: &[Contestant], turns: &[Vec<Turn>]) -> Vec<Goal> {
+    let rate_of = |contestant| rate(&of(contestants, turns, contestant));
+    let small = |pairs| rate_of(Contestant::Rate { pairs, bytes: velo::BYTES });
+    let worst = RANKS
+        .map(|ranks| wrong(&of(contestants, turns, Contestant::RandomAccess { ranks })))
+        .into_iter()
+        .fold(0.0, f64::max);
+    vec![
+        Goal::at_least(
+            "rate of 8-byte messages of 8 pairs, of 4 pairs', times",
+            0.8,
+            small(8) / small(4).max(1.0),
+        ),
+        Goal::at_least(
+            "rate of 8-byte messages of 4 pairs, of VELO's without matching, times",
+            0.5,
+            small(BARE_PAIRS) / rate_of(Contestant::Velo).max(1.0),
+        ),
+        Goal::at_most("words of RandomAccess that are wrong, percent", 1.0, worst),
+    ]
+}

@@ -1,0 +1,147 @@
+//! The ranks, all in one thread.
+
+use std::time::{Duration, Instant};
+
+use nicforge_driver::{Deadline, Device, OpenOptions, Patience, Relax};
+use nicforge_extoll_transport::{Config, ExtollTransport, Job};
+use nicforge_matching::{Config as Matching, Endpoint, Taken, Transport};
+use nicforge_mpi_programs::{
+    drive,
+    message_rate::{End, Side, Terms},
+    ping_pong,
+    random_access::{Table, Updates},
+};
+use nicforge_velo::Address;
+
+use super::{Effort, Turn, WINDOW};
+use crate::{
+    bench::samples::Samples,
+    failure::{Doing, Failure},
+    serve::Served,
+};
+
+/// Nothing takes longer.
+pub(super) const LIMIT: Duration = Duration::from_secs(60);
+/// The first VPID of the ranks of RandomAccess: those before are of the pairs.
+const ACCESS_VPID: u16 = 8;
+
+/// A waiting loop that never sleeps, as the engine's.
+pub(super) fn awake() -> Relax {
+    Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() })
+}
+
+/// The device of a VPID.
+pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failure> {
+    let name = format!("ex{}", address.node);
+    let node = served.built().node(&name);
+    let socket = node
+        .and_then(|node| Some((node, node.attachments.get(usize::from(address.vpid))?)))
+        .ok_or_else(|| Failure::result(format!("there is no {address}")))
+        .and_then(|(node, attachment)| served.socket(node, attachment))?;
+    // The server notices only after a while that the last client has gone.
+    let deadline = Deadline::after(LIMIT);
+    loop {
+        match Device::open_vfio_user(&socket, OpenOptions::default()) {
+            Err(_) if !deadline.has_passed() => std::thread::yield_now(),
+            result => return result.doing(|| address.to_string()),
+        }
+    }
+}
+
+/// The ranks of a job, which know each other.
+fn open(served: &Served, addresses: Vec<Address>) -> Result<Vec<Endpoint<ExtollTransport>>, Failure> {
+    let job = Job::new(addresses.clone());
+    let open = |address: Address| {
+        ExtollTransport::open(device(served, address)?, &job, Config::default()).doing(|| address.to_string())
+    };
+    let mut ranks = addresses.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
+    let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
+    while !ranks.iter().all(ExtollTransport::is_complete) {
+        for rank in &mut ranks {
+            rank.poll_gone();
+            rank.poll(WINDOW as usize, &mut |_, _, _| Taken::NotNow).doing(|| "a rank".into())?;
+            rank.relax(&mut relax).doing(|| "the machine".into())?;
+        }
+        if deadline.has_passed() {
+            return Err(Failure::result("the ranks do not find each other"));
+        }
+    }
+    let endpoint = |rank| Endpoint::new(rank, Matching::default()).doing(|| "an endpoint".into());
+    ranks.into_iter().map(endpoint).collect()
+}
+
+/// Senders on the first card, then as many receivers on the second.
+pub(super) struct Ranks {
+    endpoints: Vec<Endpoint<ExtollTransport>>,
+    pairs: u16,
+    /// The last matching context in use.
+    context: u32,
+}
+
+impl Ranks {
+    pub(super) fn open(served: &Served, pairs: u16) -> Result<Self, Failure> {
+        let of_node = |node| (0..pairs).map(move |vpid| Address { node, vpid });
+        Ok(Self { endpoints: open(served, of_node(0).chain(of_node(1)).collect())?, pairs, context: 0 })
+    }
+
+    /// Windows of messages on the first `pairs` pairs at once.
+    pub(super) fn rate(&mut self, pairs: u16, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+        self.context += 1;
+        let terms = Terms { bytes, window: WINDOW, windows: effort.windows, context: self.context };
+        let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
+        let mut sides = Vec::with_capacity(2 * usize::from(pairs));
+        for (number, (sender, receiver)) in (0..pairs).zip(senders.iter_mut().zip(receivers)) {
+            let (first, second) = (u32::from(number), u32::from(number + self.pairs));
+            sides.push(Side::new(receiver, End::Receiver, first, terms).doing(|| "a receiver".into())?);
+            sides.push(Side::new(sender, End::Sender, second, terms).doing(|| "a sender".into())?);
+        }
+        let start = Instant::now();
+        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).doing(|| "the message rate".into())?;
+        let messages = terms.messages() * u64::from(pairs);
+        Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
+    }
+
+    /// One message there and back, between the first pair.
+    pub(super) fn latency(&mut self, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+        self.context += 1;
+        let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
+        let (Some(first), Some(second)) = (senders.first_mut(), receivers.first_mut()) else {
+            return Err(Failure::result("there is no pair"));
+        };
+        let peer = u32::from(self.pairs);
+        let side = |endpoint, begins, peer| {
+            ping_pong::Side::new(endpoint, begins, peer, bytes, effort.rounds, self.context)
+                .doing(|| "an end of the ping-pong".into())
+        };
+        let mut sides = [side(second, false, 0)?, side(first, true, peer)?];
+        drive(&mut sides, Deadline::after(LIMIT), &mut awake()).doing(|| "the ping-pong".into())?;
+        let mut samples = Samples::with_capacity(effort.rounds as usize);
+        sides[1].times().iter().for_each(|time| samples.add(*time));
+        Ok(Turn { samples, ..Turn::default() })
+    }
+}
+
+/// RandomAccess on ranks of its own, on both cards.
+pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Result<Turn, Failure> {
+    let address = |rank: u32| Address { node: rank % 2, vpid: ACCESS_VPID + (rank / 2) as u16 };
+    let mut endpoints = open(served, (0..size).map(address).collect())?;
+    let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).doing(|| "a table".into()));
+    let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
+    let mut took = Duration::ZERO;
+    // The second time restores the table.
+    for pass in 0..2 {
+        let start = Instant::now();
+        let updates = endpoints
+            .iter_mut()
+            .zip(&mut tables)
+            .map(|(endpoint, table)| Updates::new(endpoint, table, pass).doing(|| "a rank".into()));
+        let mut ranks = updates.collect::<Result<Vec<_>, _>>()?;
+        drive(&mut ranks, Deadline::after(LIMIT), &mut awake()).doing(|| "RandomAccess".into())?;
+        if pass == 0 {
+            took = start.elapsed();
+        }
+    }
+    let sum = |of: fn(&Table) -> u64| tables.iter().map(of).sum::<u64>() as f64;
+    let (updates, words, wrong) = (sum(Table::updates), sum(Table::len), sum(Table::wrong));
+    Ok(Turn { rate: updates / took.as_secs_f64(), wrong: wrong * 100.0 / words, ..Turn::default() })
+}

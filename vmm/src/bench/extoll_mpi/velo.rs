@@ -1,0 +1,82 @@
+//! VELO without anything above it, driven by one thread: what matching costs shows beside it.
+
+use std::time::Instant;
+
+use nicforge_driver::Deadline;
+use nicforge_velo::{Address, Config, Error, Link, Port};
+
+use super::{
+    Effort, Turn, WINDOW,
+    ranks::{LIMIT, awake, device},
+};
+use crate::{
+    failure::{Doing, Failure},
+    serve::Served,
+};
+
+/// Bytes of a message.
+pub(super) const BYTES: usize = 8;
+/// The first VPID: those before have ranks.
+const VPID: u16 = 12;
+
+/// A sender and a receiver.
+struct Pair {
+    sender: Port,
+    receiver: Port,
+    link: Link,
+}
+
+/// Some of them.
+pub(super) struct Bare(Vec<Pair>);
+
+impl Bare {
+    pub(super) fn open(served: &Served, pairs: u16) -> Result<Self, Failure> {
+        let port = |node, vpid| -> Result<Port, Failure> {
+            let address = Address { node, vpid };
+            // As much room as a rank has.
+            let config = Config { slots: Some(4096), window: WINDOW, ..Config::default() };
+            Port::open(device(served, address)?, config).doing(|| address.to_string())
+        };
+        let pair = |number| {
+            let (mut sender, receiver) = (port(0, VPID + number)?, port(1, VPID + number)?);
+            let link = sender.connect(receiver.address(), Deadline::after(LIMIT), None);
+            Ok(Pair { sender, receiver, link: link.doing(|| "connecting".into())? })
+        };
+        (0..pairs).map(pair).collect::<Result<_, _>>().map(Self)
+    }
+
+    /// As many messages as a pair of ranks sends.
+    pub(super) fn rate(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let each = u64::from(effort.windows) * u64::from(WINDOW);
+        let (mut sent, mut received) = (vec![0_u64; self.0.len()], vec![0_u64; self.0.len()]);
+        let (start, deadline, mut relax) = (Instant::now(), Deadline::after(LIMIT), awake());
+        while received.iter().any(|count| *count < each) {
+            let mut moved = false;
+            for (pair, (sent, received)) in self.0.iter_mut().zip(sent.iter_mut().zip(&mut received)) {
+                while *sent < each {
+                    match pair.sender.send_nb(pair.link, 0, &sent.to_le_bytes()) {
+                        Ok(()) => *sent += 1,
+                        Err(Error::WouldBlock) => break,
+                        Err(error) => return Err(Failure::result(format!("a sender: {error}"))),
+                    }
+                }
+                while let Some(message) = pair.receiver.poll().doing(|| "a receiver".into())? {
+                    if message.quadword(0) != *received {
+                        return Err(Failure::result(format!("message {} came wrong", *received)));
+                    }
+                    *received += 1;
+                    moved = true;
+                }
+                pair.sender.progress().doing(|| "a sender".into())?;
+            }
+            if !moved {
+                relax.turn().take();
+                if deadline.has_passed() {
+                    return Err(Failure::result("messages do not come"));
+                }
+            }
+        }
+        let messages = each * self.0.len() as u64;
+        Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
+    }
+}
