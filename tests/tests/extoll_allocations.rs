@@ -1,0 +1,92 @@
+//! Messages over the EXTOLL card allocate nothing once everything has its size: neither in the libraries nor, in process, in the machine.
+
+#![allow(unsafe_code, clippy::unwrap_used, clippy::panic, reason = "tests; an allocator that counts")]
+
+use std::{
+    alloc::{GlobalAlloc, Layout, System},
+    cell::Cell,
+};
+
+use nicforge_driver::Relax;
+use nicforge_extoll_transport::ExtollTransport;
+use nicforge_matching::{Config, Transport};
+use nicforge_mpi_programs::{
+    Program,
+    message_rate::{End, Side, Terms},
+};
+use nicforge_tests::{
+    backing::{InProcess, soon},
+    extoll_body::{Extoll, machine},
+    matching_body::World,
+};
+
+thread_local! {
+    /// Of this thread: the test harness has others.
+    static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
+}
+
+struct Counting;
+
+// SAFETY: the system's allocator does everything.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        ALLOCATIONS.set(ALLOCATIONS.get() + 1);
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(pointer, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+/// Messages of a size: the allocations for the second half of them, and how many those are.
+fn second_half(bytes: usize) -> (u64, u64) {
+    let rig = InProcess::new(machine());
+    let mut world = World::new(&Extoll::new(&rig), 2, Config::default());
+    let [sender, receiver] = &mut world.ranks[..] else { panic!("two ranks") };
+    let terms = Terms { bytes, window: 64, windows: 40, context: 0 };
+    let mut sides = [
+        Side::new(receiver, End::Receiver, 0, terms).unwrap(),
+        Side::new(sender, End::Sender, 1, terms).unwrap(),
+    ];
+    let (deadline, mut relax) = (soon(), Relax::new());
+    let mut until = |sides: &mut [Side<'_, ExtollTransport>; 2], messages: u64| {
+        while sides[0].completed() < messages {
+            assert!(!deadline.has_passed(), "{} of {messages}", sides[0].completed());
+            for side in sides.iter_mut() {
+                side.step().unwrap();
+            }
+            sides[0].endpoint().transport_mut().relax(&mut relax).unwrap();
+        }
+    };
+    let half = terms.messages() / 2;
+    until(&mut sides, half);
+    let before = ALLOCATIONS.get();
+    until(&mut sides, 2 * half - 1);
+    (ALLOCATIONS.get() - before, half - 1)
+}
+
+/// None for a message. The machine's pool of packets may still reach a new maximum, once or twice in a thousand messages.
+fn allocate_nothing(bytes: usize) {
+    let (allocations, messages) = second_half(bytes);
+    assert!(
+        allocations * 100 < messages,
+        "{allocations} allocations for {messages} messages of {bytes} bytes"
+    );
+}
+
+#[test]
+fn eager_messages_allocate_nothing() {
+    allocate_nothing(8);
+    allocate_nothing(2048);
+}
+
+#[test]
+fn messages_that_are_fetched_allocate_nothing() {
+    allocate_nothing(4096);
+}
