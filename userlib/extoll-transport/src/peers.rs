@@ -17,7 +17,7 @@ use nicforge_velo::{Address, DeviceError, Error as VeloError, Link, Message};
 use crate::{Error, ExtollTransport, job::NOBODY};
 
 /// Ranks that are looked at in one call.
-const LOOKS: usize = 8;
+const LOOKS: usize = 4;
 
 /// Whether a rank is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -4,9 +4,10 @@
 //! pairs, each a sender on one card and a receiver on the other. Out: messages a second, the time of one message, and what the same two threads
 //! do with a bare ring, a Unix socket and a TCP connection.
 //!
-//! - `pairs.rs`: the pairs; `ring.rs`, `sockets.rs`: what they are compared with; `count.rs`: instructions, counted by callgrind.
+//! - `pairs.rs`: the pairs; `ring.rs`, `sockets.rs`, `libfabric.rs`: what they are compared with; `count.rs`: instructions, counted by callgrind.
 
 mod count;
+mod libfabric;
 mod pairs;
 mod ring;
 mod sockets;
@@ -26,6 +27,8 @@ use crate::{cli::ServeOptions, failure::Failure, serve::Served};
 
 /// Bytes of a message.
 const BYTES: usize = 8;
+/// The path of libfabric's ping-pong.
+const LIBFABRIC: &str = "fi_pingpong-shm";
 /// How many pairs are measured.
 const PAIRS: [usize; 4] = [1, 2, 4, 8];
 
@@ -58,9 +61,10 @@ enum Contestant {
     BareRing,
     Unix,
     Tcp,
+    Libfabric,
 }
 
-const CONTESTANTS: [Contestant; 9] = [
+const CONTESTANTS: [Contestant; 10] = [
     Contestant::Rate(PAIRS[0]),
     Contestant::Rate(PAIRS[1]),
     Contestant::Rate(PAIRS[2]),
@@ -70,6 +74,7 @@ const CONTESTANTS: [Contestant; 9] = [
     Contestant::BareRing,
     Contestant::Unix,
     Contestant::Tcp,
+    Contestant::Libfabric,
 ];
 
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
@@ -81,6 +86,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let rounds = if run.quick { 1 } else { 7 };
     run.steps((CONTESTANTS.len() * rounds + count::PAIRS.len()) as u64);
     let placement = placement()?;
+    let libfabric = libfabric::find();
     let turns = placement.within("application", || {
         let served = placement.within("engine", || serve(run))?;
         let mut pairs = Pairs::open(&served, PAIRS[PAIRS.len() - 1])?;
@@ -94,6 +100,10 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
                 Contestant::BareRing => ring::rate(placement.of("engine"), &effort),
                 Contestant::Unix => sockets::unix(placement.of("engine"), &effort),
                 Contestant::Tcp => sockets::tcp(placement.of("engine"), &effort),
+                Contestant::Libfabric => match &libfabric {
+                    Some(program) => libfabric::shm(program, &placement, &effort),
+                    None => Ok(Turn::default()),
+                },
             }
         })?;
         drop(pairs);
@@ -111,6 +121,18 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
          records of 8 bytes"
             .into(),
     );
+    outcome.notes.push(match libfabric {
+        Some(_) => {
+            "fi_pingpong-shm: half a round trip of two processes, the median of the runs' means".into()
+        }
+        None => {
+            "fi_pingpong was not found: install libfabric's tools to have fi_pingpong-shm beside the others"
+                .into()
+        }
+    });
+    if libfabric.is_none() {
+        outcome.rows.retain(|row| row.path != LIBFABRIC);
+    }
     outcome
         .notes
         .push("unix, tcp: p50 is half a round trip, the rate is one way, a system call a message".into());
@@ -177,6 +199,8 @@ fn rows(placement: &Placement, turns: &[Vec<Turn>]) -> Vec<Row> {
                 Contestant::BareRing => row("bare-ring", None),
                 Contestant::Unix => row("unix", None),
                 Contestant::Tcp => row("tcp", None),
+                // Each of its samples is a mean.
+                Contestant::Libfabric => Row { p99_us: None, ..row(LIBFABRIC, None) },
             }
         })
         .collect()
