@@ -46,6 +46,7 @@ fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
         library(root, "userlib/fcnp/c-api", "nicforge_fcnp.h")?,
         library(root, "userlib/velo/c-api", "nicforge_velo.h")?,
         library(root, "userlib/rma/c-api", "nicforge_rma.h")?,
+        library(root, "userlib/extoll-transport/c-api", "nicforge_matching.h")?,
     ])
 }
 

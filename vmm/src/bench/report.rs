@@ -45,10 +45,11 @@ impl Report {
         say("")
     }
 
-    /// A section of a Markdown document. Of many rows with a bandwidth it shows the bandwidths side by side.
+    /// A section of a Markdown document. Of many rows which all have a bandwidth it shows the bandwidths side by side.
     pub fn markdown(&self) -> String {
         let mut text = format!("## `nicforge bench {}`\n\n{}\n\n", self.bench, self.where_());
-        let sheet = if self.outcome.rows.len() > LONG {
+        let bandwidths = self.outcome.rows.iter().all(|row| row.gbit_s.is_some());
+        let sheet = if self.outcome.rows.len() > LONG && bandwidths {
             side_by_side(&self.outcome.rows)
         } else {
             rows(&self.outcome.rows)

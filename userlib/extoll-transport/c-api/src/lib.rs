@@ -1,0 +1,446 @@
+//! The C API of matching over the EXTOLL card: sends and receives with tags between the ranks of a parallel program.
+//!
+//! In: pointers. Out: numbers, negative ones from errno.h with a text behind [`matching_last_error`]. No panic crosses the boundary.
+//! `include/nicforge_matching.h` is generated from this file.
+//!
+//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once; its
+//! endpoint is behind a lock that is only ever tried, so that a second thread gets an error and no harm.
+#![allow(unsafe_code, non_camel_case_types)]
+
+mod failure;
+
+use std::{
+    ffi::{c_char, c_void},
+    ptr::NonNull,
+    sync::Mutex,
+    time::Duration,
+};
+
+use nicforge_driver::Deadline;
+use nicforge_extoll_transport::{Config as TransportConfig, ExtollTransport};
+use nicforge_matching::{Buffer, Completion, Config, Endpoint, Envelope, Error, Mode, Request, Selector};
+use nicforge_mpi_programs::collective;
+
+use crate::failure::{Failure, guarded};
+
+/// For receives: from any rank.
+pub const MATCHING_ANY_SOURCE: i32 = -1;
+/// Of a tag to receive, bits that are not compared: all.
+pub const MATCHING_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
+const _: () = assert!(MATCHING_ANY_TAG == u64::MAX);
+
+/// How an endpoint behaves. All zero is the default.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct matching_options {
+    /// Bytes of the longest message that is sent eagerly; 0 for 2048.
+    pub eager_threshold: u32,
+    /// How long a call may take, in milliseconds; 0 for ever.
+    pub timeout_ms: u64,
+}
+
+/// A message, as its receiver sees it; of a send, what was sent.
+#[repr(C)]
+#[derive(Clone, Copy, Debug, Default)]
+pub struct matching_status {
+    /// The other side's rank.
+    pub rank: u32,
+    /// The context.
+    pub context: u32,
+    /// The tag.
+    pub tag: u64,
+    /// Bytes sent, or in the buffer.
+    pub size: u64,
+}
+
+/// A rank.
+pub struct matching_endpoint {
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    endpoint: Endpoint<ExtollTransport>,
+    timeout: Option<Duration>,
+}
+
+impl Inner {
+    fn deadline(&self) -> Deadline {
+        self.timeout.map_or(Deadline::never(), Deadline::after)
+    }
+
+    /// Waits for a request of a call that gives its buffer back: one that takes too long is cancelled, if that is still possible.
+    fn finish(&mut self, request: Request) -> Result<Completion, Failure> {
+        let deadline = self.deadline();
+        let error = match self.endpoint.wait(request, deadline, None) {
+            Ok(done) => return Ok(done),
+            Err(error) => error,
+        };
+        if self.endpoint.cancel(request)? {
+            self.endpoint.test(request)?;
+            return Err(error.into());
+        }
+        Err(match error {
+            Error::Timeout { .. } => Failure::new(
+                libc::EINPROGRESS,
+                "the message is on its way and its buffer in use, until matching_close",
+            ),
+            other => other.into(),
+        })
+    }
+}
+
+/// Text of the calling thread's last error; empty when there was none. Valid until its next error.
+#[unsafe(no_mangle)]
+pub extern "C" fn matching_last_error() -> *const c_char {
+    failure::last()
+}
+
+/// Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have come. `options` may be NULL. Gives 0 and
+/// the handle in `*endpoint`, or a negative error number.
+///
+/// # Safety
+/// `options` is NULL or valid; `endpoint` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_open(
+    options: *const matching_options,
+    endpoint: *mut *mut matching_endpoint,
+) -> i32 {
+    guarded(|| {
+        let out = non_null(endpoint, "endpoint")?;
+        // SAFETY: NULL or valid by this function's contract.
+        let options = unsafe { options.as_ref() }.copied().unwrap_or_default();
+        let opened = Box::into_raw(Box::new(open(&options)?));
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(opened) };
+        Ok(0)
+    })
+}
+
+fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
+    let timeout = (options.timeout_ms != 0).then(|| Duration::from_millis(options.timeout_ms));
+    let deadline = timeout.map_or(Deadline::never(), Deadline::after);
+    let mut config = Config::default();
+    if options.eager_threshold != 0 {
+        config.eager_threshold = options.eager_threshold as usize;
+        // Room for the same number of messages.
+        config.window = config.window.max(options.eager_threshold as usize * 32);
+    }
+    let transport = ExtollTransport::from_environment(TransportConfig::default(), deadline)?;
+    let inner = Inner { endpoint: Endpoint::new(transport, config)?, timeout };
+    Ok(matching_endpoint { inner: Mutex::new(inner) })
+}
+
+/// Closes it: its requests end, and the other ranks see this one gone. NULL is allowed.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle that is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_close(endpoint: *mut matching_endpoint) {
+    if !endpoint.is_null() {
+        guarded(|| {
+            // SAFETY: a handle of `matching_open`, which nobody uses any more, by this function's contract.
+            drop(unsafe { Box::from_raw(endpoint) });
+            Ok(0)
+        });
+    }
+}
+
+/// This rank, from 0; or a negative error number.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_rank(endpoint: *const matching_endpoint) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded(|| unsafe { with(endpoint, |inner| Ok(inner.endpoint.rank() as i32)) })
+}
+
+/// How many ranks there are; or a negative error number.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_size(endpoint: *const matching_endpoint) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded(|| unsafe { with(endpoint, |inner| Ok(inner.endpoint.size() as i32)) })
+}
+
+/// Starts a send of `size` bytes to rank `to`. Gives 0 and a number for it in `*request`, or a negative error number.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle. `data` has `size` readable bytes, which nobody writes until the request is complete or the endpoint closed.
+/// `request` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_isend(
+    endpoint: *const matching_endpoint,
+    to: u32,
+    context: u32,
+    tag: u64,
+    data: *const c_void,
+    size: usize,
+    request: *mut u64,
+) -> i32 {
+    guarded(|| {
+        let out = non_null(request, "request")?;
+        // SAFETY: by this function's contract.
+        let buffer = unsafe { lent(data.cast_mut(), size) }?;
+        let send = |inner: &mut Inner| {
+            Ok(inner.endpoint.isend(Envelope::new(to, context, tag), Mode::Standard, buffer, 0)?)
+        };
+        // SAFETY: by this function's contract.
+        let started = unsafe { with(endpoint, send) }?;
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(started.to_bits()) };
+        Ok(0)
+    })
+}
+
+/// Starts a receive of up to `size` bytes from rank `from` or MATCHING_ANY_SOURCE. Bits of the tag that are set in `ignore` are not compared. Gives
+/// 0 and a number for it in `*request`, or a negative error number.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle. `data` has `size` writable bytes, which nobody else touches until the request is complete or the endpoint closed.
+/// `request` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_irecv(
+    endpoint: *const matching_endpoint,
+    from: i32,
+    context: u32,
+    tag: u64,
+    ignore: u64,
+    data: *mut c_void,
+    size: usize,
+    request: *mut u64,
+) -> i32 {
+    guarded(|| {
+        let out = non_null(request, "request")?;
+        let selector = selector(from, context, tag, ignore)?;
+        // SAFETY: by this function's contract.
+        let buffer = unsafe { lent(data, size) }?;
+        // SAFETY: by this function's contract.
+        let started = unsafe { with(endpoint, |inner| Ok(inner.endpoint.irecv(selector, buffer, 0)?)) }?;
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(started.to_bits()) };
+        Ok(0)
+    })
+}
+
+/// Waits until a request is complete. Gives 0, or a negative error number: -ETIMEDOUT when it is not, and can be waited for again; -EIO and -ENODEV
+/// when the endpoint as a whole has failed, and buffers stay in use until matching_close; any other is the request's own, which is over then. -EMSGSIZE: the message was longer than the buffer, which has its beginning. `status` may be NULL.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle; `status` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_wait(
+    endpoint: *const matching_endpoint,
+    request: u64,
+    status: *mut matching_status,
+) -> i32 {
+    guarded(|| {
+        let wait = |inner: &mut Inner| {
+            let deadline = inner.deadline();
+            Ok(inner.endpoint.wait(Request::from_bits(request), deadline, None)?)
+        };
+        // SAFETY: by this function's contract.
+        let done = unsafe { with(endpoint, wait) }?;
+        // SAFETY: by this function's contract.
+        unsafe { tell(done, status) }
+    })
+}
+
+/// As matching_wait, without waiting: makes some progress and gives 1 when the request is complete, 0 when it is not.
+///
+/// # Safety
+/// As matching_wait.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_test(
+    endpoint: *const matching_endpoint,
+    request: u64,
+    status: *mut matching_status,
+) -> i32 {
+    guarded(|| {
+        let test = |inner: &mut Inner| {
+            inner.endpoint.progress()?;
+            Ok(inner.endpoint.test(Request::from_bits(request))?)
+        };
+        // SAFETY: by this function's contract.
+        match unsafe { with(endpoint, test) }? {
+            None => Ok(0),
+            // SAFETY: by this function's contract.
+            Some(done) => unsafe { tell(done, status) }.map(|_| 1),
+        }
+    })
+}
+
+/// Cancels a receive that has no message, or a send of which nothing has left. Gives 1 when it did: the request then completes with -ECANCELED.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_cancel(endpoint: *const matching_endpoint, request: u64) -> i32 {
+    let cancel = |inner: &mut Inner| Ok(inner.endpoint.cancel(Request::from_bits(request))?.into());
+    // SAFETY: by this function's contract.
+    guarded(|| unsafe { with(endpoint, cancel) })
+}
+
+/// Sends, and waits until the data can be written again: 0, or a negative error number. -ETIMEDOUT: nothing was sent. -EINPROGRESS: it took too long as
+/// well, but some of it has left; the data stay in use until matching_close.
+///
+/// # Safety
+/// As matching_isend.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_send(
+    endpoint: *const matching_endpoint,
+    to: u32,
+    context: u32,
+    tag: u64,
+    data: *const c_void,
+    size: usize,
+) -> i32 {
+    guarded(|| {
+        // SAFETY: by this function's contract.
+        let buffer = unsafe { lent(data.cast_mut(), size) }?;
+        let send = |inner: &mut Inner| {
+            let to = Envelope::new(to, context, tag);
+            let request = inner.endpoint.isend(to, Mode::Standard, buffer, 0)?;
+            inner.finish(request)
+        };
+        // SAFETY: by this function's contract.
+        let done = unsafe { with(endpoint, send) }?;
+        Ok(done.result.map(|()| 0)?)
+    })
+}
+
+/// Receives, and waits for it: 0, or a negative error number as matching_wait and matching_send have them. `status` may be NULL.
+///
+/// # Safety
+/// As matching_irecv; `status` is NULL or valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_recv(
+    endpoint: *const matching_endpoint,
+    from: i32,
+    context: u32,
+    tag: u64,
+    ignore: u64,
+    data: *mut c_void,
+    size: usize,
+    status: *mut matching_status,
+) -> i32 {
+    guarded(|| {
+        let selector = selector(from, context, tag, ignore)?;
+        // SAFETY: by this function's contract.
+        let buffer = unsafe { lent(data, size) }?;
+        let receive = |inner: &mut Inner| {
+            let request = inner.endpoint.irecv(selector, buffer, 0)?;
+            inner.finish(request)
+        };
+        // SAFETY: by this function's contract.
+        let done = unsafe { with(endpoint, receive) }?;
+        // SAFETY: by this function's contract.
+        unsafe { tell(done, status) }
+    })
+}
+
+/// Makes progress, for programs that do something else for long. Gives 0, or a negative error number.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -> i32 {
+    // SAFETY: by this function's contract.
+    guarded(|| unsafe { with(endpoint, |inner| Ok(inner.endpoint.progress().map(|_| 0)?)) })
+}
+
+/// Returns when all ranks have called it: before they close, for one. Gives 0, or a negative error number.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_barrier(endpoint: *const matching_endpoint) -> i32 {
+    let barrier = |inner: &mut Inner| {
+        let deadline = inner.deadline();
+        Ok(collective::barrier(&mut inner.endpoint, deadline).map(|()| 0)?)
+    };
+    // SAFETY: by this function's contract.
+    guarded(|| unsafe { with(endpoint, barrier) })
+}
+
+fn selector(from: i32, context: u32, tag: u64, ignore: u64) -> Result<Selector, Failure> {
+    let source = match from {
+        MATCHING_ANY_SOURCE => None,
+        from => Some(u32::try_from(from).map_err(|_| Failure::new(libc::EINVAL, "there is no such rank"))?),
+    };
+    Ok(Selector { source, context, tag, ignore })
+}
+
+fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
+    NonNull::new(pointer).ok_or_else(|| Failure::new(libc::EFAULT, &format!("{name} is NULL")))
+}
+
+/// # Safety
+/// `data` has `size` bytes, which are lent as [`Buffer::from_raw_parts`] says.
+unsafe fn lent(data: *mut c_void, size: usize) -> Result<Buffer, Failure> {
+    if data.is_null() && size > 0 {
+        return Err(Failure::new(libc::EFAULT, "the data are NULL"));
+    }
+    if size > isize::MAX as usize {
+        return Err(Failure::new(libc::EINVAL, "no memory has so many bytes"));
+    }
+    // SAFETY: by this function's contract.
+    Ok(unsafe { Buffer::from_raw_parts(data.cast(), size) })
+}
+
+/// Calls `call` with what is behind a handle.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle.
+unsafe fn with<T>(
+    endpoint: *const matching_endpoint,
+    call: impl FnOnce(&mut Inner) -> Result<T, Failure>,
+) -> Result<T, Failure> {
+    // SAFETY: by this function's contract.
+    let endpoint = unsafe { endpoint.as_ref() };
+    let endpoint = endpoint.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))?;
+    let busy = |_| Failure::new(libc::EBUSY, "another thread is in a call for this endpoint");
+    let mut inner = endpoint.inner.try_lock().map_err(busy)?;
+    call(&mut inner)
+}
+
+/// What became of a request.
+///
+/// # Safety
+/// `status` is NULL or valid.
+unsafe fn tell(done: Completion, status: *mut matching_status) -> Result<i32, Failure> {
+    if let Some(status) = NonNull::new(status) {
+        let Envelope { peer, context, tag } = done.envelope;
+        let told = matching_status { rank: peer, context, tag, size: done.length as u64 };
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { status.write(told) };
+    }
+    Ok(done.result.map(|()| 0)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn null_gives_efault() {
+        let null = std::ptr::null();
+        let calls = [
+            // SAFETY: NULL is refused before it is used.
+            unsafe { matching_open(std::ptr::null(), std::ptr::null_mut()) },
+            // SAFETY: as above.
+            unsafe { matching_rank(null) },
+            // SAFETY: as above.
+            unsafe { matching_send(null, 0, 0, 0, std::ptr::null(), 1) },
+            // SAFETY: as above.
+            unsafe { matching_wait(null, 1, std::ptr::null_mut()) },
+            // SAFETY: as above.
+            unsafe { matching_barrier(null) },
+        ];
+        assert_eq!(calls, [-libc::EFAULT; 5]);
+        // SAFETY: NULL is allowed.
+        unsafe { matching_close(std::ptr::null_mut()) };
+    }
+}
