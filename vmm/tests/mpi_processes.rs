@@ -5,6 +5,9 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+#[path = "common/server.rs"]
+mod server;
+
 use std::{
     io::{BufRead, BufReader},
     path::{Path, PathBuf},
@@ -19,6 +22,10 @@ use nicforge_extoll_transport::{Config, ExtollTransport, Job};
 use nicforge_matching::{Completion, Endpoint, Envelope, Error, Mode, Request, Selector, Transport};
 use nicforge_velo::Address;
 
+use self::server::Server;
+
+/// What is served: two cards.
+const MACHINE: &str = "name = \"mpi\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
 /// No wait takes longer.
 const LIMIT: Duration = Duration::from_secs(60);
 /// Times that the process is killed, in each role.
@@ -126,40 +133,6 @@ impl Drop for Victim {
     }
 }
 
-/// `nicforge serve` with two cards.
-struct Server {
-    child: Child,
-    folder: tempfile::TempDir,
-}
-
-impl Server {
-    fn start(event_loop: &str) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let file = folder.path().join("machine.toml");
-        std::fs::write(&file, "name = \"mpi\"\n[[extoll]]\nmesh = 2\nvpids = 4\n").unwrap();
-        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
-            .args(["serve", "--event-loop", event_loop])
-            .arg(&file)
-            .arg("--dir")
-            .arg(folder.path().join("m"))
-            .stdin(Stdio::null())
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
-        assert!(line.starts_with("serving "), "{line}");
-        Self { child, folder }
-    }
-}
-
-impl Drop for Server {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
-
 /// A pair that exchanges short and long messages all the while.
 struct Neighbours {
     ranks: [Rank; 2],
@@ -253,8 +226,8 @@ fn until_killed(pair: &mut Neighbours, victim: &mut Victim, source: bool) -> Com
 }
 
 fn killed_in_the_middle(event_loop: &str) {
-    let server = Server::start(event_loop);
-    let folder = server.folder.path().join("m");
+    let server = Server::of_text(MACHINE, event_loop);
+    let folder = server.directory();
     for round in 0..2 * ROUNDS {
         let source = round % 2 == 0;
         let ranks = [open(&folder, 0), open(&folder, 2)];

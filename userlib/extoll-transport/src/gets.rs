@@ -2,14 +2,17 @@
 //!
 //! Each has a chunk of the transport's memory, to which the card brings the data; nobody else can reach it. When the card says that a get has
 //! ended, its data are copied to where they belong, unless that was deregistered meanwhile.
+//!
+//! Each chunk is registered for itself: one to which data may still come, because the card has only given up waiting for them, gets another network
+//! address before it is used again.
 
 #![allow(unsafe_code, reason = "copies to memory that the matching layer lends")]
 
-use nicforge_driver::Device;
+use nicforge_driver::{Device, DmaBuffer, HugePages};
 use nicforge_matching::{Get, Rank, TransportError};
-use nicforge_rma::{Access as Allow, Error as RmaError, Notification, Notify, Port, Role, Status};
+use nicforge_rma::{Access as Allow, Error as RmaError, Notification, Notify, Port, Region, Role, Status};
 
-use crate::{Config, Error, ExtollTransport, memory::Reachable, peers::Health};
+use crate::{Config, Error, ExtollTransport, peers::Health};
 
 /// A get under way.
 #[derive(Clone, Copy)]
@@ -22,27 +25,64 @@ struct Flight {
     length: usize,
 }
 
+/// Where data come to.
+struct Chunk {
+    /// `None` when it could not be registered again: it is not used any more.
+    region: Option<Region>,
+    flight: Option<Flight>,
+}
+
 /// All of them.
 pub(crate) struct Gets {
-    /// By chunk.
-    flights: Vec<Option<Flight>>,
+    /// Before the memory, so that they are taken back first.
+    chunks: Vec<Chunk>,
+    memory: DmaBuffer,
     /// Chunks that are free.
     free: Vec<u16>,
-    chunks: Reachable,
     chunk_bytes: usize,
+    /// Gets under way.
+    under_way: usize,
     /// Notifications were lost: what is under way may have ended without one.
     lost: bool,
 }
 
 impl Gets {
     pub(crate) fn new(device: &Device, rma: &Port, config: &Config) -> Result<Self, Error> {
-        Ok(Self {
-            flights: vec![None; config.gets],
+        let memory = device.dma_buffer(config.gets * config.get_bytes, HugePages::Try)?;
+        let mut gets = Self {
+            chunks: Vec::with_capacity(config.gets),
+            memory,
             free: (0..config.gets as u16).rev().collect(),
-            chunks: Reachable::new(device, rma, config.gets * config.get_bytes, Allow::NONE)?,
             chunk_bytes: config.get_bytes,
+            under_way: 0,
             lost: false,
-        })
+        };
+        for chunk in 0..config.gets as u16 {
+            let region = Some(gets.register(rma, chunk)?);
+            gets.chunks.push(Chunk { region, flight: None });
+        }
+        Ok(gets)
+    }
+
+    /// Where a chunk begins in the memory.
+    fn offset(&self, chunk: u16) -> u64 {
+        u64::from(chunk) * self.chunk_bytes as u64
+    }
+
+    /// Registers a chunk, for this side of transfers alone.
+    fn register(&self, rma: &Port, chunk: u16) -> Result<Region, RmaError> {
+        rma.register_range(self.memory.iova() + self.offset(chunk), self.chunk_bytes as u64, Allow::NONE)
+    }
+
+    /// Registers a chunk anew, to which something may still come under its old address.
+    #[cold]
+    fn renew(&mut self, rma: &Port, chunk: u16) {
+        self.chunks[usize::from(chunk)].region = None;
+        let region = self.register(rma, chunk).ok();
+        if region.is_none() {
+            self.free.retain(|free| *free != chunk);
+        }
+        self.chunks[usize::from(chunk)].region = region;
     }
 
     /// The most that one get brings.
@@ -52,27 +92,25 @@ impl Gets {
 
     /// A destination is not to be written any more.
     pub(crate) fn withdraw(&mut self, handle: u64) {
-        for flight in self.flights.iter_mut().flatten() {
+        for flight in self.chunks.iter_mut().filter_map(|chunk| chunk.flight.as_mut()) {
             if flight.destination == Some(handle) {
                 flight.destination = None;
             }
         }
     }
 
-    fn is_idle(&self) -> bool {
-        self.free.len() == self.flights.len()
-    }
-
     /// The get that a notification is about.
     fn take(&mut self, told: &Notification) -> Option<(u16, Flight)> {
-        let offset = told.address.checked_sub(self.chunks.registration.address())?;
-        let chunk = offset / self.chunk_bytes as u64;
-        self.take_chunk(u16::try_from(chunk).ok()?)
+        let here =
+            |chunk: &Chunk| chunk.region.as_ref().is_some_and(|region| region.address() == told.address);
+        let chunk = self.chunks.iter().position(here)?;
+        self.take_chunk(chunk as u16)
     }
 
     fn take_chunk(&mut self, chunk: u16) -> Option<(u16, Flight)> {
-        let flight = self.flights.get_mut(usize::from(chunk))?.take()?;
+        let flight = self.chunks.get_mut(usize::from(chunk))?.flight.take()?;
         self.free.push(chunk);
+        self.under_way -= 1;
         Some((chunk, flight))
     }
 }
@@ -96,8 +134,15 @@ impl ExtollTransport {
         {
             return refused("a get's destination is not within its region", get.local_offset as u64);
         }
-        let Some(chunk) = self.gets.free.pop() else { return Ok(false) };
-        let to = self.gets.chunks.registration.address() + u64::from(chunk) * most as u64;
+        let Some(chunk) = self.gets.free.pop() else {
+            return if self.gets.under_way > 0 {
+                Ok(false)
+            } else {
+                refused("no memory for gets could be registered again", get.peer.into())
+            };
+        };
+        let place = &mut self.gets.chunks[usize::from(chunk)];
+        let Some(to) = place.region.as_ref().map(Region::address) else { return Ok(false) };
         let ends = (get.remote.offset, to);
         let posted = self.rma.try_get_through(
             self.velo.poster(),
@@ -111,13 +156,14 @@ impl ExtollTransport {
         }
         match posted {
             Ok(true) => {
-                self.gets.flights[usize::from(chunk)] = Some(Flight {
+                place.flight = Some(Flight {
                     rank: get.peer,
                     cookie: get.cookie,
                     destination: Some(get.local.handle),
                     offset: get.local_offset,
                     length: get.length,
                 });
+                self.gets.under_way += 1;
                 self.statistics.gets += 1;
                 Ok(true)
             }
@@ -157,7 +203,7 @@ impl ExtollTransport {
                 }
                 Err(RmaError::Overflow { .. }) => {
                     self.statistics.overflows += 1;
-                    self.gets.lost = !self.gets.is_idle();
+                    self.gets.lost = self.gets.under_way > 0;
                 }
                 Err(error) => return Err(self.fail(error.into())),
             }
@@ -176,8 +222,7 @@ impl ExtollTransport {
                     // It may have been a successor's memory.
                     refused(GONE, flight.rank.into())
                 } else if let Some(destination) = destination {
-                    let from = u64::from(chunk) * self.gets.chunk_bytes as u64;
-                    let memory = &self.gets.chunks.memory;
+                    let (from, memory) = (self.gets.offset(chunk), &self.gets.memory);
                     // SAFETY: the destination is registered: `Gets::withdraw` would have taken it from the flight. The range is that of
                     // a get that has not been completed, which nobody else accesses.
                     unsafe { destination.fill(flight.offset, memory, from, flight.length) }
@@ -185,6 +230,10 @@ impl ExtollTransport {
                 } else {
                     refused("a get's destination was deregistered", flight.rank.into())
                 }
+            }
+            Status::TimedOut => {
+                self.gets.renew(&self.rma, chunk);
+                refused("a rank's card did not answer a get", flight.rank.into())
             }
             Status::NoReceiver => refused(GONE, flight.rank.into()),
             Status::Withdrawn => refused("memory of a get was taken away", flight.rank.into()),
@@ -203,8 +252,10 @@ impl ExtollTransport {
         }
         self.gets.lost = false;
         let mut done = 0;
-        for chunk in 0..self.gets.flights.len() as u16 {
+        for chunk in 0..self.gets.chunks.len() as u16 {
             if let Some((_, flight)) = self.gets.take_chunk(chunk) {
+                // It may be one that the card has given up.
+                self.gets.renew(&self.rma, chunk);
                 let error =
                     TransportError { what: "the notification of a get was lost", value: flight.rank.into() };
                 self.statistics.failed_gets += 1;

@@ -201,6 +201,15 @@ int32_t matching_recv(const struct matching_endpoint *endpoint,
                       struct matching_status *status);
 
 /*
+ Ends the waits of other threads for this endpoint, and those that follow, with -ECANCELED (matching_barrier excepted), until it is called with false.
+
+ # Safety
+ `endpoint` is NULL or a handle.
+ */
+int32_t matching_interrupt(const struct matching_endpoint *endpoint,
+                           bool on);
+
+/*
  Makes progress, for programs that do something else for long. Gives 0, or a negative error number.
 
  # Safety

@@ -12,16 +12,19 @@ mod failure;
 use std::{
     ffi::{c_char, c_void},
     ptr::NonNull,
-    sync::Mutex,
     time::Duration,
 };
 
-use nicforge_driver::Deadline;
+use nicforge_c_support::{
+    Failure, Handle, guarded_number as guarded, guarded_status, last_error, non_null, options as options_of,
+    reference, release, timeout,
+};
+use nicforge_driver::{Cancel, Deadline};
 use nicforge_extoll_transport::{Config as TransportConfig, ExtollTransport};
 use nicforge_matching::{Buffer, Completion, Config, Endpoint, Envelope, Error, Mode, Request, Selector};
 use nicforge_mpi_programs::collective;
 
-use crate::failure::{Failure, guarded};
+use crate::failure::{failure, of_program, of_transport};
 
 /// For receives: from any rank.
 pub const MATCHING_ANY_SOURCE: i32 = -1;
@@ -55,7 +58,7 @@ pub struct matching_status {
 
 /// A rank.
 pub struct matching_endpoint {
-    inner: Mutex<Inner>,
+    inner: Handle<Inner>,
 }
 
 struct Inner {
@@ -69,22 +72,22 @@ impl Inner {
     }
 
     /// Waits for a request of a call that gives its buffer back: one that takes too long is cancelled, if that is still possible.
-    fn finish(&mut self, request: Request) -> Result<Completion, Failure> {
+    fn finish(&mut self, request: Request, cancel: &Cancel) -> Result<Completion, Failure> {
         let deadline = self.deadline();
-        let error = match self.endpoint.wait(request, deadline, None) {
+        let error = match self.endpoint.wait(request, deadline, Some(cancel)) {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        if self.endpoint.cancel(request)? {
-            self.endpoint.test(request)?;
-            return Err(error.into());
+        if self.endpoint.cancel(request).map_err(failure)? {
+            self.endpoint.test(request).map_err(failure)?;
+            return Err(failure(error));
         }
         Err(match error {
-            Error::Timeout { .. } => Failure::new(
+            Error::Timeout { .. } | Error::Interrupted { .. } => Failure::new(
                 libc::EINPROGRESS,
                 "the message is on its way and its buffer in use, until matching_close",
             ),
-            other => other.into(),
+            other => failure(other),
         })
     }
 }
@@ -92,7 +95,7 @@ impl Inner {
 /// Text of the calling thread's last error; empty when there was none. Valid until its next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn matching_last_error() -> *const c_char {
-    failure::last()
+    last_error()
 }
 
 /// Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have come. `options` may be NULL. Gives 0 and
@@ -108,7 +111,7 @@ pub unsafe extern "C" fn matching_open(
     guarded(|| {
         let out = non_null(endpoint, "endpoint")?;
         // SAFETY: NULL or valid by this function's contract.
-        let options = unsafe { options.as_ref() }.copied().unwrap_or_default();
+        let options = unsafe { options_of(options) };
         let opened = Box::into_raw(Box::new(open(&options)?));
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(opened) };
@@ -117,7 +120,7 @@ pub unsafe extern "C" fn matching_open(
 }
 
 fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
-    let timeout = (options.timeout_ms != 0).then(|| Duration::from_millis(options.timeout_ms));
+    let timeout = timeout(options.timeout_ms);
     let deadline = timeout.map_or(Deadline::never(), Deadline::after);
     let mut config = Config::default();
     if options.eager_threshold != 0 {
@@ -125,9 +128,11 @@ fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
         // Room for the same number of messages.
         config.window = config.window.max(options.eager_threshold as usize * 32);
     }
-    let transport = ExtollTransport::from_environment(TransportConfig::default(), deadline)?;
-    let inner = Inner { endpoint: Endpoint::new(transport, config)?, timeout };
-    Ok(matching_endpoint { inner: Mutex::new(inner) })
+    let transport = ExtollTransport::from_environment(TransportConfig::default(), deadline);
+    let transport = transport.map_err(of_transport)?;
+    let endpoint = Endpoint::new(transport, config).map_err(failure)?;
+    let inner = Handle::new(Inner { endpoint, timeout }).map_err(|error| of_transport(error.into()))?;
+    Ok(matching_endpoint { inner })
 }
 
 /// Closes it: its requests end, and the other ranks see this one gone. NULL is allowed.
@@ -136,13 +141,11 @@ fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
 /// `endpoint` is NULL or a handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_close(endpoint: *mut matching_endpoint) {
-    if !endpoint.is_null() {
-        guarded(|| {
-            // SAFETY: a handle of `matching_open`, which nobody uses any more, by this function's contract.
-            drop(unsafe { Box::from_raw(endpoint) });
-            Ok(0)
-        });
-    }
+    guarded_status(|| {
+        // SAFETY: NULL or a handle of `matching_open`, which nobody uses any more, by this function's contract.
+        unsafe { release(endpoint) };
+        Ok(())
+    });
 }
 
 /// This rank, from 0; or a negative error number.
@@ -152,7 +155,7 @@ pub unsafe extern "C" fn matching_close(endpoint: *mut matching_endpoint) {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_rank(endpoint: *const matching_endpoint) -> i32 {
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(endpoint, |inner| Ok(inner.endpoint.rank() as i32)) })
+    guarded(|| unsafe { with(endpoint, |inner, _| Ok(inner.endpoint.rank() as i32)) })
 }
 
 /// How many ranks there are; or a negative error number.
@@ -162,7 +165,7 @@ pub unsafe extern "C" fn matching_rank(endpoint: *const matching_endpoint) -> i3
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_size(endpoint: *const matching_endpoint) -> i32 {
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(endpoint, |inner| Ok(inner.endpoint.size() as i32)) })
+    guarded(|| unsafe { with(endpoint, |inner, _| Ok(inner.endpoint.size() as i32)) })
 }
 
 /// Starts a send of `size` bytes to rank `to`. Gives 0 and a number for it in `*request`, or a negative error number.
@@ -184,8 +187,9 @@ pub unsafe extern "C" fn matching_isend(
         let out = non_null(request, "request")?;
         // SAFETY: by this function's contract.
         let buffer = unsafe { lent(data.cast_mut(), size) }?;
-        let send = |inner: &mut Inner| {
-            Ok(inner.endpoint.isend(Envelope::new(to, context, tag), Mode::Standard, buffer, 0)?)
+        let send = |inner: &mut Inner, _: &Cancel| {
+            let to = Envelope::new(to, context, tag);
+            inner.endpoint.isend(to, Mode::Standard, buffer, 0).map_err(failure)
         };
         // SAFETY: by this function's contract.
         let started = unsafe { with(endpoint, send) }?;
@@ -218,7 +222,8 @@ pub unsafe extern "C" fn matching_irecv(
         // SAFETY: by this function's contract.
         let buffer = unsafe { lent(data, size) }?;
         // SAFETY: by this function's contract.
-        let started = unsafe { with(endpoint, |inner| Ok(inner.endpoint.irecv(selector, buffer, 0)?)) }?;
+        let started =
+            unsafe { with(endpoint, |inner, _| inner.endpoint.irecv(selector, buffer, 0).map_err(failure)) }?;
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(started.to_bits()) };
         Ok(0)
@@ -237,9 +242,9 @@ pub unsafe extern "C" fn matching_wait(
     status: *mut matching_status,
 ) -> i32 {
     guarded(|| {
-        let wait = |inner: &mut Inner| {
+        let wait = |inner: &mut Inner, cancel: &Cancel| {
             let deadline = inner.deadline();
-            Ok(inner.endpoint.wait(Request::from_bits(request), deadline, None)?)
+            inner.endpoint.wait(Request::from_bits(request), deadline, Some(cancel)).map_err(failure)
         };
         // SAFETY: by this function's contract.
         let done = unsafe { with(endpoint, wait) }?;
@@ -259,9 +264,9 @@ pub unsafe extern "C" fn matching_test(
     status: *mut matching_status,
 ) -> i32 {
     guarded(|| {
-        let test = |inner: &mut Inner| {
-            inner.endpoint.progress()?;
-            Ok(inner.endpoint.test(Request::from_bits(request))?)
+        let test = |inner: &mut Inner, _: &Cancel| {
+            inner.endpoint.progress().map_err(failure)?;
+            inner.endpoint.test(Request::from_bits(request)).map_err(failure)
         };
         // SAFETY: by this function's contract.
         match unsafe { with(endpoint, test) }? {
@@ -278,7 +283,9 @@ pub unsafe extern "C" fn matching_test(
 /// `endpoint` is NULL or a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_cancel(endpoint: *const matching_endpoint, request: u64) -> i32 {
-    let cancel = |inner: &mut Inner| Ok(inner.endpoint.cancel(Request::from_bits(request))?.into());
+    let cancel = |inner: &mut Inner, _: &Cancel| {
+        inner.endpoint.cancel(Request::from_bits(request)).map(i32::from).map_err(failure)
+    };
     // SAFETY: by this function's contract.
     guarded(|| unsafe { with(endpoint, cancel) })
 }
@@ -300,14 +307,14 @@ pub unsafe extern "C" fn matching_send(
     guarded(|| {
         // SAFETY: by this function's contract.
         let buffer = unsafe { lent(data.cast_mut(), size) }?;
-        let send = |inner: &mut Inner| {
+        let send = |inner: &mut Inner, cancel: &Cancel| {
             let to = Envelope::new(to, context, tag);
-            let request = inner.endpoint.isend(to, Mode::Standard, buffer, 0)?;
-            inner.finish(request)
+            let request = inner.endpoint.isend(to, Mode::Standard, buffer, 0).map_err(failure)?;
+            inner.finish(request, cancel)
         };
         // SAFETY: by this function's contract.
         let done = unsafe { with(endpoint, send) }?;
-        Ok(done.result.map(|()| 0)?)
+        done.result.map(|()| 0).map_err(failure)
     })
 }
 
@@ -330,14 +337,27 @@ pub unsafe extern "C" fn matching_recv(
         let selector = selector(from, context, tag, ignore)?;
         // SAFETY: by this function's contract.
         let buffer = unsafe { lent(data, size) }?;
-        let receive = |inner: &mut Inner| {
-            let request = inner.endpoint.irecv(selector, buffer, 0)?;
-            inner.finish(request)
+        let receive = |inner: &mut Inner, cancel: &Cancel| {
+            let request = inner.endpoint.irecv(selector, buffer, 0).map_err(failure)?;
+            inner.finish(request, cancel)
         };
         // SAFETY: by this function's contract.
         let done = unsafe { with(endpoint, receive) }?;
         // SAFETY: by this function's contract.
         unsafe { tell(done, status) }
+    })
+}
+
+/// Ends the waits of other threads for this endpoint, and those that follow, with -ECANCELED (matching_barrier excepted), until it is called with false.
+///
+/// # Safety
+/// `endpoint` is NULL or a handle.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn matching_interrupt(endpoint: *const matching_endpoint, on: bool) -> i32 {
+    guarded_status(|| {
+        // SAFETY: by this function's contract.
+        unsafe { reference(endpoint) }?.inner.cancel(on);
+        Ok(())
     })
 }
 
@@ -347,8 +367,9 @@ pub unsafe extern "C" fn matching_recv(
 /// `endpoint` is NULL or a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -> i32 {
+    let progress = |inner: &mut Inner, _: &Cancel| inner.endpoint.progress().map(|_| 0).map_err(failure);
     // SAFETY: by this function's contract.
-    guarded(|| unsafe { with(endpoint, |inner| Ok(inner.endpoint.progress().map(|_| 0)?)) })
+    guarded(|| unsafe { with(endpoint, progress) })
 }
 
 /// Returns when all ranks have called it: before they close, for one. Gives 0, or a negative error number.
@@ -357,9 +378,9 @@ pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -
 /// `endpoint` is NULL or a handle.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_barrier(endpoint: *const matching_endpoint) -> i32 {
-    let barrier = |inner: &mut Inner| {
+    let barrier = |inner: &mut Inner, _: &Cancel| {
         let deadline = inner.deadline();
-        Ok(collective::barrier(&mut inner.endpoint, deadline).map(|()| 0)?)
+        collective::barrier(&mut inner.endpoint, deadline).map(|()| 0).map_err(of_program)
     };
     // SAFETY: by this function's contract.
     guarded(|| unsafe { with(endpoint, barrier) })
@@ -371,10 +392,6 @@ fn selector(from: i32, context: u32, tag: u64, ignore: u64) -> Result<Selector, 
         from => Some(u32::try_from(from).map_err(|_| Failure::new(libc::EINVAL, "there is no such rank"))?),
     };
     Ok(Selector { source, context, tag, ignore })
-}
-
-fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
-    NonNull::new(pointer).ok_or_else(|| Failure::new(libc::EFAULT, &format!("{name} is NULL")))
 }
 
 /// # Safety
@@ -396,14 +413,11 @@ unsafe fn lent(data: *mut c_void, size: usize) -> Result<Buffer, Failure> {
 /// `endpoint` is NULL or a handle.
 unsafe fn with<T>(
     endpoint: *const matching_endpoint,
-    call: impl FnOnce(&mut Inner) -> Result<T, Failure>,
+    call: impl FnOnce(&mut Inner, &Cancel) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     // SAFETY: by this function's contract.
-    let endpoint = unsafe { endpoint.as_ref() };
-    let endpoint = endpoint.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))?;
-    let busy = |_| Failure::new(libc::EBUSY, "another thread is in a call for this endpoint");
-    let mut inner = endpoint.inner.try_lock().map_err(busy)?;
-    call(&mut inner)
+    let endpoint = unsafe { reference(endpoint) }?;
+    endpoint.inner.with(call)
 }
 
 /// What became of a request.
@@ -417,7 +431,7 @@ unsafe fn tell(done: Completion, status: *mut matching_status) -> Result<i32, Fa
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { status.write(told) };
     }
-    Ok(done.result.map(|()| 0)?)
+    done.result.map(|()| 0).map_err(failure)
 }
 
 #[cfg(test)]
