@@ -16,5 +16,6 @@ pub mod idio16;
 pub mod pci;
 pub mod posted;
 pub mod proof;
+pub mod shim;
 pub mod tree;
 pub mod tree_dcr;
