@@ -207,7 +207,8 @@ struct nicforge_shim_irq {
  *
  * A vector that was bound before is bound anew without losing interrupts;
  * it keeps its mask. EBUSY: another kind is in use. ENOSPC: the system has
- * no more vectors. EINVAL: the function has no such vector.
+ * no more vectors. EINVAL: the function has no such vector. After ENOSPC and
+ * ENOMEM the first vectors of the range may be bound.
  */
 struct nicforge_shim_irq_bind {
 	__u32 kind;
@@ -315,9 +316,10 @@ struct nicforge_shim_dma_pin {
  * @handle: in: what ALLOC_DMA or PIN_DMA gave; others: ENOENT
  * @reserved: in: 0
  *
- * The function must not use it any more. Pinned memory is out of its reach
- * when the call returns (with an IOMMU) and unpinned. Coherent memory that
- * is still mapped lives, and counts, until its last mapping is gone.
+ * The function must not use it any more. Pinned memory is unpinned when the
+ * call returns, and out of the function's reach where an IOMMU says so (at
+ * once in strict mode, 10 ms later otherwise). Coherent memory that is still
+ * mapped lives, and counts, until its last mapping is gone.
  */
 struct nicforge_shim_dma_free {
 	__u32 handle;
