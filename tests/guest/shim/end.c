@@ -1,0 +1,195 @@
+// SPDX-License-Identifier: Apache-2.0 OR MIT
+/* Resets, and the ends: of the file, the process, the module, the function. */
+#include "checks.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+#define REG_HOLD NICFORGE_PROOF_SLOT_FIFO_REG_HOLD
+
+void check_reset(char **devices)
+{
+	struct function fifo = open_function(devices[0], 0);
+	uint32_t resets = get_info(&fifo).resets;
+	volatile uint32_t *registers = map_bar(&fifo, 0, 0, PAGE, PROT_READ | PROT_WRITE);
+	struct nicforge_shim_dma_alloc memory = { .len = PAGE };
+	volatile uint32_t *words;
+	int events = eventfd(0, EFD_CLOEXEC);
+
+	CHECK_OK(events);
+	CHECK_OK(ioctl(fifo.fd, NICFORGE_SHIM_ALLOC_DMA, &memory));
+	words = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fifo.fd, (off_t)memory.offset);
+	CHECK(words != MAP_FAILED);
+	words[1] = 5;
+	bind_vectors(&fifo, NICFORGE_SHIM_IRQ_MSIX, 0, 2, events);
+	registers[REG_HOLD / 4] = 1;
+	CHECK_EQ(get32(&fifo, 0, REG_HOLD), 1);
+
+	/* By call: registers are new, everything else stays. */
+	CHECK_OK(ioctl(fifo.fd, NICFORGE_SHIM_RESET));
+	CHECK_EQ(get_info(&fifo).resets, resets + 1);
+	CHECK_EQ(registers[REG_HOLD / 4], 0);
+	CHECK_EQ(words[1], 5);
+	slot_fifo_make_error(&fifo);
+	wait_for(events, POLLIN);
+	slot_fifo_clear_error(&fifo);
+
+	/* By the last close. */
+	set32(&fifo, 0, REG_HOLD, 1);
+	close(fifo.fd);
+	CHECK_OK(munmap((void *)words, PAGE));
+	CHECK_OK(munmap((void *)registers, PAGE));
+	close(open_when_free(devices[0]));
+	fifo = open_function(devices[0], 0);
+	CHECK(get_info(&fifo).resets >= resets + 2);
+	CHECK_EQ(get32(&fifo, 0, REG_HOLD), 0);
+	CHECK_EQ(get_info(&fifo).dma_used, 0);
+}
+
+/* A program that is killed while it has all of it, and blocks. */
+void check_killed(char **devices)
+{
+	int ready[2];
+	pid_t child;
+	struct function fifo;
+	char byte;
+
+	CHECK_OK(pipe(ready));
+	child = fork();
+	CHECK_OK(child);
+	if (!child) {
+		struct nicforge_shim_dma_alloc memory = { .len = 4 * PAGE };
+		struct nicforge_shim_dma_pin pin = { .len = PAGE, .flags = NICFORGE_SHIM_DMA_WRITE };
+		uint64_t count;
+		void *pinned;
+
+		fifo = open_function(devices[0], 0);
+		map_bar(&fifo, 1, 0, PAGE, PROT_READ | PROT_WRITE);
+		CHECK_OK(ioctl(fifo.fd, NICFORGE_SHIM_ALLOC_DMA, &memory));
+		pinned = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+		pin.start = (uintptr_t)pinned;
+		CHECK_OK(ioctl(fifo.fd, NICFORGE_SHIM_PIN_DMA, &pin));
+		set32(&fifo, 0, REG_HOLD, 1);
+		bind_vectors(&fifo, NICFORGE_SHIM_IRQ_MSIX, 0, 2, NICFORGE_SHIM_IRQ_FILE);
+		CHECK_EQ(write(ready[1], "", 1), 1);
+		CHECK_EQ(read(fifo.fd, &count, 8), 8);
+		_exit(1);
+	}
+	close(ready[1]);
+	CHECK_EQ(read(ready[0], &byte, 1), 1);
+	CHECK_OK(kill(child, SIGKILL));
+	expect_signal(child, SIGKILL);
+	close(open_when_free(devices[0]));
+	fifo = open_function(devices[0], 0);
+	CHECK_EQ(get32(&fifo, 0, REG_HOLD), 0);
+	CHECK_EQ(get_info(&fifo).dma_used, 0);
+}
+
+void check_module_in_use(char **devices)
+{
+	struct function fifo = open_function(devices[0], 0);
+	volatile uint32_t *registers = map_bar(&fifo, 0, 0, PAGE, PROT_READ | PROT_WRITE);
+
+	CHECK_ERROR(syscall(SYS_delete_module, "nicforge_shim", O_NONBLOCK), EAGAIN);
+	/* A mapping is enough to keep it. */
+	close(fifo.fd);
+	CHECK_ERROR(syscall(SYS_delete_module, "nicforge_shim", O_NONBLOCK), EAGAIN);
+	CHECK_EQ(registers[REG_HOLD / 4], 0);
+}
+
+static void *blocked_read(void *argument)
+{
+	uint64_t count;
+
+	CHECK_ERROR(read(*(int *)argument, &count, 8), ENODEV);
+	return NULL;
+}
+
+/* Everything that a function can be asked for fails cleanly. */
+static void check_gone(const struct function *fifo)
+{
+	struct nicforge_shim_info info;
+	struct nicforge_shim_dma_alloc alloc = { .len = PAGE };
+	uint64_t word;
+
+	CHECK_EQ(wait_for(fifo->fd, POLLIN), POLLERR | POLLHUP);
+	CHECK_ERROR(read(fifo->fd, &word, 8), ENODEV);
+	CHECK_ERROR(pread(fifo->fd, &word, 8, (off_t)fifo->bars[0].offset), ENODEV);
+	CHECK_ERROR(pwrite(fifo->fd, &word, 8, (off_t)fifo->bars[0].offset), ENODEV);
+	CHECK_ERROR(ioctl(fifo->fd, NICFORGE_SHIM_GET_INFO, &info), ENODEV);
+	CHECK_ERROR(ioctl(fifo->fd, NICFORGE_SHIM_RESET), ENODEV);
+	CHECK_ERROR(ioctl(fifo->fd, NICFORGE_SHIM_ALLOC_DMA, &alloc), ENODEV);
+	CHECK_ERROR(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fifo->fd,
+			 (off_t)fifo->bars[1].offset), ENODEV);
+	CHECK_ERROR(mmap(NULL, PAGE, PROT_READ, MAP_SHARED, fifo->fd, 1LL << 50), ENODEV);
+}
+
+/*
+ * Says "ready" when it has all of it and blocks in read(). The function is
+ * then taken away from outside.
+ */
+void check_end(char **devices)
+{
+	struct function fifo = open_function(devices[0], 0);
+	volatile uint32_t *registers = map_bar(&fifo, 0, 0, PAGE, PROT_READ | PROT_WRITE);
+	volatile uint32_t *windows = map_bar(&fifo, 1, 0, 2 * PAGE, PROT_READ | PROT_WRITE);
+	volatile uint32_t *never = map_bar(&fifo, 2, 0, PAGE, PROT_READ);
+	struct nicforge_shim_dma_alloc memory = { .len = 2 * PAGE };
+	struct nicforge_shim_dma_pin pin = { .len = PAGE, .flags = NICFORGE_SHIM_DMA_WRITE };
+	volatile uint32_t *words;
+	uint64_t *pinned;
+	pthread_t reader;
+
+	CHECK_OK(ioctl(fifo.fd, NICFORGE_SHIM_ALLOC_DMA, &memory));
+	words = mmap(NULL, 2 * PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fifo.fd, (off_t)memory.offset);
+	CHECK(words != MAP_FAILED);
+	pinned = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	CHECK(pinned != MAP_FAILED);
+	pin.start = (uintptr_t)pinned;
+	CHECK_OK(ioctl(fifo.fd, NICFORGE_SHIM_PIN_DMA, &pin));
+	pinned[0] = 7;
+	CHECK(!touch_faults(registers));
+	CHECK(!touch_faults(windows));
+	CHECK(!touch_faults(words));
+	bind_vectors(&fifo, NICFORGE_SHIM_IRQ_MSIX, 0, 2, NICFORGE_SHIM_IRQ_FILE);
+	CHECK_EQ(pthread_create(&reader, NULL, blocked_read, &fifo.fd), 0);
+	printf("ready\n");
+	fflush(stdout);
+
+	CHECK_EQ(pthread_join(reader, NULL), 0);
+	check_gone(&fifo);
+	CHECK(touch_faults(registers));
+	CHECK(touch_faults(windows));
+	CHECK(touch_faults(never));
+	/* When the driver has left it, and not only it the machine. */
+	while (!touch_faults(words))
+		usleep(10000);
+	CHECK(touch_faults(words + PAGE / 4));
+	CHECK_EQ(pinned[0], 7);
+	CHECK_OK(munmap((void *)words, PAGE));
+	close(fifo.fd);
+	CHECK_EQ(pinned[0], 7);
+}
+
+/* A function whose device is dead, but which nobody has unplugged. */
+void check_answers_no_more(char **devices)
+{
+	struct function fifo = open_function(devices[0], 0);
+	volatile uint32_t *windows = map_bar(&fifo, 1, 0, 2 * PAGE, PROT_READ | PROT_WRITE);
+	pthread_t reader;
+
+	CHECK(!touch_faults(windows));
+	bind_vectors(&fifo, NICFORGE_SHIM_IRQ_MSIX, 0, 2, NICFORGE_SHIM_IRQ_FILE);
+	CHECK_EQ(pthread_create(&reader, NULL, blocked_read, &fifo.fd), 0);
+	printf("ready\n");
+	fflush(stdout);
+
+	CHECK_EQ(pthread_join(reader, NULL), 0);
+	check_gone(&fifo);
+	CHECK(touch_faults(windows));
+	close(fifo.fd);
+	CHECK_ERROR(open(devices[0], O_RDWR), ENODEV);
+}

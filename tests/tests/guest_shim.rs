@@ -1,0 +1,241 @@
+//! The kernel module `kmod-shim` in guests: each of its promises, checked by a C program that uses its header and nothing else.
+//!
+//! The checks are in `tests/guest/shim`; this file makes what happens around them: guests with and without an IOMMU, functions
+//! that are unplugged, a driver that is taken away, a server that dies.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::{
+    path::{Path, PathBuf},
+    process::Command,
+    sync::{Arc, mpsc},
+    time::Duration,
+};
+
+use nicforge_guest::{Driver, Function, Guest, GuestConfig, Job, Provision, Running, Watch};
+use nicforge_tests::{
+    backing::{EventLoopKind, Served},
+    proof_body,
+};
+
+/// Nothing takes longer, also on a machine that has much else to do.
+const LIMIT: Duration = Duration::from_secs(300);
+
+/// The checks that want the slot FIFO.
+const FIFO: [&str; 12] = [
+    "open-twice",
+    "registers",
+    "mappings",
+    "mapped-fifo",
+    "caching",
+    "read",
+    "eventfd",
+    "masking",
+    "intx",
+    "reset",
+    "killed",
+    "module-in-use",
+];
+
+/// The checks that want the DMA engine.
+const ENGINE: [&str; 3] = ["coherent", "pinned", "quota"];
+
+const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
+/// Compiles the checks.
+fn checks(name: &str) -> PathBuf {
+    let folder = Path::new(ROOT).join("tests/guest/shim");
+    let sources =
+        ["checks.c", "function.c", "interrupt.c", "memory.c", "end.c"].map(|name| folder.join(name));
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
+    std::fs::create_dir_all(&place).unwrap();
+    let program = place.join("shim-checks");
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-static", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
+        .arg("-Wno-missing-field-initializers")
+        .args(["-I", &format!("{ROOT}/kmod-shim/include"), "-I", &format!("{ROOT}/kmod-shim/include/uapi")])
+        .args(sources)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
+/// A guest with proof devices that the shim drives.
+struct Rig {
+    guest: Guest,
+    /// What is behind the functions.
+    _served: Served,
+    failures: Vec<String>,
+}
+
+impl Rig {
+    fn boot(name: &str, configure: impl FnOnce(GuestConfig) -> GuestConfig) -> Self {
+        let served = Served::new(proof_body::machine(), EventLoopKind::Auto);
+        let watch = Watch::on_stderr();
+        let toolkit = Provision::from_environment().provide(&watch).unwrap_or_else(|error| panic!("{error}"));
+        let config = GuestConfig::new(name)
+            .driver(Driver::Shim)
+            .boot_deadline(LIMIT)
+            .program(checks(name))
+            .user_function("fifo0.user0", served.socket("fifo0", "user0"))
+            .user_function("dma0.user0", served.socket("dma0", "user0"))
+            .function(Function {
+                name: "fifo0.user1".into(),
+                socket: served.socket("fifo0", "user1"),
+                hotplug: true,
+                user: true,
+            });
+        let guest =
+            Guest::boot(&toolkit, &configure(config), &watch).unwrap_or_else(|error| panic!("{error}"));
+        assert!(guest.problems().is_empty(), "{:?}", guest.problems());
+        let rig = Self { guest, _served: served, failures: Vec::new() };
+        rig.shell("mount -t debugfs none /sys/kernel/debug");
+        // Below what the quota's check asks for.
+        rig.shell("echo 256 > /sys/module/nicforge_shim/parameters/dma_quota_mb");
+        rig
+    }
+
+    /// Runs a script that must do well; what it says.
+    fn shell(&self, script: &str) -> String {
+        let output = self.guest.run(script, LIMIT).unwrap_or_else(|error| panic!("{error}"));
+        assert_eq!(output.status, 0, "{script}: {output:?}");
+        output.stdout.trim().to_owned()
+    }
+
+    /// The PCI address of a function that was there from the start.
+    fn address(&self, function: &str) -> String {
+        self.shell(&format!("echo $NICFORGE_DEVICES | tr , '\\n' | sed -n 's/^{function}=//p'"))
+    }
+
+    /// Its device file. A function that was bound anew may have another one.
+    fn file(&self, address: &str) -> String {
+        format!("/dev/{}", self.shell(&format!("ls /sys/bus/pci/devices/{address}/nicforge")))
+    }
+
+    fn note(&mut self, check: &str, output: &nicforge_guest::Output) {
+        if output.status != 0 {
+            self.failures.push(format!("{check}: {output:?}"));
+        }
+    }
+
+    fn check(&mut self, check: &str, files: &str) {
+        let output = self.guest.run(format!("shim-checks {check} {files}").as_str(), LIMIT).unwrap();
+        self.note(check, &output);
+    }
+
+    /// Starts a check that says when it waits for its function's end.
+    fn start(&self, check: &str, file: &str) -> Running {
+        let (sender, lines) = mpsc::channel();
+        let sink = Arc::new(move |_, line: &str| {
+            // A check that fails later has nobody who listens.
+            let _ = sender.send(line.to_owned());
+        });
+        let job = Job::shell(format!("shim-checks {check} {file}")).on_line(sink);
+        let running = self.guest.start(job).unwrap();
+        let line = lines.recv_timeout(LIMIT).unwrap();
+        assert_eq!(line, "ready", "{check}");
+        running
+    }
+
+    /// Takes the function away while a check has it open.
+    fn check_while(&mut self, check: &str, file: &str, take_away: impl FnOnce(&Self)) {
+        let running = self.start(check, file);
+        take_away(self);
+        let output = running.wait(LIMIT).unwrap();
+        self.note(check, &output);
+    }
+
+    /// What the checks and the kernel have to complain of.
+    fn finish(mut self) {
+        let log = self.shell("dmesg");
+        for line in log.lines() {
+            if ["BUG:", "WARNING:", "Call Trace", "general protection"].iter().any(|bad| line.contains(bad)) {
+                self.failures.push(line.to_owned());
+            }
+        }
+        assert!(self.failures.is_empty(), "{:#?}\n{log}", self.failures);
+        self.guest.power_off(LIMIT).unwrap();
+    }
+}
+
+#[test]
+fn the_shim_does_what_its_header_says() {
+    let mut rig = Rig::boot("shim", |config| config);
+    let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
+    let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
+
+    // By its aliases, udev finds the module for the functions.
+    rig.shell(&format!(
+        "modalias=$(cat /sys/bus/pci/devices/{fifo}/modalias)
+        for alias in $(modinfo -F alias /nicforge/shim.ko); do
+            case $modalias in $alias) exit 0 ;; esac
+        done
+        exit 1"
+    ));
+    rig.check("enumeration", &format!("{fifo_file} {engine_file}"));
+    for check in FIFO {
+        rig.check(check, &fifo_file);
+    }
+    for check in ENGINE {
+        rig.check(check, &engine_file);
+    }
+    rig.finish();
+}
+
+#[test]
+fn behind_an_iommu_pinned_memory_is_one_segment_and_the_rest_out_of_reach() {
+    let mut rig = Rig::boot("shim-iommu", |config| config.iommu(true));
+    let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
+    let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
+
+    for check in ["eventfd", "intx", "killed"] {
+        rig.check(check, &fifo_file);
+    }
+    for check in ENGINE.into_iter().chain(["iommu"]) {
+        rig.check(check, &engine_file);
+    }
+    rig.check_while("end", &fifo_file, |rig| {
+        rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
+    });
+    rig.finish();
+}
+
+#[test]
+fn a_function_that_goes_while_it_is_open_fails_cleanly() {
+    let mut rig = Rig::boot("shim-gone", |config| config);
+    let fifo = rig.address("fifo0.user0");
+
+    // Linux lets it go, as it does when it is unplugged, and finds it again.
+    let file = rig.file(&fifo);
+    rig.check_while("end", &file, |rig| {
+        rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
+    });
+    rig.shell("echo 1 > /sys/bus/pci/rescan");
+    let file = rig.file(&fifo);
+    rig.check("read", &file);
+
+    // The driver lets it go.
+    rig.check_while("end", &file, |rig| {
+        rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/unbind"));
+    });
+    rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/bind"));
+    let file = rig.file(&fifo);
+    rig.check("read", &file);
+
+    // The module goes when nobody has a function open, and comes again.
+    rig.shell("rmmod nicforge_shim && insmod /nicforge/shim.ko");
+    let file = rig.file(&fifo);
+    rig.check("read", &file);
+
+    // Its link fails and nobody tells Linux: the port in front of it decodes neither its registers nor its bus any more.
+    let (hot, port) = (rig.address("fifo0.user1"), "/sys/bus/pci/devices/0000:00:05.0/config");
+    rig.check_while("answers-no-more", &rig.file(&hot), |rig| {
+        for (bytes, offset) in [("\\000\\000", 4), ("\\377\\377", 25)] {
+            rig.shell(&format!("printf '{bytes}' | dd of={port} bs=1 seek={offset} conv=notrunc"));
+        }
+    });
+    rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{hot}/remove"));
+    rig.finish();
+}
