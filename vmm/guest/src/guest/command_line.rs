@@ -10,11 +10,30 @@ use crate::{accel::Accelerator, provision::Toolkit};
 /// Where a guest's sockets and files are.
 pub(crate) struct Files<'a> {
     pub(crate) initrd: &'a Path,
-    pub(crate) console: &'a Path,
     pub(crate) trace: &'a Path,
-    pub(crate) agent: &'a Path,
-    pub(crate) monitor: &'a Path,
-    pub(crate) terminal: &'a Path,
+    /// The directory of the sockets that QEMU connects to.
+    pub(crate) sockets: &'a Path,
+}
+
+/// The lines of every guest, in the order in which QEMU connects them: names of sockets.
+pub(crate) const LINES: [&str; 3] = ["console", "agent", "monitor"];
+/// The line for a shell.
+pub(crate) const TERMINAL: &str = "terminal";
+
+/// A function as QEMU's `-device` and `device_add` have it.
+pub(crate) fn device(placed: &Placed) -> serde_json::Value {
+    let mut device = json!({
+        "driver": "vfio-user-pci",
+        "id": placed.id(),
+        "socket": { "type": "unix", "path": placed.function.socket },
+    });
+    if placed.function.hotplug {
+        device["bus"] = json!(placed.port());
+    } else {
+        device["bus"] = json!("pcie.0");
+        device["addr"] = json!(format!("{:x}", placed.slot));
+    }
+    device
 }
 
 /// The command that runs the guest.
@@ -37,14 +56,15 @@ pub(crate) fn command(
         .args(["-object", &format!("memory-backend-memfd,id=memory,size={}M,share=on", config.memory_mib)])
         .args(["-action", if config.reboots { "reboot=reset" } else { "reboot=shutdown" }])
         .args(["-name", &config.node]);
-    let mut line = |kind: &str, id: &str, path: &Path| {
-        command.args(["-chardev", &format!("{kind},id={id},path={}", escaped(path))]);
+    let mut line = |id: &str| {
+        let path = escaped(&files.sockets.join(id));
+        command.args(["-chardev", &format!("socket,id={id},path={path}")]);
     };
-    line("file", "console", files.console);
-    line("socket", "agent", files.agent);
-    line("socket", "monitor", files.monitor);
+    for id in LINES {
+        line(id);
+    }
     if config.terminal {
-        line("socket", "terminal", files.terminal);
+        line(TERMINAL);
     }
     command.args(["-serial", "chardev:console", "-serial", "chardev:agent"]);
     if config.terminal {
@@ -66,7 +86,9 @@ pub(crate) fn command(
     for device in &config.devices {
         command.args(["-device", device]);
     }
-    command.args(["-d", "guest_errors", "-D"]).arg(files.trace);
+    if config.logs.is_some() {
+        command.args(["-d", "guest_errors", "-D"]).arg(files.trace);
+    }
     for events in &config.trace {
         command.args(["-trace", events]);
     }
@@ -79,25 +101,14 @@ pub(crate) fn command(
 }
 
 fn function(command: &mut Command, placed: &Placed) {
-    let slot = format!("{:x}", placed.slot);
-    let mut device = json!({
-        "driver": "vfio-user-pci",
-        "id": placed.id(),
-        "socket": { "type": "unix", "path": placed.function.socket },
-    });
     if placed.function.hotplug {
-        let port = format!("port{slot}");
-        let number = placed.slot;
+        let (port, slot) = (placed.port(), placed.slot);
         command.args([
             "-device",
-            &format!("pcie-root-port,id={port},bus=pcie.0,addr={slot},chassis={number},slot={number}"),
+            &format!("pcie-root-port,id={port},bus=pcie.0,addr={slot:x},chassis={slot},slot={slot}"),
         ]);
-        device["bus"] = json!(port);
-    } else {
-        device["bus"] = json!("pcie.0");
-        device["addr"] = json!(slot);
     }
-    command.args(["-device", &device.to_string()]);
+    command.args(["-device", &device(placed).to_string()]);
 }
 
 /// A path in an option's value: a comma is written twice.

@@ -55,6 +55,11 @@ impl Placed {
         format!("{:02x}.0{}", self.slot, if self.function.hotplug { "/" } else { "" })
     }
 
+    /// QEMU's name of its port, if it has one.
+    pub(crate) fn port(&self) -> String {
+        format!("port{:02x}", self.slot)
+    }
+
     /// QEMU's name of it.
     pub(crate) fn id(&self) -> String {
         format!("function{:02x}", self.slot)

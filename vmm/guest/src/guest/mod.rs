@@ -3,6 +3,7 @@
 mod agent;
 mod command_line;
 pub(crate) mod config;
+mod console;
 pub(crate) mod logs;
 mod monitor;
 mod process;
@@ -106,16 +107,9 @@ impl Guest {
             let path = in_folder(name);
             UnixListener::bind(&path).doing(|| format!("listen on {}", path.display()))
         };
-        let (agent, monitor) = (listen("agent")?, listen("monitor")?);
-        let terminal = config.terminal.then(|| listen("terminal")).transpose()?;
-        let files = command_line::Files {
-            initrd: &initrd,
-            console: &logs.console,
-            trace: &logs.trace,
-            agent: &in_folder("agent"),
-            monitor: &in_folder("monitor"),
-            terminal: &in_folder("terminal"),
-        };
+        let [console, agent, monitor] = command_line::LINES.map(listen);
+        let terminal = config.terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
+        let files = command_line::Files { initrd: &initrd, trace: &logs.trace, sockets: folder.path() };
         let mut command = command_line::command(toolkit, config, &functions, &files);
         let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
         writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
@@ -129,9 +123,11 @@ impl Guest {
             until: Instant::now() + config.boot_deadline,
             watch,
         };
-        // QEMU connects its lines in the order of its command line.
-        let agent = Agent::new(starting.accept(&agent)?).doing(|| format!("{}: its agent", config.node))?;
-        let monitor = starting.accept(&monitor)?;
+        let file = File::create(&logs.console).doing(|| logs.console.display().to_string())?;
+        // It ends with QEMU.
+        console::keep(starting.accept(&console?)?, file).doing(|| format!("{}: its console", config.node))?;
+        let agent = Agent::new(starting.accept(&agent?)?).doing(|| format!("{}: its agent", config.node))?;
+        let monitor = starting.accept(&monitor?)?;
         let terminal = terminal.map(|listener| starting.accept(&listener)).transpose()?;
         let monitor = Monitor::new(monitor, starting.until).map_err(|trouble| starting.monitor(trouble))?;
         starting.wait(&agent)?;
@@ -240,24 +236,40 @@ impl Guest {
 
     /// Asks the guest to give a function up and unplugs it. The function must be one with [`Function::hotplug`].
     ///
+    /// QEMU up to 11.1 aborts when the function has MSI-X: its `vfio-user-pci` then takes the region of the pending bits away a
+    /// second time (`vfio_user_msix_teardown`). That is [`GuestError::Ended`] here, and the server sees its client go.
+    ///
     /// # Errors
     /// [`GuestError::Request`], [`GuestError::Monitor`], [`GuestError::Timeout`] when the guest does not let it go.
     pub fn unplug(&self, name: &str, limit: Duration) -> Result<(), GuestError> {
-        let placed = self.functions.iter().find(|placed| placed.function.name == name);
-        let id = match placed {
-            Some(placed) if placed.function.hotplug => placed.id(),
-            Some(_) => {
-                let text = format!("{}: {name} was plugged in to stay (Function::hotplug)", self.node);
-                return Err(GuestError::Request(text));
-            }
-            None => return Err(GuestError::Request(format!("{}: there is no function {name}", self.node))),
-        };
+        let id = self.hotplug(name)?.id();
         self.monitor().forget_events();
         self.execute("device_del", json!({ "id": id }))?;
         let deleted =
             |event: &str, data: &serde_json::Value| event == "DEVICE_DELETED" && data["device"] == id;
         let told = self.monitor().event(deleted, Instant::now() + limit);
         told.map_err(|trouble| self.trouble(&format!("unplugging {name}"), limit, trouble))
+    }
+
+    /// Plugs a function in again that was unplugged.
+    ///
+    /// # Errors
+    /// [`GuestError::Request`], [`GuestError::Monitor`] when QEMU can't reach its socket.
+    pub fn plug(&self, name: &str) -> Result<(), GuestError> {
+        let placed = self.hotplug(name)?;
+        self.execute("device_add", command_line::device(placed)).map(drop)
+    }
+
+    /// A function that can be unplugged.
+    fn hotplug(&self, name: &str) -> Result<&Placed, GuestError> {
+        match self.functions.iter().find(|placed| placed.function.name == name) {
+            Some(placed) if placed.function.hotplug => Ok(placed),
+            Some(_) => {
+                let text = format!("{}: {name} was plugged in to stay (Function::hotplug)", self.node);
+                Err(GuestError::Request(text))
+            }
+            None => Err(GuestError::Request(format!("{}: there is no function {name}", self.node))),
+        }
     }
 
     /// A command for QEMU's monitor.

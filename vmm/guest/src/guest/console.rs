@@ -1,0 +1,55 @@
+//! The guest's console, written to a file that a guest can't make larger than a limit.
+
+use std::{
+    fs::File,
+    io::{self, Read, Seek, Write},
+    os::unix::net::UnixStream,
+    thread::JoinHandle,
+};
+
+/// When the file has so many bytes, it begins anew: what a guest said last is what matters.
+const LIMIT: usize = 4 << 20;
+
+/// Writes what comes to the file until the guest is gone.
+pub(crate) fn keep(mut line: UnixStream, mut file: File) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("guest-console".into()).spawn(move || {
+        let mut buffer = vec![0; 16 << 10];
+        let mut written = 0;
+        loop {
+            match line.read(&mut buffer) {
+                Ok(0) => return,
+                Ok(length) => {
+                    if written + length > LIMIT && file.set_len(0).and_then(|()| file.rewind()).is_ok() {
+                        written = 0;
+                    }
+                    written += length;
+                    // The guest goes on whether there is room for its words or not.
+                    let _ = file.write_all(&buffer[..length]);
+                }
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(_) => return,
+            }
+        }
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_console_without_end_stays_below_the_limit_and_ends_with_the_last_words() {
+        let (mut guest, host) = UnixStream::pair().unwrap();
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let keeper = keep(host, file.reopen().unwrap()).unwrap();
+        for _ in 0..LIMIT / 4096 * 2 + 7 {
+            guest.write_all(&[b'x'; 4096]).unwrap();
+        }
+        guest.write_all(b"the last words").unwrap();
+        drop(guest);
+        keeper.join().unwrap();
+        let bytes = std::fs::read(file.path()).unwrap();
+        assert!(bytes.len() <= LIMIT);
+        assert!(bytes.ends_with(b"xxthe last words"));
+    }
+}

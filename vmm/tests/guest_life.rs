@@ -1,0 +1,99 @@
+//! A guest that reboots, panics, is reset, unplugs a function or loses its power finds the device as new afterwards; one whose
+//! server is killed has a dead device and goes on.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+mod guest_support;
+
+use guest_support::{LIMIT, Server, boot, logs, run, toolkit};
+use nicforge_guest::{Function, Guest, GuestConfig, GuestError};
+use nicforge_hwi::proof::slot_fifo::REG_HOLD;
+
+const MACHINE: &str = r#"
+name = "life"
+[[function]]
+name = "fifo0"
+kind = "slot-fifo"
+[[function]]
+name = "gpio0"
+kind = "idio-16"
+"#;
+
+/// The FIFO stays where it is. The card of I/O ports can be unplugged, and not the FIFO: QEMU (up to 11.1) aborts when it unplugs a
+/// vfio-user function with MSI-X.
+fn config(server: &Server) -> GuestConfig {
+    let config = GuestConfig::new("guest").reboots(true).boot_deadline(LIMIT);
+    config.user_function("fifo0.user0", server.socket("fifo0.user0", false)).function(Function {
+        name: "gpio0.user0".into(),
+        socket: server.socket("gpio0.user0", false),
+        hotplug: true,
+        user: true,
+    })
+}
+
+/// A script that switches the function on and sets `register` to the address of its read-write register.
+fn with_register(then: &str) -> String {
+    format!(
+        "function=/sys/bus/pci/devices/0000:00:03.0\necho 1 >$function/enable\n\
+         read -r base rest <$function/resource\nregister=$((base + {REG_HOLD}))\n{then}"
+    )
+}
+
+/// The device is as after a reset, and keeps what is written to it.
+fn check_works(guest: &Guest) {
+    let said = run(guest, &with_register("devmem $register 32; devmem $register 32 1; devmem $register 32"));
+    assert_eq!(said, "0x00000000\n0x00000001\n");
+}
+
+#[test]
+fn a_device_is_as_new_for_a_guest_that_starts_anew_and_dead_when_its_server_is() {
+    let logs = logs("guest_life");
+    let mut server = Server::start(MACHINE, &logs);
+    let toolkit = toolkit();
+    let guest = boot(&toolkit, config(&server), &logs);
+    check_works(&guest);
+
+    // The reset button, `reboot`, and a panic.
+    guest.reset().unwrap_or_else(|error| panic!("{error}"));
+    check_works(&guest);
+    for (starts, script) in [(3, "reboot -f; sleep 1000"), (4, "echo c >/proc/sysrq-trigger; sleep 1000")] {
+        let error = guest.run(script, LIMIT).unwrap_err();
+        assert!(matches!(error, GuestError::Restarted { .. }), "{error}");
+        guest.wait_started(starts).unwrap_or_else(|error| panic!("{error}"));
+        check_works(&guest);
+    }
+
+    // Linux gives a function up and finds it again, which is no reset.
+    let found = run(
+        &guest,
+        &format!(
+            "cd /sys/bus/pci\necho 1 >devices/0000:00:03.0/remove\nlspci -n -s 3\necho 1 >rescan\n{}",
+            with_register("devmem $register 32; devmem $register 32 0")
+        ),
+    );
+    assert_eq!(found, "0x00000001\n");
+
+    // A function is pulled out, and plugged in again.
+    guest.unplug("gpio0.user0", LIMIT).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(run(&guest, "lspci -n -d 494f:"), "");
+    server.wait_unused("gpio0", "user0");
+    guest.plug("gpio0.user0").unwrap_or_else(|error| panic!("{error}"));
+    run(&guest, "until lspci -n -d 494f: | grep -q 494f:0dc8; do usleep 20000; done");
+    check_works(&guest);
+
+    // No power.
+    let running = guest.start("sleep 1000").unwrap();
+    guest.kill();
+    assert!(matches!(running.wait(LIMIT).unwrap_err(), GuestError::Ended { .. }));
+    drop(guest);
+    server.wait_unused("fifo0", "user0");
+    let guest = boot(&toolkit, config(&server), &logs);
+    check_works(&guest);
+
+    // The server is gone: reads give what a PCI bus gives when nobody answers, and the guest goes on.
+    server.kill();
+    assert_eq!(run(&guest, &with_register("devmem $register 32; devmem $register 32 0")), "0xFFFFFFFF\n");
+    assert_eq!(run(&guest, "echo well"), "well\n");
+    guest.reset().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(run(&guest, "echo well"), "well\n");
+}

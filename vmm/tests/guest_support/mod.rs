@@ -1,0 +1,123 @@
+//! What the tests with guests share: a server in a process of its own, a place for the logs, and what is shown of them when a
+//! test fails.
+
+#![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "helpers of tests; each test uses some")]
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use nicforge_guest::{Guest, GuestConfig, Provision, Toolkit, Watch};
+
+/// Nothing takes longer, also emulated on a machine that has much else to do.
+pub(crate) const LIMIT: Duration = Duration::from_secs(300);
+
+/// A fresh folder for a test's logs, in `target/guest-logs`.
+pub(crate) fn logs(test: &str) -> PathBuf {
+    let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join(test);
+    let _ = std::fs::remove_dir_all(&folder);
+    std::fs::create_dir_all(&folder).unwrap();
+    folder
+}
+
+/// QEMU, kernel and so on; without them a test fails and says why.
+pub(crate) fn toolkit() -> Toolkit {
+    Provision::from_environment().provide(&Watch::on_stderr()).unwrap_or_else(|error| panic!("{error}"))
+}
+
+/// Boots a guest with the logs in the test's folder.
+pub(crate) fn boot(toolkit: &Toolkit, config: GuestConfig, logs: &Path) -> Guest {
+    let guest = Guest::boot(toolkit, &config.logs(logs), &Watch::silent());
+    let guest = guest.unwrap_or_else(|error| panic!("{error}"));
+    assert!(guest.problems().is_empty(), "{:?}", guest.problems());
+    guest
+}
+
+/// Runs a script in a guest, which must end well, and gives its standard output.
+pub(crate) fn run(guest: &Guest, script: &str) -> String {
+    let output = guest.run(script, LIMIT).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(output.status, 0, "{script}\n{}{}", output.stdout, output.stderr);
+    output.stdout
+}
+
+/// `nicforge serve` with its trace in the test's folder.
+pub(crate) struct Server {
+    child: Child,
+    directory: PathBuf,
+    log: PathBuf,
+    _folder: tempfile::TempDir,
+}
+
+impl Server {
+    pub(crate) fn start(machine: &str, logs: &Path) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("machine.toml");
+        std::fs::write(&file, machine).unwrap();
+        let directory = folder.path().join("m");
+        let log = logs.join("server.log");
+        let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+            .arg("serve")
+            .arg(&file)
+            .arg("--dir")
+            .arg(&directory)
+            .env("NICFORGE_LOG", "debug")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(File::create(&log).unwrap())
+            .spawn()
+            .unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.starts_with("serving "), "{line}");
+        Self { child, directory, log, _folder: folder }
+    }
+
+    pub(crate) fn socket(&self, name: &str, admin: bool) -> PathBuf {
+        if admin { self.directory.join("admin").join(name) } else { self.directory.join(name) }
+    }
+
+    pub(crate) fn kill(&mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Whether somebody is connected to a node's attachment.
+    fn is_used(&self, node: &str, attachment: &str) -> bool {
+        let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
+            .args(["stat", self.directory.to_str().unwrap(), "--json"])
+            .output()
+            .unwrap();
+        let stat: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let named = |list: &serde_json::Value, name: &str| {
+            list.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap().clone()
+        };
+        !named(&named(&stat["nodes"], node)["attachments"], attachment)["pid"].is_null()
+    }
+
+    /// Waits until nobody is connected to a node's attachment.
+    pub(crate) fn wait_unused(&self, node: &str, attachment: &str) {
+        let start = Instant::now();
+        while self.is_used(node, attachment) {
+            assert!(start.elapsed() < LIMIT, "{node}.{attachment} is still in use");
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            let text = std::fs::read_to_string(&self.log).unwrap_or_default();
+            let lines: Vec<_> = text.lines().collect();
+            eprintln!("--- the end of {}:", self.log.display());
+            for line in &lines[lines.len().saturating_sub(40)..] {
+                eprintln!("{line}");
+            }
+        }
+    }
+}
