@@ -60,6 +60,7 @@ fn run(task: &Task) -> Result<(), Failed> {
 }
 
 fn test(steps: &Steps) -> Result<(), Failed> {
+    guests(steps)?;
     // The program and the C libraries first: whole-system tests start them.
     steps.cargo(
         "build what the whole-system tests start",
@@ -82,6 +83,27 @@ fn test(steps: &Steps) -> Result<(), Failed> {
         &["test", "--release", "-p", "nicforge-shm", "--test", "loom"],
         &[("RUSTFLAGS", "--cfg loom"), ("LOOM_MAX_PREEMPTIONS", "3"), ("CARGO_TARGET_DIR", "target/loom")],
     )
+}
+
+/// QEMU, a kernel and the kernel module for the tests that boot guests, once a user; whether KVM works, once a boot of the host.
+fn guests(steps: &Steps) -> Result<(), Failed> {
+    steps.say("what guests are made of");
+    let watch = nicforge_guest::Watch::on_stderr();
+    let made = nicforge_guest::Provision::from_environment().provide(&watch).and_then(|toolkit| {
+        if toolkit.has_shim() {
+            toolkit.shim(&watch)?;
+        }
+        toolkit.accelerator(&watch).map(|choice| (toolkit, choice))
+    });
+    let (toolkit, choice) = made.map_err(|error| Failed::new(error.to_string()))?;
+    steps.say(&format!(
+        "guests: QEMU {}, Linux {}, {}: {}",
+        toolkit.qemu.version(),
+        toolkit.kernel.version,
+        choice.accelerator.name(),
+        choice.reason
+    ));
+    Ok(())
 }
 
 fn lint(steps: &Steps) -> Result<(), Failed> {
