@@ -35,12 +35,12 @@ impl DerefMut for Packet {
 pub struct Contents {
     buffer: Box<[u8]>,
     length: u32,
-    /// Bytes that the link carries beside [`Packet::bytes`] (header, checksum); they count for its bandwidth only.
+    /// Bytes that the link carries beside [`Contents::bytes`] (header, checksum); they count for its bandwidth only.
     pub framing: u32,
     /// For the NIC: a header, a route, a tag. The fabric does not look at it.
     pub header: u64,
     /// Memory that the packet refers to instead of carrying it, for NICs that copy bulk data once, on arrival. What of it is meant is the
-    /// NIC's affair, and that [`Packet::framing`] counts it. Gone when the packet is recycled.
+    /// NIC's affair, and that [`Contents::framing`] counts it. Gone when the packet is recycled.
     pub memory: Option<Arc<DmaLease>>,
 }
 

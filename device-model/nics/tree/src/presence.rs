@@ -9,7 +9,7 @@ use std::collections::VecDeque;
 
 use nicforge_hwi::tree::{PORTS, VCS};
 
-/// Marks a presence symbol in [`nicforge_core::fabric::Packet::header`]; tree headers have 32 bits.
+/// Marks a presence symbol in [`nicforge_core::fabric::Contents::header`]; tree headers have 32 bits.
 const SYMBOL: u64 = 1 << 63;
 /// Bytes of a symbol on the wire.
 pub(crate) const SYMBOL_BYTES: u32 = 8;
