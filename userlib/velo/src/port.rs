@@ -238,7 +238,7 @@ impl Port {
     }
 
     /// The tenant that sent the message which was taken last from an address: who connects says which it is, before its messages. 0 when
-    /// nobody there has connected, and on ports without flow control.
+    /// nobody there has connected, and on ports without flow control. Of messages that a call kept it may be a later tenant.
     #[inline]
     pub fn sender_of(&self, address: Address) -> u8 {
         self.index(address).map_or(0, |index| self.peers[index].of)
