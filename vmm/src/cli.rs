@@ -94,7 +94,7 @@ struct RunArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = boot::HELP)]
+#[command(after_help = boot::HELP, group(clap::ArgGroup::new("task").required(true).args(["shell", "lspci", "command"])))]
 struct BootArguments {
     /// The machine file (TOML), for example machines/pset.toml.
     machine: PathBuf,
@@ -146,13 +146,13 @@ struct BootArguments {
     #[arg(long, value_name = "DIR")]
     logs: Option<PathBuf>,
     /// A shell in one guest, on this terminal.
-    #[arg(long, conflicts_with_all = ["lspci", "command"])]
+    #[arg(long)]
     shell: bool,
     /// Show the functions as the guests' lspci -vvv decodes them.
-    #[arg(long, conflicts_with = "command")]
+    #[arg(long)]
     lspci: bool,
     /// The command for each guest, after --.
-    #[arg(last = true, value_name = "COMMAND", required_unless_present_any = ["shell", "lspci"])]
+    #[arg(last = true, value_name = "COMMAND")]
     command: Vec<String>,
 }
 
