@@ -14,7 +14,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, munmap};
+use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
 use nix::sys::stat::{FileStat, SFlag, fstat};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
@@ -78,6 +78,49 @@ impl Mapping {
             unsafe { mmap(None, length, access.protection(), MapFlags::MAP_SHARED, fd, file_offset) }
                 .map_err(|errno| MemoryError::Map { offset, len: len as u64, errno })?;
         Ok(Mapping { address: address.cast(), len, mapped, access, fd: None, guard: None })
+    }
+
+    /// A range of addresses with nothing but zero pages of our own.
+    fn reserve(len: usize, page: usize, access: Access) -> Result<Self, MemoryError> {
+        let overflow = MemoryError::Overflow { offset: 0, len: len as u64 };
+        let mapped =
+            len.checked_next_multiple_of(page).filter(|l| *l <= isize::MAX as usize).ok_or(overflow)?;
+        let length = NonZeroUsize::new(mapped).ok_or(MemoryError::Empty)?;
+        let flags = MapFlags::MAP_PRIVATE | MapFlags::MAP_NORESERVE;
+        // SAFETY: no address is asked for, so that the kernel chooses a range that nothing else uses.
+        let address = unsafe { mmap_anonymous(None, length, access.protection(), flags) }
+            .map_err(|errno| MemoryError::Map { offset: 0, len: len as u64, errno })?;
+        Ok(Mapping { address: address.cast(), len, mapped, access, fd: None, guard: None })
+    }
+
+    /// Maps `[offset, offset + len)` of it to the file, whose part of the whole begins at `file_offset`.
+    fn place(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        file_offset: u64,
+        offset: u64,
+        len: u64,
+    ) -> Result<(), MemoryError> {
+        let page = page_size() as u64;
+        for value in [offset, len] {
+            if !value.is_multiple_of(page) {
+                return Err(MemoryError::UnalignedOffset { offset: value, page });
+            }
+        }
+        let size = self.mapped as u64;
+        if offset.checked_add(len).is_none_or(|end| end > size) {
+            return Err(MemoryError::OutOfBounds { offset, len, size });
+        }
+        let overflow = MemoryError::Overflow { offset: file_offset, len };
+        let in_file =
+            file_offset.checked_add(offset).and_then(|at| i64::try_from(at).ok()).ok_or(overflow)?;
+        let length = NonZeroUsize::new(len as usize).ok_or(MemoryError::Empty)?;
+        let at = NonZeroUsize::new(self.address.as_ptr() as usize + offset as usize).ok_or(overflow)?;
+        let flags = MapFlags::MAP_SHARED | MapFlags::MAP_FIXED;
+        // SAFETY: replaces a part of the range that this value owns and that nobody has an address in yet.
+        unsafe { mmap(Some(at), length, self.access.protection(), flags, fd, in_file) }
+            .map(drop)
+            .map_err(|errno| MemoryError::Map { offset: in_file as u64, len, errno })
     }
 
     pub(crate) fn access(&self) -> Access {
@@ -206,6 +249,33 @@ impl SharedMemory {
         }
         let mut mapping = Self::map_checked(fd, &stat, offset, len, access)?;
         mapping.guard = Some(Guard::new(mapping.address, mapping.mapped, access)?);
+        Ok(Self::from_mapping(mapping))
+    }
+
+    /// Maps `areas`, each {offset, length}, of the `len` bytes that lie at `file_offset` of a device file (`/dev/vfio`'s, or
+    /// that of a driver of our own). What lies between them is memory of this process.
+    ///
+    /// When the device goes away, which its driver tells by SIGBUS, an access finds zeros and [`SharedMemory::faulted`] says so
+    /// from then on, as with [`SharedMemory::map_guarded`]. A duplicate of the descriptor is kept.
+    ///
+    /// # Errors
+    /// [`MemoryError::Empty`], [`MemoryError::UnalignedOffset`] when an area does not start and end at a page,
+    /// [`MemoryError::OutOfBounds`] for one that leaves the `len` bytes, [`MemoryError::Guard`], or what the kernel says.
+    pub fn map_device(
+        fd: BorrowedFd<'_>,
+        file_offset: u64,
+        len: usize,
+        areas: &[(u64, u64)],
+        access: Access,
+    ) -> Result<Self, MemoryError> {
+        sigbus::install_sigbus_guard()?;
+        let mut mapping = Mapping::reserve(len, page_size(), access)?;
+        for &(offset, bytes) in areas {
+            mapping.place(fd, file_offset, offset, bytes)?;
+        }
+        mapping.guard = Some(Guard::new(mapping.address, mapping.mapped, access)?);
+        let own = fd.try_clone_to_owned().map_err(|error| MemoryError::File { errno: errno_of(&error) })?;
+        mapping.fd = Some(own);
         Ok(Self::from_mapping(mapping))
     }
 

@@ -259,3 +259,34 @@ fn dropped_memory_is_unmapped() {
     assert!(mapped_by_window);
     assert!(!mapped());
 }
+
+#[test]
+fn device_memory_has_its_areas_where_they_lie_in_the_file() {
+    let file = SharedMemory::create("device", 8 * 4096).unwrap();
+    file.write(3 * 4096, b"first").unwrap();
+    file.write(6 * 4096, b"second").unwrap();
+    let areas = [(2 * 4096, 4096), (5 * 4096, 4096)];
+
+    let memory =
+        SharedMemory::map_device(file.fd().unwrap(), 4096, 6 * 4096, &areas, Access::ReadWrite).unwrap();
+
+    let mut found = [0; 6];
+    memory.read(2 * 4096, &mut found[..5]).unwrap();
+    assert_eq!(&found[..5], b"first");
+    memory.read(5 * 4096, &mut found).unwrap();
+    assert_eq!(&found, b"second");
+    assert!(!memory.faulted());
+}
+
+#[test]
+fn device_memory_refuses_areas_that_are_crooked_or_outside() {
+    let file = SharedMemory::create("device", 4 * 4096).unwrap();
+    let map =
+        |area| SharedMemory::map_device(file.fd().unwrap(), 0, 2 * 4096, &[area], Access::ReadOnly).map(drop);
+
+    assert!(matches!(map((100, 4096)), Err(MemoryError::UnalignedOffset { offset: 100, .. })));
+    assert!(matches!(map((0, 100)), Err(MemoryError::UnalignedOffset { offset: 100, .. })));
+    assert!(matches!(map((4096, 8192)), Err(MemoryError::OutOfBounds { .. })));
+    assert!(matches!(map((u64::MAX & !0xfff, 8192)), Err(MemoryError::OutOfBounds { .. })));
+    assert!(matches!(map((0, 0)), Err(MemoryError::Empty)));
+}
