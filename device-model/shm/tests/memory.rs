@@ -287,6 +287,6 @@ fn device_memory_refuses_areas_that_are_crooked_or_outside() {
     assert!(matches!(map((100, 4096)), Err(MemoryError::UnalignedOffset { offset: 100, .. })));
     assert!(matches!(map((0, 100)), Err(MemoryError::UnalignedOffset { offset: 100, .. })));
     assert!(matches!(map((4096, 8192)), Err(MemoryError::OutOfBounds { .. })));
-    assert!(matches!(map((u64::MAX & !0xfff, 8192)), Err(MemoryError::OutOfBounds { .. })));
+    assert!(matches!(map((!0xfff, 8192)), Err(MemoryError::OutOfBounds { .. })));
     assert!(matches!(map((0, 0)), Err(MemoryError::Empty)));
 }

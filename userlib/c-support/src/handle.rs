@@ -52,10 +52,10 @@ impl<T> Handle<T> {
 /// Opens the device whose socket is `socket`, or the first that the environment variable `NICFORGE_SOCKET` names.
 ///
 /// # Errors
-/// As [`Device::open_vfio_user`] and [`Device::open_env`].
+/// As [`Device::open_named`] and [`Device::open_env`].
 pub fn open_device(socket: Option<OsString>) -> Result<Device, DriverError> {
     match socket {
-        Some(path) => Device::open_vfio_user(path, OpenOptions::default()),
+        Some(device) => Device::open_named(device, OpenOptions::default()),
         None => Device::open_env(environment::SOCKET, OpenOptions::default()),
     }
 }

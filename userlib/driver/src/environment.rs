@@ -1,13 +1,11 @@
 //! What `nicforge run` tells a program about its place in the machine, by environment variables.
 
-use std::{
-    ffi::OsString,
-    path::{Path, PathBuf},
-};
+use std::{ffi::OsString, path::PathBuf};
 
-use crate::Error;
+use crate::{DeviceAddress, Error};
 
-/// Sockets of the attachments meant for this program, separated by `:`; the first is the usual one.
+/// The attachments meant for this program, separated by `:`; the first is the usual one. Each is the path of a socket, or in a
+/// guest `vfio:0000:00:03.0` or `shim:/dev/nicforge0`.
 pub const SOCKET: &str = "NICFORGE_SOCKET";
 /// The node this program runs on, as the machine description names it.
 pub const NODE: &str = "NICFORGE_NODE";
@@ -30,20 +28,20 @@ fn text(name: &str) -> Result<String, Error> {
         .map_err(|_| Error::Environment { name: name.to_owned(), problem: "is no text" })
 }
 
-/// The sockets in variable `name`.
+/// The devices in variable `name`.
 ///
 /// # Errors
-/// [`Error::Environment`] when it is not set or has none.
-pub fn sockets(name: &str) -> Result<Vec<PathBuf>, Error> {
+/// [`Error::Environment`] when it is not set or names none; [`Error::Open`] for what is no address.
+pub fn devices(name: &str) -> Result<Vec<DeviceAddress>, Error> {
     split(name, &value(name)?)
 }
 
-fn split(name: &str, list: &std::ffi::OsStr) -> Result<Vec<PathBuf>, Error> {
-    let paths: Vec<_> = std::env::split_paths(list).filter(|path| path != Path::new("")).collect();
-    if paths.is_empty() {
-        return Err(Error::Environment { name: name.to_owned(), problem: "names no socket" });
+fn split(name: &str, list: &std::ffi::OsStr) -> Result<Vec<DeviceAddress>, Error> {
+    let devices = DeviceAddress::parse_list(list)?;
+    if devices.is_empty() {
+        return Err(Error::Environment { name: name.to_owned(), problem: "names no device" });
     }
-    Ok(paths)
+    Ok(devices)
 }
 
 /// [`NODE`].
@@ -88,8 +86,9 @@ mod tests {
 
     #[test]
     fn list_of_two_sockets_gives_both_in_order() {
-        let paths = split(SOCKET, "/run/a.sock:/run/b.sock".as_ref()).unwrap();
-        assert_eq!(paths, [PathBuf::from("/run/a.sock"), PathBuf::from("/run/b.sock")]);
+        let devices = split(SOCKET, "/run/a.sock:/run/b.sock".as_ref()).unwrap();
+        let wanted = ["/run/a.sock", "/run/b.sock"].map(|path| DeviceAddress::VfioUser(path.into()));
+        assert_eq!(devices, wanted);
     }
 
     #[test]
@@ -100,7 +99,7 @@ mod tests {
 
     #[test]
     fn variable_that_is_not_set_is_an_error_that_says_so() {
-        let error = sockets("NICFORGE_NOBODY_SETS_THIS").unwrap_err();
+        let error = devices("NICFORGE_NOBODY_SETS_THIS").unwrap_err();
         assert_eq!(
             error,
             Error::Environment { name: "NICFORGE_NOBODY_SETS_THIS".to_owned(), problem: "is not set" }

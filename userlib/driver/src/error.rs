@@ -8,8 +8,8 @@ use thiserror::Error;
 /// How a device was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum GoneCause {
-    /// The server closed the connection, or died.
-    #[error("its server hung up; open it again when the server is back")]
+    /// The server closed the connection, or died; a function of the kernel's answers with all ones.
+    #[error("its server hung up, or the device was pulled; open it again when it is back")]
     HungUp,
     /// The server gave this attachment up because of something its client did (a truncated file, a quota).
     #[error("the server evicted this attachment; reset the device or open it again")]
@@ -20,6 +20,78 @@ pub enum GoneCause {
     /// The engine behind the device stopped counting its heartbeat.
     #[error("its engine stopped; look at the server")]
     Stopped,
+    /// The kernel wants the function back (it is being unplugged or unbound), or reported an error of it that it can't mend.
+    #[error("the kernel takes it back; close it, and open it again when it is bound again")]
+    Withdrawn,
+}
+
+/// Why a PCI function can't be had through the kernel.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum OpenProblem {
+    /// The text is no address.
+    #[error("that is no address: write vfio:0000:00:03.0, shim:/dev/nicforge0, or the path of a socket")]
+    Address,
+    /// No such PCI function.
+    #[error("there is no such PCI function; `lspci -D` lists them")]
+    NoFunction,
+    /// Another driver has it, or none.
+    #[error("{}; as root: {}", bound_to(driver), bind_commands(address, wanted))]
+    NotBound {
+        /// The function's address.
+        address: String,
+        /// The driver that has it.
+        driver: Option<String>,
+        /// The driver that must have it.
+        wanted: &'static str,
+    },
+    /// The kernel gave it no IOMMU group.
+    #[error(
+        "it is in no IOMMU group: switch the IOMMU on (in the firmware, and by intel_iommu=on or amd_iommu=on), or use the shim"
+    )]
+    NoGroup,
+    /// Others in its group belong to host drivers.
+    #[error("group {group} is not viable: give vfio-pci all its functions: {members}")]
+    NotViable {
+        /// The IOMMU group's number.
+        group: u32,
+        /// The PCI functions in it.
+        members: String,
+    },
+    /// Somebody has it open.
+    #[error("it is in use by another program")]
+    Busy,
+    /// A file is missing or must not be opened.
+    #[error("{path}: {}; {advice}", nix::errno::Errno::from_raw(*errno).desc())]
+    File {
+        /// The file.
+        path: String,
+        /// The error number that came back.
+        errno: i32,
+        /// What helps.
+        advice: &'static str,
+    },
+    /// The kernel speaks another version of the interface.
+    #[error("the kernel speaks version {found} of the interface and this library version {wanted}")]
+    Version {
+        /// What the kernel says.
+        found: u32,
+        /// What this library knows.
+        wanted: u32,
+    },
+}
+
+fn bound_to(driver: &Option<String>) -> String {
+    driver.as_ref().map_or_else(|| "no driver has it".to_owned(), |driver| format!("driver {driver} has it"))
+}
+
+/// The commands that give a function to a driver.
+fn bind_commands(address: &str, wanted: &str) -> String {
+    let device = format!("/sys/bus/pci/devices/{address}");
+    format!(
+        "modprobe {wanted}; echo {wanted} > {device}/driver_override; \
+         echo {address} > {device}/driver/unbind; echo {address} > /sys/bus/pci/drivers_probe"
+    )
 }
 
 /// Why a call to a device failed.
@@ -129,6 +201,14 @@ pub enum Error {
         /// The value found.
         value: u64,
     },
+    /// A PCI function can't be had through the kernel.
+    #[error("{device} cannot be opened: {problem}")]
+    Open {
+        /// What was to be opened.
+        device: String,
+        /// Why not, and what helps.
+        problem: OpenProblem,
+    },
     /// The connection to a vfio-user server failed otherwise.
     #[error("vfio-user: {reason}")]
     Connection {
@@ -143,7 +223,7 @@ pub enum Error {
     },
     /// An environment variable that `nicforge run` sets is missing or useless.
     #[error(
-        "environment variable {name} {problem}: start this program with `nicforge run`, or set it to the path of a device's socket"
+        "environment variable {name} {problem}: start this program with `nicforge run`, or set it to a device's socket, vfio:BDF or shim:PATH"
     )]
     Environment {
         /// The variable.

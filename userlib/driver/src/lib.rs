@@ -29,8 +29,8 @@
 //!
 //! In: a backing or a socket's path. Out: values, memory, errors. May touch: `hwi` for layouts, `shm` for memory,
 //! `vfio-user` for the socket. The rules of memory order are in the room's README.
-#![forbid(unsafe_code)]
 
+mod address;
 mod backing;
 mod bar;
 mod device;
@@ -42,14 +42,16 @@ mod interrupt;
 mod posted;
 mod wait;
 
+pub use address::{DeviceAddress, PciAddress};
 pub use backing::{
-    Backing, DmaMemory, DmaPermission, IRQ_INTX, IRQ_MSI, IRQ_MSIX, InterruptSource, IrqInfo, MappableArea,
-    PrivateMemory, REGION_CONFIG, REGION_ROM, RegionInfo, VfioUser, WriteMode,
+    Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, IRQ_INTX, IRQ_MSI, IRQ_MSIX,
+    InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG, REGION_ROM, RegionInfo, Vfio,
+    VfioUser, WriteMode,
 };
 pub use bar::Bar;
 pub use device::{Device, Identity, OpenOptions};
 pub use dma::{DmaBuffer, HugePages};
-pub use error::{Error, GoneCause};
+pub use error::{Error, GoneCause, OpenProblem};
 pub use interrupt::{Interrupt, wait_source};
 pub use posted::{Doorbell, Poster, SharedPoster};
 pub use wait::{Cancel, Deadline, Patience, Relax, Turn};

@@ -1,8 +1,6 @@
 //! A compute node of the demonstration: a thread a core.
 
-use std::path::Path;
-
-use nicforge_driver::{Device, environment};
+use nicforge_driver::{Device, DeviceAddress, environment};
 use nicforge_fcnp::{ComputeCore, Config};
 use sha2::{Digest, Sha256};
 
@@ -13,13 +11,13 @@ use super::{
 use crate::failure::{Doing, Failure};
 
 pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
-    let sockets = environment::sockets(environment::SOCKET).doing(|| "started by hand?".into())?;
+    let devices = environment::devices(environment::SOCKET).doing(|| "started by hand?".into())?;
     std::thread::scope(|scope| {
-        let cores: Vec<_> = sockets
+        let cores: Vec<_> = devices
             .iter()
             .take(plan.cores as usize)
             .enumerate()
-            .map(|(core, socket)| scope.spawn(move || run(plan, socket, core == 0)))
+            .map(|(core, address)| scope.spawn(move || run(plan, address, core == 0)))
             .collect();
         // All are waited for, so that a failure of one does not hide another's.
         let results: Vec<_> = cores.into_iter().map(|core| core.join()).collect();
@@ -31,8 +29,8 @@ pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
 }
 
 /// One core: answer round trips if it is the node's first, then change the stream and send it back.
-fn run(plan: &Plan, socket: &Path, first: bool) -> Result<(), Failure> {
-    let device = Device::open_vfio_user(socket, Default::default()).doing(|| socket.display().to_string())?;
+fn run(plan: &Plan, address: &DeviceAddress, first: bool) -> Result<(), Failure> {
+    let device = Device::open_at(address, Default::default()).doing(|| address.to_string())?;
     let core = ComputeCore::open(device, Config::default()).doing(|| "opening FCNP".into())?;
     let rank = core.rank();
     if first {

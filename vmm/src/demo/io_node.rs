@@ -20,9 +20,9 @@ use crate::failure::{Doing, Failure};
 const PROGRESS: Duration = Duration::from_millis(100);
 
 pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
-    let sockets = environment::sockets(environment::SOCKET).doing(|| "started by hand?".into())?;
-    let Some(socket) = sockets.first() else { return Err(Failure::environment("no socket was given")) };
-    let device = Device::open_vfio_user(socket, Default::default()).doing(|| socket.display().to_string())?;
+    let devices = environment::devices(environment::SOCKET).doing(|| "started by hand?".into())?;
+    let Some(address) = devices.first() else { return Err(Failure::environment("no device was given")) };
+    let device = Device::open_at(address, Default::default()).doing(|| address.to_string())?;
     let mode = if plan.interrupts { Mode::Interrupt } else { Mode::Polling };
     let node = IoNode::open(device, Config { mode, ..Config::default() }).doing(|| "opening FCNP".into())?;
     measure_latency(&node)?;

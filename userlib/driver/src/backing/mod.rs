@@ -1,16 +1,19 @@
-//! What is behind a [`crate::Device`]: a machine in this process, or a server behind a vfio-user socket.
+//! What is behind a [`crate::Device`]: a machine in this process, a server behind a vfio-user socket, or a PCI function that the
+//! kernel hands out, through VFIO or the shim.
 //!
 //! In: accesses to VFIO regions, interrupts to bind, memory to make reachable by DMA. Out: register values, mapped memory,
 //! interrupt sources. A backing may use locks and system calls; nothing on the per-packet path of a library goes through
 //! it except [`Backing::relax`].
 
+mod vfio;
 mod vfio_user;
 mod watch;
 
-use std::{fmt, os::fd::BorrowedFd, sync::Arc};
+use std::{fmt, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
 use nicforge_shm::{SharedMemory, SharedU64, Window};
 
+pub use vfio::Vfio;
 pub use vfio_user::VfioUser;
 
 use crate::{Cancel, Deadline, Error, Relax};
@@ -97,6 +100,11 @@ pub trait PrivateMemory: Send + Sync {
     /// # Errors
     /// When the range leaves the memory.
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error>;
+
+    /// All of it as mapped memory of this process, if it is that. A kernel that lets a device reach it pins it there.
+    fn mapped(&self) -> Option<&Window> {
+        None
+    }
 }
 
 impl PrivateMemory for Window {
@@ -107,13 +115,17 @@ impl PrivateMemory for Window {
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         Ok(Window::write(self, offset, data)?)
     }
+
+    fn mapped(&self) -> Option<&Window> {
+        Some(self)
+    }
 }
 
 /// Memory to be made reachable by DMA.
 #[derive(Clone)]
 pub enum DmaMemory {
-    /// `len` bytes from `offset` on of memory with a file, which the device maps. The memory starts where its file does;
-    /// both numbers are multiples of the page size.
+    /// `len` bytes from `offset` on of memory that is shared with the device. A vfio-user server maps its file, which it
+    /// therefore must have, and which starts where the memory does. Both numbers are multiples of the page size.
     Shared {
         /// The memory.
         memory: SharedMemory,
@@ -122,8 +134,9 @@ pub enum DmaMemory {
         /// Bytes.
         len: u64,
     },
-    /// `len` bytes that stay with this process: the device asks for them by messages, which are answered whenever
-    /// somebody waits for or talks to the device ([`Backing::relax`], trapped accesses, blocking interrupt waits).
+    /// `len` bytes that stay with this process. A vfio-user server asks for them by messages, which are answered whenever
+    /// somebody waits for or talks to the device ([`Backing::relax`], trapped accesses, blocking interrupt waits). A device
+    /// behind the kernel reaches them if they are [`PrivateMemory::mapped`].
     Private {
         /// The memory.
         memory: Arc<dyn PrivateMemory>,
@@ -144,6 +157,17 @@ impl DmaMemory {
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
+
+    /// It as memory that is mapped in this process: what a kernel pins.
+    pub(crate) fn mapped(&self) -> Result<Window, Error> {
+        match self {
+            DmaMemory::Shared { memory, offset, len } => Ok(memory.window(*offset, *len)?),
+            DmaMemory::Private { memory, len } => {
+                let unknown = Error::Unsupported { what: "DMA to memory that is not mapped in this process" };
+                Ok(memory.mapped().ok_or(unknown)?.window(0, *len)?)
+            }
+        }
+    }
 }
 
 impl fmt::Debug for DmaMemory {
@@ -153,6 +177,38 @@ impl fmt::Debug for DmaMemory {
             DmaMemory::Private { len, .. } => write!(f, "Private[{len:#x}]"),
         }
     }
+}
+
+/// Who chooses the addresses by which the device reaches memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum DmaAddresses {
+    /// The library, within these ranges: there is an IOMMU, or a server that plays one. [`Backing::dma_map`] takes them.
+    Free(Vec<Range<u64>>),
+    /// The backing: [`Backing::dma_allocate`] and [`Backing::dma_register`] give them.
+    Given,
+}
+
+impl DmaAddresses {
+    /// The lowest address handed out by default, so that no buffer lies at 0.
+    pub const FIRST: u64 = 1 << 20;
+    /// The end of the addresses handed out by default: what the smallest common IOMMU reaches (39 bits).
+    pub const END: u64 = 1 << 39;
+}
+
+impl Default for DmaAddresses {
+    /// All that every device and IOMMU understand.
+    fn default() -> Self {
+        DmaAddresses::Free(vec![Self::FIRST..Self::END])
+    }
+}
+
+/// Memory that a backing made, and where the device finds it.
+#[derive(Clone, Debug)]
+pub struct DmaAllocation {
+    /// The memory, of at least the length asked for.
+    pub memory: SharedMemory,
+    /// Its first byte's address for the device.
+    pub iova: u64,
 }
 
 /// Where an interrupt arrives.
@@ -231,13 +287,35 @@ pub trait Backing: Send + Sync + 'static {
     /// As [`Backing::mask`].
     fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error>;
 
+    /// Who chooses DMA addresses. Asked once, when the device is opened.
+    fn dma_addresses(&self) -> DmaAddresses {
+        DmaAddresses::default()
+    }
+
+    /// Makes `len` bytes of memory that the device reaches, a multiple of the page size. `None` where any memory will do:
+    /// then the library makes some, and maps it.
+    ///
+    /// # Errors
+    /// [`Error::Refused`] (`ENOMEM`, `EDQUOT`), [`Error::DeviceGone`].
+    fn dma_allocate(&self, _len: u64) -> Result<Option<DmaAllocation>, Error> {
+        Ok(None)
+    }
+
+    /// As [`Backing::dma_map`], at an address that the backing chooses and gives back. Only with [`DmaAddresses::Given`].
+    ///
+    /// # Errors
+    /// As [`Backing::dma_map`]; [`Error::Unsupported`] when there is no one address for all of it.
+    fn dma_register(&self, _memory: DmaMemory, _permission: DmaPermission) -> Result<u64, Error> {
+        Err(Error::Unsupported { what: "DMA addresses that the backing chooses" })
+    }
+
     /// Lets the device reach `memory` at `iova`.
     ///
     /// # Errors
     /// [`Error::Refused`] (`EEXIST` for an overlap, `ENOSPC`/`EDQUOT` for a quota), [`Error::DeviceGone`].
     fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error>;
 
-    /// Takes `[iova, iova + len)` away from the device. When it returns without an error the device does not touch the
+    /// Takes `[iova, iova + len)`, as it was mapped, registered or allocated, away from the device. When it returns without an error the device does not touch the
     /// memory any more.
     ///
     /// # Errors
@@ -256,6 +334,12 @@ pub trait Backing: Send + Sync + 'static {
     /// # Errors
     /// [`Error::DeviceGone`].
     fn relax(&self, relax: &mut Relax) -> Result<(), Error>;
+
+    /// Whether the engine behind the device can make this processor execute a memory barrier (`membarrier`): it is in the same
+    /// kernel. Where it is not, writers fence before they look whether it sleeps.
+    fn engine_is_near(&self) -> bool {
+        true
+    }
 
     /// Tells where the engine behind the device counts its heartbeat, for a backing that can make use of it to notice sooner
     /// that the engine died. Called once, when the device is opened; not for a plain PCI function.

@@ -6,7 +6,7 @@
 pub(crate) mod capability;
 mod shared;
 
-use std::{fmt, path::Path, sync::Arc, time::Duration};
+use std::{ffi::OsStr, fmt, path::Path, sync::Arc, time::Duration};
 
 use nicforge_hwi::attachment::control;
 use nicforge_shm::SharedMemory;
@@ -15,9 +15,9 @@ pub use capability::Identity;
 pub(crate) use shared::{Shared, lock};
 
 use crate::{
-    Backing, Bar, Cancel, Deadline, DmaBuffer, DmaPermission, Doorbell, Error, GoneCause, HugePages,
-    IRQ_INTX, IRQ_MSI, IRQ_MSIX, Interrupt, Patience, Poster, REGION_CONFIG, Relax, VfioUser, environment,
-    interrupt,
+    Backing, Bar, Cancel, Deadline, DeviceAddress, DmaBuffer, DmaPermission, Doorbell, Error, GoneCause,
+    HugePages, IRQ_INTX, IRQ_MSI, IRQ_MSIX, Interrupt, Patience, PciAddress, Poster, REGION_CONFIG, Relax,
+    Vfio, VfioUser, environment, interrupt,
 };
 
 /// How a device is opened and waited for.
@@ -79,15 +79,43 @@ impl Device {
         Self::open(Arc::new(VfioUser::connect(path, &options)?), options)
     }
 
-    /// Opens the attachment that environment variable `variable` names, usually [`environment::SOCKET`], which
-    /// `nicforge run` sets. Of several the first.
+    /// Opens the function at `address`, a PCI function of this machine, through Linux VFIO.
     ///
     /// # Errors
-    /// [`Error::Environment`]; as [`Device::open_vfio_user`].
+    /// As [`Vfio::open`] and [`Device::open`].
+    pub fn open_vfio(address: PciAddress, options: OpenOptions) -> Result<Self, Error> {
+        Self::open(Arc::new(Vfio::open(address)?), options)
+    }
+
+    /// Opens the device at `address`, whatever its kind.
+    ///
+    /// # Errors
+    /// As [`Device::open_vfio_user`] and [`Device::open_vfio`].
+    pub fn open_at(address: &DeviceAddress, options: OpenOptions) -> Result<Self, Error> {
+        match address {
+            DeviceAddress::VfioUser(path) => Self::open_vfio_user(path, options),
+            DeviceAddress::Vfio(address) => Self::open_vfio(*address, options),
+            DeviceAddress::Shim(_) => Err(Error::Unsupported { what: "the shim" }),
+        }
+    }
+
+    /// Opens the device that `text` names: the path of a vfio-user socket, `vfio:0000:00:03.0`, or `shim:/dev/nicforge0`.
+    ///
+    /// # Errors
+    /// As [`DeviceAddress::parse`] and [`Device::open_at`].
+    pub fn open_named(text: impl AsRef<OsStr>, options: OpenOptions) -> Result<Self, Error> {
+        Self::open_at(&DeviceAddress::parse(text)?, options)
+    }
+
+    /// Opens the device that environment variable `variable` names, usually [`environment::SOCKET`], which `nicforge run` and
+    /// `nicforge boot` set. Of several the first.
+    ///
+    /// # Errors
+    /// [`Error::Environment`]; as [`Device::open_at`].
     pub fn open_env(variable: &str, options: OpenOptions) -> Result<Self, Error> {
-        let none = || Error::Environment { name: variable.to_owned(), problem: "names no socket" };
-        let path = environment::sockets(variable)?.into_iter().next().ok_or_else(none)?;
-        Self::open_vfio_user(path, options)
+        let none = || Error::Environment { name: variable.to_owned(), problem: "names no device" };
+        let address = environment::devices(variable)?.into_iter().next().ok_or_else(none)?;
+        Self::open_at(&address, options)
     }
 
     /// What it says it is.

@@ -14,13 +14,13 @@ use nicforge_hwi::{
     pci::AttachmentCapability,
 };
 use nicforge_shm::{
-    SharedU32,
+    SharedU32, Window,
     wake::{FullFence, NoFence, must_kick, register_membarrier},
 };
 
 use super::{Identity, OpenOptions, capability};
 use crate::{
-    Backing, Cancel, Deadline, Error, GoneCause, RegionInfo, Relax, WriteMode,
+    Backing, Cancel, Deadline, DmaAddresses, Error, GoneCause, RegionInfo, Relax, WriteMode,
     bar::Region,
     dma::IovaAllocator,
     heartbeat::{Heartbeat, RESTS},
@@ -33,6 +33,7 @@ const CHECK_EVERY: u32 = 64;
 
 /// The words of the attachment mirror.
 pub(crate) struct Mirror {
+    page: Window,
     generation: SharedU32,
     heartbeat: Heartbeat,
     sleeping: SharedU32,
@@ -49,7 +50,7 @@ pub(crate) struct Shared {
     mirror: OnceLock<Mirror>,
     attachment: OnceLock<u32>,
     pub(crate) rings: Vec<RingSlot>,
-    /// Writers must fence before they look whether the engine sleeps: there is no membarrier here.
+    /// Writers must fence before they look whether the engine sleeps: there is no membarrier here, or it does not reach us.
     fence: bool,
     control: Mutex<()>,
     /// Counts our own resets; rings start again when it moved.
@@ -58,7 +59,8 @@ pub(crate) struct Shared {
     /// Counts our own resets too, when they begin.
     resets: AtomicU32,
     gone: AtomicU8,
-    pub(crate) iova: Mutex<IovaAllocator>,
+    /// Absent where the backing chooses addresses.
+    pub(crate) iova: Option<Mutex<IovaAllocator>>,
     pub(crate) interrupts: Mutex<HashMap<(u32, u32), Weak<Bound>>>,
 }
 
@@ -73,6 +75,7 @@ fn encode(cause: GoneCause) -> u8 {
         GoneCause::Evicted => 2,
         GoneCause::Reset => 3,
         GoneCause::Stopped => 4,
+        GoneCause::Withdrawn => 5,
     }
 }
 
@@ -82,7 +85,8 @@ fn decode(code: u8) -> Option<GoneCause> {
         1 => GoneCause::HungUp,
         2 => GoneCause::Evicted,
         3 => GoneCause::Reset,
-        _ => GoneCause::Stopped,
+        4 => GoneCause::Stopped,
+        _ => GoneCause::Withdrawn,
     })
 }
 
@@ -96,7 +100,11 @@ impl Shared {
         let capability = capability::find(&*backing, &bars)?;
         capability::enable(&*backing)?;
         // Whoever it is that fails here, a fence in the writer is always right.
-        let fence = !register_membarrier().unwrap_or(false);
+        let fence = !backing.engine_is_near() || !register_membarrier().unwrap_or(false);
+        let iova = match backing.dma_addresses() {
+            DmaAddresses::Free(ranges) => Some(Mutex::new(IovaAllocator::new(&ranges))),
+            DmaAddresses::Given => None,
+        };
         let ring_count = capability.map_or(0, |capability| capability.ring_count);
         let shared = Arc::new(Self {
             backing,
@@ -114,7 +122,7 @@ impl Shared {
             generation: AtomicU32::new(0),
             resets: AtomicU32::new(0),
             gone: AtomicU8::new(0),
-            iova: Mutex::new(IovaAllocator::new()),
+            iova,
             interrupts: Mutex::new(HashMap::new()),
         });
         shared.open_mirror()?;
@@ -143,6 +151,7 @@ impl Shared {
             heartbeat: Heartbeat::new(heartbeat),
             sleeping: page.u32(mirror::SLEEPING)?,
             flags: page.u32(mirror::FLAGS)?,
+            page,
         };
         // Called once, by `open`.
         let _ = self.mirror.set(opened);
@@ -264,7 +273,9 @@ impl Shared {
             return Err(Error::DeviceGone { cause });
         }
         let Some(mirror) = self.mirror.get() else { return Ok(()) };
-        let cause = if mirror.flags.load(Ordering::Acquire) & mirror::FLAG_DEAD != 0 {
+        let cause = if mirror.page.faulted() {
+            GoneCause::HungUp
+        } else if mirror.flags.load(Ordering::Acquire) & mirror::FLAG_DEAD != 0 {
             GoneCause::Evicted
         } else if mirror.generation.load(Ordering::Acquire) != self.generation.load(Ordering::Acquire) {
             return self.note_reset(mirror);

@@ -1,11 +1,6 @@
 //! Which DMA addresses of a device are taken.
 
-use std::collections::BTreeMap;
-
-/// The lowest address handed out, so that no buffer lies at 0.
-const FIRST: u64 = 1 << 20;
-/// The end of the address space: what the smallest common IOMMU reaches (39 bits).
-const END: u64 = 1 << 39;
+use std::{collections::BTreeMap, ops::Range};
 
 /// Hands out ranges of the device's DMA address space, lowest first, and takes them back.
 pub(crate) struct IovaAllocator {
@@ -14,8 +9,10 @@ pub(crate) struct IovaAllocator {
 }
 
 impl IovaAllocator {
-    pub(crate) fn new() -> Self {
-        Self { free: BTreeMap::from([(FIRST, END)]) }
+    /// All of `ranges`, which don't overlap, are free.
+    pub(crate) fn new(ranges: &[Range<u64>]) -> Self {
+        let free = ranges.iter().filter(|range| range.start < range.end);
+        Self { free: free.map(|range| (range.start, range.end)).collect() }
     }
 
     /// `len` bytes (not 0) at a multiple of `align`, a power of two.
@@ -55,10 +52,23 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
+    use crate::DmaAddresses;
+
+    const FIRST: u64 = DmaAddresses::FIRST;
+    const END: u64 = DmaAddresses::END;
+    const ALL: [Range<u64>; 1] = [FIRST..END];
+
+    #[test]
+    fn a_hole_between_two_ranges_is_never_handed_out() {
+        let mut space = IovaAllocator::new(&[0x1000..0x3000, 0x5000..0x7000]);
+        assert_eq!(space.take(0x3000, 4096), None);
+        let taken: Vec<_> = std::iter::from_fn(|| space.take(0x1000, 4096)).collect();
+        assert_eq!(taken, [0x1000, 0x2000, 0x5000, 0x6000]);
+    }
 
     #[test]
     fn take_more_than_there_is_gives_none() {
-        let mut space = IovaAllocator::new();
+        let mut space = IovaAllocator::new(&ALL);
         assert_eq!(space.take(END, 4096), None);
         assert_eq!(space.take(u64::MAX, 4096), None);
     }
@@ -70,7 +80,7 @@ mod tests {
         fn ranges_never_overlap_and_all_space_comes_back(
             steps in proptest::collection::vec((1u64..64, prop::bool::ANY, any::<prop::sample::Index>()), 1..80)
         ) {
-            let mut space = IovaAllocator::new();
+            let mut space = IovaAllocator::new(&ALL);
             let mut taken: Vec<(u64, u64)> = Vec::new();
             for (pages, huge, victim) in steps {
                 if pages % 3 == 0 && !taken.is_empty() {

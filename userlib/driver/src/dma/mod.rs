@@ -12,7 +12,7 @@ use nicforge_shm::{MemoryError, SharedMemory, SharedU32, SharedU64, Window};
 pub(crate) use iova::IovaAllocator;
 
 use crate::{
-    DmaMemory, DmaPermission, Error,
+    DmaAllocation, DmaMemory, DmaPermission, Error,
     device::{Shared, lock},
 };
 
@@ -60,6 +60,9 @@ fn create_huge(len: usize) -> Result<SharedMemory, MemoryError> {
 impl DmaBuffer {
     /// A memory file of `len` bytes rounded up to whole pages.
     pub(crate) fn create(shared: &Arc<Shared>, len: usize, huge: HugePages) -> Result<Self, Error> {
+        if let Some(made) = Self::allocate(shared, len)? {
+            return Ok(made);
+        }
         let memory = match huge {
             HugePages::Never => SharedMemory::create("nicforge-dma", len)?,
             HugePages::Try => create_huge(len).or_else(|_| SharedMemory::create("nicforge-dma", len))?,
@@ -76,9 +79,6 @@ impl DmaBuffer {
         len: u64,
         permission: DmaPermission,
     ) -> Result<Self, Error> {
-        if memory.fd().is_none() {
-            return Err(Error::Unsupported { what: "DMA to memory whose file is not known" });
-        }
         for value in [offset, len] {
             if !value.is_multiple_of(PAGE) {
                 return Err(Error::Misaligned { offset: value, width: PAGE });
@@ -91,10 +91,27 @@ impl DmaBuffer {
 
     /// Memory whose file is not given away, so that the device can reach it by messages only.
     pub(crate) fn create_private(shared: &Arc<Shared>, len: usize) -> Result<Self, Error> {
+        if let Some(made) = Self::allocate(shared, len)? {
+            return Ok(made);
+        }
         let memory = SharedMemory::create("nicforge-private", len)?;
         let window = memory.whole();
         let target = DmaMemory::Private { memory: Arc::new(window.clone()), len: window.len() };
         Self::map(shared, window, None, target, DmaPermission::READ_WRITE)
+    }
+
+    /// Memory of the backing's making, where it must be that.
+    fn allocate(shared: &Arc<Shared>, len: usize) -> Result<Option<Self>, Error> {
+        let overflow = MemoryError::Overflow { offset: 0, len: len as u64 };
+        let len = (len as u64).checked_next_multiple_of(PAGE).ok_or(overflow)?;
+        if len == 0 {
+            return Err(MemoryError::Empty.into());
+        }
+        let Some(DmaAllocation { memory, iova }) = shared.note(shared.backing.dma_allocate(len))? else {
+            return Ok(None);
+        };
+        let window = memory.window(0, len)?;
+        Ok(Some(Self { shared: shared.clone(), iova, window, memory: Some(memory) }))
     }
 
     fn map(
@@ -108,12 +125,16 @@ impl DmaBuffer {
         if len == 0 {
             return Err(MemoryError::Empty.into());
         }
+        let Some(addresses) = &shared.iova else {
+            let iova = shared.note(shared.backing.dma_register(target, permission))?;
+            return Ok(Self { shared: shared.clone(), iova, window, memory });
+        };
         let align = if len >= HUGE { HUGE } else { PAGE };
-        let iova = lock(&shared.iova).take(len, align).ok_or(Error::AddressSpace { len })?;
+        let iova = lock(addresses).take(len, align).ok_or(Error::AddressSpace { len })?;
         if let Err(error) = shared.note(shared.backing.dma_map(iova, target, permission)) {
             // After a time-out nobody knows whether the device has the range: leave it unused then.
             if matches!(error, Error::Refused { .. } | Error::DeviceGone { .. }) {
-                lock(&shared.iova).give(iova, len);
+                lock(addresses).give(iova, len);
             }
             return Err(error);
         }
@@ -131,7 +152,7 @@ impl DmaBuffer {
         self.window.len()
     }
 
-    /// Whether the device can reach it by messages only.
+    /// Whether its memory is not shared by a file: a vfio-user server can reach it by messages only.
     pub fn is_private(&self) -> bool {
         self.memory.is_none()
     }
@@ -184,10 +205,10 @@ impl DmaBuffer {
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
         let len = self.window.len();
-        match self.shared.note(self.shared.backing.dma_unmap(self.iova, len)) {
-            Ok(()) | Err(Error::DeviceGone { .. }) => lock(&self.shared.iova).give(self.iova, len),
-            // The device may still have the range: its address is not used again.
-            Err(_) => (),
+        let unmapped = self.shared.note(self.shared.backing.dma_unmap(self.iova, len));
+        // Otherwise the device may still have the range: its address is not used again.
+        if let (Ok(()) | Err(Error::DeviceGone { .. }), Some(addresses)) = (unmapped, &self.shared.iova) {
+            lock(addresses).give(self.iova, len);
         }
     }
 }

@@ -55,8 +55,8 @@ pub extern "C" fn nicforge_fcnp_last_error() -> *const c_char {
     last_error()
 }
 
-/// Opens FCNP on the compute core whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when
-/// that is NULL. Waits for the I/O node's process. `options` may be NULL. Gives 0 and the handle in `*compute`, or a
+/// Opens FCNP on the compute core at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment
+/// variable NICFORGE_SOCKET when that is NULL. Waits for the I/O node's process. `options` may be NULL. Gives 0 and the handle in `*compute`, or a
 /// negative error number.
 ///
 /// # Safety
@@ -150,8 +150,8 @@ pub unsafe extern "C" fn nicforge_fcnp_compute_cancel(
     })
 }
 
-/// Serves FCNP on the I/O node whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that
-/// is NULL. `options` may be NULL. Gives 0 and the handle in `*io`, or a negative error number.
+/// Serves FCNP on the I/O node at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable
+/// NICFORGE_SOCKET when that is NULL. `options` may be NULL. Gives 0 and the handle in `*io`, or a negative error number.
 ///
 /// # Safety
 /// `socket` and `options` are NULL or valid; `io` is valid.

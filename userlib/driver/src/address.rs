@@ -1,0 +1,192 @@
+//! Where a device is, in words: the path of a socket, `vfio:BDF`, `shim:PATH`.
+
+use std::{
+    ffi::{OsStr, OsString},
+    fmt,
+    os::unix::ffi::{OsStrExt, OsStringExt},
+    path::PathBuf,
+    str::FromStr,
+};
+
+use crate::{Error, OpenProblem};
+
+/// The address of a PCI function: `0000:00:03.0`, or `00:03.0` in domain 0.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub struct PciAddress {
+    /// Domain (segment).
+    pub domain: u32,
+    /// Bus.
+    pub bus: u8,
+    /// Slot on the bus, 0 to 31.
+    pub slot: u8,
+    /// Function of the slot, 0 to 7.
+    pub function: u8,
+}
+
+impl fmt::Display for PciAddress {
+    /// As sysfs names it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.slot, self.function)
+    }
+}
+
+impl FromStr for PciAddress {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let parse = || {
+            let (rest, function) = text.rsplit_once('.')?;
+            let mut parts = rest.rsplit(':');
+            let slot = hex(parts.next()?, 2)?;
+            let bus = hex(parts.next()?, 2)?;
+            let domain = parts.next().map_or(Some(0), |domain| hex(domain, 8))?;
+            let function = hex(function, 1)?;
+            let good = parts.next().is_none() && slot < 32 && function < 8;
+            good.then_some(Self { domain, bus: bus as u8, slot: slot as u8, function: function as u8 })
+        };
+        parse().ok_or_else(|| Error::Open { device: text.to_owned(), problem: OpenProblem::Address })
+    }
+}
+
+fn hex(digits: &str, most: usize) -> Option<u32> {
+    let good =
+        !digits.is_empty() && digits.len() <= most && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+    good.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
+}
+
+/// Where a device is.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub enum DeviceAddress {
+    /// Behind a vfio-user server's socket at this path.
+    VfioUser(PathBuf),
+    /// A PCI function of this machine that is bound to `vfio-pci`: `vfio:0000:00:03.0`.
+    Vfio(PciAddress),
+    /// A PCI function of this machine that is bound to the kernel shim, whose character device is this:
+    /// `shim:/dev/nicforge0`.
+    Shim(PathBuf),
+}
+
+const VFIO: &[u8] = b"vfio";
+const SHIM: &[u8] = b"shim";
+
+impl DeviceAddress {
+    /// One address.
+    ///
+    /// # Errors
+    /// [`Error::Open`] with [`OpenProblem::Address`].
+    pub fn parse(text: impl AsRef<OsStr>) -> Result<Self, Error> {
+        let text = text.as_ref();
+        let wrong =
+            || Error::Open { device: text.to_string_lossy().into_owned(), problem: OpenProblem::Address };
+        match split(text.as_bytes()) {
+            (b"", _) => Err(wrong()),
+            (VFIO, Some(rest)) => str::from_utf8(rest).map_err(|_| wrong())?.parse().map(Self::Vfio),
+            (SHIM, Some(rest)) if !rest.is_empty() => Ok(Self::Shim(path(rest))),
+            (SHIM, Some(_)) => Err(wrong()),
+            _ => Ok(Self::VfioUser(path(text.as_bytes()))),
+        }
+    }
+
+    /// A list of addresses with `:` between, empty ones left out.
+    ///
+    /// # Errors
+    /// As [`DeviceAddress::parse`].
+    pub fn parse_list(list: impl AsRef<OsStr>) -> Result<Vec<Self>, Error> {
+        let mut found = Vec::new();
+        let mut rest = Some(list.as_ref().as_bytes());
+        while let Some(text) = rest {
+            let (word, behind) = split(text);
+            // The colons of an address are not those of the list.
+            let more = match (word, behind) {
+                (VFIO, Some(behind)) => {
+                    let point = behind.iter().position(|&byte| byte == b'.').unwrap_or(behind.len());
+                    let end =
+                        behind[point..].iter().position(|&byte| byte == b':').unwrap_or(behind.len() - point);
+                    1 + point + end
+                }
+                (SHIM, Some(behind)) => 1 + split(behind).0.len(),
+                _ => 0,
+            };
+            let (address, left) = text.split_at(word.len() + more);
+            if !address.is_empty() {
+                found.push(Self::parse(OsStr::from_bytes(address))?);
+            }
+            rest = left.strip_prefix(b":");
+        }
+        Ok(found)
+    }
+}
+
+impl fmt::Display for DeviceAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::VfioUser(path) => write!(f, "{}", path.display()),
+            Self::Vfio(address) => write!(f, "vfio:{address}"),
+            Self::Shim(path) => write!(f, "shim:{}", path.display()),
+        }
+    }
+}
+
+/// What lies before the first colon, and what lies behind it.
+fn split(text: &[u8]) -> (&[u8], Option<&[u8]>) {
+    match text.iter().position(|&byte| byte == b':') {
+        Some(at) => (&text[..at], Some(&text[at + 1..])),
+        None => (text, None),
+    }
+}
+
+fn path(bytes: &[u8]) -> PathBuf {
+    OsString::from_vec(bytes.to_vec()).into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FUNCTION: PciAddress = PciAddress { domain: 0, bus: 0, slot: 3, function: 1 };
+
+    #[test]
+    fn pci_addresses_have_a_domain_or_none() {
+        assert_eq!("0000:00:03.1".parse(), Ok(FUNCTION));
+        assert_eq!("00:03.1".parse(), Ok(FUNCTION));
+        assert_eq!("10000:ff:1f.7".parse::<PciAddress>().unwrap().to_string(), "10000:ff:1f.7");
+        assert_eq!(FUNCTION.to_string(), "0000:00:03.1");
+    }
+
+    #[test]
+    fn what_is_no_pci_address_is_an_error_that_shows_it() {
+        for text in ["", ".", "03.0", "0:0:0:3.0", "00:20.0", "00:03.8", "00:03", "00:+3.0", "00:03.0 "] {
+            let error = text.parse::<PciAddress>().unwrap_err();
+            assert_eq!(error, Error::Open { device: text.to_owned(), problem: OpenProblem::Address });
+        }
+    }
+
+    #[test]
+    fn prefix_says_what_an_address_is() {
+        assert_eq!(DeviceAddress::parse("vfio:00:03.1"), Ok(DeviceAddress::Vfio(FUNCTION)));
+        assert_eq!(DeviceAddress::parse("shim:/dev/x"), Ok(DeviceAddress::Shim("/dev/x".into())));
+        assert_eq!(DeviceAddress::parse("/run/a"), Ok(DeviceAddress::VfioUser("/run/a".into())));
+        assert_eq!(DeviceAddress::parse("vfio"), Ok(DeviceAddress::VfioUser("vfio".into())));
+        for wrong in ["", "shim:", "vfio:", "vfio:a"] {
+            assert!(DeviceAddress::parse(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn list_of_all_kinds_gives_each_in_order() {
+        let list = "/run/a.sock:vfio:0000:00:03.1:shim:/dev/nicforge0::vfio:00:03.1:b:shim:c";
+        let shown: Vec<_> =
+            DeviceAddress::parse_list(list).unwrap().iter().map(ToString::to_string).collect();
+        let wanted =
+            ["/run/a.sock", "vfio:0000:00:03.1", "shim:/dev/nicforge0", "vfio:0000:00:03.1", "b", "shim:c"];
+        assert_eq!(shown, wanted);
+    }
+
+    #[test]
+    fn list_with_a_wrong_address_is_an_error() {
+        for wrong in ["vfio:", "a:vfio:00:03", "shim:", "vfio:zz:zz.z:a"] {
+            assert!(DeviceAddress::parse_list(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(DeviceAddress::parse_list("::"), Ok(vec![]));
+    }
+}

@@ -1,0 +1,156 @@
+//! Interrupts through the kernel: an eventfd a vector.
+//!
+//! A function uses one kind at a time. The kernel sets up vectors when the first of a kind is bound, and older ones cannot add
+//! vectors later: so all of them are asked for then, without a descriptor, and each gets its own when it is bound. A vector without a
+//! descriptor is masked in the function, which is also how MSI-X vectors are masked here: the function keeps their pending
+//! bits, and fires when they get their descriptors back.
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex},
+};
+
+use nix::{
+    errno::Errno,
+    sys::eventfd::{EfdFlags, EventFd},
+};
+use vfio_bindings::bindings::vfio::{
+    VFIO_IRQ_INFO_AUTOMASKED, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_MASKABLE, VFIO_IRQ_SET_ACTION_MASK,
+    VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
+};
+
+use super::sys;
+use crate::{Error, IRQ_MSIX, IrqInfo, device::lock};
+
+/// What is bound of the kind in use.
+#[derive(Default)]
+struct Bound {
+    index: Option<u32>,
+    /// Vectors that the kernel has set up.
+    enabled: u32,
+    events: BTreeMap<u32, Arc<EventFd>>,
+}
+
+/// The interrupts of one device.
+pub(super) struct Interrupts {
+    device: Arc<OwnedFd>,
+    bound: Mutex<Bound>,
+}
+
+/// A new counter, empty.
+pub(super) fn eventfd() -> Result<EventFd, Error> {
+    EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+        .map_err(|errno| Error::system("creating an eventfd", errno))
+}
+
+impl Interrupts {
+    pub(super) fn new(device: Arc<OwnedFd>) -> Self {
+        Self { device, bound: Mutex::default() }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        (*self.device).as_fd()
+    }
+
+    pub(super) fn info(&self, index: u32) -> Result<IrqInfo, Errno> {
+        let told = match sys::irq_info(self.fd(), index) {
+            // An index that the device does not have.
+            Err(Errno::EINVAL) => return Ok(IrqInfo::default()),
+            told => told?,
+        };
+        let has = |flag| told.flags & flag != 0;
+        Ok(IrqInfo {
+            count: if has(VFIO_IRQ_INFO_EVENTFD) { told.count } else { 0 },
+            maskable: has(VFIO_IRQ_INFO_MASKABLE) || index == IRQ_MSIX,
+            automasked: has(VFIO_IRQ_INFO_AUTOMASKED),
+        })
+    }
+
+    /// Sets up `count` vectors, or as many as the kernel can have if they hold `vector`.
+    fn enable(&self, index: u32, vector: u32, count: u32) -> Result<u32, Errno> {
+        let none = |count: u32| vec![None; count as usize];
+        let action = VFIO_IRQ_SET_ACTION_TRIGGER;
+        let fewer = match sys::bind_irqs(self.fd(), index, 0, &none(count), action) {
+            Ok(0) => return Ok(count),
+            Ok(fewer) => fewer as u32,
+            Err(Errno::ENOSPC) => vector + 1,
+            Err(errno) => return Err(errno),
+        };
+        if vector >= fewer {
+            return Err(Errno::ENOSPC);
+        }
+        match sys::bind_irqs(self.fd(), index, 0, &none(fewer), action)? {
+            0 => Ok(fewer),
+            _ => Err(Errno::ENOSPC),
+        }
+    }
+
+    /// Binds a vector to a new counter.
+    pub(super) fn bind(&self, index: u32, vector: u32) -> Result<Arc<EventFd>, Error> {
+        let what = "binding an interrupt";
+        let event = Arc::new(eventfd()?);
+        let mut bound = lock(&self.bound);
+        let action = VFIO_IRQ_SET_ACTION_TRIGGER;
+        let bind = |fds: &[_]| sys::bind_irqs(self.fd(), index, vector, fds, action);
+        match bound.index {
+            Some(other) if other != index => {
+                return Err(Error::Unsupported {
+                    what: "interrupts of two kinds at once through the kernel: drop the others first",
+                });
+            }
+            None if index == crate::IRQ_INTX => (),
+            None => {
+                let count = self.info(index).map_err(|errno| Error::system(what, errno))?.count;
+                bound.enabled =
+                    self.enable(index, vector, count).map_err(|errno| Error::system(what, errno))?;
+                bound.index = Some(index);
+            }
+            Some(_) if index != crate::IRQ_INTX && vector >= bound.enabled => {
+                return Err(Error::system(what, Errno::ENOSPC));
+            }
+            Some(_) => (),
+        }
+        bind(&[Some(event.as_fd())]).map_err(|errno| Error::system(what, errno))?;
+        bound.index = Some(index);
+        bound.events.insert(vector, event.clone());
+        Ok(event)
+    }
+
+    /// Unbinds all of an index.
+    pub(super) fn unbind(&self, index: u32) -> Result<(), Errno> {
+        let mut bound = lock(&self.bound);
+        if bound.index != Some(index) {
+            return Ok(());
+        }
+        sys::act_on_irqs(self.fd(), index, 0, 0, VFIO_IRQ_SET_ACTION_TRIGGER)?;
+        *bound = Bound::default();
+        Ok(())
+    }
+
+    /// Masks, or unmasks, `count` vectors from `start` on.
+    pub(super) fn set_masked(&self, index: u32, start: u32, count: u32, masked: bool) -> Result<(), Errno> {
+        if index != IRQ_MSIX {
+            let action = if masked { VFIO_IRQ_SET_ACTION_MASK } else { VFIO_IRQ_SET_ACTION_UNMASK };
+            return sys::act_on_irqs(self.fd(), index, start, count, action);
+        }
+        let bound = lock(&self.bound);
+        if bound.index != Some(index) || start.checked_add(count).is_none_or(|end| end > bound.enabled) {
+            return Err(Errno::EINVAL);
+        }
+        let fds: Vec<_> = (start..start + count)
+            .map(|vector| bound.events.get(&vector).filter(|_| !masked).map(|event| event.as_fd()))
+            .collect();
+        sys::bind_irqs(self.fd(), index, start, &fds, VFIO_IRQ_SET_ACTION_TRIGGER).map(drop)
+    }
+
+    /// Binds the one vector of an index that tells of the device itself (an error, a request to let go). `false` when the device
+    /// has none.
+    pub(super) fn watch(&self, index: u32, event: &EventFd) -> Result<bool, Errno> {
+        if self.info(index)?.count == 0 {
+            return Ok(false);
+        }
+        sys::bind_irqs(self.fd(), index, 0, &[Some(event.as_fd())], VFIO_IRQ_SET_ACTION_TRIGGER)?;
+        Ok(true)
+    }
+}
