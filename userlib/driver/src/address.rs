@@ -97,14 +97,13 @@ impl DeviceAddress {
         while let Some(text) = rest {
             let (word, behind) = split(text);
             // The colons of an address are not those of the list.
+            let end = |text| split(text).0.len();
             let more = match (word, behind) {
                 (VFIO, Some(behind)) => {
                     let point = behind.iter().position(|&byte| byte == b'.').unwrap_or(behind.len());
-                    let end =
-                        behind[point..].iter().position(|&byte| byte == b':').unwrap_or(behind.len() - point);
-                    1 + point + end
+                    1 + point + end(&behind[point..])
                 }
-                (SHIM, Some(behind)) => 1 + split(behind).0.len(),
+                (SHIM, Some(behind)) => 1 + end(behind),
                 _ => 0,
             };
             let (address, left) = text.split_at(word.len() + more);

@@ -45,7 +45,7 @@ mod wait;
 pub use address::{DeviceAddress, PciAddress};
 pub use backing::{
     Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, IRQ_INTX, IRQ_MSI, IRQ_MSIX,
-    InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG, REGION_ROM, RegionInfo, Vfio,
+    InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG, REGION_ROM, RegionInfo, Shim, Vfio,
     VfioUser, WriteMode,
 };
 pub use bar::Bar;

@@ -5,6 +5,8 @@
 //! interrupt sources. A backing may use locks and system calls; nothing on the per-packet path of a library goes through
 //! it except [`Backing::relax`].
 
+mod function;
+mod shim;
 mod vfio;
 mod vfio_user;
 mod watch;
@@ -13,6 +15,7 @@ use std::{fmt, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
 use nicforge_shm::{SharedMemory, SharedU64, Window};
 
+pub use shim::Shim;
 pub use vfio::Vfio;
 pub use vfio_user::VfioUser;
 
@@ -198,7 +201,7 @@ impl DmaAddresses {
 impl Default for DmaAddresses {
     /// All that every device and IOMMU understand.
     fn default() -> Self {
-        DmaAddresses::Free(vec![Self::FIRST..Self::END])
+        DmaAddresses::Free(std::iter::once(Self::FIRST..Self::END).collect())
     }
 }
 
@@ -256,6 +259,15 @@ pub trait Backing: Send + Sync + 'static {
     /// # Errors
     /// [`Error::DeviceGone`], [`Error::Memory`].
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error>;
+
+    /// As [`Backing::map`], for a region that only the device writes: mapped for loads alone, also where the backing does not
+    /// know that (a kernel maps any BAR for stores).
+    ///
+    /// # Errors
+    /// As [`Backing::map`].
+    fn map_read_only(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
+        self.map(region)
+    }
 
     /// The interrupts of VFIO index `index`.
     ///

@@ -17,7 +17,7 @@ pub(crate) use shared::{Shared, lock};
 use crate::{
     Backing, Bar, Cancel, Deadline, DeviceAddress, DmaBuffer, DmaPermission, Doorbell, Error, GoneCause,
     HugePages, IRQ_INTX, IRQ_MSI, IRQ_MSIX, Interrupt, Patience, PciAddress, Poster, REGION_CONFIG, Relax,
-    Vfio, VfioUser, environment, interrupt,
+    Shim, Vfio, VfioUser, environment, interrupt,
 };
 
 /// How a device is opened and waited for.
@@ -87,15 +87,23 @@ impl Device {
         Self::open(Arc::new(Vfio::open(address)?), options)
     }
 
+    /// Opens the function whose character device, made by the kernel shim, is at `path`.
+    ///
+    /// # Errors
+    /// As [`Shim::open`] and [`Device::open`].
+    pub fn open_shim(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self, Error> {
+        Self::open(Arc::new(Shim::open(path)?), options)
+    }
+
     /// Opens the device at `address`, whatever its kind.
     ///
     /// # Errors
-    /// As [`Device::open_vfio_user`] and [`Device::open_vfio`].
+    /// As [`Device::open_vfio_user`], [`Device::open_vfio`] and [`Device::open_shim`].
     pub fn open_at(address: &DeviceAddress, options: OpenOptions) -> Result<Self, Error> {
         match address {
             DeviceAddress::VfioUser(path) => Self::open_vfio_user(path, options),
             DeviceAddress::Vfio(address) => Self::open_vfio(*address, options),
-            DeviceAddress::Shim(_) => Err(Error::Unsupported { what: "the shim" }),
+            DeviceAddress::Shim(path) => Self::open_shim(path, options),
         }
     }
 

@@ -191,7 +191,12 @@ impl Shared {
         if info.size == 0 {
             return Err(none);
         }
-        let memory = if info.mappable.is_empty() { None } else { self.backing.map(bar.into())? };
+        let is_mirror = self.capability.is_some_and(|capability| capability.mirror_bar == bar);
+        let memory = match info.mappable.is_empty() {
+            true => None,
+            false if is_mirror => self.backing.map_read_only(bar.into())?,
+            false => self.backing.map(bar.into())?,
+        };
         Ok(slot.get_or_init(|| Arc::new(Region::new(bar.into(), info, memory.map(|memory| memory.whole())))))
     }
 

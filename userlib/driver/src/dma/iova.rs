@@ -56,6 +56,7 @@ mod tests {
 
     const FIRST: u64 = DmaAddresses::FIRST;
     const END: u64 = DmaAddresses::END;
+    #[allow(clippy::single_range_in_vec_init, reason = "it is a list of ranges")]
     const ALL: [Range<u64>; 1] = [FIRST..END];
 
     #[test]

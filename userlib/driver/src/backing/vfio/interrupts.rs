@@ -11,17 +11,14 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use nix::{
-    errno::Errno,
-    sys::eventfd::{EfdFlags, EventFd},
-};
+use nix::{errno::Errno, sys::eventfd::EventFd};
 use vfio_bindings::bindings::vfio::{
     VFIO_IRQ_INFO_AUTOMASKED, VFIO_IRQ_INFO_EVENTFD, VFIO_IRQ_INFO_MASKABLE, VFIO_IRQ_SET_ACTION_MASK,
     VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_ACTION_UNMASK,
 };
 
-use super::sys;
-use crate::{Error, IRQ_MSIX, IrqInfo, device::lock};
+use super::{super::function::eventfd, sys};
+use crate::{Error, IRQ_INTX, IRQ_MSIX, IrqInfo, device::lock};
 
 /// What is bound of the kind in use.
 #[derive(Default)]
@@ -36,12 +33,6 @@ struct Bound {
 pub(super) struct Interrupts {
     device: Arc<OwnedFd>,
     bound: Mutex<Bound>,
-}
-
-/// A new counter, empty.
-pub(super) fn eventfd() -> Result<EventFd, Error> {
-    EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
-        .map_err(|errno| Error::system("creating an eventfd", errno))
 }
 
 impl Interrupts {
@@ -99,14 +90,14 @@ impl Interrupts {
                     what: "interrupts of two kinds at once through the kernel: drop the others first",
                 });
             }
-            None if index == crate::IRQ_INTX => (),
+            None if index == IRQ_INTX => (),
             None => {
                 let count = self.info(index).map_err(|errno| Error::system(what, errno))?.count;
                 bound.enabled =
                     self.enable(index, vector, count).map_err(|errno| Error::system(what, errno))?;
                 bound.index = Some(index);
             }
-            Some(_) if index != crate::IRQ_INTX && vector >= bound.enabled => {
+            Some(_) if index != IRQ_INTX && vector >= bound.enabled => {
                 return Err(Error::system(what, Errno::ENOSPC));
             }
             Some(_) => (),

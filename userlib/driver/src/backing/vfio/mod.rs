@@ -13,20 +13,12 @@ mod sys;
 
 use std::{
     collections::BTreeMap,
-    fs::File,
     ops::Range,
-    os::{
-        fd::{AsFd, BorrowedFd, OwnedFd},
-        unix::fs::FileExt,
-    },
-    sync::{
-        Arc, Mutex, OnceLock,
-        atomic::{AtomicU8, Ordering},
-    },
-    time::{Duration, Instant},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{Arc, Mutex},
 };
 
-use nicforge_shm::{Access, SharedMemory, Window};
+use nicforge_shm::{SharedMemory, Window};
 use nix::{
     errno::Errno,
     sys::{
@@ -41,41 +33,28 @@ use vfio_bindings::bindings::vfio::{
 };
 
 use self::{
-    interrupts::{Interrupts, eventfd},
+    interrupts::Interrupts,
     open::{Opened, open_function},
 };
 use super::{
-    Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, REGION_CONFIG,
-    RegionInfo, WriteMode,
+    Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG, RegionInfo,
+    WriteMode,
+    function::{Function, Lost, Told, eventfd},
 };
 use crate::{
-    Cancel, Deadline, Error, GoneCause, PciAddress, Relax, Turn,
+    Cancel, Deadline, Error, PciAddress, Relax, Turn,
     device::lock,
     interrupt::{block, wait_source},
 };
 
-/// Regions that a PCI function has.
-const REGIONS: usize = 9;
 /// Turns of yielding between two looks whether the device is there.
 const LOOK_EVERY: u32 = 64;
-/// How often waits look at the function itself.
-const LOOK: Duration = Duration::from_millis(100);
-const PAGE: u64 = 4096;
-
-/// A region as the kernel described it.
-struct KernelRegion {
-    info: RegionInfo,
-    /// Where it starts in the device's file.
-    at: u64,
-    memory: OnceLock<Window>,
-}
 
 struct Link {
-    device: File,
+    function: Function,
     container: OwnedFd,
     /// Closed behind the device and the container.
     _group: OwnedFd,
-    regions: [OnceLock<KernelRegion>; REGIONS],
     interrupts: Interrupts,
     /// What the IOMMU was told, by address: kept as long as it has it.
     mapped: Mutex<BTreeMap<u64, Window>>,
@@ -86,18 +65,11 @@ struct Link {
     wanted: EventFd,
     /// Readable when one of the two is.
     news: Epoll,
-    /// A look that found the device lost is the last one.
-    gone: AtomicU8,
-    looked: Mutex<Instant>,
 }
 
 /// A PCI function opened through VFIO. Clones stand for the same one, which is closed with the last of them.
 #[derive(Clone)]
 pub struct Vfio(Arc<Link>);
-
-const HERE: u8 = 0;
-const PULLED: u8 = 1;
-const WITHDRAWN: u8 = 2;
 
 impl Vfio {
     /// Opens the function at `address`, which must be bound to `vfio-pci`, as must all of its IOMMU group.
@@ -121,147 +93,49 @@ impl Vfio {
             let _ = interrupts.watch(index, event);
             news.add(event, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed("watching a device"))?;
         }
-        let file = device.try_clone().map_err(|error| Error::system("opening a device", errno_of(&error)))?;
+        let own = device.try_clone().map_err(|_| Error::system("opening a device", Errno::EMFILE))?;
         Ok(Self(Arc::new(Link {
-            device: file.into(),
+            function: Function::new(own.into(), describe, true),
             container,
             _group: group,
-            regions: Default::default(),
             interrupts,
             mapped: Mutex::default(),
             can_reset: info.flags & VFIO_DEVICE_FLAGS_RESET != 0,
             failed: broken,
             wanted,
             news,
-            gone: AtomicU8::new(HERE),
-            looked: Mutex::new(Instant::now()),
         })))
-    }
-
-    fn fd(&self) -> BorrowedFd<'_> {
-        self.0.device.as_fd()
-    }
-
-    fn region(&self, region: u32) -> Result<&KernelRegion, Error> {
-        let none = Error::NoSuch { what: "region", index: region, count: REGIONS as u32 };
-        let slot = self.0.regions.get(region as usize).ok_or(none)?;
-        if let Some(known) = slot.get() {
-            return Ok(known);
-        }
-        let (told, areas) = match sys::region_info(self.fd(), region) {
-            // A region that this kind of function does not have.
-            Err(Errno::EINVAL) => Default::default(),
-            told => self.done("asking for a region", told)?,
-        };
-        let has = |flag| told.flags & flag != 0;
-        let whole = || vec![(0, told.size)];
-        let areas = if has(VFIO_REGION_INFO_FLAG_MMAP) { areas.unwrap_or_else(whole) } else { vec![] };
-        let fits = |&(offset, len): &(u64, u64)| {
-            len != 0
-                && offset % PAGE == 0
-                && len % PAGE == 0
-                && offset.checked_add(len).is_some_and(|end| end <= told.size)
-        };
-        let mappable =
-            areas.into_iter().filter(fits).map(|(offset, len)| MappableArea { offset, len }).collect();
-        let info = RegionInfo {
-            size: told.size,
-            readable: has(VFIO_REGION_INFO_FLAG_READ),
-            writable: has(VFIO_REGION_INFO_FLAG_WRITE),
-            mappable,
-        };
-        Ok(slot.get_or_init(|| KernelRegion { info, at: told.offset, memory: OnceLock::new() }))
-    }
-
-    /// The mapping of `[offset, offset + 8)`, for accesses that the kernel would split.
-    fn mapped_word(&self, region: u32, offset: u64, len: usize) -> Option<Window> {
-        if len != 8 || !offset.is_multiple_of(8) {
-            return None;
-        }
-        let known = self.region(region).ok()?;
-        let inside = |area: &MappableArea| {
-            offset >= area.offset && area.len >= 8 && offset - area.offset <= area.len - 8
-        };
-        if !known.info.mappable.iter().any(inside) {
-            return None;
-        }
-        if known.memory.get().is_none() {
-            let memory = self.map_region(region).ok()??;
-            let _ = known.memory.set(memory.whole());
-        }
-        known.memory.get()?.window(offset, 8).ok()
-    }
-
-    fn map_region(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        let known = self.region(region)?;
-        let areas: Vec<_> = known.info.mappable.iter().map(|area| (area.offset, area.len)).collect();
-        let Some(end) = areas.iter().map(|(offset, len)| offset + len).max() else { return Ok(None) };
-        let len = usize::try_from(end).map_err(|_| Error::AddressSpace { len: end })?;
-        let access = if known.info.writable { Access::ReadWrite } else { Access::ReadOnly };
-        Ok(Some(SharedMemory::map_device(self.fd(), known.at, len, &areas, access)?))
-    }
-
-    /// Where `[offset, offset + len)` of a region lies in the device's file.
-    fn place(&self, region: u32, offset: u64, len: usize) -> Result<u64, Error> {
-        let known = self.region(region)?;
-        let (size, len) = (known.info.size, len as u64);
-        if offset > size || len > size - offset {
-            return Err(Error::OutOfRange { what: "region", index: region, offset, len, size });
-        }
-        Ok(known.at + offset)
-    }
-
-    /// The result of a call. The kernel says in several ways that a device is not there any more.
-    fn done<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
-        result.map_err(|errno| match errno {
-            Errno::ENODEV | Errno::ENXIO => self.lost(PULLED),
-            Errno::EIO if self.is_all_ones() => self.lost(PULLED),
-            errno => Error::system(what, errno),
-        })
-    }
-
-    fn lost(&self, how: u8) -> Error {
-        let _ = self.0.gone.compare_exchange(HERE, how, Ordering::AcqRel, Ordering::Acquire);
-        let cause = match self.0.gone.load(Ordering::Acquire) {
-            WITHDRAWN => GoneCause::Withdrawn,
-            _ => GoneCause::HungUp,
-        };
-        Error::DeviceGone { cause }
-    }
-
-    /// Whether the function's identity reads as nothing that PCI has: nobody answers.
-    fn is_all_ones(&self) -> bool {
-        let Ok(known) = self.region(REGION_CONFIG) else { return true };
-        let mut id = [0; 4];
-        match self.0.device.read_at(&mut id, known.at) {
-            Ok(4) => id == [0xff; 4],
-            _ => true,
-        }
     }
 
     /// Looks for what would end the use of the device.
     fn look(&self) -> Result<(), Error> {
+        let function = &self.0.function;
+        function.look()?;
         let counted = |event: &EventFd| event.read().is_ok_and(|count| count != 0);
-        if self.0.gone.load(Ordering::Acquire) != HERE {
-            return Err(self.lost(PULLED));
-        }
         let asked = counted(&self.0.wanted);
         if counted(&self.0.failed) || asked {
-            return Err(self.lost(if self.is_all_ones() { PULLED } else { WITHDRAWN }));
+            return Err(function.lost(if function.is_all_ones() { Lost::Pulled } else { Lost::Withdrawn }));
         }
-        {
-            let mut looked = lock(&self.0.looked);
-            if looked.elapsed() < LOOK {
-                return Ok(());
-            }
-            *looked = Instant::now();
-        }
-        if self.is_all_ones() { Err(self.lost(PULLED)) } else { Ok(()) }
+        Ok(())
     }
 }
 
-fn errno_of(error: &std::io::Error) -> Errno {
-    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
+/// As [`function::Describe`].
+fn describe(device: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
+    let (told, areas) = match sys::region_info(device, region) {
+        // A region that this kind of function does not have.
+        Err(Errno::EINVAL) => return Ok(Told::default()),
+        told => told?,
+    };
+    let has = |flag| told.flags & flag != 0;
+    let whole = || vec![(0, told.size)];
+    Ok(Told {
+        size: told.size,
+        readable: has(VFIO_REGION_INFO_FLAG_READ),
+        writable: has(VFIO_REGION_INFO_FLAG_WRITE),
+        at: told.offset,
+        areas: if has(VFIO_REGION_INFO_FLAG_MMAP) { areas.unwrap_or_else(whole) } else { vec![] },
+    })
 }
 
 /// A vector bound to an eventfd.
@@ -286,39 +160,27 @@ impl InterruptSource for EventSource {
 
 impl Backing for Vfio {
     fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
-        Ok(self.region(region)?.info.clone())
+        self.0.function.info(region)
     }
 
     fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        let at = self.place(region, offset, out.len())?;
-        if let Some(word) = self.mapped_word(region, offset, out.len()) {
-            out.copy_from_slice(&word.load_u64_acquire(0)?.to_ne_bytes());
-        } else {
-            let read = self.0.device.read_exact_at(out, at).map_err(|error| errno_of(&error));
-            self.done("a trapped read", read)?;
-        }
-        // What a function that is not there any more reads as.
-        if out.len() >= 4 && out.iter().all(|&byte| byte == 0xff) && self.is_all_ones() {
-            return Err(self.lost(PULLED));
-        }
-        Ok(())
+        self.0.function.read(region, offset, out)
     }
 
     fn write(&self, region: u32, offset: u64, data: &[u8], _mode: WriteMode) -> Result<(), Error> {
-        let at = self.place(region, offset, data.len())?;
-        if let (Some(word), Ok(value)) = (self.mapped_word(region, offset, data.len()), data.try_into()) {
-            return Ok(word.store_u64_release(0, u64::from_ne_bytes(value))?);
-        }
-        let written = self.0.device.write_all_at(data, at).map_err(|error| errno_of(&error));
-        self.done("a trapped write", written)
+        self.0.function.write(region, offset, data)
     }
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        self.map_region(region)
+        self.0.function.map(region, true)
+    }
+
+    fn map_read_only(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
+        self.0.function.map(region, false)
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
-        self.done("asking for interrupts", self.0.interrupts.info(index))
+        self.0.function.done("asking for interrupts", self.0.interrupts.info(index))
     }
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
@@ -327,15 +189,17 @@ impl Backing for Vfio {
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
-        self.done("unbinding interrupts", self.0.interrupts.unbind(index))
+        self.0.function.done("unbinding interrupts", self.0.interrupts.unbind(index))
     }
 
     fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
-        self.done("masking an interrupt", self.0.interrupts.set_masked(index, start, count, true))
+        self.0.function.done("masking an interrupt", self.0.interrupts.set_masked(index, start, count, true))
     }
 
     fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
-        self.done("unmasking an interrupt", self.0.interrupts.set_masked(index, start, count, false))
+        self.0
+            .function
+            .done("unmasking an interrupt", self.0.interrupts.set_masked(index, start, count, false))
     }
 
     fn dma_addresses(&self) -> DmaAddresses {
@@ -353,7 +217,7 @@ impl Backing for Vfio {
             may(permission.read, VFIO_DMA_MAP_FLAG_READ) | may(permission.write, VFIO_DMA_MAP_FLAG_WRITE);
         let mut mapped = lock(&self.0.mapped);
         let (at, len) = (window.base_address() as u64, window.len());
-        self.done(
+        self.0.function.done(
             "mapping memory for DMA (is `ulimit -l` large enough?)",
             sys::map_dma(self.0.container.as_fd(), iova, at, len, flags),
         )?;
@@ -364,7 +228,7 @@ impl Backing for Vfio {
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
         let what = "unmapping memory";
         let mut mapped = lock(&self.0.mapped);
-        let unmapped = self.done(what, sys::unmap_dma(self.0.container.as_fd(), iova, len))?;
+        let unmapped = self.0.function.done(what, sys::unmap_dma(self.0.container.as_fd(), iova, len))?;
         let end = iova.saturating_add(len);
         mapped.retain(|&at, _| at < iova || at >= end);
         if unmapped == 0 { Err(Error::system(what, Errno::ENOENT)) } else { Ok(()) }
@@ -374,7 +238,7 @@ impl Backing for Vfio {
         if !self.0.can_reset {
             return Err(Error::Unsupported { what: "resetting this device" });
         }
-        self.done("resetting the device", sys::reset(self.fd()))
+        self.0.function.done("resetting the device", sys::reset(self.0.function.fd()))
     }
 
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {

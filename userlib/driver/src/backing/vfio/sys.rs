@@ -176,11 +176,14 @@ impl Answer {
     }
 }
 
-/// A region, and which parts of it may be mapped: {offset, length} each, `None` for all or nothing.
+/// Parts of a region: {offset, length} each.
+pub(super) type Areas = Vec<(u64, u64)>;
+
+/// A region, and which parts of it may be mapped; `None` for all or nothing.
 pub(super) fn region_info(
     device: BorrowedFd<'_>,
     index: u32,
-) -> Result<(vfio_region_info, Option<Vec<(u64, u64)>>), Errno> {
+) -> Result<(vfio_region_info, Option<Areas>), Errno> {
     let answer =
         Answer::ask(device, DEVICE_GET_REGION_INFO, vfio_region_info { index, ..Default::default() })?;
     let info: vfio_region_info = answer.fixed();

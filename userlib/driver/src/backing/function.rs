@@ -1,0 +1,296 @@
+//! What the kernel's two ways to a PCI function have in common: a file in which the regions lie one behind the other, to be read,
+//! written and mapped; and how it shows that the function is gone.
+
+use std::{
+    fs::File,
+    os::{
+        fd::{AsFd, BorrowedFd},
+        unix::fs::FileExt,
+    },
+    sync::{
+        Mutex, OnceLock,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use nicforge_shm::{Access, SharedMemory, Window};
+use nix::{
+    errno::Errno,
+    sys::eventfd::{EfdFlags, EventFd},
+};
+
+use super::{MappableArea, REGION_CONFIG, RegionInfo};
+use crate::{Error, GoneCause, device::lock};
+
+/// Regions that a PCI function has.
+const REGIONS: usize = 9;
+/// How often waits look at the function itself.
+const LOOK: Duration = Duration::from_millis(100);
+const PAGE: u64 = 4096;
+
+/// How a function was lost.
+#[derive(Clone, Copy)]
+pub(super) enum Lost {
+    /// Nobody answers.
+    Pulled = 1,
+    /// The kernel wants it back.
+    Withdrawn = 2,
+}
+
+/// A region as the kernel describes it.
+#[derive(Default)]
+pub(super) struct Told {
+    pub(super) size: u64,
+    pub(super) readable: bool,
+    pub(super) writable: bool,
+    /// Where it starts in the file.
+    pub(super) at: u64,
+    /// What may be mapped: {offset, length} each.
+    pub(super) areas: Vec<(u64, u64)>,
+}
+
+struct KernelRegion {
+    info: RegionInfo,
+    at: u64,
+    memory: OnceLock<Window>,
+}
+
+/// Asks the kernel for a region; the default for one that the function does not have.
+pub(super) type Describe = fn(BorrowedFd<'_>, u32) -> Result<Told, Errno>;
+
+/// A PCI function behind a file of the kernel's.
+pub(super) struct Function {
+    file: File,
+    describe: Describe,
+    /// The file splits accesses of 8 bytes.
+    splits_words: bool,
+    regions: [OnceLock<KernelRegion>; REGIONS],
+    /// 0, or a [`Lost`]. A look that found the function lost is the last one.
+    gone: AtomicU8,
+    looked: Mutex<Instant>,
+}
+
+/// A new counter of interrupts, empty.
+pub(super) fn eventfd() -> Result<EventFd, Error> {
+    EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
+        .map_err(|errno| Error::system("creating an eventfd", errno))
+}
+
+fn errno_of(error: &std::io::Error) -> Errno {
+    error.raw_os_error().map_or(Errno::UnknownErrno, Errno::from_raw)
+}
+
+impl Function {
+    pub(super) fn new(file: File, describe: Describe, splits_words: bool) -> Self {
+        let looked = Mutex::new(Instant::now());
+        let gone = AtomicU8::new(0);
+        Self { file, describe, splits_words, regions: Default::default(), gone, looked }
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    fn region(&self, region: u32) -> Result<&KernelRegion, Error> {
+        let none = Error::NoSuch { what: "region", index: region, count: REGIONS as u32 };
+        let slot = self.regions.get(region as usize).ok_or(none)?;
+        if let Some(known) = slot.get() {
+            return Ok(known);
+        }
+        let told = self.done("asking for a region", (self.describe)(self.fd(), region))?;
+        let fits = |&(offset, len): &(u64, u64)| {
+            let pages = len != 0 && offset % PAGE == 0 && len % PAGE == 0;
+            pages && offset.checked_add(len).is_some_and(|end| end <= told.size)
+        };
+        let areas = told.areas.into_iter().filter(fits);
+        let info = RegionInfo {
+            size: told.size,
+            readable: told.readable,
+            writable: told.writable,
+            mappable: areas.map(|(offset, len)| MappableArea { offset, len }).collect(),
+        };
+        Ok(slot.get_or_init(|| KernelRegion { info, at: told.at, memory: OnceLock::new() }))
+    }
+
+    pub(super) fn info(&self, region: u32) -> Result<RegionInfo, Error> {
+        Ok(self.region(region)?.info.clone())
+    }
+
+    /// The mapping of `[offset, offset + 8)`, for accesses that the file would split.
+    fn mapped_word(&self, region: u32, offset: u64, len: usize) -> Option<Window> {
+        if !self.splits_words || len != 8 || !offset.is_multiple_of(8) {
+            return None;
+        }
+        let known = self.region(region).ok()?;
+        let inside = |area: &MappableArea| {
+            offset >= area.offset && area.len >= 8 && offset - area.offset <= area.len - 8
+        };
+        if !known.info.mappable.iter().any(inside) {
+            return None;
+        }
+        if known.memory.get().is_none() {
+            let memory = self.map(region, true).ok()??;
+            let _ = known.memory.set(memory.whole());
+        }
+        known.memory.get()?.window(offset, 8).ok()
+    }
+
+    /// As [`super::Backing::map`], for stores too if that is wanted and possible.
+    pub(super) fn map(&self, region: u32, stores: bool) -> Result<Option<SharedMemory>, Error> {
+        let known = self.region(region)?;
+        let areas: Vec<_> = known.info.mappable.iter().map(|area| (area.offset, area.len)).collect();
+        let Some(end) = areas.iter().map(|(offset, len)| offset + len).max() else { return Ok(None) };
+        let len = usize::try_from(end).map_err(|_| Error::AddressSpace { len: end })?;
+        let access = if stores && known.info.writable { Access::ReadWrite } else { Access::ReadOnly };
+        Ok(Some(SharedMemory::map_device(self.fd(), known.at, len, &areas, access)?))
+    }
+
+    /// Where `[offset, offset + len)` of a region lies in the file.
+    fn place(&self, region: u32, offset: u64, len: usize) -> Result<u64, Error> {
+        let known = self.region(region)?;
+        let (size, len) = (known.info.size, len as u64);
+        if offset > size || len > size - offset {
+            return Err(Error::OutOfRange { what: "region", index: region, offset, len, size });
+        }
+        Ok(known.at + offset)
+    }
+
+    pub(super) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        let at = self.place(region, offset, out.len())?;
+        if let Some(word) = self.mapped_word(region, offset, out.len()) {
+            out.copy_from_slice(&word.load_u64_acquire(0)?.to_ne_bytes());
+        } else {
+            let read = self.file.read_exact_at(out, at).map_err(|error| errno_of(&error));
+            self.done("a trapped read", read)?;
+        }
+        // What a function that is not there any more reads as.
+        if out.len() >= 4 && out.iter().all(|&byte| byte == 0xff) && self.is_all_ones() {
+            return Err(self.lost(Lost::Pulled));
+        }
+        Ok(())
+    }
+
+    pub(super) fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
+        let at = self.place(region, offset, data.len())?;
+        if let (Some(word), Ok(value)) = (self.mapped_word(region, offset, data.len()), data.try_into()) {
+            return Ok(word.store_u64_release(0, u64::from_ne_bytes(value))?);
+        }
+        let written = self.file.write_all_at(data, at).map_err(|error| errno_of(&error));
+        self.done("a trapped write", written)
+    }
+
+    /// The result of a call. The kernel says in several ways that a function is not there any more.
+    pub(super) fn done<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
+        result.map_err(|errno| match errno {
+            Errno::ENODEV | Errno::ENXIO => self.lost(Lost::Pulled),
+            Errno::EIO if self.is_all_ones() => self.lost(Lost::Pulled),
+            errno => Error::system(what, errno),
+        })
+    }
+
+    /// Remembers that it is lost; the first cause stays.
+    pub(super) fn lost(&self, how: Lost) -> Error {
+        let _ = self.gone.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Acquire);
+        let withdrawn = self.gone.load(Ordering::Acquire) == Lost::Withdrawn as u8;
+        Error::DeviceGone { cause: if withdrawn { GoneCause::Withdrawn } else { GoneCause::HungUp } }
+    }
+
+    /// Whether the function's identity reads as nothing that PCI has: nobody answers.
+    pub(super) fn is_all_ones(&self) -> bool {
+        let Some(known) = self.regions.get(REGION_CONFIG as usize).and_then(OnceLock::get) else {
+            return false;
+        };
+        let mut id = [0; 4];
+        match self.file.read_exact_at(&mut id, known.at) {
+            Ok(()) => id == [0xff; 4],
+            Err(_) => true,
+        }
+    }
+
+    /// Whether it is lost, by what is known and, every now and then, by its identity.
+    pub(super) fn look(&self) -> Result<(), Error> {
+        if self.gone.load(Ordering::Acquire) != 0 {
+            return Err(self.lost(Lost::Pulled));
+        }
+        {
+            let mut looked = lock(&self.looked);
+            if looked.elapsed() < LOOK {
+                return Ok(());
+            }
+            *looked = Instant::now();
+        }
+        if self.is_all_ones() { Err(self.lost(Lost::Pulled)) } else { Ok(()) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+
+    /// A region of two pages behind the first page of the file, the second of which may be mapped.
+    fn describe(_: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
+        match region {
+            0 | REGION_CONFIG => Ok(Told {
+                size: 8192,
+                readable: true,
+                writable: true,
+                at: PAGE,
+                areas: vec![(4096, 4096), (4096, 100), (8192, 4096), (!0xfff, 8192)],
+            }),
+            1 => Err(Errno::ENODEV),
+            _ => Ok(Told::default()),
+        }
+    }
+
+    fn function() -> (SharedMemory, Function) {
+        let memory = SharedMemory::create("function", 3 * 4096).unwrap();
+        let file: OwnedFd = memory.fd().unwrap().try_clone_to_owned().unwrap();
+        (memory, Function::new(file.into(), describe, true))
+    }
+
+    #[test]
+    fn areas_that_make_no_sense_are_left_out() {
+        let (_, function) = function();
+        assert_eq!(function.info(0).unwrap().mappable, [MappableArea { offset: 4096, len: 4096 }]);
+        assert_eq!(function.info(2), Ok(RegionInfo::default()));
+        assert!(matches!(function.info(9), Err(Error::NoSuch { .. })));
+    }
+
+    #[test]
+    fn accesses_reach_the_region_in_the_file_and_not_beyond() {
+        let (memory, function) = function();
+        function.write(0, 4, &[1, 2, 3, 4]).unwrap();
+        function.write(0, 4096, &7u64.to_ne_bytes()).unwrap();
+        let mut bytes = [0; 4];
+        memory.read(PAGE + 4, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2, 3, 4]);
+        let mut word = [0; 8];
+        function.read(0, 4096, &mut word).unwrap();
+        assert_eq!(u64::from_ne_bytes(word), 7);
+        assert!(matches!(function.read(0, 8190, &mut bytes), Err(Error::OutOfRange { .. })));
+        assert!(matches!(function.write(0, u64::MAX, &bytes), Err(Error::OutOfRange { .. })));
+    }
+
+    #[test]
+    fn function_that_the_kernel_lost_is_gone_for_good() {
+        let (_, function) = function();
+        assert!(function.look().is_ok());
+        let gone = Error::DeviceGone { cause: GoneCause::HungUp };
+        assert_eq!(function.info(1), Err(gone.clone()));
+        assert_eq!(function.look(), Err(gone));
+    }
+
+    #[test]
+    fn all_ones_everywhere_mean_that_nobody_is_there() {
+        let (memory, function) = function();
+        function.info(REGION_CONFIG).unwrap();
+        memory.write(PAGE + 64, &[0xff; 4]).unwrap();
+        let mut bytes = [0; 4];
+        function.read(0, 64, &mut bytes).unwrap();
+        memory.write(PAGE, &[0xff; 4]).unwrap();
+        assert_eq!(function.read(0, 64, &mut bytes), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
+    }
+}

@@ -1,0 +1,310 @@
+//! A PCI function of this machine, through the kernel shim (`kmod-shim/`): a character device a function.
+//!
+//! The kernel chooses DMA addresses. Buffers are coherent memory of its making; memory of the program is pinned, and must be one
+//! piece for the device: any memory behind an IOMMU, a page or a huge page without one.
+//!
+//! As with VFIO, what is mapped may be registers, and writes are posted as PCI's are: `Device::flush` waits for them.
+
+mod sys;
+
+use std::{
+    collections::BTreeMap,
+    os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+    path::Path,
+    sync::{Arc, Mutex},
+};
+
+use nicforge_hwi::shim;
+use nicforge_shm::{Access, SharedMemory, Window};
+use nix::{
+    errno::Errno,
+    fcntl::{OFlag, open},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::{eventfd::EventFd, stat::Mode},
+};
+
+use super::{
+    Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG,
+    RegionInfo, WriteMode,
+    function::{Function, Lost, Told, eventfd},
+};
+use crate::{
+    Cancel, Deadline, Error, OpenProblem, PciAddress, Relax, Turn,
+    device::lock,
+    interrupt::{block, wait_source},
+};
+
+/// Turns of yielding between two looks whether the device is there.
+const LOOK_EVERY: u32 = 64;
+
+/// Memory that the device reaches.
+struct Reachable {
+    handle: u32,
+    len: u64,
+    /// The program's own, kept as long as the kernel has it pinned.
+    _pinned: Option<Window>,
+}
+
+struct Link {
+    function: Function,
+    info: shim::Info,
+    /// By address for the device.
+    reachable: Mutex<BTreeMap<u64, Reachable>>,
+}
+
+/// A PCI function opened through the shim. Clones stand for the same one, which is closed with the last of them.
+#[derive(Clone)]
+pub struct Shim(Arc<Link>);
+
+impl Shim {
+    /// Opens the character device at `path`.
+    ///
+    /// # Errors
+    /// [`Error::Open`], which says what to do.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
+        let path = path.as_ref();
+        Self::try_open(path)
+            .map_err(|problem| Error::Open { device: format!("shim:{}", path.display()), problem })
+    }
+
+    fn try_open(path: &Path) -> Result<Self, OpenProblem> {
+        let refused = |advice| {
+            move |errno| match errno {
+                Errno::EBUSY => OpenProblem::Busy,
+                errno => OpenProblem::File { path: path.display().to_string(), errno: errno as i32, advice },
+            }
+        };
+        let advice = "load the module nicforge-shim, and see which functions it has in /sys/class/nicforge";
+        let file = open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(refused(advice))?;
+        let told = sys::info(file.as_fd(), shim::Info::default());
+        let info = told.map_err(refused("is it a device of the module nicforge-shim?"))?;
+        if info.version < shim::VERSION {
+            return Err(OpenProblem::Version { found: info.version, wanted: shim::VERSION });
+        }
+        let function = Function::new(OwnedFd::into(file), describe, false);
+        Ok(Self(Arc::new(Link { function, info, reachable: Mutex::default() })))
+    }
+
+    /// The function's address on its bus.
+    pub fn address(&self) -> PciAddress {
+        let shim::Info { domain, bus, slot, function, .. } = self.0.info;
+        PciAddress { domain, bus, slot, function }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.function.fd()
+    }
+
+    fn done<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
+        self.0.function.done(what, result)
+    }
+
+    /// Looks for what would end the use of the device.
+    fn look(&self) -> Result<(), Error> {
+        let function = &self.0.function;
+        function.look()?;
+        let mut polled = [PollFd::new(function.fd(), PollFlags::empty())];
+        let ends = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+        match poll(&mut polled, PollTimeout::ZERO) {
+            Ok(1..) if polled[0].revents().is_none_or(|events| events.intersects(ends)) => {
+                Err(function.lost(Lost::Pulled))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+/// As [`super::function::Describe`].
+fn describe(file: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
+    if region >= shim::REGION_BARS && region != REGION_CONFIG {
+        return Ok(Told::default());
+    }
+    let told = sys::region(file, shim::Region { index: region, ..Default::default() })?;
+    let has = |flag| told.flags & flag != 0;
+    let areas = told.areas.iter().take(if has(shim::REGION_MMAP) { told.area_count as usize } else { 0 });
+    Ok(Told {
+        size: told.size,
+        readable: has(shim::REGION_READ),
+        writable: has(shim::REGION_WRITE),
+        at: told.offset,
+        areas: areas.map(|area| (area.offset, area.len)).collect(),
+    })
+}
+
+/// A vector bound to an eventfd.
+struct EventSource {
+    event: EventFd,
+    link: Shim,
+}
+
+impl InterruptSource for EventSource {
+    fn take(&self) -> u64 {
+        self.event.read().unwrap_or(0)
+    }
+
+    fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
+        wait_source(&self.link, self, deadline, cancel)
+    }
+
+    fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.event.as_fd())
+    }
+}
+
+impl Backing for Shim {
+    fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
+        self.0.function.info(region)
+    }
+
+    fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
+        self.0.function.read(region, offset, out)
+    }
+
+    fn write(&self, region: u32, offset: u64, data: &[u8], _mode: WriteMode) -> Result<(), Error> {
+        self.0.function.write(region, offset, data)
+    }
+
+    fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
+        self.0.function.map(region, true)
+    }
+
+    fn map_read_only(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
+        self.0.function.map(region, false)
+    }
+
+    fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
+        if index > shim::IRQ_MSIX {
+            return Ok(IrqInfo::default());
+        }
+        let told = sys::irq(self.fd(), shim::Irq { kind: index, ..Default::default() });
+        let told = self.done("asking for interrupts", told)?;
+        Ok(IrqInfo {
+            count: told.count,
+            maskable: told.flags & shim::IRQ_MASKABLE != 0,
+            automasked: told.flags & shim::IRQ_AUTOMASKED != 0,
+        })
+    }
+
+    fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
+        let event = eventfd()?;
+        let bind = shim::IrqBind { kind: index, start: vector, count: 1, eventfd: event.as_fd().as_raw_fd() };
+        match sys::bind(self.fd(), bind) {
+            Err(Errno::EBUSY) => Err(Error::Unsupported {
+                what: "interrupts of two kinds at once through the kernel: drop the others first",
+            }),
+            bound => {
+                self.done("binding an interrupt", bound)?;
+                Ok(Arc::new(EventSource { event, link: self.clone() }))
+            }
+        }
+    }
+
+    fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
+        let all = shim::IrqRange { kind: index, start: 0, count: u32::MAX, reserved: 0 };
+        self.done("unbinding interrupts", sys::unbind(self.fd(), all)).map(drop)
+    }
+
+    fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
+        let range = shim::IrqRange { kind: index, start, count, reserved: 0 };
+        self.done("masking an interrupt", sys::mask(self.fd(), range)).map(drop)
+    }
+
+    fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error> {
+        let range = shim::IrqRange { kind: index, start, count, reserved: 0 };
+        self.done("unmasking an interrupt", sys::unmask(self.fd(), range)).map(drop)
+    }
+
+    fn dma_addresses(&self) -> DmaAddresses {
+        DmaAddresses::Given
+    }
+
+    fn dma_allocate(&self, len: u64) -> Result<Option<DmaAllocation>, Error> {
+        let what = "allocating memory for DMA (is `ulimit -l` large enough?)";
+        let bytes = usize::try_from(len).map_err(|_| Error::AddressSpace { len })?;
+        let made = sys::allocate(self.fd(), shim::DmaAlloc { len, ..Default::default() });
+        let made = self.done(what, made)?;
+        match SharedMemory::map(self.fd(), made.offset, bytes, Access::ReadWrite) {
+            Ok(memory) => {
+                let entry = Reachable { handle: made.handle, len, _pinned: None };
+                lock(&self.0.reachable).insert(made.address, entry);
+                Ok(Some(DmaAllocation { memory, iova: made.address }))
+            }
+            Err(error) => {
+                // The first error is the one to tell; what is left over ends with the file.
+                let _ = sys::free(self.fd(), shim::DmaFree { handle: made.handle, reserved: 0 });
+                Err(error.into())
+            }
+        }
+    }
+
+    fn dma_register(&self, memory: DmaMemory, permission: DmaPermission) -> Result<u64, Error> {
+        let window = memory.mapped()?;
+        let may = |allowed, flag| if allowed { flag } else { 0 };
+        let len = window.len();
+        let pin = shim::DmaPin {
+            start: window.base_address() as u64,
+            len,
+            flags: may(permission.read, shim::DMA_READ) | may(permission.write, shim::DMA_WRITE),
+            ..Default::default()
+        };
+        let mut reachable = lock(&self.0.reachable);
+        let pinned = match sys::pin(self.fd(), pin) {
+            Err(Errno::ENOSPC) => {
+                return Err(Error::Unsupported {
+                    what: "DMA to memory in several pieces without an IOMMU: use Device::dma_buffer",
+                });
+            }
+            pinned => self.done("pinning memory for DMA (is `ulimit -l` large enough?)", pinned)?,
+        };
+        reachable.insert(pinned.address, Reachable { handle: pinned.handle, len, _pinned: Some(window) });
+        Ok(pinned.address)
+    }
+
+    fn dma_map(&self, _iova: u64, _memory: DmaMemory, _permission: DmaPermission) -> Result<(), Error> {
+        Err(Error::Unsupported { what: "choosing DMA addresses: the kernel does" })
+    }
+
+    fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
+        let what = "unmapping memory";
+        let mut reachable = lock(&self.0.reachable);
+        let found = reachable.get(&iova).filter(|found| found.len == len);
+        let handle = found.ok_or(Error::system(what, Errno::ENOENT))?.handle;
+        self.done(what, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;
+        reachable.remove(&iova);
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<(), Error> {
+        if self.0.info.flags & shim::INFO_RESET == 0 {
+            return Err(Error::Unsupported { what: "resetting this device" });
+        }
+        self.done("resetting the device", sys::reset(self.fd()))
+    }
+
+    fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+        let turn = relax.turn();
+        match turn {
+            Turn::Spin => turn.take(),
+            Turn::Yield => {
+                turn.take();
+                if relax.turns().is_multiple_of(LOOK_EVERY) {
+                    self.look()?;
+                }
+            }
+            Turn::Sleep(time) => block(self, &[], Some(time), None)?,
+        }
+        Ok(())
+    }
+
+    fn engine_is_near(&self) -> bool {
+        false
+    }
+
+    fn event_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.fd())
+    }
+
+    fn attend(&self) -> Result<(), Error> {
+        self.look()
+    }
+}

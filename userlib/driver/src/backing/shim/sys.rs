@@ -1,0 +1,59 @@
+//! The ioctls of the kernel shim (`kmod-shim/include/uapi/nicforge_shim.h`, in Rust `nicforge_hwi::shim`).
+//!
+//! UNSAFETY: calls `ioctl`, which reads and writes the struct it is given: each function here passes the struct whose size is in its
+//! request number.
+#![allow(unsafe_code)]
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use nicforge_hwi::shim;
+use nix::{
+    errno::Errno,
+    libc::{c_ulong, ioctl},
+};
+
+fn call<T>(file: BorrowedFd<'_>, request: u32, argument: &mut T) -> Result<(), Errno> {
+    // SAFETY: `argument` is the struct that the request takes, which the callers below see to.
+    let result = unsafe { ioctl(file.as_raw_fd(), c_ulong::from(request), std::ptr::from_mut(argument)) };
+    Errno::result(result).map(drop)
+}
+
+macro_rules! calls {
+    ($($(#[$doc:meta])* $name:ident: $request:ident, $argument:ident;)*) => {
+        $(
+            $(#[$doc])*
+            pub(super) fn $name(file: BorrowedFd<'_>, mut argument: shim::$argument) -> Result<shim::$argument, Errno> {
+                call(file, shim::$request, &mut argument)?;
+                Ok(argument)
+            }
+        )*
+    };
+}
+
+calls! {
+    /// What the function is.
+    info: GET_INFO, Info;
+    /// A region.
+    region: GET_REGION, Region;
+    /// The interrupts of a kind.
+    irq: GET_IRQ, Irq;
+    /// Counts vectors by an eventfd.
+    bind: BIND_IRQ, IrqBind;
+    /// Unbinds vectors.
+    unbind: UNBIND_IRQ, IrqRange;
+    /// Masks vectors.
+    mask: MASK_IRQ, IrqRange;
+    /// Unmasks vectors.
+    unmask: UNMASK_IRQ, IrqRange;
+    /// Makes coherent memory.
+    allocate: ALLOC_DMA, DmaAlloc;
+    /// Pins memory of this process as one segment.
+    pin: PIN_DMA, DmaPin;
+    /// Gives memory back.
+    free: FREE_DMA, DmaFree;
+}
+
+/// Resets the function.
+pub(super) fn reset(file: BorrowedFd<'_>) -> Result<(), Errno> {
+    call(file, shim::RESET, &mut ())
+}
