@@ -2,14 +2,15 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread::JoinHandle,
     time::Duration,
 };
 
 use nicforge_core::{
     device::{AttachmentId, FunctionId},
-    machine::Machine,
+    machine::{Machine, Next},
+    time::Nanos,
 };
 use nicforge_driver::{Deadline, Device, Error, OpenOptions};
 pub use nicforge_engine::EventLoopKind;
@@ -19,6 +20,9 @@ use tempfile::TempDir;
 
 /// Longer than anything takes that a test waits for, also on a machine that is busy with other things.
 pub const LIMIT: Duration = Duration::from_secs(20);
+
+/// Steps after which a machine that is still busy is taken for one that never rests.
+const MANY_STEPS: usize = 1_000_000;
 
 /// The usual deadline of a wait in a test.
 pub fn soon() -> Deadline {
@@ -47,6 +51,38 @@ pub trait Rig: Send + Sync {
 
     /// Resets a function, as an operator would.
     fn reset(&self, function: &str);
+
+    /// Returns when nothing can move any more: what has not happened until then never will by itself.
+    fn settle(&self) {
+        let rests = ask(self, |machine| {
+            machine.rescan();
+            // The machine's own time is later.
+            (0..MANY_STEPS).any(|_| machine.step(Nanos::ZERO, 64) != Next::Now)
+        });
+        assert!(rests, "the machine does not come to rest");
+    }
+
+    /// A counter of a function, since the body began.
+    fn counter(&self, function: &str, name: &str) -> u64 {
+        let (function, name) = (function.to_owned(), name.to_owned());
+        ask(self, move |machine| {
+            let counters = machine.counters(find(machine, &function));
+            counters.into_iter().find(|counter| counter.name == name).expect("the counter exists").value
+        })
+    }
+}
+
+/// Asks the machine something, as an operator.
+pub fn ask<R: Send + 'static>(
+    rig: &(impl Rig + ?Sized),
+    question: impl FnOnce(&mut Machine) -> R + Send + 'static,
+) -> R {
+    let (answer, answers) = mpsc::channel();
+    rig.operate(Box::new(move |machine| {
+        // Who does not wait for the answer any more has failed already.
+        let _ = answer.send(question(machine));
+    }));
+    answers.recv_timeout(LIMIT).expect("the operator gets an answer")
 }
 
 /// A function's number.
@@ -109,6 +145,11 @@ impl Served {
     /// Where the sockets are, for clients of one's own.
     pub fn socket(&self, function: &str, attachment: &str) -> PathBuf {
         socket(self.directory.path(), function, attachment)
+    }
+
+    /// The functions' names.
+    pub fn functions(&self) -> impl Iterator<Item = &str> {
+        self.names.iter().map(|(function, _)| function.as_str())
     }
 
     /// What the engine tells about itself and its machine.

@@ -10,6 +10,10 @@
 pub mod backing;
 pub mod extoll_body;
 pub mod fcnp_body;
+pub mod guest;
+pub mod guest_bodies;
+pub mod guest_program;
+pub mod guest_rig;
 pub mod idio16_body;
 pub mod matching_body;
 pub mod proof_body;

@@ -6,13 +6,11 @@ pub mod addressed_send;
 pub mod dma_engine;
 pub mod slot_fifo;
 
-use std::sync::mpsc;
-
 use nicforge_core::{device::FunctionId, machine::Machine};
 use nicforge_driver::Device;
 use nicforge_proof::{AddressedSend, DmaEngine, SlotFifo};
 
-use crate::backing::{LIMIT, Rig, soon};
+use crate::backing::soon;
 
 /// A machine with one proof device of each kind: `fifo0`, `dma0` and `send0`, for clients `user0` to `user3` each.
 pub fn machine() -> Machine {
@@ -23,30 +21,8 @@ pub fn machine() -> Machine {
     machine
 }
 
-/// The functions' numbers in [`machine`].
+/// The function's number in [`machine`].
 const SEND: FunctionId = FunctionId(2);
-
-/// Asks the machine something, as an operator.
-fn ask<R: Send + 'static>(rig: &dyn Rig, question: impl FnOnce(&mut Machine) -> R + Send + 'static) -> R {
-    let (answer, answers) = mpsc::channel();
-    rig.operate(Box::new(move |machine| {
-        // Who does not wait for the answer any more has failed already.
-        let _ = answer.send(question(machine));
-    }));
-    answers.recv_timeout(LIMIT).expect("the operator gets an answer")
-}
-
-/// A device's counter.
-fn counter(rig: &dyn Rig, function: FunctionId, name: &'static str) -> u64 {
-    ask(rig, move |machine| {
-        machine
-            .counters(function)
-            .into_iter()
-            .find(|counter| counter.name == name)
-            .expect("the counter exists")
-            .value
-    })
-}
 
 /// Waits until `condition` holds, driving the machine if that is this thread's business.
 fn until(device: &Device, condition: impl FnMut() -> bool) {

@@ -12,13 +12,7 @@ pub mod lifecycle;
 pub mod port;
 pub mod slots;
 
-use std::sync::mpsc;
-
-use nicforge_core::{
-    device::FunctionId,
-    machine::{Machine, Next},
-    time::Nanos,
-};
+use nicforge_core::machine::Machine;
 use nicforge_driver::{Bar, Device, Doorbell, Error, WriteMode};
 use nicforge_hwi::{
     tree::{BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, window},
@@ -27,15 +21,13 @@ use nicforge_hwi::{
 use nicforge_machine::{build::build, description::Description};
 use nicforge_shm::Window;
 
-use crate::backing::{LIMIT, Rig, soon};
+use crate::backing::{Rig, soon};
 
 /// Nodes of the usual machine: `io0` (address 0), and `cn0` to `cn3` (1 to 4). `cn0` and `cn1` hang below `io0`, `cn2` and `cn3`
 /// below `cn0`.
 pub const NODES: u32 = 5;
 /// Packets that a virtual channel of a link holds.
 pub const CREDITS: u32 = 4;
-/// Steps after which a machine that is still busy is taken for one that never rests.
-const MANY_STEPS: usize = 1_000_000;
 
 /// More packets than all FIFOs and links between two nodes hold.
 const ENOUGH: u32 = 4096;
@@ -68,35 +60,14 @@ fn name(address: u32) -> String {
     address.checked_sub(1).map_or("io0".to_owned(), |rank| format!("cn{rank}"))
 }
 
-/// Asks the machine something, as an operator.
-fn ask<R: Send + 'static>(rig: &dyn Rig, question: impl FnOnce(&mut Machine) -> R + Send + 'static) -> R {
-    let (answer, answers) = mpsc::channel();
-    rig.operate(Box::new(move |machine| {
-        // Who does not wait for the answer any more has failed already.
-        let _ = answer.send(question(machine));
-    }));
-    answers.recv_timeout(LIMIT).expect("the operator gets an answer")
-}
-
-/// Returns when nothing can move any more: what has not happened until then never will by itself.
+/// As [`Rig::settle`].
 fn settle(rig: &dyn Rig) {
-    let rests = ask(rig, |machine| {
-        machine.rescan();
-        // The machine's own time is later.
-        (0..MANY_STEPS).any(|_| machine.step(Nanos::ZERO, 64) != Next::Now)
-    });
-    assert!(rests, "the machine does not come to rest");
+    rig.settle();
 }
 
-/// A counter of a node.
-fn counter(rig: &dyn Rig, node: &str, name: &'static str) -> u64 {
-    let node = node.to_owned();
-    ask(rig, move |machine| {
-        let found =
-            (0..machine.functions()).map(FunctionId).find(|&id| machine.name(id) == Some(node.as_str()));
-        let counters = machine.counters(found.expect("the node exists"));
-        counters.into_iter().find(|counter| counter.name == name).expect("the counter exists").value
-    })
+/// As [`Rig::counter`].
+fn counter(rig: &dyn Rig, node: &str, name: &str) -> u64 {
+    rig.counter(node, name)
 }
 
 /// A payload that differs from those of other numbers.

@@ -8,8 +8,8 @@ use nicforge_hwi::{attachment::control, posted, proof::addressed_send::*};
 use nicforge_proof_driver::addressed_send::{AddressedSend, Message, address};
 use proptest::{prelude::*, test_runner::TestRunner};
 
-use super::{SEND, ask, counter, until};
-use crate::backing::{Rig, soon};
+use super::{SEND, until};
+use crate::backing::{Rig, ask, soon};
 
 const CREDITS: u64 = SLOTS;
 /// Cells of a client's ring; a message of at most 48 bytes takes one.
@@ -31,11 +31,11 @@ fn expect(message: &Message, source: u16, tag: u16, data: &[u8]) {
 
 /// Uses up the credits of `target`, and sends one message more. Returns when that one is stalled. Data: its number.
 fn stall(rig: &dyn Rig, device: &Device, sender: &mut AddressedSend, target: u16) {
-    let before = counter(rig, SEND, "stalls");
+    let before = rig.counter("send0", "stalls");
     for number in 0..=CREDITS {
         sender.send(target, 0, &[number as u8]).unwrap();
     }
-    until(device, || counter(rig, SEND, "stalls") == before + 1);
+    until(device, || rig.counter("send0", "stalls") == before + 1);
 }
 
 fn malformed(rig: &dyn Rig, who: u16) -> u64 {
@@ -126,7 +126,7 @@ pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
     for number in 0..room {
         sender.send(1, 0, &[number as u8]).unwrap();
     }
-    until(&device, || counter(rig, SEND, "delivered") == CREDITS);
+    until(&device, || rig.counter("send0", "delivered") == CREDITS);
     assert!(matches!(sender.try_send(1, 0, &[0]), Err(Error::RingFull { .. })));
 
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[0]);
@@ -150,9 +150,9 @@ pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
     target_device.doorbell().after_store().unwrap();
     // The device looks at the pointer again, for the other sender.
     other.send(1, 1, &[100]).unwrap();
-    until(&device, || counter(rig, SEND, "stalls") == 2);
+    until(&device, || rig.counter("send0", "stalls") == 2);
 
-    assert_eq!(counter(rig, SEND, "delivered"), CREDITS);
+    assert_eq!(rig.counter("send0", "delivered"), CREDITS);
     for number in 0..CREDITS {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
@@ -200,7 +200,7 @@ pub fn a_target_that_leaves_lets_a_stalled_send_go(rig: &dyn Rig) {
     stall(rig, &device, &mut sender, 1);
 
     drop((target, target_device));
-    until(&device, || counter(rig, SEND, "bad_sends") == 1);
+    until(&device, || rig.counter("send0", "bad_sends") == 1);
 
     assert_eq!(sender.stalls_and_refusals().unwrap(), (1, 1));
 }
@@ -286,7 +286,7 @@ pub fn malformed_records_are_skipped(rig: &dyn Rig) {
     device.doorbell().after_store().unwrap();
     until(&device, || malformed(rig, 0) == bad.len() as u64);
 
-    assert_eq!(counter(rig, SEND, "delivered") + counter(rig, SEND, "bad_sends"), 0);
+    assert_eq!(rig.counter("send0", "delivered") + rig.counter("send0", "bad_sends"), 0);
     let registers = device.bar(0).unwrap();
     assert_eq!(registers.read32(CONTROL + control::RING_STATE).unwrap(), bad.len() as u32 | 1 << 31);
 }
@@ -300,7 +300,7 @@ pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &d
     sender.send(1, 0, &[1]).unwrap();
     sender.send(1, 0, &[2]).unwrap();
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
-    until(&target_device, || counter(rig, SEND, "delivered") == 2);
+    until(&target_device, || rig.counter("send0", "delivered") == 2);
 
     assert_eq!(interrupt.take(), 0);
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[1]);

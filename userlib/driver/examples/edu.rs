@@ -108,7 +108,7 @@ impl Edu {
 
     /// Sends a pattern to the card and fetches it back to another place. Whether it came unchanged.
     fn there_and_back(&self, buffer: &DmaBuffer) -> Result<bool, Error> {
-        let sent: Vec<_> = (0..OWN_MEMORY_SIZE).map(|index| (index * 7 ^ index >> 8) as u8).collect();
+        let sent: Vec<_> = (0..OWN_MEMORY_SIZE).map(|index| ((index * 7) ^ (index >> 8)) as u8).collect();
         buffer.write(0, &sent)?;
         self.copy(buffer.iova(), OWN_MEMORY, OWN_MEMORY_SIZE, 0)?;
         self.copy(OWN_MEMORY, buffer.iova() + OWN_MEMORY_SIZE, OWN_MEMORY_SIZE, TO_MEMORY)?;

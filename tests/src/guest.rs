@@ -1,0 +1,151 @@
+//! Guests for tests: booted with attachments of a served machine, and an operator at the other end of their line.
+//!
+//! In: a [`Served`] machine, names of attachments, programs. Out: a [`Guest`] that runs commands. What a guest leaves (console,
+//! QEMU's messages) is under `target/guest-logs`.
+
+use std::{
+    collections::HashMap,
+    io::{BufRead, BufReader, Write},
+    os::unix::net::UnixStream,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use nicforge_core::device::FunctionId;
+use nicforge_guest::{Driver, Guest, GuestConfig, Job, Output, Provision, Stream, Toolkit, Watch};
+
+use nicforge_hwi::{
+    pci,
+    tree_dcr::{ARB_RCFG, dcr, rcfg},
+};
+
+use crate::{
+    backing::{Rig, Served, ask},
+    guest_bodies::Door,
+};
+
+/// Longer than anything takes that a test waits for in a guest, which is emulated on a machine that is busy with other things.
+pub const LONG: Duration = Duration::from_secs(300);
+
+/// QEMU, a kernel and the rest, provisioned once a test process.
+///
+/// # Panics
+/// When they can't be had.
+pub fn toolkit() -> &'static Toolkit {
+    static TOOLKIT: OnceLock<Toolkit> = OnceLock::new();
+    TOOLKIT.get_or_init(|| {
+        let provided = Provision::from_environment().provide(&Watch::on_stderr());
+        provided.unwrap_or_else(|error| panic!("{error}"))
+    })
+}
+
+/// Where the logs of a test's guests go: beside the profile that the test's program is of.
+fn logs(name: &str) -> PathBuf {
+    let program = std::env::current_exe().expect("a program has a path");
+    program.ancestors().nth(3).unwrap_or(Path::new(".")).join("guest-logs").join(name)
+}
+
+/// A guest for a test, named after it, that has `sockets` through `door`.
+pub fn config(name: &str, door: Door, sockets: Vec<(String, PathBuf)>) -> GuestConfig {
+    let config = GuestConfig::new(name).boot_deadline(LONG).logs(logs(name)).processors(2);
+    let config = match door {
+        Door::Vfio => config.iommu(true).driver(Driver::Vfio),
+        Door::Shim => config.driver(Driver::Shim),
+    };
+    sockets.into_iter().fold(config, |config, (name, socket)| config.user_function(name, socket))
+}
+
+/// Boots it.
+///
+/// # Panics
+/// When it does not start, or says that something is wrong in it.
+pub fn boot(config: &GuestConfig) -> Guest {
+    let guest = Guest::boot(toolkit(), config, &Watch::on_stderr()).unwrap_or_else(|error| panic!("{error}"));
+    assert!(guest.problems().is_empty(), "{:?}", guest.problems());
+    guest
+}
+
+/// A job whose lines are shown when they come.
+pub fn shown(script: &str) -> Job {
+    Job::shell(script).on_line(Arc::new(|stream, line| match stream {
+        Stream::Output => println!("{line}"),
+        Stream::Error => eprintln!("{line}"),
+    }))
+}
+
+/// Runs a job and shows its lines; one that fails is a failure of the test.
+///
+/// # Panics
+/// Then.
+pub fn run(guest: &Guest, script: &str) -> Output {
+    let output = guest.run(shown(script), LONG).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(output.status, 0, "{script}");
+    output
+}
+
+/// Answers what comes over a guest's line until it ends: see [`crate::guest_rig`].
+///
+/// # Panics
+/// When the line breaks otherwise than by the guest's end.
+pub fn operate(served: &Served, line: &UnixStream) {
+    let mut base = HashMap::new();
+    // Their FIFOs keep what the last body left, since nobody leaves them in between.
+    let nodes: Vec<_> = served.functions().filter_map(|name| served.try_open(name, "admin").ok()).collect();
+    let nodes: Vec<_> =
+        nodes.into_iter().filter(|admin| admin.identity().device == pci::DEVICE_TREE).collect();
+    for request in BufReader::new(line).lines() {
+        let Ok(request) = request else { return };
+        if request.trim() == "begin" {
+            for node in &nodes {
+                let registers = node.bar(0).expect("a node has registers");
+                registers.write32(dcr(ARB_RCFG), rcfg::RST).expect("an admin may reset its node");
+            }
+        }
+        let answer = answer(served, &mut base, request.trim());
+        let mut line = line;
+        if writeln!(line, "{answer}").is_err() {
+            return;
+        }
+    }
+}
+
+type Counters = HashMap<(String, String), u64>;
+
+fn counters(served: &Served) -> Counters {
+    ask(served, |machine| {
+        let functions = (0..machine.functions()).map(FunctionId);
+        functions
+            .flat_map(|id| {
+                let name = machine.name(id).unwrap_or_default().to_owned();
+                machine
+                    .counters(id)
+                    .into_iter()
+                    .map(move |found| ((name.clone(), found.name.to_owned()), found.value))
+            })
+            .collect()
+    })
+}
+
+fn answer(served: &Served, base: &mut Counters, request: &str) -> String {
+    let words: Vec<_> = request.split_whitespace().collect();
+    match words[..] {
+        ["begin"] => {
+            served.settle();
+            *base = counters(served);
+            "ok".to_owned()
+        }
+        ["settle"] => {
+            served.settle();
+            "ok".to_owned()
+        }
+        ["counter", function, name] => {
+            let key = (function.to_owned(), name.to_owned());
+            match counters(served).get(&key) {
+                Some(value) => format!("ok {}", value - base.get(&key).copied().unwrap_or(0)),
+                None => "error there is no such counter".to_owned(),
+            }
+        }
+        _ => "error that is no request".to_owned(),
+    }
+}

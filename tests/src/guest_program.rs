@@ -1,0 +1,329 @@
+//! What programs in guests do in tests, each a role of the program `guest_program`. What a role says ends its line with `ok`.
+
+use std::time::{Duration, Instant};
+
+use nicforge_driver::{Deadline, Device, DmaPermission, Error, HugePages, REGION_CONFIG, WriteMode};
+use nicforge_fcnp::{ComputeCore, Config, IoNode};
+use nicforge_hwi::{
+    extoll, pci,
+    proof::{dma_engine, slot_fifo},
+    tree,
+};
+use nicforge_proof_driver::{
+    dma_engine::{DmaEngine, piece},
+    slot_fifo::SlotFifo,
+};
+use nicforge_shm::SharedMemory;
+
+use crate::{
+    backing::{LIMIT, Rig, soon},
+    guest_rig::GuestRig,
+};
+
+const PAGE: u64 = 4096;
+/// An address at which no guest has memory.
+const NOWHERE: u64 = 1 << 45;
+
+/// Does a role with its arguments.
+///
+/// # Panics
+/// When something is not as it should be.
+pub fn play(role: &str, arguments: &[String]) {
+    let rig = GuestRig::from_env();
+    let number = |at: usize| -> u64 {
+        let text = arguments.get(at).unwrap_or_else(|| panic!("{role} has more arguments"));
+        text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
+    };
+    match role {
+        "io" => io(&rig, &arguments.iter().map(|rank| rank.parse().unwrap()).collect::<Vec<_>>()),
+        "compute" => compute(&rig, number(0) as u32),
+        "remap" => remap(&rig, number(0)),
+        "pages" => pages(&rig, number(0)),
+        "outside" => outside(&rig),
+        "vectors" => vectors(&rig),
+        "hold" => hold(&rig, &arguments[0], &arguments[1]),
+        "refused" => refused(&rig, &arguments[0], &arguments[1]),
+        "transfer" => transfer(&rig),
+        "fifo" => fifo(&rig),
+        "hostile" => hostile(&rig, Duration::from_secs(number(0)), number(1)),
+        _ => panic!("there is no role {role}"),
+    }
+    println!("{role} ok");
+}
+
+/// Sizes of the messages between nodes: everything that packets make a difference of, and a large one.
+pub const SIZES: [usize; 8] = [1, 17, 240, 241, 5000, 65_535, 300_000, 0];
+
+/// Bytes that differ from message to message and from place to place.
+pub fn pattern(seed: u64, size: usize) -> Vec<u8> {
+    (0..size as u64)
+        .map(|index| (index.wrapping_mul(7) ^ (index >> 8) ^ seed.wrapping_mul(31)) as u8)
+        .collect()
+}
+
+fn config() -> Config {
+    Config { timeout: Some(4 * LIMIT), open_timeout: 4 * LIMIT, ..Config::default() }
+}
+
+/// Echoes messages of [`SIZES`] to some cores, one after the other.
+pub fn echo(io: &IoNode, ranks: &[u32]) {
+    let mut buffer = vec![0; 1 << 20];
+    for &rank in ranks {
+        for size in SIZES {
+            assert_eq!(io.read(rank, &mut buffer).unwrap(), size);
+            assert_eq!(io.write(rank, &buffer[..size]).unwrap(), size);
+        }
+    }
+}
+
+/// Sends messages of [`SIZES`], and gets each back.
+pub fn send(core: &ComputeCore) {
+    for (seed, size) in SIZES.into_iter().enumerate() {
+        let sent = pattern(seed as u64, size);
+        let mut received = vec![0; size];
+        assert_eq!(core.write(&sent).unwrap(), size);
+        assert_eq!(core.read(&mut received).unwrap(), size);
+        assert!(sent == received, "{size} bytes came back changed");
+    }
+}
+
+/// The I/O node.
+pub fn open_io(rig: &dyn Rig) -> IoNode {
+    IoNode::open(rig.open("io0", "core0"), config()).unwrap()
+}
+
+/// A core.
+pub fn open_core(rig: &dyn Rig, rank: u32) -> ComputeCore {
+    ComputeCore::open(rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4)), config()).unwrap()
+}
+
+fn io(rig: &dyn Rig, ranks: &[u32]) {
+    echo(&open_io(rig), ranks);
+}
+
+fn compute(rig: &dyn Rig, rank: u32) {
+    send(&open_core(rig, rank));
+}
+
+fn dma(rig: &dyn Rig) -> (Device, DmaEngine) {
+    let device = rig.open("dma0", "user0");
+    let engine = DmaEngine::open(&device).unwrap();
+    (device, engine)
+}
+
+/// Memory comes and goes while the device copies between other memory: it never touches what it must not, and every copy is right.
+fn remap(rig: &dyn Rig, rounds: u64) {
+    let (device, mut engine) = dma(rig);
+    let (from, to) = (
+        device.dma_buffer(1 << 18, HugePages::Never).unwrap(),
+        device.dma_buffer(1 << 18, HugePages::Never).unwrap(),
+    );
+    for round in 0..rounds {
+        let sent = pattern(round, 1 << 18);
+        from.write(0, &sent).unwrap();
+        engine.start(&[piece(from.iova(), to.iova(), 1 << 18)]).unwrap();
+        // The new one often gets the address of the one before.
+        for step in 0..4 {
+            let other = device.dma_buffer(PAGE as usize * (1 + step), HugePages::Never).unwrap();
+            other.write(0, &[round as u8; 64]).unwrap();
+        }
+        let outcome = engine.poll(soon(), None).unwrap();
+        assert_eq!((outcome.errors, outcome.done), (0, 1), "round {round}");
+        let mut received = vec![0; sent.len()];
+        to.read(0, &mut received).unwrap();
+        assert!(sent == received, "round {round}: the copy is not what was sent");
+    }
+}
+
+/// Thousands of mappings of a page each; the device reaches every one of them, and in the end none.
+fn pages(rig: &dyn Rig, count: u64) {
+    let (device, mut engine) = dma(rig);
+    let memory = SharedMemory::create("pages", (count * PAGE) as usize).unwrap();
+    let target = device.dma_buffer(PAGE as usize, HugePages::Never).unwrap();
+    let buffers: Vec<_> = (0..count)
+        .map(|page| device.map_dma(&memory, page * PAGE, PAGE, DmaPermission::READ_WRITE).unwrap())
+        .collect();
+    for (page, buffer) in buffers.iter().enumerate() {
+        buffer.write(0, &(page as u64).to_le_bytes()).unwrap();
+    }
+    for (group, some) in buffers.chunks(128).enumerate() {
+        let list: Vec<_> = some
+            .iter()
+            .enumerate()
+            .map(|(at, buffer)| piece(buffer.iova(), target.iova() + 8 * at as u64, 8))
+            .collect();
+        assert_eq!(engine.copy(&list, soon()).unwrap().errors, 0);
+        for at in 0..some.len() {
+            let found = target.window().load_u64_acquire(8 * at as u64).unwrap();
+            assert_eq!(found, (group * 128 + at) as u64);
+        }
+    }
+    let last = buffers.last().unwrap().iova();
+    drop(buffers);
+    let outcome = engine.copy(&[piece(last, target.iova(), 8)], soon()).unwrap();
+    assert_eq!(outcome.errors, dma_engine::STATUS_DMA_ERROR, "the device does not reach what was unmapped");
+}
+
+/// DMA outside what is mapped is refused, told and harmless, and what is mapped still works.
+fn outside(rig: &dyn Rig) {
+    let (device, mut engine) = dma(rig);
+    let memory = device.dma_buffer(2 * PAGE as usize, HugePages::Never).unwrap();
+    let (inside, end) = (memory.iova(), memory.iova() + memory.len());
+    for (from, to) in
+        [(end, inside), (inside, end), (0, inside), (inside, 0), (u64::MAX - 3, inside), (inside, NOWHERE)]
+    {
+        let outcome = engine.copy(&[piece(from, to, 8)], soon()).unwrap();
+        assert_eq!((outcome.errors, outcome.done), (dma_engine::STATUS_DMA_ERROR, 0), "{from:#x} to {to:#x}");
+    }
+    memory.write(0, b"harmless").unwrap();
+    assert_eq!(engine.copy(&[piece(inside, inside + PAGE, 8)], soon()).unwrap().errors, 0);
+    let mut found = [0; 8];
+    memory.read(PAGE, &mut found).unwrap();
+    assert_eq!(&found, b"harmless");
+}
+
+/// Two vectors, each on its own; one that is masked is kept, and fires when it is unmasked.
+fn vectors(rig: &dyn Rig) {
+    let (device, mut engine) = dma(rig);
+    let memory = device.dma_buffer(2 * PAGE as usize, HugePages::Never).unwrap();
+    let (done, error) = (
+        device.interrupt(dma_engine::VECTOR_DONE.into()).unwrap(),
+        device.interrupt(dma_engine::VECTOR_ERROR.into()).unwrap(),
+    );
+    let good = piece(memory.iova(), memory.iova() + PAGE, 64);
+    // Nobody has memory there, whoever translates.
+    let bad = piece(NOWHERE, memory.iova(), 64);
+    let run = |engine: &mut DmaEngine, descriptor| {
+        engine.start(&[descriptor]).unwrap();
+        engine.poll(soon(), None).unwrap()
+    };
+    let none = |interrupt: &nicforge_driver::Interrupt| {
+        let silent = interrupt.wait(Deadline::after(Duration::from_millis(50)), None);
+        assert!(matches!(silent, Err(Error::Timeout { .. })), "{silent:?}");
+    };
+    for _ in 0..10 {
+        run(&mut engine, good);
+        done.wait(soon(), None).unwrap();
+        run(&mut engine, bad);
+        error.wait(soon(), None).unwrap();
+    }
+    none(&done);
+    none(&error);
+    done.mask().unwrap();
+    run(&mut engine, good);
+    none(&done);
+    run(&mut engine, bad);
+    error.wait(soon(), None).unwrap();
+    done.unmask().unwrap();
+    done.wait(soon(), None).unwrap();
+    run(&mut engine, good);
+    assert_eq!(device.wait_any(&[&error, &done], soon(), None).unwrap().0, 1);
+}
+
+/// Has an attachment until it is killed.
+fn hold(rig: &dyn Rig, function: &str, attachment: &str) {
+    let _device = rig.open(function, attachment);
+    println!("holding");
+    loop {
+        std::thread::park();
+    }
+}
+
+/// Somebody else has the attachment: an error that says so, at once.
+fn refused(rig: &dyn Rig, function: &str, attachment: &str) {
+    let error = rig.try_open(function, attachment).map(drop).unwrap_err();
+    assert!(error.contains("in use"), "{error}");
+}
+
+/// Copies until it is killed.
+fn transfer(rig: &dyn Rig) {
+    let (device, mut engine) = dma(rig);
+    let memory = device.dma_buffer(1 << 20, HugePages::Never).unwrap();
+    println!("transferring");
+    loop {
+        let list = [piece(memory.iova(), memory.iova() + (1 << 19), 1 << 19); 64];
+        engine.copy(&list, soon()).unwrap();
+    }
+}
+
+/// Numbers by which nothing is meant.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0
+    }
+
+    fn below(&mut self, end: u64) -> u64 {
+        self.next() % end
+    }
+}
+
+/// Writes random values over every register, window, ring and descriptor of all attachments that this guest has, some of them
+/// such that they nearly make sense.
+fn hostile(rig: &GuestRig, time: Duration, seed: u64) {
+    let mut random = Random(seed | 1);
+    let devices: Vec<_> = rig.names().map(|(function, attachment)| rig.open(function, attachment)).collect();
+    let memory: Vec<_> =
+        devices.iter().map(|device| device.dma_buffer(1 << 16, HugePages::Never).unwrap()).collect();
+    let (mut writes, started) = (0_u64, Instant::now());
+    while started.elapsed() < time {
+        let at = random.below(devices.len() as u64) as usize;
+        let (device, memory) = (&devices[at], &memory[at]);
+        for _ in 0..256 {
+            let bar = random.below(6) as u8;
+            // QEMU does not survive stores of its guest to memory that it may only read. The core's mirror is refused by the
+            // library.
+            let read_only =
+                [(pci::DEVICE_TREE, tree::BAR_MIRROR), (pci::DEVICE_EXTOLL, extoll::BAR_DIRECTORY)];
+            if read_only.contains(&(device.identity().device, bar)) {
+                continue;
+            }
+            let Ok(bar) = device.bar(bar) else { continue };
+            // The ends of pages and of BARs are where layouts are.
+            let offset = match random.below(4) {
+                0 => random.below(bar.size()),
+                1 => random.below(bar.size() / PAGE) * PAGE + random.below(64) * 8,
+                2 => random.below(64) * 4,
+                _ => bar.size().saturating_sub(1 + random.below(64)),
+            };
+            let value = match random.below(4) {
+                0 => random.next(),
+                1 => memory.iova() + random.below(memory.len()),
+                2 => random.below(512),
+                _ => 1 << random.below(64),
+            };
+            // Misaligned ones and those to a mirror are refused here already.
+            let _ = match random.below(5) {
+                0 => bar.write8(offset, value as u8),
+                1 => bar.write16(offset & !1, value as u16),
+                2 => bar.write32(offset & !3, value as u32),
+                3 => bar.write64(offset & !7, value),
+                _ => bar.posted_write(offset, &value.to_le_bytes()[..1 + random.below(8) as usize]),
+            };
+            writes += 1;
+        }
+        let bytes: [u8; 64] = std::array::from_fn(|_| random.next() as u8);
+        memory.write(random.below(memory.len() - 64), &bytes).unwrap();
+        let command = random.below(8) as u16;
+        // Some reads wait behind what they can't pass; the kernel may refuse configuration space.
+        let _ = device.backing().write(REGION_CONFIG, 4, &command.to_le_bytes(), WriteMode::Confirmed);
+        if random.below(16) == 0 {
+            let _ = device.reset();
+        }
+    }
+    println!("{writes} writes");
+}
+
+/// The function is as a newcomer must find it, whoever had it before.
+fn fifo(rig: &dyn Rig) {
+    let device = rig.open("fifo0", "user0");
+    assert_eq!(device.identity().device, pci::DEVICE_SLOT_FIFO);
+    let mut fifo = SlotFifo::open(&device).unwrap();
+    assert_eq!(device.bar(2).unwrap().read64(slot_fifo::MIRROR_TAKEN).unwrap(), 0);
+    fifo.send(&[5; slot_fifo::DATA], soon(), None).unwrap();
+    assert_eq!(fifo.receive(soon(), None).unwrap(), [5; slot_fifo::DATA]);
+}

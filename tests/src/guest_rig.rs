@@ -1,0 +1,130 @@
+//! The doors that a program in a guest has: its kernel's VFIO, and the shim.
+//!
+//! The machine is served outside. What bodies ask of an operator by name goes there over a serial line: a request a line, and an
+//! answer a line ([`crate::guest`] has the other end). Bodies that hand an operator code of their own cannot run here.
+
+use std::{
+    collections::HashMap,
+    fs::{self, File},
+    io::{BufRead, BufReader, Write},
+    path::Path,
+    sync::Mutex,
+};
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Device, DeviceAddress, Error, OpenOptions, OpenProblem};
+
+use crate::backing::{Rig, soon};
+
+/// The attachments that a guest has, `function.attachment=address` each with a comma between.
+pub const DEVICES: &str = "NICFORGE_DEVICES";
+/// The line to the operator.
+pub const OPERATOR: &str = "/dev/ttyS2";
+
+/// Attachments of a machine outside, by name.
+pub struct GuestRig {
+    devices: HashMap<String, DeviceAddress>,
+    operator: Option<Mutex<(File, BufReader<File>)>>,
+}
+
+impl GuestRig {
+    /// Those that the environment names by their PCI addresses, each through whatever driver it is bound to, and the line to
+    /// the operator where there is one.
+    pub fn from_env() -> Self {
+        let list = std::env::var(DEVICES).expect("the guest's devices are in the environment");
+        let parse = |entry: &str| {
+            let (name, bdf) = entry.split_once('=').expect("a name and an address");
+            (name.to_owned(), door(bdf))
+        };
+        let devices = list.split(',').filter(|entry| !entry.is_empty()).map(parse).collect();
+        let line = File::options().read(true).write(true).open(OPERATOR);
+        let operator = line.ok().map(|line| {
+            let reader = BufReader::new(line.try_clone().expect("a descriptor"));
+            Mutex::new((line, reader))
+        });
+        Self { devices, operator }
+    }
+
+    /// Where an attachment is.
+    pub fn address(&self, function: &str, attachment: &str) -> &DeviceAddress {
+        let name = format!("{function}.{attachment}");
+        self.devices.get(&name).unwrap_or_else(|| panic!("this guest has no {name} in {:?}", self.devices))
+    }
+
+    /// Functions and attachments.
+    pub fn names(&self) -> impl Iterator<Item = (&str, &str)> {
+        self.devices.keys().filter_map(|name| name.rsplit_once('.'))
+    }
+
+    /// Has counters count from here, when the machine has come to rest.
+    pub fn begin(&self) {
+        if self.operator.is_some() {
+            self.request("begin");
+        }
+    }
+
+    /// A request to the operator, and its answer.
+    fn request(&self, request: &str) -> String {
+        let operator = self.operator.as_ref().expect("this guest has a line to the operator");
+        let mut line = operator.lock().expect("nobody panicked while asking");
+        let (writer, reader) = &mut *line;
+        writeln!(writer, "{request}").expect("the line takes a request");
+        let mut answer = String::new();
+        reader.read_line(&mut answer).expect("the line gives an answer");
+        let answer = answer.trim();
+        match answer.strip_prefix("ok") {
+            Some(value) => value.trim().to_owned(),
+            None => panic!("{request}: the operator says {answer:?}"),
+        }
+    }
+}
+
+/// How the function with this PCI address is reached: by the shim's character device, or by VFIO.
+fn door(bdf: &str) -> DeviceAddress {
+    let shim = Path::new("/sys/bus/pci/devices").join(bdf).join("nicforge");
+    let device = fs::read_dir(shim).ok().and_then(|mut list| list.next()).and_then(Result::ok);
+    match device {
+        Some(device) => DeviceAddress::Shim(Path::new("/dev").join(device.file_name())),
+        None => DeviceAddress::Vfio(bdf.parse().expect("a PCI address")),
+    }
+}
+
+impl Rig for GuestRig {
+    fn open(&self, function: &str, attachment: &str) -> Device {
+        // The kernel may still be closing it for whoever had it.
+        let (address, deadline) = (self.address(function, attachment), soon());
+        loop {
+            match Device::open_at(address, OpenOptions::default()) {
+                Ok(device) => return device,
+                Err(Error::Open { problem: OpenProblem::Busy, .. }) if !deadline.has_passed() => (),
+                Err(error) => panic!("{function}.{attachment}: {error}"),
+            }
+            std::thread::yield_now();
+        }
+    }
+
+    fn try_open(&self, function: &str, attachment: &str) -> Result<Device, String> {
+        Device::open_at(self.address(function, attachment), OpenOptions::default())
+            .map_err(|error| error.to_string())
+    }
+
+    fn operate(&self, _: Box<dyn FnOnce(&mut Machine) + Send>) {
+        panic!("an operator outside the guest cannot be handed code");
+    }
+
+    fn evict(&self, function: &str, attachment: &str) {
+        panic!("{function}.{attachment}: a guest whose attachment is taken away never gets it back");
+    }
+
+    fn reset(&self, function: &str) {
+        panic!("{function}: a guest does not know that its configuration space was reset from outside");
+    }
+
+    fn settle(&self) {
+        self.request("settle");
+    }
+
+    fn counter(&self, function: &str, name: &str) -> u64 {
+        self.request(&format!("counter {function} {name}")).parse().expect("a number")
+    }
+}

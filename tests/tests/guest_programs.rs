@@ -1,0 +1,206 @@
+//! Programs in guests, beside each other and beside programs of the host: FCNP over one machine, memory that comes and goes,
+//! interrupts, a second program, a killed one, and a guest whose program does anything.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::{
+    sync::{Arc, mpsc},
+    thread,
+    time::{Duration, Instant},
+};
+
+use nicforge_core::machine::Machine;
+use nicforge_driver::{Cancel, Deadline};
+use nicforge_fcnp::Error;
+use nicforge_guest::{Guest, GuestConfig, Job, Running, Stream};
+use nicforge_machine::{build::build, description::Description};
+use nicforge_tests::{
+    backing::{EventLoopKind, Served},
+    guest::{self, LONG},
+    guest_bodies::Door,
+    guest_program::{echo, open_core, open_io, send},
+};
+
+/// A pset of two compute nodes, and the proof devices.
+fn machine() -> Machine {
+    let functions = [("fifo0", "slot-fifo"), ("dma0", "dma-engine"), ("send0", "addressed-send")]
+        .map(|(name, kind)| format!("[[function]]\nname = \"{name}\"\nkind = \"{kind}\"\n"));
+    let text = format!(
+        "name = \"guests\"\n[[pset]]\ncompute_nodes = 2\n[[extoll]]\nmesh = 2\nvpids = 2\nwatchdog_ms = 500\n{}",
+        functions.concat()
+    );
+    build(&Description::parse(&text, "guests.toml").unwrap()).unwrap().0
+}
+
+fn served() -> Served {
+    Served::new(machine(), EventLoopKind::Auto)
+}
+
+/// A guest with these attachments, `function.attachment` each.
+fn config(served: &Served, name: &str, door: Door, attachments: &[&str]) -> GuestConfig {
+    let sockets = attachments.iter().map(|name| {
+        let (function, attachment) = name.split_once('.').unwrap();
+        ((*name).to_owned(), served.socket(function, attachment))
+    });
+    guest::config(name, door, sockets.collect()).program(env!("CARGO_BIN_EXE_guest_program"))
+}
+
+fn play(guest: &Guest, role: &str) {
+    guest::run(guest, &format!("guest_program {role}"));
+}
+
+/// Starts a role, and returns when it has said `word`.
+fn start(guest: &Guest, role: &str, word: &'static str) -> Running {
+    let (said, says) = mpsc::channel();
+    let job = Job::shell(format!("exec guest_program {role}")).on_line(Arc::new(move |stream, line| {
+        println!("{line}");
+        if stream == Stream::Output && line == word {
+            let _ = said.send(());
+        }
+    }));
+    let running = guest.start(job).unwrap();
+    says.recv_timeout(LONG).unwrap_or_else(|_| panic!("{role} never said {word}: {:?}", running.said()));
+    running
+}
+
+/// What everybody may do with the attachments of one guest, through one door.
+fn programs(served: &Served, guest: &Guest, door: Door) {
+    play(guest, "vectors");
+    if door == Door::Vfio {
+        // Without an IOMMU there are no addresses to come and go.
+        play(guest, "remap 40");
+        play(guest, "pages 2048");
+        play(guest, "outside");
+        let dma0 = served.snapshot().functions.into_iter().find(|function| function.name == "dma0").unwrap();
+        let errors = dma0.attachments[0].counters.dma_errors;
+        assert!(errors >= 7, "{errors} accesses outside were counted");
+    }
+    let holder = start(guest, "hold fifo0 user0", "holding");
+    play(guest, "refused fifo0 user0");
+    holder.kill().unwrap();
+    assert_eq!(holder.wait(LONG).unwrap().status, 137);
+    play(guest, "fifo");
+    for _ in 0..3 {
+        let transfer = start(guest, "transfer", "transferring");
+        transfer.kill().unwrap();
+        transfer.wait(LONG).unwrap();
+        play(guest, "vectors");
+    }
+}
+
+#[test]
+fn programs_through_vfio() {
+    let served = served();
+    let guest = guest::boot(&config(&served, "programs-vfio", Door::Vfio, &["fifo0.user0", "dma0.user0"]));
+    programs(&served, &guest, Door::Vfio);
+}
+
+#[test]
+fn programs_through_the_shim() {
+    let served = served();
+    let guest = guest::boot(&config(&served, "programs-shim", Door::Shim, &["fifo0.user0", "dma0.user0"]));
+    programs(&served, &guest, Door::Shim);
+}
+
+/// The I/O node in a guest of the shim, a core in a guest of VFIO, another core on the host.
+#[test]
+fn fcnp_between_guests_and_the_host() {
+    let served = served();
+    let node = guest::boot(&config(&served, "fcnp-io", Door::Shim, &["io0.core0"]));
+    let core = guest::boot(&config(&served, "fcnp-cn", Door::Vfio, &["cn0.core0"]));
+    thread::scope(|scope| {
+        scope.spawn(|| play(&node, "io 0 4"));
+        play(&core, "compute 0");
+        send(&open_core(&served, 4));
+    });
+    // And the other way round: the I/O node on the host.
+    drop(node);
+    thread::scope(|scope| {
+        scope.spawn(|| echo(&open_io(&served), &[0]));
+        play(&core, "compute 0");
+    });
+}
+
+/// How long the hostile program runs: `NICFORGE_HOSTILE_SECONDS`, or what CI has time for.
+fn hostile_seconds() -> u64 {
+    std::env::var("NICFORGE_HOSTILE_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(20)
+}
+
+/// Resident memory of this process, which serves, in bytes.
+fn resident() -> u64 {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap();
+    4096 * statm.split(' ').nth(1).unwrap().parse::<u64>().unwrap()
+}
+
+/// A guest program writes random values over everything of its attachments, while another guest and the host talk. They do so over
+/// the tree, of which the hostile guest has no core: one that has can block a channel, as on the machine (see the threat model).
+#[test]
+fn a_hostile_guest_disturbs_nobody() {
+    let served = served();
+    let attachments = ["fifo0.user0", "dma0.user0", "send0.user0", "ex0.vpid0", "ex1.vpid0"];
+    let hostile = guest::boot(&config(&served, "hostile", Door::Vfio, &attachments));
+    let polite = guest::boot(&config(&served, "polite", Door::Shim, &["cn0.core0"]));
+    let over = Cancel::new().unwrap();
+    let seconds = hostile_seconds();
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let io = open_io(&served);
+            let mut buffer = vec![0; 1 << 20];
+            loop {
+                match io.read_until(0, &mut buffer, Deadline::never(), Some(&over)) {
+                    Ok(size) => assert_eq!(io.write(0, &buffer[..size]).unwrap(), size),
+                    // Each round is of a new program.
+                    Err(Error::PeerGone { .. }) => (),
+                    Err(Error::Cancelled { .. }) => return,
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        });
+        play(&polite, "compute 0");
+        let before = resident();
+        let attacker = scope.spawn(|| play(&hostile, &format!("hostile {seconds} 12345")));
+        let started = Instant::now();
+        let mut rounds = 0;
+        while !attacker.is_finished() && started.elapsed() < Duration::from_secs(seconds) + LONG {
+            play(&polite, "compute 0");
+            rounds += 1;
+        }
+        over.cancel();
+        attacker.join().unwrap();
+        println!(
+            "{rounds} rounds of the polite guest; {} bytes more in the server",
+            resident().saturating_sub(before)
+        );
+        assert!(rounds > 0);
+        assert!(resident() < before + (64 << 20), "the server grew");
+    });
+    // Who was attacked by nobody but itself works again.
+    play(&hostile, "fifo");
+    play(&hostile, "vectors");
+}
+
+/// The driver library on a card that nicforge has nothing to do with.
+fn edu(name: &str, door: Door, driver: &str, address: &str) {
+    // The card reaches 256 MB unless told otherwise, and the guest has more.
+    let config = guest::config(name, door, vec![])
+        .device("edu,addr=1d.0,dma_mask=0xffffffff")
+        .program(env!("CARGO_BIN_EXE_edu"));
+    let guest = guest::boot(&config);
+    let device = "/sys/bus/pci/devices/0000:00:1d.0";
+    let script = format!(
+        "edu {address} 2>&1 && exit 1
+         echo {driver} > {device}/driver_override && echo 0000:00:1d.0 > /sys/bus/pci/drivers_probe
+         edu {address} && edu {address}"
+    );
+    let output = guest::run(&guest, &script);
+    assert!(output.stdout.contains("10! = 3628800") && output.stdout.contains("unchanged: true"));
+}
+
+#[test]
+fn edu_through_vfio() {
+    edu("edu-vfio", Door::Vfio, "vfio-pci", "vfio:0000:00:1d.0");
+}
+
+#[test]
+fn edu_through_the_shim() {
+    edu("edu-shim", Door::Shim, "nicforge-shim", "shim:/dev/nicforge0");
+}
