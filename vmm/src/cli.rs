@@ -26,7 +26,7 @@ enum Command {
     /// Serve a machine and run a program on each of its nodes.
     Run(RunArguments),
     /// Serve a machine and boot Linux guests with its functions plugged in.
-    Boot(BootArguments),
+    Boot(Box<BootArguments>),
     /// Show what a served machine is doing.
     Stat(StatArguments),
     /// Reset a node of a served machine, whatever its programs did.
@@ -297,7 +297,7 @@ pub fn main() -> Result<u8, Failure> {
         Command::Run(arguments) => {
             run::main(&arguments.machine, &arguments.options, arguments.per_core, &arguments.programs)
         }
-        Command::Boot(arguments) => boot::main(&arguments.into()),
+        Command::Boot(arguments) => boot::main(&(*arguments).into()),
         Command::Stat(arguments) => {
             stat::main(&arguments.served.directory, arguments.every, arguments.json, arguments.attachments)
         }
