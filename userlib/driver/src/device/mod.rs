@@ -167,8 +167,8 @@ impl Device {
         DmaBuffer::create(&self.0, len, huge)
     }
 
-    /// As [`Device::dma_buffer`], of memory that the device cannot map: it asks this process for the bytes by messages,
-    /// which are answered while somebody waits for or talks to the device.
+    /// As [`Device::dma_buffer`], of memory that a vfio-user server cannot map: it asks this process for the bytes by messages,
+    /// which are answered while somebody waits for or talks to the device. Behind the kernel it is a buffer like others.
     ///
     /// # Errors
     /// As [`Device::dma_buffer`].
@@ -180,7 +180,8 @@ impl Device {
     /// of 4096.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when the memory has no file, [`Error::Misaligned`]; as [`Device::dma_buffer`].
+    /// [`Error::Unsupported`] when a vfio-user server should map memory without a file, or when the kernel has no one address
+    /// for all of it; [`Error::Misaligned`]; as [`Device::dma_buffer`].
     pub fn map_dma(
         &self,
         memory: &SharedMemory,
