@@ -201,6 +201,7 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
         BOTH,
         &[
             "fcnp_body::io_read_cancelled_in_the_middle_discards_the_rest",
+            "fcnp_body::deadlines_before_the_transfer_change_nothing",
             "dma_engine::a_start_while_busy_is_refused_and_disturbs_nothing",
         ],
     ),
