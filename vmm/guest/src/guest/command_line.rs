@@ -93,9 +93,10 @@ pub(crate) fn command(
         command.args(["-trace", events]);
     }
     let iommu = if config.iommu { " intel_iommu=on" } else { "" };
+    // Without no_timer_check Linux panics when its timer does not tick in time, as happens on a host that has much else to do.
     command.arg("-kernel").arg(&toolkit.kernel.image).arg("-initrd").arg(files.initrd).args([
         "-append",
-        &format!("console=ttyS0 quiet panic=-1 rdinit=/nicforge/init{iommu}{}", config.append),
+        &format!("console=ttyS0 quiet panic=-1 no_timer_check rdinit=/nicforge/init{iommu}{}", config.append),
     ]);
     command
 }
