@@ -83,6 +83,9 @@ pub(crate) fn command(
             .args(["-fsdev", &format!("local,id=share,path={},security_model=none", escaped(share))])
             .args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share,addr=2"]);
     }
+    for network in &config.networks {
+        command.args(["-netdev", network]);
+    }
     for device in &config.devices {
         command.args(["-device", device]);
     }

@@ -72,6 +72,7 @@ pub struct GuestConfig {
     pub(crate) node: String,
     pub(crate) functions: Vec<Function>,
     pub(crate) devices: Vec<String>,
+    pub(crate) networks: Vec<String>,
     pub(crate) memory_mib: u32,
     pub(crate) processors: u32,
     pub(crate) iommu: bool,
@@ -97,6 +98,7 @@ impl GuestConfig {
             node: node.into(),
             functions: Vec::new(),
             devices: Vec::new(),
+            networks: Vec::new(),
             memory_mib: 512,
             processors: 1,
             iommu: false,
@@ -135,6 +137,12 @@ impl GuestConfig {
     /// Another device of QEMU's, as the value of its `-device`, for example `edu`.
     pub fn device(mut self, device: impl Into<String>) -> Self {
         self.devices.push(device.into());
+        self
+    }
+
+    /// A network for one of [`Self::device`], as the value of QEMU's `-netdev`, for example `dgram,id=n,...`.
+    pub fn network(mut self, backend: impl Into<String>) -> Self {
+        self.networks.push(backend.into());
         self
     }
 
