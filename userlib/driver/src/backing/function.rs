@@ -14,14 +14,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_shm::{Access, SharedMemory, Window};
+use nicforge_shm::{Access, SharedMemory, SharedU64, Window};
 use nix::{
     errno::Errno,
     sys::eventfd::{EfdFlags, EventFd},
 };
 
 use super::{MappableArea, REGION_CONFIG, RegionInfo};
-use crate::{Error, GoneCause, device::lock};
+use crate::{
+    Error, GoneCause,
+    device::lock,
+    heartbeat::{Heartbeat, RESTS},
+};
 
 /// Regions that a PCI function has.
 const REGIONS: usize = 9;
@@ -69,6 +73,8 @@ pub(super) struct Function {
     /// 0, or a [`Lost`]. A look that found the function lost is the last one.
     gone: AtomicU8,
     looked: Mutex<Instant>,
+    /// Of the engine behind it, where there is one.
+    heartbeat: OnceLock<Heartbeat>,
 }
 
 /// A new counter of interrupts, empty.
@@ -85,7 +91,13 @@ impl Function {
     pub(super) fn new(file: File, describe: Describe, splits_words: bool) -> Self {
         let looked = Mutex::new(Instant::now());
         let gone = AtomicU8::new(0);
-        Self { file, describe, splits_words, regions: Default::default(), gone, looked }
+        let (regions, heartbeat) = Default::default();
+        Self { file, describe, splits_words, regions, gone, looked, heartbeat }
+    }
+
+    /// Where the engine behind the function counts its heartbeat.
+    pub(super) fn set_heartbeat(&self, word: SharedU64) {
+        let _ = self.heartbeat.set(Heartbeat::new(word));
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -208,7 +220,8 @@ impl Function {
         }
     }
 
-    /// Whether it is lost, by what is known and, every now and then, by its identity.
+    /// Whether it is lost, by what is known and, every now and then, by its identity; unless its engine's heartbeat moves, which
+    /// says the same and costs no access of the function.
     pub(super) fn look(&self) -> Result<(), Error> {
         if self.gone.load(Ordering::Acquire) != 0 {
             return Err(self.lost(Lost::Pulled));
@@ -220,7 +233,8 @@ impl Function {
             }
             *looked = Instant::now();
         }
-        if self.is_all_ones() { Err(self.lost(Lost::Pulled)) } else { Ok(()) }
+        let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.rests_for() <= RESTS);
+        if !beats && self.is_all_ones() { Err(self.lost(Lost::Pulled)) } else { Ok(()) }
     }
 }
 
@@ -281,6 +295,25 @@ mod tests {
         let gone = Error::DeviceGone { cause: GoneCause::HungUp };
         assert_eq!(function.info(1), Err(gone.clone()));
         assert_eq!(function.look(), Err(gone));
+    }
+
+    #[test]
+    fn function_is_asked_only_when_its_engine_does_not_beat() {
+        let (memory, function) = function();
+        function.info(REGION_CONFIG).unwrap();
+        function.set_heartbeat(memory.whole().u64(2 * PAGE).unwrap());
+        memory.write(PAGE, &[0xff; 4]).unwrap();
+        let (start, mut beats) = (Instant::now(), 0u64);
+        while start.elapsed() < LOOK * 3 {
+            beats += 1;
+            memory.write(2 * PAGE, &beats.to_ne_bytes()).unwrap();
+            assert_eq!(function.look(), Ok(()));
+        }
+        while function.look().is_ok() {
+            assert!(start.elapsed() < Duration::from_secs(60), "nobody noticed");
+            std::thread::yield_now();
+        }
+        assert_eq!(function.look(), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
     }
 
     #[test]

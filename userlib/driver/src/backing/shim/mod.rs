@@ -15,7 +15,7 @@ use std::{
 };
 
 use nicforge_hwi::shim;
-use nicforge_shm::{Access, SharedMemory, Window};
+use nicforge_shm::{Access, SharedMemory, SharedU64, Window};
 use nix::{
     errno::Errno,
     fcntl::{OFlag, open},
@@ -294,6 +294,10 @@ impl Backing for Shim {
             Turn::Sleep(time) => block(self, &[], Some(time), None)?,
         }
         Ok(())
+    }
+
+    fn set_heartbeat(&self, heartbeat: SharedU64) {
+        self.0.function.set_heartbeat(heartbeat);
     }
 
     fn engine_is_near(&self) -> bool {

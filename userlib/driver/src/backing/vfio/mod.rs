@@ -18,7 +18,7 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use nicforge_shm::{SharedMemory, Window};
+use nicforge_shm::{SharedMemory, SharedU64, Window};
 use nix::{
     errno::Errno,
     sys::{
@@ -254,6 +254,10 @@ impl Backing for Vfio {
             Turn::Sleep(time) => block(self, &[], Some(time), None)?,
         }
         Ok(())
+    }
+
+    fn set_heartbeat(&self, heartbeat: SharedU64) {
+        self.0.function.set_heartbeat(heartbeat);
     }
 
     fn engine_is_near(&self) -> bool {
