@@ -11,7 +11,7 @@ use super::{
 use crate::failure::{Doing, Failure};
 
 /// One side's end of a path.
-pub(super) trait Endpoint: Sync {
+pub(in crate::bench) trait Endpoint: Sync {
     /// For the thread that sends.
     fn sender(&self) -> Result<Box<dyn Sender + '_>, Failure>;
     /// For the thread that receives.
@@ -19,13 +19,13 @@ pub(super) trait Endpoint: Sync {
 }
 
 /// Sends messages.
-pub(super) trait Sender {
+pub(in crate::bench) trait Sender {
     /// Sends one by `lane`.
     fn send(&mut self, lane: u32, message: &[u8]) -> Result<(), Failure>;
 }
 
 /// Receives messages.
-pub(super) trait Receiver {
+pub(in crate::bench) trait Receiver {
     /// Receives one by `lane` that fills `message`.
     fn receive(&mut self, lane: u32, message: &mut [u8]) -> Result<(), Failure>;
 }
@@ -54,7 +54,7 @@ fn flows(side: Side, task: &Task) -> Vec<Flow> {
 }
 
 /// Does this side's part of `task`.
-pub(super) fn run(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measured, Failure> {
+pub(in crate::bench) fn run(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measured, Failure> {
     match task.kind {
         Kind::PingPong => ping_pong(endpoint, side, task),
         Kind::Stream => thread::scope(|scope| {

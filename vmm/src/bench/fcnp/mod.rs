@@ -14,13 +14,13 @@
 mod child;
 mod children;
 mod content;
-mod flow;
+pub(super) mod flow;
 mod machine;
 mod relay;
 mod rows;
-mod sockets;
-mod task;
-mod tree;
+pub(super) mod sockets;
+pub(super) mod task;
+pub(super) mod tree;
 
 use std::time::{Duration, Instant};
 

@@ -6,13 +6,13 @@
 
 use std::{
     io::{ErrorKind, IoSlice, Read, Write},
-    net::{Ipv4Addr, TcpListener, TcpStream},
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
     os::{
         fd::{AsFd, BorrowedFd},
         unix::net::{UnixListener, UnixStream},
     },
     path::PathBuf,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use nicforge_driver::{Relax, Turn};
@@ -208,6 +208,27 @@ pub(super) fn open(
         }
         (Side::Compute, Some(peer)) => Ok(Box::new(Direct(connect(path, peer)?))),
         _ => Err(Failure::environment("nobody to connect to")),
+    }
+}
+
+/// One end of a TCP connection between machines: the I/O side waits at `address`, the compute side connects to it, also when that
+/// is too early at first.
+pub(in crate::bench) fn open_tcp(
+    side: Side,
+    address: SocketAddr,
+) -> Result<Box<dyn Endpoint + Send>, Failure> {
+    let doing = || address.to_string();
+    if side == Side::Io {
+        let listener = TcpListener::bind(address).doing(doing)?;
+        wait(listener.as_fd(), PollFlags::POLLIN, PATIENCE)?;
+        return Ok(Box::new(Direct(Stream::tcp(listener.accept().doing(doing)?.0)?)));
+    }
+    let start = Instant::now();
+    loop {
+        match TcpStream::connect_timeout(&address, PATIENCE) {
+            Err(_) if start.elapsed() < PATIENCE => std::thread::sleep(Duration::from_millis(20)),
+            stream => return Ok(Box::new(Direct(Stream::tcp(stream.doing(doing)?)?))),
+        }
     }
 }
 

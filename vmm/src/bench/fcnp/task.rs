@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 /// The way that messages take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) enum Path {
+pub(in crate::bench) enum Path {
     /// Packets of the tree NIC without a protocol.
     Raw,
     /// FCNP, the I/O node's daemon polling.
@@ -29,7 +29,7 @@ pub(super) enum Path {
 
 /// How the middle of a path is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Middle {
+pub(in crate::bench) enum Middle {
     /// There is none: one connection.
     None,
     /// A process that copies bytes.
@@ -39,7 +39,7 @@ pub(super) enum Middle {
 }
 
 impl Path {
-    pub(super) const ALL: [Self; 9] = [
+    pub(in crate::bench) const ALL: [Self; 9] = [
         Self::Raw,
         Self::FcnpPoll,
         Self::FcnpIrq,
@@ -51,7 +51,7 @@ impl Path {
         Self::TcpForwarded,
     ];
 
-    pub(super) const fn name(self) -> &'static str {
+    pub(in crate::bench) const fn name(self) -> &'static str {
         match self {
             Self::Raw => "raw",
             Self::FcnpPoll => "fcnp-poll",
@@ -66,11 +66,11 @@ impl Path {
     }
 
     /// Whether it goes through the tree NIC.
-    pub(super) const fn has_device(self) -> bool {
+    pub(in crate::bench) const fn has_device(self) -> bool {
         matches!(self, Self::Raw | Self::FcnpPoll | Self::FcnpIrq)
     }
 
-    pub(super) const fn middle(self) -> Middle {
+    pub(in crate::bench) const fn middle(self) -> Middle {
         match self {
             Self::UnixRelayed | Self::TcpRelayed => Middle::Relay,
             Self::UnixForwarded | Self::TcpForwarded => Middle::Forwarder,
@@ -79,14 +79,14 @@ impl Path {
     }
 
     /// Whether its sockets are TCP's.
-    pub(super) const fn is_tcp(self) -> bool {
+    pub(in crate::bench) const fn is_tcp(self) -> bool {
         matches!(self, Self::Tcp | Self::TcpRelayed | Self::TcpForwarded)
     }
 }
 
 /// Who sends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-pub(super) enum Direction {
+pub(in crate::bench) enum Direction {
     /// The I/O node.
     IoToCompute,
     /// The compute node.
@@ -96,9 +96,9 @@ pub(super) enum Direction {
 }
 
 impl Direction {
-    pub(super) const ALL: [Self; 3] = [Self::IoToCompute, Self::ComputeToIo, Self::Both];
+    pub(in crate::bench) const ALL: [Self; 3] = [Self::IoToCompute, Self::ComputeToIo, Self::Both];
 
-    pub(super) const fn name(self) -> &'static str {
+    pub(in crate::bench) const fn name(self) -> &'static str {
         match self {
             Self::IoToCompute => "io-to-compute",
             Self::ComputeToIo => "compute-to-io",
@@ -106,7 +106,7 @@ impl Direction {
         }
     }
 
-    pub(super) const fn has(self, one: Self) -> bool {
+    pub(in crate::bench) const fn has(self, one: Self) -> bool {
         matches!((self, one), (Self::Both, _))
             || matches!(
                 (self, one),
@@ -117,7 +117,7 @@ impl Direction {
 
 /// What is measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Kind {
+pub(in crate::bench) enum Kind {
     /// Messages one after the other, as fast as they go.
     Stream,
     /// Messages to and fro; the direction's sender begins.
@@ -126,21 +126,21 @@ pub(super) enum Kind {
 
 /// One measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Task {
-    pub(super) path: Path,
-    pub(super) direction: Direction,
-    pub(super) kind: Kind,
+pub(in crate::bench) struct Task {
+    pub(in crate::bench) path: Path,
+    pub(in crate::bench) direction: Direction,
+    pub(in crate::bench) kind: Kind,
     /// Bytes of a message, at least 16.
-    pub(super) bytes: usize,
+    pub(in crate::bench) bytes: usize,
     /// Messages, or round trips, of each lane and direction, after a first one that is not measured.
-    pub(super) count: u32,
+    pub(in crate::bench) count: u32,
     /// Lanes: compute cores that each have a request outstanding. More than one only for FCNP.
-    pub(super) lanes: u32,
+    pub(in crate::bench) lanes: u32,
 }
 
 /// Which of the processes, or threads, of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) enum Side {
+pub(in crate::bench) enum Side {
     /// The application on the I/O node.
     Io,
     /// The application on the compute node.
@@ -151,7 +151,7 @@ pub(super) enum Side {
 
 impl Side {
     /// The role of a placement, and the word on the command line.
-    pub(super) const fn name(self) -> &'static str {
+    pub(in crate::bench) const fn name(self) -> &'static str {
         match self {
             Self::Io => "io",
             Self::Compute => "compute",
@@ -159,21 +159,21 @@ impl Side {
         }
     }
 
-    pub(super) fn from_name(name: &str) -> Option<Self> {
+    pub(in crate::bench) fn from_name(name: &str) -> Option<Self> {
         [Self::Io, Self::Compute, Self::Relay].into_iter().find(|side| side.name() == name)
     }
 }
 
 /// Where a process can be reached.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Addresses {
-    pub(super) unix: PathBuf,
-    pub(super) tcp: SocketAddr,
+pub(in crate::bench) struct Addresses {
+    pub(in crate::bench) unix: PathBuf,
+    pub(in crate::bench) tcp: SocketAddr,
 }
 
 /// What the parent tells a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Order {
+pub(in crate::bench) enum Order {
     /// Get ready for a measurement. All children are told before any of them has to answer.
     Open {
         task: Task,
@@ -192,7 +192,7 @@ pub(super) enum Order {
 
 /// What a child answers.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) enum Answer {
+pub(in crate::bench) enum Answer {
     /// Once at the start.
     Listening(Addresses),
     /// To [`Order::Open`].
@@ -210,24 +210,24 @@ pub(super) enum Answer {
 
 /// What one side measured.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub(super) struct Measured {
+pub(in crate::bench) struct Measured {
     /// Of each flow that this side received, nanoseconds on the machine's monotonic clock: when its first message was there, which is
     /// not counted, and when the last one was.
-    pub(super) spans: Vec<(u64, u64)>,
+    pub(in crate::bench) spans: Vec<(u64, u64)>,
     /// Round trips in nanoseconds.
-    pub(super) round_trips: Vec<u64>,
+    pub(in crate::bench) round_trips: Vec<u64>,
 }
 
 impl Measured {
     /// What both sides measured.
-    pub(super) fn and(mut self, other: Self) -> Self {
+    pub(in crate::bench) fn and(mut self, other: Self) -> Self {
         self.spans.extend(other.spans);
         self.round_trips.extend(other.round_trips);
         self
     }
 
     /// From the first flow's start to the last one's end, in seconds.
-    pub(super) fn seconds(&self) -> f64 {
+    pub(in crate::bench) fn seconds(&self) -> f64 {
         let start = self.spans.iter().map(|span| span.0).min().unwrap_or(0);
         let end = self.spans.iter().map(|span| span.1).max().unwrap_or(0);
         end.saturating_sub(start).max(1) as f64 / 1e9
@@ -236,7 +236,7 @@ impl Measured {
 
 impl Task {
     /// Bits of the users' data in a second, both directions together.
-    pub(super) fn bandwidth(&self, measured: &Measured) -> f64 {
+    pub(in crate::bench) fn bandwidth(&self, measured: &Measured) -> f64 {
         let directions = if self.direction == Direction::Both { 2.0 } else { 1.0 };
         let messages = directions * f64::from(self.count) * f64::from(self.lanes);
         8.0 * self.bytes as f64 * messages / measured.seconds()

@@ -19,7 +19,7 @@ const CLASS: u32 = 0;
 const RAW_BATCH: usize = 8;
 
 /// Opens `side`'s end of the task's path. For FCNP both sides must be opened at the same time.
-pub(super) fn open(
+pub(in crate::bench) fn open(
     side: Side,
     task: &Task,
     mut devices: Vec<Device>,

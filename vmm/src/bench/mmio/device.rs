@@ -14,7 +14,7 @@ use super::RING_CELLS;
 
 /// See the module.
 #[derive(Default)]
-pub(super) struct DeepRing(DmaEngine);
+pub(in crate::bench) struct DeepRing(DmaEngine);
 
 impl Device for DeepRing {
     fn spec(&self) -> FunctionSpec {

@@ -11,18 +11,14 @@ use std::{
     time::Instant,
 };
 
-use nicforge_driver::{Bar, Cancel, Deadline, Interrupt, Poster};
+use nicforge_driver::{Bar, Cancel, Deadline, Device, Interrupt, Poster};
 use nicforge_hwi::proof::dma_engine::{REG_START, REG_STATUS, VECTOR_ERROR};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::eventfd::{EfdFlags, EventFd},
 };
 
-use super::{
-    Contestant, Effort, PATIENCE, PAUSE, Turn, paced,
-    registers::{accessing, open_blocking},
-    server::ServerProcess,
-};
+use super::{Contestant, Effort, PATIENCE, PAUSE, Turn, paced, registers::accessing};
 use crate::{
     bench::{placement::pin, row::Backing, samples::Samples},
     failure::{Doing, Failure},
@@ -34,7 +30,7 @@ const REGISTERS: u8 = 0;
 /// From the posted write that asks an awake engine for an interrupt to the return of a wait that blocks in another thread.
 ///
 /// The write is a start of the DMA engine with an empty list, which it answers with an interrupt and nothing else.
-pub(super) struct Irq {
+pub(in crate::bench) struct Irq {
     registers: Bar,
     poster: Poster,
     cancel: Cancel,
@@ -44,8 +40,8 @@ pub(super) struct Irq {
 }
 
 impl Irq {
-    pub(super) fn new(server: &ServerProcess) -> Result<Self, Failure> {
-        let device = open_blocking(server, 2)?;
+    /// `device` should block at once in its waits.
+    pub(in crate::bench) fn new(device: &Device) -> Result<Self, Failure> {
         let interrupt = accessing(device.interrupt(VECTOR_ERROR.into()))?;
         let cancel = accessing(Cancel::new())?;
         let (sender, returned) = sync_channel(1);

@@ -12,10 +12,10 @@
 //! - `ring.rs`: the posted-write ring without an engine;
 //! - `peers.rs`: bare sockets; `vfio_user_crate.rs`: the crate's server and client.
 
-mod device;
-mod interrupt;
+pub(super) mod device;
+pub(super) mod interrupt;
 mod peers;
-mod registers;
+pub(super) mod registers;
 mod ring;
 mod server;
 #[cfg(feature = "bench-peers")]
@@ -23,7 +23,8 @@ mod vfio_user_crate;
 
 use std::time::{Duration, Instant};
 
-use nicforge_driver::Patience;
+use nicforge_driver::{Device, OpenOptions, Patience};
+use serde::{Deserialize, Serialize};
 
 use self::server::ServerProcess;
 use super::{
@@ -32,7 +33,7 @@ use super::{
     row::{Backing, Goal, Outcome, Row},
     samples::{Samples, in_turns, median},
 };
-use crate::failure::Failure;
+use crate::failure::{Doing, Failure};
 
 /// Writes in a batch of posted ones.
 const BATCH: u32 = 1_000;
@@ -45,17 +46,17 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How much is measured.
 #[derive(Clone, Copy, Debug)]
-struct Effort {
+pub(super) struct Effort {
     /// Turns of each contestant and placement.
-    rounds: usize,
+    pub(super) rounds: usize,
     /// Operations of a turn that each wait for [`PAUSE`] first.
-    paced: usize,
+    pub(super) paced: usize,
     /// Operations of a turn that follow each other.
-    in_a_row: usize,
+    pub(super) in_a_row: usize,
     /// Batches of [`BATCH`] writes in a turn.
-    batches: usize,
+    pub(super) batches: usize,
     /// How long a turn writes without a pause.
-    sustained: Duration,
+    pub(super) sustained: Duration,
 }
 
 const FULL: Effort =
@@ -64,14 +65,14 @@ const QUICK: Effort =
     Effort { rounds: 2, paced: 20, in_a_row: 100, batches: 5, sustained: Duration::from_millis(10) };
 
 /// What a turn of a contestant gives.
-#[derive(Debug, Default)]
-struct Turn {
-    samples: Samples,
-    rate_per_s: Option<f64>,
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub(super) struct Turn {
+    pub(super) samples: Samples,
+    pub(super) rate_per_s: Option<f64>,
 }
 
 /// Something that is measured.
-trait Contestant {
+pub(super) trait Contestant {
     /// Its name in the rows.
     fn path(&self) -> &'static str;
 
@@ -166,13 +167,17 @@ fn measure(
     placement: &Placement,
     server: &ServerProcess,
 ) -> Result<Vec<Row>, Failure> {
-    let mut contestants: Vec<Box<dyn Contestant>> = registers::contestants(server)?;
+    let open = |number, options: OpenOptions| {
+        Device::open_vfio_user(server.attachment(number), options).doing(|| "opening the device".into())
+    };
+    let mut contestants: Vec<Box<dyn Contestant>> =
+        registers::contestants(&open(0, OpenOptions::default())?, &open(1, registers::blocking())?)?;
     contestants.push(Box::new(peers::PingPong::new(server, peers::Waiting::Blocking)));
     contestants.push(Box::new(peers::PingPong::new(server, peers::Waiting::Spinning)));
     #[cfg(feature = "bench-peers")]
     contestants.extend(vfio_user_crate::contestants(server)?);
     contestants.push(Box::new(ring::BareRing::new(placement.of("server"))));
-    contestants.push(Box::new(interrupt::Irq::new(server)?));
+    contestants.push(Box::new(interrupt::Irq::new(&open(2, registers::blocking())?)?));
     contestants.push(Box::new(interrupt::EventFds::new(placement.of("server"))?));
     let text = placement.text();
     let turns = in_turns(effort.rounds, contestants.len(), |contestant, round| {

@@ -9,7 +9,7 @@ use nicforge_driver::{Bar, Device, OpenOptions, Poster};
 use nicforge_hwi::{attachment::mirror, proof::dma_engine::REG_COUNT};
 use nicforge_shm::SharedU32;
 
-use super::{BATCH, Contestant, Effort, PATIENCE, Turn, in_a_row, paced, server::ServerProcess};
+use super::{BATCH, Contestant, Effort, PATIENCE, Turn, in_a_row, paced};
 use crate::{
     bench::{row::Backing, samples::Samples},
     failure::{Doing, Failure},
@@ -20,30 +20,26 @@ const REGISTERS: u8 = 0;
 /// The BAR of the mirror.
 const MIRROR: u8 = 2;
 
-/// Opens attachment `number` as a library would that blocks at once in each wait.
-pub(super) fn open_blocking(server: &ServerProcess, number: u16) -> Result<Device, Failure> {
-    let options = OpenOptions { spin: Duration::ZERO, socket_spin: Duration::ZERO, ..OpenOptions::default() };
-    open(server, number, options)
-}
-
-fn open(server: &ServerProcess, number: u16, options: OpenOptions) -> Result<Device, Failure> {
-    Device::open_vfio_user(server.attachment(number), options).doing(|| "opening the device".into())
+/// How a library opens that blocks at once in each wait.
+pub(in crate::bench) fn blocking() -> OpenOptions {
+    OpenOptions { spin: Duration::ZERO, socket_spin: Duration::ZERO, ..OpenOptions::default() }
 }
 
 /// A trapped access of the device failed.
-pub(super) fn accessing<T>(result: Result<T, nicforge_driver::Error>) -> Result<T, Failure> {
+pub(in crate::bench) fn accessing<T>(result: Result<T, nicforge_driver::Error>) -> Result<T, Failure> {
     result.doing(|| "accessing the device".into())
 }
 
-/// All of them: attachment 0 polls, attachment 1 blocks.
-pub(super) fn contestants(server: &ServerProcess) -> Result<Vec<Box<dyn Contestant>>, Failure> {
-    let polling = open(server, 0, OpenOptions::default())?;
-    let blocking = open_blocking(server, 1)?;
+/// All of them, by two attachments of the device: one whose library polls, and one whose library blocks.
+pub(in crate::bench) fn contestants(
+    polling: &Device,
+    blocking: &Device,
+) -> Result<Vec<Box<dyn Contestant>>, Failure> {
     Ok(vec![
         Box::new(Trapped { path: "trapped-read-hot", write: false, bar: accessing(polling.bar(REGISTERS))? }),
-        Box::new(Asleep::new(&blocking)?),
+        Box::new(Asleep::new(blocking)?),
         Box::new(Trapped { path: "trapped-write", write: true, bar: accessing(polling.bar(REGISTERS))? }),
-        Box::new(Posted { poster: accessing(polling.poster(0))?, device: polling, count: 0 }),
+        Box::new(Posted::new(polling)?),
     ])
 }
 
@@ -115,16 +111,25 @@ impl Contestant for Asleep {
 }
 
 /// Posted writes of a register: in batches into a ring that was emptied, and without a pause.
-struct Posted {
+pub(in crate::bench) struct Posted {
     device: Device,
     poster: Poster,
     count: u32,
 }
 
 impl Posted {
-    /// Writes a batch. The register holds the count of the writes.
+    pub(in crate::bench) fn new(device: &Device) -> Result<Self, Failure> {
+        Ok(Self { poster: accessing(device.poster(0))?, device: device.clone(), count: 0 })
+    }
+
+    /// Writes a batch.
     fn batch(&mut self) -> Result<(), Failure> {
-        for _ in 0..BATCH {
+        self.write(BATCH)
+    }
+
+    /// Writes so often. The register holds the count of the writes.
+    pub(in crate::bench) fn write(&mut self, times: u32) -> Result<(), Failure> {
+        for _ in 0..times {
             self.count = self.count.wrapping_add(1);
             // Not by `accessing`, which would be a call for each write.
             if let Err(error) = self.poster.post(REGISTERS, REG_COUNT, &self.count.to_le_bytes()) {
@@ -135,7 +140,7 @@ impl Posted {
     }
 
     /// Whether the register holds what was written last.
-    fn check(&self) -> Result<(), Failure> {
+    pub(in crate::bench) fn check(&self) -> Result<(), Failure> {
         let found = accessing(self.device.bar(REGISTERS).and_then(|bar| bar.read32(REG_COUNT)))?;
         if found == self.count {
             Ok(())
