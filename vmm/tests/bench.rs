@@ -161,6 +161,42 @@ fn fcnp_is_measured_beside_packets_and_sockets() {
 }
 
 #[test]
+fn guests_write_and_send_without_the_server_and_without_an_exit() {
+    let report = quick("guest");
+    let registers = ["trapped-read", "trapped-read-hot", "trapped-write", "posted-write", "irq"];
+    let messages = ["raw", "fcnp-poll", "virtio-net-tcp"];
+    let counted = ["counted-posted-writes", "counted-packets"];
+    let trapped = ["counted-trapped-reads", "counted-trapped-writes"];
+    assert_report(&report, "guest", &[&registers[..], &messages, &counted, &trapped].concat());
+    for row in report["rows"].as_array().unwrap() {
+        let path = row["path"].as_str().unwrap();
+        assert!(["kvm", "tcg"].contains(&row["accelerator"].as_str().unwrap()), "{row:#}");
+        assert_eq!(row["backing"] == "vfio", path != "virtio-net-tcp", "{row:#}");
+        if registers.contains(&path) {
+            assert!(row["p50_us"].as_f64() > Some(0.0), "{row:#}");
+        } else if messages.contains(&path) {
+            assert!(row["gbit_s"].as_f64() > Some(0.0), "{row:#}");
+        } else if counted.contains(&path) {
+            assert!(row["operations"].as_f64() >= Some(50_000.0), "{row:#}");
+        } else {
+            // What is counted for the others is counted for these.
+            assert!(row["exits"].as_f64() >= row["operations"].as_f64(), "{row:#}");
+            assert!(row["server_messages"].as_f64() >= row["operations"].as_f64(), "{row:#}");
+        }
+    }
+    for end in ["io@guest", "io@host"] {
+        let of_end = |row: &&Value| row["placement"].as_str().is_some_and(|place| place.starts_with(end));
+        assert!(report["rows"].as_array().unwrap().iter().any(|row| of_end(&row)), "{end}");
+    }
+    let goals = report["goals"].as_array().unwrap();
+    assert_eq!(goals.len(), 2 * counted.len());
+    for goal in goals {
+        // Nothing by the operation. An engine that gets no processor for a quarter of a second is asked whether it lives.
+        assert!(goal["measured"].as_f64() <= Some(20.0), "{goal:#}");
+    }
+}
+
+#[test]
 fn the_list_names_every_bench_and_an_unknown_one_is_refused_with_the_names() {
     let list =
         Command::new(env!("CARGO_BIN_EXE_nicforge")).args(["bench", "list", "--json"]).output().unwrap();

@@ -117,9 +117,10 @@ impl Sheet {
 type Cell = fn(&Row) -> Option<String>;
 
 fn rows(rows: &[Row]) -> Sheet {
-    let fixed: [(&str, bool, Cell); 10] = [
+    let fixed: [(&str, bool, Cell); 11] = [
         ("path", false, |row| Some(row.path.clone())),
         ("backing", false, |row| row.backing.map(|backing| backing.name().to_owned())),
+        ("accelerator", false, |row| row.accelerator.map(str::to_owned)),
         ("placement", false, |row| row.placement.clone()),
         ("FIFO", true, |row| row.fifo_depth.map(|depth| depth.to_string())),
         ("direction", false, |row| row.direction.map(str::to_owned)),

@@ -12,6 +12,10 @@ pub enum Backing {
     InProcess,
     /// A served machine, over a socket and mapped memory.
     VfioUser,
+    /// A served machine, in a guest and through its kernel's VFIO.
+    Vfio,
+    /// A served machine, in a guest and through the kernel module `kmod-shim`.
+    Shim,
 }
 
 impl Backing {
@@ -20,6 +24,8 @@ impl Backing {
         match self {
             Self::InProcess => "in-process",
             Self::VfioUser => "vfio-user",
+            Self::Vfio => "vfio",
+            Self::Shim => "shim",
         }
     }
 }
@@ -32,6 +38,9 @@ pub struct Row {
     /// How the device was reached; absent for peers without a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing: Option<Backing>,
+    /// How the guests' processors ran, where guests took part: `kvm` or `tcg`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub accelerator: Option<&'static str>,
     /// Which thread ran where, for example `engine@0 application@1`, or `free`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,

@@ -1,0 +1,144 @@
+//! An end, seen from inside: in a guest or on the host, it does what it is told, line by line.
+
+use std::{
+    io::BufRead,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Bar, Cancel, Device, DeviceAddress, OpenOptions, environment};
+use nicforge_hwi::proof::dma_engine::REG_COUNT;
+
+use super::{
+    effort,
+    order::{Access, Answer, Order},
+};
+use crate::{
+    bench::{
+        fcnp::{
+            flow::{self, Endpoint},
+            sockets,
+            task::{Side, Task},
+            tree,
+        },
+        mmio::{
+            Contestant,
+            interrupt::Irq,
+            registers::{Posted, accessing, blocking, contestants},
+        },
+    },
+    failure::{Doing, Failure, say},
+};
+
+/// How long a device's last user may take to be gone.
+const TAKE_OVER: Duration = Duration::from_secs(20);
+/// The BAR of the registers.
+const REGISTERS: u8 = 0;
+
+/// What an order has opened.
+enum Open {
+    Registers(Vec<Box<dyn Contestant>>),
+    Counted { registers: Bar, posted: Posted },
+    End { side: Side, task: Task, endpoint: Box<dyn Endpoint + Send> },
+}
+
+/// The body of an end.
+pub(super) fn main() -> Result<u8, Failure> {
+    let mut child = Child {
+        devices: environment::devices(environment::SOCKET).doing(|| "the bench's devices".into())?,
+        cancel: Cancel::new().doing(|| "starting".into())?,
+        open: None,
+    };
+    answer(&Answer::Ready)?;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.doing(|| "the bench's orders".into())?;
+        let order = serde_json::from_str(&line).doing(|| "the bench's orders".into())?;
+        let done = child.obey(order);
+        answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
+    }
+    Ok(0)
+}
+
+fn answer(answer: &Answer) -> Result<(), Failure> {
+    say(serde_json::to_string(answer).doing(|| "an answer".into())?)
+}
+
+struct Child {
+    devices: Vec<DeviceAddress>,
+    cancel: Cancel,
+    open: Option<Open>,
+}
+
+impl Child {
+    fn obey(&mut self, order: Order) -> Result<Answer, Failure> {
+        match order {
+            Order::OpenRegisters { first } => {
+                let polling = self.device(first, OpenOptions::default())?;
+                let asleep = self.device(first + 1, blocking())?;
+                let mut all = contestants(&polling, &asleep)?;
+                all.push(Box::new(Irq::new(&self.device(first + 2, blocking())?)?));
+                self.open = Some(Open::Registers(all));
+            }
+            Order::Turn { path, quick } => {
+                let Some(Open::Registers(all)) = &mut self.open else { return Err(not_open()) };
+                let contestant = all.iter_mut().find(|contestant| contestant.path() == path);
+                let contestant = contestant.ok_or_else(|| Failure::usage(format!("no path {path}")))?;
+                return Ok(Answer::Turn(contestant.turn(&effort(quick))?));
+            }
+            Order::OpenCounted { device } => {
+                let device = self.device(device, OpenOptions::default())?;
+                let registers = accessing(device.bar(REGISTERS))?;
+                let posted = Posted::new(&device)?;
+                self.open = Some(Open::Counted { registers, posted });
+            }
+            Order::Count { kind, times } => {
+                let Some(Open::Counted { registers, posted }) = &mut self.open else {
+                    return Err(not_open());
+                };
+                match kind {
+                    Access::Posted => posted.write(times)?,
+                    Access::Read => {
+                        (0..times).try_for_each(|_| accessing(registers.read32(REG_COUNT)).map(drop))?;
+                    }
+                    Access::Write => {
+                        (0..times).try_for_each(|value| accessing(registers.write32(REG_COUNT, value)))?;
+                    }
+                }
+            }
+            Order::Check => {
+                let Some(Open::Counted { posted, .. }) = &self.open else { return Err(not_open()) };
+                posted.check()?;
+            }
+            Order::OpenTree { side, task, device } => {
+                let device = self.device(device, OpenOptions::default())?;
+                let endpoint = tree::open(side, &task, vec![device], &self.cancel)?;
+                self.open = Some(Open::End { side, task, endpoint });
+            }
+            Order::OpenTcp { side, task, address } => {
+                self.open = Some(Open::End { side, task, endpoint: sockets::open_tcp(side, address)? });
+            }
+            Order::Go => {
+                let Some(Open::End { side, task, endpoint }) = &self.open else { return Err(not_open()) };
+                return Ok(Answer::Measured(flow::run(endpoint.as_ref(), *side, task)?));
+            }
+            Order::Close => self.open = None,
+        }
+        Ok(Answer::Done)
+    }
+
+    /// Opens a device that its last user may still be leaving.
+    fn device(&self, number: usize, options: OpenOptions) -> Result<Device, Failure> {
+        let address = self.devices.get(number);
+        let address = address.ok_or_else(|| Failure::environment(format!("there is no device {number}")))?;
+        let start = Instant::now();
+        loop {
+            match Device::open_at(address, options) {
+                Err(_) if start.elapsed() < TAKE_OVER => std::thread::sleep(Duration::from_millis(5)),
+                device => return device.doing(|| address.to_string()),
+            }
+        }
+    }
+}
+
+fn not_open() -> Failure {
+    Failure::environment("that is not open")
+}

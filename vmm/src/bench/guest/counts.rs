@@ -1,0 +1,84 @@
+//! What the server and QEMU have to do while a guest works.
+
+use std::time::{Duration, Instant};
+
+use super::{
+    end::PATIENCE,
+    machine::{Done, Machine},
+    place::{KvmExits, Place},
+};
+use crate::{bench::row::Row, failure::Failure};
+
+/// Posted writes, counted.
+pub(super) const POSTED: &str = "counted-posted-writes";
+/// Packets, counted.
+pub(super) const PACKETS: &str = "counted-packets";
+
+/// Between two looks whether the engine has carried all out.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// What was counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Counted {
+    /// By the machine.
+    pub(super) done: Done,
+    /// Accesses of devices that QEMU carried out.
+    pub(super) exits: u64,
+    /// Where KVM runs the guests.
+    kvm: Option<KvmExits>,
+}
+
+impl Counted {
+    /// With `row`'s name.
+    pub(super) fn figures(&self, row: Row, operations: u64) -> Row {
+        let row = row
+            .figure("operations", operations as f64)
+            .figure("server_messages", self.done.messages as f64)
+            .figure("exits", self.exits as f64)
+            .figure("engine_sleeps", self.done.sleeps as f64);
+        match self.kvm {
+            Some(KvmExits { all, mmio }) => {
+                row.figure("kvm_exits", all as f64).figure("kvm_mmio_exits", mmio as f64)
+            }
+            None => row,
+        }
+    }
+}
+
+/// Counts what `work` makes `machine` and the QEMUs of `places` do, until the machine has done `all` of it.
+pub(super) fn count(
+    machine: &Machine,
+    places: &[&Place],
+    all: impl Fn(&Done) -> bool,
+    work: impl FnOnce() -> Result<(), Failure>,
+) -> Result<Counted, Failure> {
+    let watch = |on| places.iter().try_for_each(|place| place.watch_exits(on));
+    let exits = || places.iter().try_fold(0, |sum, place| place.exits().map(|exits| sum + exits));
+    let kvm = || -> Result<Option<KvmExits>, Failure> {
+        let mut sum = None;
+        for place in places {
+            sum = place.kvm_exits()?.map(|exits| exits.and(sum.unwrap_or_default()));
+        }
+        Ok(sum)
+    };
+    watch(true)?;
+    let kvm_before = kvm()?;
+    let (before, exits_before) = (machine.done()?, exits()?);
+    work()?;
+    let start = Instant::now();
+    let done = loop {
+        let done = machine.done()?.since(&before);
+        if all(&done) {
+            break done;
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(Failure::result(format!("the machine has done no more than {done:?}")));
+        }
+        std::thread::sleep(LOOK);
+    };
+    // QEMU writes its trace line by line, before it goes on.
+    let exits = exits()? - exits_before;
+    let kvm = kvm()?.zip(kvm_before).map(|(after, before)| after.since(before));
+    watch(false)?;
+    Ok(Counted { done, exits, kvm })
+}

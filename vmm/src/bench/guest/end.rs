@@ -1,0 +1,176 @@
+//! An end, seen from the bench: a program in a guest or on the host that takes orders.
+//!
+//! In the guest it reads them from the guest's serial line, on the host from a pipe. Answers come line by line on its standard output.
+
+use std::{
+    io::{BufRead, BufReader, Write},
+    os::unix::{net::UnixStream, process::CommandExt},
+    path::PathBuf,
+    process::{Child, ChildStdin, Command, Stdio},
+    sync::{
+        Arc,
+        mpsc::{Receiver, RecvTimeoutError, Sender, channel},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::environment;
+use nicforge_guest::{Guest, Job, Running, Stream};
+
+use super::order::{Answer, Order};
+use crate::{
+    bench::Run,
+    failure::{Doing, Failure},
+};
+
+/// How long an order may take: guests are slow where they are emulated, and slower where much else runs.
+pub(super) const PATIENCE: Duration = Duration::from_secs(300);
+/// How often a wait looks whether it is to end.
+const LOOK: Duration = Duration::from_millis(20);
+/// What runs in a guest.
+const PROGRAM: &str = "stty -F /dev/ttyS2 raw -echo && exec nicforge bench guest --part end </dev/ttyS2";
+
+/// An end of the bench.
+pub(super) struct End<'a> {
+    name: &'static str,
+    place: Place<'a>,
+    answers: Receiver<String>,
+}
+
+enum Place<'a> {
+    Guest { line: &'a UnixStream, program: Running },
+    Host { child: Child, orders: ChildStdin, reader: Option<JoinHandle<()>> },
+}
+
+impl<'a> End<'a> {
+    /// One in a guest.
+    pub(super) fn in_guest(run: &Run<'_>, name: &'static str, guest: &'a Guest) -> Result<Self, Failure> {
+        let line = guest.terminal();
+        let line = line.ok_or_else(|| Failure::environment(format!("{name} has no line for orders")))?;
+        let (report, answers) = channel();
+        let job = Job::shell(PROGRAM).on_line(lines(report));
+        let program = guest.start(job).doing(|| format!("{name}: starting the bench"))?;
+        let end = Self { name, place: Place::Guest { line, program }, answers };
+        end.collect(run, "its start").map(|_| end)
+    }
+
+    /// One on the host, with `devices`.
+    pub(super) fn on_host(run: &Run<'_>, name: &'static str, devices: &[PathBuf]) -> Result<Self, Failure> {
+        let this = std::env::current_exe().doing(|| "this program's own file".into())?;
+        let devices: Vec<_> = devices.iter().map(|device| device.display().to_string()).collect();
+        let mut child = Command::new(this)
+            .args(["bench", "guest", "--part", "end"])
+            .env(environment::SOCKET, devices.join(":"))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            // Ctrl-C is for this process, which ends the other.
+            .process_group(0)
+            .spawn()
+            .doing(|| format!("starting the process on the {name}"))?;
+        let (Some(orders), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
+            return Err(Failure::environment("a child process without pipes"));
+        };
+        let (report, answers) = channel();
+        let reader = std::thread::spawn(move || {
+            for line in BufReader::new(output).lines().map_while(Result::ok) {
+                if report.send(line).is_err() {
+                    return;
+                }
+            }
+        });
+        let end = Self { name, place: Place::Host { child, orders, reader: Some(reader) }, answers };
+        end.collect(run, "its start").map(|_| end)
+    }
+
+    /// Gives an order and waits for what comes of it.
+    pub(super) fn obey(&mut self, run: &Run<'_>, order: &Order) -> Result<Answer, Failure> {
+        self.tell(order)?;
+        self.collect(run, &format!("{order:?}"))
+    }
+
+    /// Gives an order.
+    pub(super) fn tell(&mut self, order: &Order) -> Result<(), Failure> {
+        let text = serde_json::to_string(order).doing(|| "an order".into())?;
+        match &mut self.place {
+            Place::Guest { line, .. } => writeln!(line, "{text}"),
+            Place::Host { orders, .. } => writeln!(orders, "{text}"),
+        }
+        .doing(|| format!("{} takes no orders any more", self.name))
+    }
+
+    /// Waits for the answer to the last order.
+    pub(super) fn collect(&self, run: &Run<'_>, what: &str) -> Result<Answer, Failure> {
+        let answer = collect(run, &[self], what)?.pop();
+        answer.ok_or_else(|| Failure::environment(format!("{}: {what}: no answer", self.name)))
+    }
+
+    /// The answer to the last order, if it comes soon.
+    fn answer(&self, what: &str) -> Result<Option<Answer>, Failure> {
+        let name = self.name;
+        match self.answers.recv_timeout(LOOK) {
+            Ok(line) => match serde_json::from_str(&line).doing(|| format!("{name}: {line}"))? {
+                Answer::Failed { message } => Err(Failure::environment(format!("{name}: {what}: {message}"))),
+                answer => Ok(Some(answer)),
+            },
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Failure::environment(format!("{name}: {what}: the process has ended")))
+            }
+            Err(RecvTimeoutError::Timeout) => self.check_lives(what).map(|()| None),
+        }
+    }
+
+    /// A program in a guest that has ended gives no more answers.
+    fn check_lives(&self, what: &str) -> Result<(), Failure> {
+        let Place::Guest { program, .. } = &self.place else { return Ok(()) };
+        match program.wait_for(Duration::ZERO).doing(|| format!("{}: {what}", self.name))? {
+            None => Ok(()),
+            Some(output) => {
+                let (name, said) = (self.name, output.stderr);
+                Err(Failure::environment(format!("{name}: {what}: the program has ended: {said}")))
+            }
+        }
+    }
+}
+
+/// Waits for the answers of all ends to their last orders, and gives them in the same order; the first failure is the end of it.
+pub(super) fn collect(run: &Run<'_>, ends: &[&End<'_>], what: &str) -> Result<Vec<Answer>, Failure> {
+    let start = Instant::now();
+    let mut answers: Vec<Option<Answer>> = ends.iter().map(|_| None).collect();
+    while answers.iter().any(Option::is_none) {
+        run.check()?;
+        for (end, answer) in ends.iter().zip(&mut answers) {
+            if answer.is_none() {
+                *answer = end.answer(what)?;
+            }
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(Failure::environment(format!("{what}: no answer within {PATIENCE:?}")));
+        }
+    }
+    Ok(answers.into_iter().flatten().collect())
+}
+
+/// Hands on what a program in a guest answers.
+fn lines(report: Sender<String>) -> nicforge_guest::LineSink {
+    Arc::new(move |stream, line| {
+        if stream == Stream::Output {
+            // Nobody waits any more when the bench has ended.
+            let _ = report.send(line.to_owned());
+        }
+    })
+}
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        // A program in a guest ends with it.
+        if let Place::Host { child, reader, .. } = &mut self.place {
+            let _ = child.kill();
+            let _ = child.wait();
+            if let Some(reader) = reader.take() {
+                // A reader that panicked has nothing left to clean up.
+                let _ = reader.join();
+            }
+        }
+    }
+}

@@ -1,0 +1,134 @@
+//! The served machines: two psets of a compute node each, and a device of registers.
+
+use std::{path::PathBuf, thread::JoinHandle, time::Duration};
+
+use nicforge_core::device::AttachmentId;
+use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
+use nicforge_machine::{build::build, description::Description};
+
+use crate::{
+    bench::mmio::device::DeepRing,
+    cli::EventLoop,
+    directory::Directory,
+    failure::{Doing, Failure},
+};
+
+/// Packets in the FIFOs.
+pub(super) const FIFO_DEPTH: u32 = 256;
+/// Attachments of the device of registers.
+const REGISTER_USERS: u16 = 3;
+/// How long the engine may take to answer.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// A machine, served by a thread of this process.
+pub(super) struct Machine {
+    directory: Directory,
+    handle: EngineHandle,
+    stop: Stop,
+    thread: Option<JoinHandle<Result<(), String>>>,
+}
+
+/// What a machine has done since it was started.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Done {
+    /// Messages taken from the clients that are there.
+    pub(super) messages: u64,
+    /// Posted writes carried out.
+    pub(super) posted: u64,
+    /// Packets that left a node.
+    pub(super) packets: u64,
+    /// Times the engine went to sleep.
+    pub(super) sleeps: u64,
+}
+
+impl Machine {
+    /// Serves one. `awake` is how long its engine looks for more after the last work; `None`: as it usually does.
+    pub(super) fn serve(name: &str, event_loop: EventLoop, awake: Option<Duration>) -> Result<Self, Failure> {
+        let name = format!("bench-guest-{name}-{}", std::process::id());
+        let pset = format!("[[pset]]\ncompute_nodes = 1\nfifo_depth = {FIFO_DEPTH}\n");
+        let description =
+            Description::parse(&format!("name = \"{name}\"\n{pset}{pset}"), "the bench's machine");
+        let description = description.map_err(|error| Failure::usage(error.to_string()))?;
+        let (mut machine, built) = build(&description).map_err(|error| Failure::usage(error.to_string()))?;
+        let registers =
+            machine.add_function("dma0", Box::new(DeepRing::default())).doing(|| "the machine".into())?;
+        let usual = EngineConfig::default();
+        let config = EngineConfig {
+            event_loop: event_loop.into(),
+            cool_after: awake.unwrap_or(usual.cool_after),
+            ..usual
+        };
+        let engine = || "the engine".to_owned();
+        let (mut serving, stop) = (Engine::new(machine, config).doing(engine)?, Stop::new().doing(engine)?);
+        let directory = Directory::create(&Directory::default_for(&name))?;
+        let users =
+            (0..REGISTER_USERS).map(|number| (registers, AttachmentId(number), format!("dma0.{number}")));
+        let cores = built.nodes.iter().flat_map(|node| {
+            let cores = node.users().take(1);
+            cores.map(|core| (node.function, core.id, format!("{}.{}", node.name, core.name)))
+        });
+        for (function, attachment, name) in users.chain(cores) {
+            serving.listen(function, attachment, directory.path().join(name)).doing(engine)?;
+        }
+        let handle = serving.handle();
+        let thread = std::thread::Builder::new().name("engine".into()).spawn({
+            let stop = stop.clone();
+            move || serving.run(&stop).map_err(|error| error.to_string())
+        });
+        Ok(Self { directory, handle, stop, thread: Some(thread.doing(engine)?) })
+    }
+
+    /// The socket of an attachment, as in `io0.core0`.
+    pub(super) fn socket(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// What it has done.
+    pub(super) fn done(&self) -> Result<Done, Failure> {
+        let snapshot = self.handle.snapshot(PATIENCE).doing(|| "the engine".into())?;
+        let mut done = Done { sleeps: snapshot.sleeps, ..Done::default() };
+        for function in &snapshot.functions {
+            let sent = function.counters.iter().filter(|counter| counter.name.ends_with("_sent"));
+            done.packets += sent.map(|counter| counter.value).sum::<u64>();
+            for attachment in &function.attachments {
+                done.messages += attachment.client.map_or(0, |client| client.messages);
+                done.posted += attachment.counters.posted_writes;
+            }
+        }
+        Ok(done)
+    }
+
+    /// Stops serving and says whether the engine was well until now.
+    pub(super) fn stop(mut self) -> Result<(), Failure> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        self.stop.stop();
+        let ended = match self.thread.take() {
+            Some(thread) => thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".into())),
+            None => Ok(()),
+        };
+        self.directory.remove_if_empty();
+        ended.map_err(Failure::environment)
+    }
+}
+
+impl Drop for Machine {
+    fn drop(&mut self) {
+        // Whoever wants to know how it ended calls `stop`.
+        let _ = self.end();
+    }
+}
+
+impl Done {
+    /// What was done since then.
+    pub(super) fn since(&self, then: &Self) -> Self {
+        Self {
+            messages: self.messages - then.messages,
+            posted: self.posted - then.posted,
+            packets: self.packets - then.packets,
+            sleeps: self.sleeps - then.sleeps,
+        }
+    }
+}
