@@ -19,6 +19,7 @@ use crate::{
 
 const INIT: &[u8] = include_bytes!("inside/init.sh");
 const AGENT: &[u8] = include_bytes!("inside/agent.sh");
+const JOB: &[u8] = include_bytes!("inside/job.sh");
 
 /// Modules that a guest has where its kernel does; they are loaded when something asks for them.
 const USUAL_MODULES: [&str; 7] =
@@ -78,6 +79,7 @@ pub(crate) fn write(
     let mut builder = Builder { archive: Archive::new(out), libraries: BTreeSet::new(), shown: shown() };
     builder.file("/nicforge/init", 0o755, INIT)?;
     builder.file("/nicforge/agent", 0o755, AGENT)?;
+    builder.file("/nicforge/job", 0o755, JOB)?;
     builder.file("/nicforge/config", 0o644, contents.config.as_bytes())?;
     builder.file("/nicforge/environment", 0o644, contents.environment.as_bytes())?;
     builder.copy(&toolkit.programs.busybox, "/nicforge/busybox")?;

@@ -19,6 +19,9 @@ fn a_guest_runs_commands_and_gives_their_statuses() {
     assert_eq!((output.status, output.stdout.as_str(), output.stderr.as_str()), (3, "it's\n", "bad\n"));
     let output = guest.run(Job::program(["lspci", "-nn", "-s", "00:00.0"]), LIMIT).unwrap();
     assert!(output.stdout.contains("Host bridge"), "{output:?}");
+    // A program's Ctrl-C is as everywhere.
+    let output = guest.run("sh -c 'kill -INT $$; echo lives'", LIMIT).unwrap();
+    assert_eq!((output.status, output.stdout.as_str()), (130, ""));
     let endless = guest.start("sleep 1000 & sleep 1000").unwrap();
     endless.kill().unwrap();
     assert_eq!(endless.wait(LIMIT).unwrap().status, 137);

@@ -45,6 +45,8 @@ Examples: nicforge boot machines/pset.toml --node cn0 --shell
 const COMMAND: Duration = Duration::from_secs(3600);
 /// The same for a shell.
 const SHELL: Duration = Duration::from_secs(24 * 3600);
+/// How long the engine may take to see that clients are gone.
+const SETTLE: Duration = Duration::from_secs(2);
 /// How often waits look whether they are to end.
 const LOOK: Duration = Duration::from_millis(50);
 
@@ -129,6 +131,7 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
     // The machine first: a mistake in its file is told before anything is downloaded.
     let served = Served::start(&options.machine, &options.serve)?;
     let result = boot(options, &served, &watch);
+    wait_unused(&served);
     let stopped = served.stop();
     let code = result?;
     stopped?;
@@ -160,6 +163,20 @@ fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure
         Task::Shell => shell(options, &toolkit, guests, watch),
         Task::Lspci => run_all(options, &toolkit, guests, &Job::shell(LSPCI), watch),
         Task::Command(words) => run_all(options, &toolkit, guests, &Job::program(words), watch),
+    }
+}
+
+/// Gives the engine a moment to see that the guests are gone; else it would tell of clients that it had to send away.
+fn wait_unused(served: &Served) {
+    let until = Instant::now() + SETTLE;
+    let used = || {
+        served.snapshot().is_ok_and(|snapshot| {
+            let attachments = snapshot.nodes.iter().flat_map(|node| &node.attachments);
+            attachments.into_iter().any(|attachment| attachment.pid.is_some())
+        })
+    };
+    while Instant::now() < until && used() {
+        std::thread::sleep(LOOK);
     }
 }
 

@@ -75,38 +75,6 @@ if [ -s $run/problems ]; then
 	while read -r text; do problem "$text"; done <$run/problems
 fi
 
-frame() { # PREFIX: its input, line by line
-	awk -v p="$1" '{
-		while (length($0) > 1000) { print p "+ " substr($0, 1, 1000); $0 = substr($0, 1001) }
-		print p " " $0
-		fflush()
-	}' >&3 3>&-
-}
-
-start() { # ID SCRIPT
-	f=$run/$1
-	echo "$2" | base64 -d >$f.sh
-	mkfifo $f.o $f.e
-	frame "$1 o" <$f.o &
-	framers=$!
-	frame "$1 e" <$f.e &
-	framers="$framers $!"
-	setsid sh $f.sh >$f.o 2>$f.e </dev/null 3>&- &
-	job=$!
-	# Under its name when it is complete.
-	echo $job >$f.new
-	mv $f.new $f.pid
-	wait $job
-	status=$?
-	# What it left in the background may hold its outputs open; that is no reason to wait for long.
-	for _ in 1 2 3 4 5 6 7 8 9 10; do
-		kill -0 $framers 2>/dev/null || break
-		usleep 50000
-	done
-	rm -f $f.*
-	echo "$1 x $status" >&3
-}
-
 end() { # ID: a job that is just starting gets the time for that
 	while [ -e $run/$1.job ]; do
 		if [ -e $run/$1.pid ] && kill -KILL -"$(cat $run/$1.pid)" 2>/dev/null; then
@@ -119,10 +87,11 @@ end() { # ID: a job that is just starting gets the time for that
 echo "0 ready" >&3
 while read -r id verb rest <&3; do
 	case $verb in
-	# The shell that reads has no children: its `read` would lose the beginning of a line when one ended.
+	# The shell that reads has no children: its `read` would lose the beginning of a line when one ended. And what a shell starts
+	# with `&` ignores Ctrl-C for ever, with all that it starts.
 	run)
-		: >$run/$id.job
-		(start "$id" "$rest" &)
+		echo "$rest" >$run/$id.job
+		start-stop-daemon -S -b -p $run/none -a /nicforge/busybox -- sh /nicforge/job "$id"
 		;;
 	kill) (end "$id" &) ;;
 	quit) exit ;;
