@@ -58,8 +58,8 @@ extern "C" {
 const char *nicforge_fcnp_last_error(void);
 
 /*
- Opens FCNP on the compute core whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when
- that is NULL. Waits for the I/O node's process. `options` may be NULL. Gives 0 and the handle in `*compute`, or a
+ Opens FCNP on the compute core at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment
+ variable NICFORGE_SOCKET when that is NULL. Waits for the I/O node's process. `options` may be NULL. Gives 0 and the handle in `*compute`, or a
  negative error number.
 
  # Safety
@@ -117,8 +117,8 @@ ptrdiff_t nicforge_fcnp_compute_rank(const struct nicforge_fcnp_compute *compute
 int32_t nicforge_fcnp_compute_cancel(const struct nicforge_fcnp_compute *compute, bool on);
 
 /*
- Serves FCNP on the I/O node whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that
- is NULL. `options` may be NULL. Gives 0 and the handle in `*io`, or a negative error number.
+ Serves FCNP on the I/O node at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable
+ NICFORGE_SOCKET when that is NULL. `options` may be NULL. Gives 0 and the handle in `*io`, or a negative error number.
 
  # Safety
  `socket` and `options` are NULL or valid; `io` is valid.

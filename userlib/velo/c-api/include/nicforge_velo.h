@@ -88,8 +88,8 @@ extern "C" {
 const char *velo_last_error(void);
 
 /*
- Opens the VPID whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that is NULL. `options` may be
- NULL. Gives 0 and the handle in `*port`, or a negative error number.
+ Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable
+ NICFORGE_SOCKET when that is NULL. `options` may be NULL. Gives 0 and the handle in `*port`, or a negative error number.
 
  # Safety
  `socket` and `options` are NULL or valid; `port` is valid.
