@@ -191,16 +191,25 @@ impl Attachment {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// A reset that the tenant survives: rings emptied, own windows zeroed, answers to DMA on the way ignored. The DMA map
-    /// and the bound interrupts stay, as with a reset through Linux' VFIO. [`Attachment::next_generation`] tells the client,
-    /// once the device is reset too.
+    /// A reset that the tenant asked for and survives, as PCI's function-level one: all of [`Attachment::clear`], and
+    /// configuration space with the MSI-X table as after power-on. The DMA map and the bound interrupts stay, as with a reset
+    /// through Linux' VFIO. [`Attachment::next_generation`] tells the client, once the device is reset too.
     pub(crate) fn reset(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         self.config.reset();
-        if !self.config.bus_master() {
-            self.dma.take_back_leases();
-        }
         if let Some(msix) = &mut self.msix {
             msix.reset();
+        }
+        self.clear(spec)
+    }
+
+    /// What the device's reset means for a tenant that did not ask for it: rings emptied, own windows zeroed, DMA on its way
+    /// forgotten, nothing pending. What its operating system has set up stays: it would not know that bus mastering or
+    /// interrupts are off, and the function would be dead to it.
+    pub(crate) fn clear(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
+        self.dma.take_back_leases();
+        self.config.set_interrupt_status(false);
+        if let Some(msix) = &mut self.msix {
+            msix.forget_pending();
         }
         self.interrupts.clear();
         self.ring_selected = 0;

@@ -259,3 +259,37 @@ fn reset_takes_the_line_back_and_keeps_what_is_bound() {
 
     assert_eq!((after_reset, intx.get(), vector.get()), (1, 2, 1));
 }
+
+/// The kernel of a guest has no part in it and sets nothing up again.
+#[test]
+fn an_operators_reset_leaves_what_the_system_has_set_up() {
+    let (mut machine, probe) = attached();
+    let control = msix_control(&mut machine);
+    write(&mut machine, A, region::CONFIG, 0x04, &0x0006u16.to_le_bytes());
+    write(&mut machine, A, region::CONFIG, control, &0x8000u16.to_le_bytes());
+    write(&mut machine, A, 0, MSIX_TABLE, &0xfee0_1000u64.to_le_bytes());
+    write(&mut machine, A, 0, MSIX_TABLE + 12, &[0; 4]);
+    map_remote(&mut machine, A, 0x1000, 0x1000);
+    act(&mut machine, &probe, |context| {
+        context.interrupt(A, 1);
+        context.set_intx(A, true);
+    });
+    let pending = pending_bits(&mut machine);
+
+    machine.reset_function(F).unwrap();
+
+    let [status] = read::<1>(&mut machine, A, region::CONFIG, 0x06);
+    assert_eq!((pending, pending_bits(&mut machine), status & 0x08), (0b10, 0, 0));
+    assert_eq!(read::<2>(&mut machine, A, region::CONFIG, 0x04), [6, 0]);
+    assert_eq!(read::<2>(&mut machine, A, region::CONFIG, control)[1] & 0x80, 0x80);
+    assert_eq!(read(&mut machine, A, 0, MSIX_TABLE), 0xfee0_1000u64.to_le_bytes());
+    assert_eq!(read(&mut machine, A, 0, MSIX_TABLE + 12), [0; 4]);
+    let sink = bind(&mut machine, A, MSIX, 0);
+    act(&mut machine, &probe, |context| {
+        context.dma_write(A, 0x1000, &[1]).unwrap();
+        context.interrupt(A, 0);
+    });
+    let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
+    answer_writes(&mut machine, &ids);
+    assert_eq!((ids.len(), sink.get()), (1, 1));
+}

@@ -257,7 +257,8 @@ impl Machine {
     }
 
     /// Reset a whole function, clients or not. This is the operator's: it always works, whatever clients did. Memory of
-    /// [`Scope::Group`] is left to the device.
+    /// [`Scope::Group`] is left to the device. Configuration space and the MSI-X table stay as the clients set them up: the kernel of
+    /// a guest has no part in this reset, and would go on without bus mastering and interrupts.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
         self.slot(function, AttachmentId(0))?;
         self.forget_dma(function, None);
@@ -266,7 +267,7 @@ impl Machine {
         let mut clients = Vec::new();
         for (index, attachment) in slot.state.attachments.iter_mut().enumerate() {
             if attachment.tenant.is_some() {
-                zeroed = zeroed.and(attachment.reset(&slot.state.spec));
+                zeroed = zeroed.and(attachment.clear(&slot.state.spec));
                 clients.push(AttachmentId(index as u16));
             }
         }

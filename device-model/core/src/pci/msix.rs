@@ -136,9 +136,14 @@ impl MsixTable {
         })
     }
 
+    /// Nothing pending; what is masked stays masked.
+    pub fn forget_pending(&mut self) {
+        self.pending.fill(0);
+    }
+
     /// Every vector masked, its address and data zero, nothing pending.
     pub fn reset(&mut self) {
-        self.pending.fill(0);
+        self.forget_pending();
         for entry in &mut self.entries {
             *entry = [0; ENTRY];
             entry[CONTROL] = MASK;
