@@ -311,3 +311,21 @@ pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
     let statistics = world.ranks[0].transport().statistics();
     assert!(statistics.overflows > 0, "{statistics:?}");
 }
+
+macro_rules! on_cards {
+    ($($body:ident)+) => {
+        /// The bodies of [`crate::matching_body`], between ranks on the cards of a rig.
+        pub mod over_extoll {
+            use super::Extoll;
+            use crate::{backing::Rig, matching_body};
+
+            $(
+                /// As the body of this name in [`matching_body`].
+                pub fn $body(rig: &dyn Rig) {
+                    matching_body::$body(&Extoll::new(rig));
+                }
+            )+
+        }
+    };
+}
+bodies_of!(matching_body => [on_cards]);

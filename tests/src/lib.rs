@@ -7,6 +7,9 @@
 //! May touch everything.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "all of this crate is tests")]
 
+#[macro_use]
+pub mod bodies;
+
 pub mod backing;
 pub mod extoll_body;
 pub mod fcnp_body;

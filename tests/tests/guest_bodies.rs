@@ -58,4 +58,6 @@ machines! {
     velo_through_the_shim: Shim "velo";
     rma_through_vfio: Vfio "rma";
     rma_through_the_shim: Shim "rma";
+    matching_over_extoll_through_vfio: Vfio "transport";
+    matching_over_extoll_through_the_shim: Shim "transport";
 }

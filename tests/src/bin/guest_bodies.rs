@@ -23,7 +23,9 @@ fn main() -> ExitCode {
     let door = if door == "shim" { Door::Shim } else { Door::Vfio };
     let rig = GuestRig::from_env();
     let (mut good, mut bad) = (0, Vec::new());
-    for body in BODIES.iter().filter(|body| body.machine == machine && body.name.contains(part)) {
+    for body in
+        BODIES.iter().copied().flatten().filter(|body| body.machine == machine && body.name.contains(part))
+    {
         if body.reason_not_to_run(door).is_some() {
             continue;
         }
