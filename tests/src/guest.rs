@@ -139,6 +139,10 @@ fn answer(served: &Served, base: &mut Counters, request: &str) -> String {
             served.settle();
             "ok".to_owned()
         }
+        ["reset", function] => {
+            served.reset(function);
+            "ok".to_owned()
+        }
         ["counter", function, name] => {
             let key = (function.to_owned(), name.to_owned());
             match counters(served).get(&key) {

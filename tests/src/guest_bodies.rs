@@ -102,6 +102,7 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
             "addressed_send::malformed_records_are_skipped",
             "addressed_send::a_half_written_record_wedges_nothing",
             "velo_body::link_errors_are_repaired",
+            "rma_body::a_reset_by_the_admin_ends_waits",
         ],
     ),
     (
@@ -128,6 +129,7 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
             "fcnp_body::core_that_dies_in_its_read_leaves_its_node_working",
             "fcnp_body::io_node_that_dies_is_found_again_by_the_cores",
             "velo_body::an_evicted_port_says_so",
+            "extoll_body::an_evicted_rank_says_so",
             "rma_body::an_eviction_ends_a_wait",
             "lifecycle::the_news_of_a_death_comes_behind_what_was_sent",
             "lifecycle::the_next_tenants_packets_come_behind_its_news",
@@ -157,7 +159,6 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
         "counts from the start of a machine, or needs one that nobody used",
         BOTH,
         &[
-            "lifecycle::a_core_that_resets_itself_spares_its_node",
             "addressed_send::a_trapped_read_waits_behind_a_stalled_send",
             "barrier::a_barrier_completes_with_the_last_node",
             "barrier::an_io_node_takes_part_when_it_says_so",
@@ -189,6 +190,7 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
             "collective::an_unfinished_reduction_leaves_the_other_channel_alone",
             "tree_hostile::a_hostile_node_breaks_no_other",
             "velo_body::impossible_messages_are_refused",
+            "rma_body::a_target_that_never_answers_ends_commands",
         ],
     ),
     (
@@ -213,6 +215,14 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
         "an interrupt is a bus master's write, too",
         BOTH,
         &["dma_engine::a_function_without_bus_mastering_reaches_nothing"],
+    ),
+    (
+        "chooses addresses itself, and without an IOMMU the kernel does",
+        SHIM,
+        &[
+            "velo_torn::torn_messages_arrive_once_and_in_order",
+            "velo_torn::a_message_that_is_torn_each_time_is_an_error",
+        ],
     ),
     (
         "chooses an address that no IOMMU translates",

@@ -117,7 +117,7 @@ impl Rig for GuestRig {
     }
 
     fn reset(&self, function: &str) {
-        panic!("{function}: a guest does not know that its configuration space was reset from outside");
+        self.request(&format!("reset {function}"));
     }
 
     fn settle(&self) {

@@ -394,9 +394,10 @@ pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
     };
     assert!(matches!(refused, Error::Translation { what: "register", status: command::QUOTA }), "{refused}");
     assert!(refused.to_string().contains("kept for others"), "{refused}");
-    // Half of 65,536 entries and an eighth of them, of which 768 are taken at a time.
-    assert_eq!(regions.len(), 40_960 / 768);
-    for _ in 0..8192 / 768 {
+    // Half of 65,536 entries and an eighth of them, of which 768 are taken at a time. The buffer of each has up to 1,024, by how
+    // its address is aligned.
+    assert!((39_936 / 768..=40_960 / 768).contains(&regions.len()), "{}", regions.len());
+    for _ in 0..(8192 - 1024) / 768 {
         regions.push(register(&there).unwrap());
     }
 }

@@ -10,11 +10,11 @@ use std::{
 
 use nicforge_core::machine::Machine;
 use nicforge_driver::{Cancel, Deadline};
-use nicforge_fcnp::Error;
+use nicforge_fcnp::{ComputeCore, Error, IoNode};
 use nicforge_guest::{Guest, GuestConfig, Job, Running, Stream};
 use nicforge_machine::{build::build, description::Description};
 use nicforge_tests::{
-    backing::{EventLoopKind, Served},
+    backing::{EventLoopKind, Rig, Served},
     guest::{self, LONG},
     guest_bodies::Door,
     guest_program::{echo, open_core, open_io, send},
@@ -132,7 +132,8 @@ fn resident() -> u64 {
 }
 
 /// A guest program writes random values over everything of its attachments, while another guest and the host talk. They do so over
-/// the tree, of which the hostile guest has no core: one that has can block a channel, as on the machine (see the threat model).
+/// the tree, of which the hostile guest has no core: one that has can block a channel, as on the machine (see the threat model,
+/// and the next test).
 #[test]
 fn a_hostile_guest_disturbs_nobody() {
     let served = served();
@@ -176,6 +177,55 @@ fn a_hostile_guest_disturbs_nobody() {
     // Who was attacked by nobody but itself works again.
     play(&hostile, "fifo");
     play(&hostile, "vectors");
+}
+
+/// A message there and back between an I/O node and a core of this host, both opened for it.
+fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
+    let config = nicforge_fcnp::Config { timeout: Some(limit), open_timeout: limit, ..Default::default() };
+    let message = [7; 70_000];
+    let echo = || {
+        let io = IoNode::open(served.open("io0", "core0"), config)?;
+        let mut buffer = vec![0; message.len()];
+        let size = io.read(0, &mut buffer)?;
+        io.write(0, &buffer[..size]).map(drop)
+    };
+    thread::scope(|scope| {
+        let echo = scope.spawn(echo);
+        let core = || {
+            let core = ComputeCore::open(served.open("cn0", "core0"), config)?;
+            let mut received = vec![0; message.len()];
+            core.write(&message)?;
+            core.read(&mut received)?;
+            assert!(received == message, "the message came back changed");
+            Ok(())
+        };
+        let core = core();
+        echo.join().unwrap().and(core)
+    })
+}
+
+/// A guest with a node of the tree can block a channel for a while, as any node can that does not read: round trips beside it
+/// may run out of time, but are never wrong. What it leaves ends with its operator's reset of the node, and the guest may stay.
+#[test]
+fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
+    let served = served();
+    let hostile = guest::boot(&config(&served, "hostile-node", Door::Vfio, &["cn1.core0"]));
+    let short = Duration::from_secs(5);
+    round_trip(&served, LONG).unwrap();
+    let mut rounds = [0, 0];
+    thread::scope(|scope| {
+        let attacker = scope.spawn(|| play(&hostile, &format!("hostile {} 12345", hostile_seconds() / 2)));
+        while !attacker.is_finished() {
+            rounds[usize::from(round_trip(&served, short).is_err())] += 1;
+        }
+        attacker.join().unwrap();
+    });
+    let blocked = round_trip(&served, short);
+
+    served.reset("cn1");
+
+    println!("beside it {} round trips and {} that failed; behind it {blocked:?}", rounds[0], rounds[1]);
+    round_trip(&served, LONG).unwrap();
 }
 
 /// The driver library on a card that nicforge has nothing to do with.
