@@ -39,8 +39,15 @@ const TRAPPED: u32 = 100;
 /// Bytes of a message whose packets are counted.
 const COUNTED_BYTES: usize = 64 << 10;
 /// What of the device of registers is measured.
-const REGISTER_PATHS: [&str; 5] =
-    ["trapped-read", "trapped-read-hot", "trapped-write", "posted-write", "irq"];
+const REGISTER_PATHS: [&str; 7] = [
+    "trapped-read",
+    "trapped-read-hot",
+    "trapped-write",
+    "posted-write",
+    "posted-write-done",
+    "posted-write-done-asleep",
+    "irq",
+];
 
 /// The first guest's devices, as they are plugged in.
 const REGISTERS: usize = 0;

@@ -240,10 +240,10 @@ fn notes(effort: &Effort, placements: usize) -> Vec<String> {
             effort.rounds
         ),
         format!(
-            "trapped-read, unix-pingpong, the crate's -asleep, irq and eventfd-pingpong: {} us of rest before each, both sides block",
+            "trapped-read, posted-write-done-asleep, unix-pingpong, the crate's -asleep, irq and eventfd-pingpong: {} us of rest before each, both sides block",
             PAUSE.as_micros()
         ),
-        "trapped-read-hot, trapped-write: one after the other, so that the engine does not sleep; unix-pingpong-spinning: both sides \
+        "trapped-read-hot, trapped-write, posted-write-done: one after the other, so that the engine does not sleep; unix-pingpong-spinning: both sides \
          look at their sockets; vfio_user-crate-read: one after the other, it always blocks"
             .into(),
         format!(

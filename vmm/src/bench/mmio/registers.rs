@@ -40,6 +40,8 @@ pub(in crate::bench) fn contestants(
         Box::new(Asleep::new(blocking)?),
         Box::new(Trapped { path: "trapped-write", write: true, bar: accessing(polling.bar(REGISTERS))? }),
         Box::new(Posted::new(polling)?),
+        Box::new(CarriedOut { path: "posted-write-done", asleep: false, ..CarriedOut::new(blocking)? }),
+        Box::new(CarriedOut::new(blocking)?),
     ])
 }
 
@@ -72,6 +74,24 @@ impl Contestant for Trapped {
     }
 }
 
+/// A word of an attachment's mirror.
+fn mirror_word(device: &Device, offset: u64) -> Result<SharedU32, Failure> {
+    let mirror = accessing(device.bar(MIRROR).and_then(|bar| bar.window(0, mirror::SIZE)))?;
+    mirror.u32(offset).doing(|| "the mirror".into())
+}
+
+/// Waits until the engine sleeps.
+fn until_asleep(sleeping: &SharedU32) -> Result<(), Failure> {
+    let start = Instant::now();
+    while sleeping.load(Ordering::Relaxed) == 0 {
+        if start.elapsed() > PATIENCE {
+            return Err(Failure::environment("the engine does not go to sleep"));
+        }
+        std::thread::sleep(super::PAUSE);
+    }
+    Ok(())
+}
+
 /// Trapped reads that wake the engine, by a client that blocks.
 struct Asleep {
     bar: Bar,
@@ -80,8 +100,7 @@ struct Asleep {
 
 impl Asleep {
     fn new(device: &Device) -> Result<Self, Failure> {
-        let mirror = accessing(device.bar(MIRROR).and_then(|bar| bar.window(0, mirror::SIZE)))?;
-        let sleeping = mirror.u32(mirror::SLEEPING).doing(|| "the mirror".into())?;
+        let sleeping = mirror_word(device, mirror::SLEEPING)?;
         Ok(Self { bar: accessing(device.bar(REGISTERS))?, sleeping })
     }
 }
@@ -96,17 +115,57 @@ impl Contestant for Asleep {
     }
 
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
-        let asleep = || {
+        paced(effort, || until_asleep(&self.sleeping), || accessing(self.bar.read32(REG_COUNT)).map(drop))
+    }
+}
+
+/// Posted writes one by one, each until the engine has carried it out: by an engine that is awake, or one that the write wakes.
+struct CarriedOut {
+    path: &'static str,
+    asleep: bool,
+    device: Device,
+    sleeping: SharedU32,
+    head: SharedU32,
+}
+
+impl CarriedOut {
+    fn new(device: &Device) -> Result<Self, Failure> {
+        Ok(Self {
+            path: "posted-write-done-asleep",
+            asleep: true,
+            device: device.clone(),
+            sleeping: mirror_word(device, mirror::SLEEPING)?,
+            head: mirror_word(device, mirror::RING_HEAD)?,
+        })
+    }
+}
+
+impl Contestant for CarriedOut {
+    fn path(&self) -> &'static str {
+        self.path
+    }
+
+    fn backing(&self) -> Option<Backing> {
+        Some(Backing::VfioUser)
+    }
+
+    fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
+        let Self { sleeping, head, .. } = self;
+        // For this turn only: a ring has one at a time.
+        let mut poster = accessing(self.device.poster(0))?;
+        let write = || {
+            let before = head.load(Ordering::Acquire);
+            accessing(poster.post(REGISTERS, REG_COUNT, &[0; 4]))?;
             let start = Instant::now();
-            while self.sleeping.load(Ordering::Relaxed) == 0 {
+            while head.load(Ordering::Acquire) == before {
                 if start.elapsed() > PATIENCE {
-                    return Err(Failure::environment("the engine does not go to sleep"));
+                    return Err(Failure::environment("the engine does not carry out a posted write"));
                 }
-                std::thread::sleep(super::PAUSE);
+                std::thread::yield_now();
             }
             Ok(())
         };
-        paced(effort, asleep, || accessing(self.bar.read32(REG_COUNT)).map(drop))
+        if self.asleep { paced(effort, || until_asleep(sleeping), write) } else { in_a_row(effort, write) }
     }
 }
 
