@@ -11,8 +11,11 @@
  * Caching: an address is uncached or write-combining for everybody at a time,
  * because the processors' behaviour is undefined otherwise, and because
  * vmf_insert_pfn() asks which it is. So a BAR has one kind as long as it is
- * mapped, and the kernel's own mapping follows it. Only prefetchable BARs
- * can be write-combining: PCI allows combining in no others.
+ * mapped, and the kernel's own mapping follows it. Only memory can be
+ * write-combining: a prefetchable BAR, or one that the attachment capability
+ * calls memory. That one may have 32 bits, which PCI Express has no prefetchable
+ * BARs of; the bit tells bridges what they may do, and they do not more than
+ * forward what the processor has combined.
  */
 #include <linux/io.h>
 #include <linux/mm.h>
@@ -54,6 +57,13 @@ static void shim_areas_cut(struct shim_bar *bar, u64 offset, u64 len)
 	}
 }
 
+static void shim_bar_is_memory(struct shim_bar *bar)
+{
+	bar->flags |= NICFORGE_SHIM_REGION_MEMORY;
+	if (bar->flags & NICFORGE_SHIM_REGION_MMAP)
+		bar->flags |= NICFORGE_SHIM_REGION_WC;
+}
+
 static void shim_bar_init(struct shim *shim, int index)
 {
 	struct pci_dev *pdev = shim->pdev;
@@ -70,16 +80,13 @@ static void shim_bar_init(struct shim *shim, int index)
 		bar->flags |= NICFORGE_SHIM_REGION_PORTS;
 		return;
 	}
-	if (flags & IORESOURCE_PREFETCH)
-		bar->flags |= NICFORGE_SHIM_REGION_MEMORY;
 	bar->areas[0].len = bar->size;
 	bar->area_count = 1;
 	/* What may share a page with another function is not mapped. */
-	if (bar->size < PAGE_SIZE || bar->size >> SHIM_REGION_SHIFT)
-		return;
-	bar->flags |= NICFORGE_SHIM_REGION_MMAP;
+	if (bar->size >= PAGE_SIZE && !(bar->size >> SHIM_REGION_SHIFT))
+		bar->flags |= NICFORGE_SHIM_REGION_MMAP;
 	if (flags & IORESOURCE_PREFETCH)
-		bar->flags |= NICFORGE_SHIM_REGION_WC;
+		shim_bar_is_memory(bar);
 }
 
 static void shim_cut_msix(struct shim *shim)
@@ -107,19 +114,21 @@ static void shim_cut_msix(struct shim *shim)
 #define ATTACHMENT(field) \
 	offsetof(struct nicforge_pci_attachment_capability, field)
 
-/* The BAR with the attachment mirror is written by the device only. */
+/* The BARs that are memory. The one with the mirror only the device writes. */
 static void shim_find_attachment(struct shim *shim)
 {
 	struct pci_dev *pdev = shim->pdev;
 	u8 at = pci_find_capability(pdev, PCI_CAP_ID_VNDR);
+	int i;
 
 	for (; at; at = pci_find_next_capability(pdev, at, PCI_CAP_ID_VNDR)) {
-		u8 len = 0, kind = 0, version = 0, mirror = 0xff;
+		u8 len = 0, kind = 0, version = 0, mirror = 0xff, memory = 0;
 
 		pci_read_config_byte(pdev, at + ATTACHMENT(len), &len);
 		pci_read_config_byte(pdev, at + ATTACHMENT(kind), &kind);
 		pci_read_config_byte(pdev, at + ATTACHMENT(version), &version);
 		pci_read_config_byte(pdev, at + ATTACHMENT(mirror_bar), &mirror);
+		pci_read_config_byte(pdev, at + ATTACHMENT(memory_bars), &memory);
 		if (kind != NICFORGE_PCI_CAP_KIND_ATTACHMENT ||
 		    version != NICFORGE_PCI_CAP_VERSION ||
 		    len < sizeof(struct nicforge_pci_attachment_capability))
@@ -127,6 +136,9 @@ static void shim_find_attachment(struct shim *shim)
 		shim->info_flags |= NICFORGE_SHIM_INFO_ATTACHMENT;
 		if (mirror < NICFORGE_SHIM_REGION_BARS)
 			shim->bars[mirror].flags &= ~NICFORGE_SHIM_REGION_WRITE;
+		for (i = 0; i < NICFORGE_SHIM_REGION_BARS; i++)
+			if (memory & BIT(i) && shim->bars[i].area_count)
+				shim_bar_is_memory(&shim->bars[i]);
 		return;
 	}
 }

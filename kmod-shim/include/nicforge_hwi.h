@@ -648,8 +648,14 @@ struct nicforge_pci_attachment_capability {
 	uint8_t ring_count;
 	/* Log2 of the largest record's data in bytes (see posted::MAX_DATA). */
 	uint8_t max_data_log2;
+	/*
+	 * Bit i: BAR i is memory from end to end. A load or store in it does
+	 * nothing else, so stores may be combined. That its prefetchable bit is
+	 * clear says nothing: PCI Express has that bit only for BARs of 64 bits.
+	 */
+	uint8_t memory_bars;
 	/* Zero. */
-	uint8_t reserved[2];
+	uint8_t reserved;
 };
 
 /* ---- posted ---- */

@@ -18,6 +18,7 @@ use nicforge_shm::SharedMemory;
 use crate::{
     backing::{LIMIT, Rig, soon},
     guest_rig::GuestRig,
+    velo_body,
 };
 
 const PAGE: u64 = 4096;
@@ -45,6 +46,7 @@ pub fn play(role: &str, arguments: &[String]) {
         "refused" => refused(&rig, &arguments[0], &arguments[1]),
         "transfer" => transfer(&rig),
         "fifo" => fifo(&rig),
+        "velo" => velo_body::messages_of_every_length_and_tag_arrive_in_order(&rig),
         "hostile" => hostile(&rig, Duration::from_secs(number(0)), number(1)),
         _ => panic!("there is no role {role}"),
     }

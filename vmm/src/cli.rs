@@ -130,6 +130,9 @@ struct BootArguments {
     /// Plug in the admin attachments too.
     #[arg(long)]
     admin: bool,
+    /// Put each function behind a PCIe root port of its own, as a card in a slot is, and not onto the root bus.
+    #[arg(long)]
+    root_ports: bool,
     /// How the guests' processors run.
     #[arg(long, value_enum, value_name = "ACCEL", default_value_t = boot::AcceleratorChoice::Auto)]
     accel: boot::AcceleratorChoice,
@@ -181,6 +184,7 @@ impl From<BootArguments> for boot::Options {
             iommu: arguments.iommu,
             driver: arguments.driver,
             admin: arguments.admin,
+            root_ports: arguments.root_ports,
             accelerator: arguments.accel,
             memory: arguments.memory,
             processors: arguments.cpus,

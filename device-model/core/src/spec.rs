@@ -26,12 +26,11 @@ pub struct Identity {
 /// What a BAR decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
-    /// 32-bit memory.
-    Memory32 {
-        /// Reads have no side effects and writes may be combined.
-        prefetchable: bool,
-    },
-    /// 64-bit memory; takes this BAR and the next.
+    /// 32-bit memory, which a bridge forwards by its window below 4 GiB. It is never prefetchable: PCI Express has that for BARs of
+    /// 64 bits only (Base 4.0, 7.5.1.2.1), and one of 32 bits would keep the bridge's whole prefetchable window below 4 GiB. That
+    /// it is memory, a driver learns from [`nicforge_hwi::pci::AttachmentCapability::memory_bars`].
+    Memory32,
+    /// 64-bit memory; takes this BAR and the next. If it is prefetchable, a bridge forwards it by a window of 64 bits.
     Memory64 {
         /// Reads have no side effects and writes may be combined.
         prefetchable: bool,
@@ -86,12 +85,7 @@ pub struct BarSpec {
 impl BarSpec {
     /// A BAR of which every access is trapped.
     pub fn trapped(size: u64) -> Self {
-        Self {
-            size,
-            kind: BarKind::Memory32 { prefetchable: false },
-            scope: Scope::Attachment,
-            areas: Vec::new(),
-        }
+        Self { size, kind: BarKind::Memory32, scope: Scope::Attachment, areas: Vec::new() }
     }
 
     /// I/O ports.
@@ -101,12 +95,12 @@ impl BarSpec {
 
     /// A BAR that is one area from end to end.
     pub fn memory(size: u64, kind: AreaKind, scope: Scope) -> Self {
-        Self {
-            size,
-            kind: BarKind::Memory32 { prefetchable: true },
-            scope,
-            areas: vec![Area { offset: 0, length: size, kind }],
-        }
+        Self { size, kind: BarKind::Memory32, scope, areas: vec![Area { offset: 0, length: size, kind }] }
+    }
+
+    /// Whether it has memory from end to end and nothing that is trapped.
+    pub(crate) fn is_memory(&self) -> bool {
+        self.areas.iter().map(|area| area.length).sum::<u64>() == self.size
     }
 }
 

@@ -63,8 +63,11 @@ pub struct AttachmentCapability {
     pub ring_count: u8,
     /// Log2 of the largest record's data in bytes (see [`crate::posted::MAX_DATA`]).
     pub max_data_log2: u8,
+    /// Bit `i`: BAR `i` is memory from end to end. A load or store in it does nothing else, so stores may be combined. That its
+    /// prefetchable bit is clear says nothing: PCI Express has that bit only for BARs of 64 bits.
+    pub memory_bars: u8,
     /// Zero.
-    pub reserved: [u8; 2],
+    pub reserved: u8,
 }
 
 const _: () = assert!(size_of::<AttachmentCapability>() == 28);

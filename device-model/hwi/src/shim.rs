@@ -73,7 +73,7 @@ pub const REGION_WRITE: u32 = 1 << 1;
 pub const REGION_MMAP: u32 = 1 << 2;
 /// [`Region::flags`]: `mmap` works in the areas also at [`Region::wc_offset`], write-combining.
 pub const REGION_WC: u32 = 1 << 3;
-/// [`Region::flags`]: prefetchable, that is memory; loads have no side effects.
+/// [`Region::flags`]: memory, because it is prefetchable or the attachment capability says so; loads have no side effects.
 pub const REGION_MEMORY: u32 = 1 << 4;
 /// [`Region::flags`]: I/O ports.
 pub const REGION_PORTS: u32 = 1 << 5;

@@ -120,8 +120,9 @@ struct nicforge_shim_info {
 /* mmap() works in the areas also at @wc_offset: write-combining. */
 #define NICFORGE_SHIM_REGION_WC		(1U << 3)
 /*
- * Prefetchable: what lies in it is memory; loads have no side effect. In
- * other regions each access, mapped too, reaches a register.
+ * What lies in it is memory: it is prefetchable, or the function says so in
+ * its attachment capability. Loads have no side effect. In other regions each
+ * access, mapped too, reaches a register.
  */
 #define NICFORGE_SHIM_REGION_MEMORY	(1U << 4)
 /* I/O ports. */

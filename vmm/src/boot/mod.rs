@@ -106,6 +106,8 @@ pub struct Options {
     pub driver: DriverChoice,
     /// Plug in the admin attachments too.
     pub admin: bool,
+    /// Each function behind a root port of its own.
+    pub root_ports: bool,
     /// How the processors run.
     pub accelerator: AcceleratorChoice,
     /// MiB for each guest.
@@ -257,7 +259,7 @@ fn configured(
         config = config.function(Function {
             name: format!("{}.{}", node.name, attachment.name),
             socket: served.socket(node, attachment)?,
-            hotplug: false,
+            hotplug: options.root_ports,
             user: !attachment.admin,
         });
     }

@@ -6,7 +6,7 @@ use nicforge_hwi::{
 };
 use zerocopy::IntoBytes;
 
-use crate::spec::{BarKind, FunctionSpec, Identity, MsixSpec, RingSpec};
+use crate::spec::{BarKind, BarSpec, FunctionSpec, Identity, MsixSpec, RingSpec};
 
 use super::config::{Image, header};
 
@@ -67,7 +67,7 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
     let device_control = put_express(&mut list, legacy);
     let msix_control = spec.msix.map(|msix| put_msix(&mut list, msix));
     if let Some(rings) = spec.rings {
-        put_attachment(&mut list, rings);
+        put_attachment(&mut list, rings, spec);
     }
     put_serial_number(image, &spec.identity);
     Places {
@@ -159,7 +159,13 @@ fn put_msix(list: &mut List<'_>, msix: MsixSpec) -> usize {
     at + 2
 }
 
-fn put_attachment(list: &mut List<'_>, rings: RingSpec) {
+/// A bit for each BAR of which it holds.
+fn bars_that(spec: &FunctionSpec, holds: impl Fn(&BarSpec) -> bool) -> u8 {
+    let bit = |(index, bar): (usize, &Option<BarSpec>)| u8::from(bar.as_ref().is_some_and(&holds)) << index;
+    spec.bars.iter().enumerate().map(bit).sum()
+}
+
+fn put_attachment(list: &mut List<'_>, rings: RingSpec, spec: &FunctionSpec) {
     const LENGTH: usize = size_of::<AttachmentCapability>();
     let at = list.add(CAP_ID_VENDOR, LENGTH);
     let capability = AttachmentCapability {
@@ -177,7 +183,8 @@ fn put_attachment(list: &mut List<'_>, rings: RingSpec) {
         ring_cells: rings.cells,
         ring_count: rings.count,
         max_data_log2: posted::MAX_DATA.ilog2() as u8,
-        reserved: [0; 2],
+        memory_bars: bars_that(spec, BarSpec::is_memory),
+        reserved: 0,
     };
     list.image.value[at..at + LENGTH].copy_from_slice(capability.as_bytes());
 }

@@ -182,7 +182,7 @@ impl ConfigSpace {
         let low = u64::from(u32::from_le_bytes(self.get(at)));
         match wide? {
             BarKind::Io => Some(low & !0x3),
-            BarKind::Memory32 { .. } => Some(low & !0xf),
+            BarKind::Memory32 => Some(low & !0xf),
             BarKind::Memory64 { .. } => {
                 Some(low & !0xf | u64::from(u32::from_le_bytes(self.get(at + 4))) << 32)
             }
@@ -261,7 +261,7 @@ fn put_header(image: &mut Image, spec: &FunctionSpec) {
         let mask = !(bar.size - 1);
         let (kind, mask) = match bar.kind {
             BarKind::Io => (0x1, mask & !0x3),
-            BarKind::Memory32 { prefetchable } => (u32::from(prefetchable) << 3, mask & !0xf),
+            BarKind::Memory32 => (0x0, mask & !0xf),
             BarKind::Memory64 { prefetchable } => (0x4 | u32::from(prefetchable) << 3, mask & !0xf),
         };
         command |= if bar.kind == BarKind::Io { COMMAND_IO } else { COMMAND_MEMORY };

@@ -145,6 +145,7 @@ fn attachment_capability_says_what_the_spec_says() {
     assert_eq!((found.ring_bar, found.ring_offset), (rings.bar, rings.offset));
     assert_eq!((found.ring_cells, found.ring_count), (rings.cells, rings.count));
     assert_eq!(1 << found.max_data_log2, nicforge_hwi::posted::MAX_DATA);
+    assert_eq!(found.memory_bars, 0b110, "windows and mirror");
 }
 
 #[test]
@@ -195,7 +196,7 @@ fn bar_sizing_gives_size_and_kind_of_each_bar() {
 
     let mask = |index: usize| !(spec.bars[index].as_ref().unwrap().size as u32 - 1);
     assert_eq!(sized[0], mask(0));
-    assert_eq!(sized[1], mask(1) | 0x8, "prefetchable");
+    assert_eq!(sized[1], mask(1), "32 bits, not prefetchable");
     assert_eq!(sized[3], 0xc, "64 bits, prefetchable");
     assert_eq!(sized[4], 0xffff_fffe, "the upper half of 8 GiB");
     assert_eq!(sized[5], 0xffff_ffe1, "32 I/O ports");

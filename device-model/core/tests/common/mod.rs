@@ -57,7 +57,7 @@ pub fn spec() -> FunctionSpec {
     spec.bars[3] = Some(BarSpec::memory(0x1000, AreaKind::Mapped, Scope::Group));
     spec.bars[4] = Some(BarSpec {
         size: 0x4000,
-        kind: BarKind::Memory32 { prefetchable: false },
+        kind: BarKind::Memory32,
         scope: Scope::Attachment,
         areas: vec![Area { offset: 0x1000, length: 0x1000, kind: AreaKind::Mapped }],
     });

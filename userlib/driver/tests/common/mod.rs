@@ -115,7 +115,8 @@ pub fn capability() -> AttachmentCapability {
         ring_cells: RING_CELLS,
         ring_count: RINGS,
         max_data_log2: 9,
-        reserved: [0; 2],
+        memory_bars: 0b110,
+        reserved: 0,
     }
 }
 

@@ -1,0 +1,76 @@
+//! Functions behind PCIe root ports, as cards in slots are: the guest's firmware and kernel find room for every BAR in the ports'
+//! windows, also beside EXTOLL's pages of 4 GiB, and the drivers work.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+use std::thread;
+
+use nicforge_guest::{Function, Guest};
+use nicforge_machine::{build::build, description::Description};
+use nicforge_tests::{
+    backing::{EventLoopKind, Served},
+    guest,
+    guest_bodies::Door,
+};
+
+const MACHINE: &str = r#"
+name = "ports"
+[[pset]]
+compute_nodes = 1
+[[extoll]]
+mesh = 2
+vpids = 4
+"#;
+
+/// What is plugged in, and how many BARs each has: the node's and the card's.
+const FUNCTIONS: [(&str, usize); 5] =
+    [("io0.core0", 5), ("cn0.core0", 5), ("ex0.vpid1", 5), ("ex1.vpid2", 5), ("ex0.vpid3", 5)];
+
+/// Each BAR has an address, of its kind, and no bridge was too small.
+fn check_bars(guest: &Guest) {
+    let said = guest::run(
+        guest,
+        "IFS=,\nfor device in $NICFORGE_DEVICES; do\necho \"== $device\"\nlspci -vvv -s \"${device#*=}\"\ndone",
+    );
+    let sections: Vec<&str> = said.stdout.split("== ").skip(1).collect();
+    assert_eq!(sections.len(), FUNCTIONS.len(), "{}", said.stdout);
+    for ((name, bars), section) in FUNCTIONS.into_iter().zip(sections) {
+        // Not on the root bus.
+        assert!(
+            section.starts_with(&format!("{name}=0000:0")) && !section.contains("=0000:00:"),
+            "{section}"
+        );
+        let regions: Vec<&str> =
+            section.lines().map(str::trim).filter(|line| line.starts_with("Region ")).collect();
+        assert_eq!(regions.len(), bars, "{section}");
+        for region in regions {
+            let assigned = !["<unassigned>", "<ignored>", "[virtual]", "[disabled]"]
+                .iter()
+                .any(|bad| region.contains(bad));
+            let kind = ["(32-bit, non-prefetchable)", "(64-bit, prefetchable)"];
+            assert!(assigned && kind.iter().any(|kind| region.contains(kind)), "{section}");
+        }
+    }
+    let log = guest::run(guest, "dmesg");
+    for line in log.stdout.lines().filter(|line| line.contains("BAR ")) {
+        assert!(!["no space", "failed", "can't"].iter().any(|bad| line.contains(bad)), "{line}");
+    }
+}
+
+#[test]
+fn every_bar_has_room_behind_root_ports_and_the_drivers_work() {
+    let machine = build(&Description::parse(MACHINE, "ports.toml").unwrap()).unwrap().0;
+    let served = Served::new(machine, EventLoopKind::Auto);
+    let config = guest::config("ports", Door::Shim, vec![]).program(env!("CARGO_BIN_EXE_guest_program"));
+    let config = FUNCTIONS.into_iter().fold(config, |config, (name, _)| {
+        let (function, attachment) = name.split_once('.').unwrap();
+        let socket = served.socket(function, attachment);
+        config.function(Function { name: name.into(), socket, hotplug: true, user: true })
+    });
+    let guest = guest::boot(&config);
+    check_bars(&guest);
+    thread::scope(|scope| {
+        scope.spawn(|| guest::run(&guest, "guest_program io 0"));
+        guest::run(&guest, "guest_program compute 0");
+    });
+    guest::run(&guest, "guest_program velo");
+}
