@@ -5,9 +5,11 @@
  *   main.c    the module, its PCI driver, the device of each function
  *   file.c    the character device: who has it open, what is done with it
  *   reset.c   the end of a function, and its resets
- *   region.c  registers and BAR mappings
+ *   region.c  what regions there are
+ *   access.c  registers
+ *   mapping.c BARs mapped into processes
  *   irq.c     interrupts
- *   buffer.c  DMA memory
+ *   buffer.c  DMA memory; pin.c that of processes
  *
  * Locks, in the order in which they are taken:
  *
@@ -206,14 +208,20 @@ void shim_look_rarely(struct shim *shim);
 
 /* region.c */
 void shim_regions_init(struct shim *shim);
-void shim_regions_zap(struct shim *shim);
-void shim_regions_teardown(struct shim *shim);
 int shim_get_region(struct shim *shim, struct nicforge_shim_region *region);
+bool shim_in_area(const struct shim_bar *bar, u64 offset, u64 len);
+
+/* access.c */
+void shim_bar_unmap(struct shim *shim, struct shim_bar *bar);
 ssize_t shim_region_read(struct shim *shim, char __user *to, size_t len,
 			 loff_t at);
 ssize_t shim_region_write(struct shim *shim, const char __user *from,
 			  size_t len, loff_t at);
+
+/* mapping.c */
 int shim_region_mmap(struct shim *shim, struct vm_area_struct *vma);
+void shim_regions_zap(struct shim *shim);
+void shim_regions_teardown(struct shim *shim);
 
 /* irq.c */
 void shim_irqs_init(struct shim *shim);
@@ -233,8 +241,10 @@ void shim_dma_zap(struct shim *shim);
 void shim_dma_teardown(struct shim *shim);
 u64 shim_dma_quota(void);
 int shim_dma_alloc(struct shim *shim, struct nicforge_shim_dma_alloc *alloc);
-int shim_dma_pin(struct shim *shim, struct nicforge_shim_dma_pin *pin);
 int shim_dma_free(struct shim *shim, u32 handle);
 int shim_dma_mmap(struct shim *shim, struct vm_area_struct *vma);
+
+/* pin.c */
+int shim_dma_pin(struct shim *shim, struct nicforge_shim_dma_pin *pin);
 
 #endif /* NICFORGE_SHIM_H */

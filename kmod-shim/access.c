@@ -1,0 +1,227 @@
+// SPDX-License-Identifier: GPL-2.0
+/*
+ * Accesses of the hardware by the kernel: pread() and pwrite() of registers,
+ * and a look at the heartbeat.
+ */
+#include <linux/io.h>
+#include <linux/pci.h>
+#include <linux/sched/signal.h>
+#include <linux/uaccess.h>
+
+#include "internal.h"
+
+/* The kernel's mapping of a BAR. Called with state held for writing. */
+static int shim_bar_map(struct shim *shim, int index)
+{
+	struct shim_bar *bar = &shim->bars[index];
+
+	if (shim->gone)
+		return -ENODEV;
+	if (!bar->io)
+		bar->io = bar->wc ? pci_iomap_wc(shim->pdev, index, 0) :
+				    pci_iomap(shim->pdev, index, 0);
+	return bar->io ? 0 : -ENOMEM;
+}
+
+void shim_bar_unmap(struct shim *shim, struct shim_bar *bar)
+{
+	if (bar->io)
+		pci_iounmap(shim->pdev, bar->io);
+	bar->io = NULL;
+}
+
+/* Takes state for reading, with the BAR's kernel mapping there. */
+static int shim_bar_lock(struct shim *shim, int index)
+{
+	int ret;
+
+	down_read(&shim->state);
+	if (shim->gone) {
+		up_read(&shim->state);
+		return -ENODEV;
+	}
+	if (index == NICFORGE_SHIM_REGION_CONFIG || shim->bars[index].io)
+		return 0;
+	up_read(&shim->state);
+	down_write(&shim->state);
+	ret = shim_bar_map(shim, index);
+	if (ret) {
+		up_write(&shim->state);
+		return ret;
+	}
+	downgrade_write(&shim->state);
+	return 0;
+}
+
+/* One access of the hardware, width 1, 2, 4 or 8 and aligned. */
+static u64 shim_bar_load(void __iomem *at, unsigned int width)
+{
+	switch (width) {
+	case 1:
+		return ioread8(at);
+	case 2:
+		return ioread16(at);
+	case 4:
+		return ioread32(at);
+	default:
+		return readq(at);
+	}
+}
+
+static void shim_bar_store(void __iomem *at, unsigned int width, u64 value)
+{
+	switch (width) {
+	case 1:
+		iowrite8(value, at);
+		break;
+	case 2:
+		iowrite16(value, at);
+		break;
+	case 4:
+		iowrite32(value, at);
+		break;
+	default:
+		writeq(value, at);
+		break;
+	}
+}
+
+static int shim_config_load(struct pci_dev *pdev, int at, unsigned int width,
+			    u64 *value)
+{
+	u32 dword = 0;
+	u16 word = 0;
+	u8 byte = 0;
+	int ret;
+
+	switch (width) {
+	case 1:
+		ret = pci_read_config_byte(pdev, at, &byte);
+		*value = byte;
+		break;
+	case 2:
+		ret = pci_read_config_word(pdev, at, &word);
+		*value = word;
+		break;
+	default:
+		ret = pci_read_config_dword(pdev, at, &dword);
+		*value = dword;
+		break;
+	}
+	return ret ? -EIO : 0;
+}
+
+/* One access: the value read, or to be written. */
+static int shim_access(struct shim *shim, int index, u64 offset,
+		       unsigned int width, u64 *value, bool write)
+{
+	int ret = shim_bar_lock(shim, index);
+
+	if (ret)
+		return ret;
+	if (index == NICFORGE_SHIM_REGION_CONFIG)
+		ret = shim_config_load(shim->pdev, offset, width, value);
+	else if (write)
+		shim_bar_store(shim->bars[index].io + offset, width, *value);
+	else
+		*value = shim_bar_load(shim->bars[index].io + offset, width);
+	up_read(&shim->state);
+	if (ret || write)
+		return ret;
+	/* All ones is what an absent function answers. */
+	if (*value == GENMASK_ULL(8 * width - 1, 0) && !shim_look(shim))
+		return -ENODEV;
+	return 0;
+}
+
+/* The widest aligned access of what is left. */
+static unsigned int shim_width(u64 offset, size_t left, unsigned int most)
+{
+	unsigned int width = most;
+
+	while (width > left || offset & (width - 1))
+		width /= 2;
+	return width;
+}
+
+/* Checks a transfer: its region, and the widest access there is in it. */
+static int shim_check_transfer(struct shim *shim, loff_t at, size_t len,
+			       bool write, u32 *index, unsigned int *most)
+{
+	u64 offset = SHIM_OFFSET_IN_REGION(at);
+	const struct shim_bar *bar;
+
+	if (at < (1LL << SHIM_REGION_SHIFT) || at >= SHIM_DMA)
+		return -EINVAL;
+	*index = SHIM_OFFSET_REGION(at);
+	*most = 4;
+	if (*index == NICFORGE_SHIM_REGION_CONFIG) {
+		if (write)
+			return -EPERM;
+		if (len > shim->pdev->cfg_size ||
+		    offset > shim->pdev->cfg_size - len)
+			return -EINVAL;
+		return 0;
+	}
+	if (*index >= NICFORGE_SHIM_REGION_BARS)
+		return -EINVAL;
+	bar = &shim->bars[*index];
+	if (len > bar->size || offset > bar->size - len)
+		return -EINVAL;
+	if (!(bar->flags & NICFORGE_SHIM_REGION_PORTS) &&
+	    !shim_in_area(bar, offset, len))
+		return -EPERM;
+	if (write && !(bar->flags & NICFORGE_SHIM_REGION_WRITE))
+		return -EPERM;
+	if (!(bar->flags & NICFORGE_SHIM_REGION_PORTS))
+		*most = 8;
+	return 0;
+}
+
+static ssize_t shim_transfer(struct shim *shim, char __user *to,
+			     const char __user *from, size_t len, loff_t at)
+{
+	u64 offset = SHIM_OFFSET_IN_REGION(at);
+	unsigned int most;
+	size_t done = 0;
+	u32 index;
+	int ret;
+
+	ret = shim_check_transfer(shim, at, len, from, &index, &most);
+	while (!ret && done < len) {
+		unsigned int width = shim_width(offset + done, len - done, most);
+		__le64 bytes = 0;
+		u64 value;
+
+		if (from) {
+			if (copy_from_user(&bytes, from + done, width))
+				return done ?: -EFAULT;
+			value = le64_to_cpu(bytes);
+		}
+		ret = shim_access(shim, index, offset + done, width, &value, from);
+		if (ret)
+			break;
+		if (to) {
+			bytes = cpu_to_le64(value);
+			if (copy_to_user(to + done, &bytes, width))
+				return done ?: -EFAULT;
+		}
+		done += width;
+		if (fatal_signal_pending(current))
+			ret = -EINTR;
+		cond_resched();
+	}
+	return done ?: ret;
+}
+
+ssize_t shim_region_read(struct shim *shim, char __user *to, size_t len,
+			 loff_t at)
+{
+	return shim_transfer(shim, to, NULL, len, at);
+}
+
+ssize_t shim_region_write(struct shim *shim, const char __user *from,
+			  size_t len, loff_t at)
+{
+	return shim_transfer(shim, NULL, from, len, at);
+}
