@@ -225,3 +225,18 @@ ssize_t shim_region_write(struct shim *shim, const char __user *from,
 {
 	return shim_transfer(shim, NULL, from, len, at);
 }
+
+/*
+ * The low half of the heartbeat, which lies in memory of the device: no access
+ * of a register. False: there is none, or nobody answers.
+ */
+bool shim_read_heartbeat(struct shim *shim, u32 *beat)
+{
+	int bar = shim->heartbeat_bar;
+
+	if (bar < 0 || shim_bar_lock(shim, bar))
+		return false;
+	*beat = ioread32(shim->bars[bar].io + shim->heartbeat_at);
+	up_read(&shim->state);
+	return *beat != U32_MAX;
+}

@@ -4,9 +4,9 @@
  *
  *   main.c    the module, its PCI driver, the device of each function
  *   file.c    the character device: who has it open, what is done with it
- *   reset.c   the end of a function, and its resets
+ *   reset.c   the end of a function, looking for it, and resets
  *   region.c  what regions there are
- *   access.c  registers
+ *   access.c  registers, the heartbeat
  *   mapping.c BARs mapped into processes
  *   irq.c     interrupts
  *   buffer.c  DMA memory; pin.c that of processes
@@ -161,7 +161,11 @@ struct shim_dma {
  * @mapping: of the open file
  * @resetter: the task that resets it through shim_reset()
  * @resets: resets so far
- * @last_look: when it was last asked whether it is there, in jiffies
+ * @heartbeat_bar: BAR of the heartbeat; -1 without one
+ * @heartbeat_at: its offset there
+ * @heartbeat: its value when it was last looked at
+ * @last_look: when somebody last looked whether it is there, in jiffies
+ * @last_sign: when it last gave a sign of life, in jiffies
  * @info_flags: NICFORGE_SHIM_INFO_*
  * @bars: the BARs
  * @irqs: the interrupts
@@ -181,13 +185,21 @@ struct shim {
 	struct address_space *mapping;
 	struct task_struct *resetter;
 	u32 resets;
+
+	int heartbeat_bar;
+	u64 heartbeat_at;
+	u32 heartbeat;
 	unsigned long last_look;
+	unsigned long last_sign;
 
 	u32 info_flags;
 	struct shim_bar bars[NICFORGE_SHIM_REGION_BARS];
 	struct shim_irqs irqs;
 	struct shim_dma dma;
 };
+
+/* Between two looks at a function's heartbeat, in jiffies. */
+#define SHIM_LOOK	(HZ / 4)
 
 static inline bool shim_is_gone(const struct shim *shim)
 {
@@ -217,6 +229,7 @@ ssize_t shim_region_read(struct shim *shim, char __user *to, size_t len,
 			 loff_t at);
 ssize_t shim_region_write(struct shim *shim, const char __user *from,
 			  size_t len, loff_t at);
+bool shim_read_heartbeat(struct shim *shim, u32 *beat);
 
 /* mapping.c */
 int shim_region_mmap(struct shim *shim, struct vm_area_struct *vma);

@@ -410,7 +410,7 @@ static s64 shim_take_count(struct shim *shim, u64 *count)
 	return ret;
 }
 
-/* The dummy read. Looks once a second whether the function is still there. */
+/* The dummy read. Looks now and then whether the function is still there. */
 ssize_t shim_irq_read(struct shim *shim, char __user *to, size_t len,
 		      bool nonblock)
 {
@@ -431,11 +431,11 @@ ssize_t shim_irq_read(struct shim *shim, char __user *to, size_t len,
 						       shim_is_gone(shim) ||
 						       READ_ONCE(shim->irqs.count) ||
 						       !READ_ONCE(shim->irqs.file_bound),
-						       HZ);
+						       SHIM_LOOK);
 		if (ret < 0)
 			return ret;
 		if (!ret)
-			shim_look(shim);
+			shim_look_rarely(shim);
 	}
 	if (ret > 0 && copy_to_user(to, &count, sizeof(count)))
 		return -EFAULT;

@@ -90,7 +90,9 @@ static struct shim *shim_create(struct pci_dev *pdev)
 	shim->pdev = pci_dev_get(pdev);
 	mutex_init(&shim->open_lock);
 	init_rwsem(&shim->state);
+	shim->heartbeat_bar = -1;
 	shim->last_look = jiffies;
+	shim->last_sign = jiffies;
 	/* Nobody knows who had it before. */
 	shim->dirty = true;
 	shim_irqs_init(shim);

@@ -13,6 +13,21 @@
 #include "nicforge_hwi.h"
 #include "internal.h"
 
+/* Whether all of [offset, offset + len) may be accessed or mapped. */
+bool shim_in_area(const struct shim_bar *bar, u64 offset, u64 len)
+{
+	u32 i;
+
+	for (i = 0; i < bar->area_count; i++) {
+		const struct nicforge_shim_area *area = &bar->areas[i];
+
+		if (offset >= area->offset && len <= area->len &&
+		    offset - area->offset <= area->len - len)
+			return true;
+	}
+	return false;
+}
+
 /* Takes the pages of [offset, offset + len) out of a BAR's areas. */
 static void shim_areas_cut(struct shim_bar *bar, u64 offset, u64 len)
 {
@@ -98,32 +113,50 @@ static void shim_cut_msix(struct shim *shim)
 #define ATTACHMENT(field) \
 	offsetof(struct nicforge_pci_attachment_capability, field)
 
-/* The BARs that are memory. The one with the mirror only the device writes. */
+/* The BARs that are memory, the one that only the device writes, its heartbeat. */
+static void shim_read_attachment(struct shim *shim, u8 at)
+{
+	struct pci_dev *pdev = shim->pdev;
+	u8 mirror = 0xff, memory = 0;
+	u32 page = 0;
+	u64 beat;
+	int i;
+
+	pci_read_config_byte(pdev, at + ATTACHMENT(mirror_bar), &mirror);
+	pci_read_config_dword(pdev, at + ATTACHMENT(mirror_offset), &page);
+	pci_read_config_byte(pdev, at + ATTACHMENT(memory_bars), &memory);
+	shim->info_flags |= NICFORGE_SHIM_INFO_ATTACHMENT;
+	for (i = 0; i < NICFORGE_SHIM_REGION_BARS; i++)
+		if (memory & BIT(i) && shim->bars[i].area_count)
+			shim_bar_is_memory(&shim->bars[i]);
+	if (mirror >= NICFORGE_SHIM_REGION_BARS)
+		return;
+	shim->bars[mirror].flags &= ~NICFORGE_SHIM_REGION_WRITE;
+	beat = (u64)page + NICFORGE_ATTACHMENT_MIRROR_HEARTBEAT;
+	if (IS_ALIGNED(beat, sizeof(u64)) &&
+	    shim_in_area(&shim->bars[mirror], beat, sizeof(u64))) {
+		shim->heartbeat_bar = mirror;
+		shim->heartbeat_at = beat;
+	}
+}
+
 static void shim_find_attachment(struct shim *shim)
 {
 	struct pci_dev *pdev = shim->pdev;
 	u8 at = pci_find_capability(pdev, PCI_CAP_ID_VNDR);
-	int i;
 
 	for (; at; at = pci_find_next_capability(pdev, at, PCI_CAP_ID_VNDR)) {
-		u8 len = 0, kind = 0, version = 0, mirror = 0xff, memory = 0;
+		u8 len = 0, kind = 0, version = 0;
 
 		pci_read_config_byte(pdev, at + ATTACHMENT(len), &len);
 		pci_read_config_byte(pdev, at + ATTACHMENT(kind), &kind);
 		pci_read_config_byte(pdev, at + ATTACHMENT(version), &version);
-		pci_read_config_byte(pdev, at + ATTACHMENT(mirror_bar), &mirror);
-		pci_read_config_byte(pdev, at + ATTACHMENT(memory_bars), &memory);
-		if (kind != NICFORGE_PCI_CAP_KIND_ATTACHMENT ||
-		    version != NICFORGE_PCI_CAP_VERSION ||
-		    len < sizeof(struct nicforge_pci_attachment_capability))
-			continue;
-		shim->info_flags |= NICFORGE_SHIM_INFO_ATTACHMENT;
-		if (mirror < NICFORGE_SHIM_REGION_BARS)
-			shim->bars[mirror].flags &= ~NICFORGE_SHIM_REGION_WRITE;
-		for (i = 0; i < NICFORGE_SHIM_REGION_BARS; i++)
-			if (memory & BIT(i) && shim->bars[i].area_count)
-				shim_bar_is_memory(&shim->bars[i]);
-		return;
+		if (kind == NICFORGE_PCI_CAP_KIND_ATTACHMENT &&
+		    version == NICFORGE_PCI_CAP_VERSION &&
+		    len >= sizeof(struct nicforge_pci_attachment_capability)) {
+			shim_read_attachment(shim, at);
+			return;
+		}
 	}
 }
 
@@ -165,19 +198,4 @@ int shim_get_region(struct shim *shim, struct nicforge_shim_region *region)
 		memcpy(region->areas, bar->areas, sizeof(region->areas));
 	}
 	return 0;
-}
-
-/* Whether all of [offset, offset + len) may be accessed or mapped. */
-bool shim_in_area(const struct shim_bar *bar, u64 offset, u64 len)
-{
-	u32 i;
-
-	for (i = 0; i < bar->area_count; i++) {
-		const struct nicforge_shim_area *area = &bar->areas[i];
-
-		if (offset >= area->offset && len <= area->len &&
-		    offset - area->offset <= area->len - len)
-			return true;
-	}
-	return false;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The end of a function, and its resets.
+ * The end of a function, looking whether it has come, and resets.
  */
 #include <linux/delay.h>
 #include <linux/jiffies.h>
@@ -11,6 +11,9 @@
 
 /* Tries to reset a function that somebody else holds, 20 ms apart. */
 #define SHIM_RESET_TRIES 100
+
+/* After so long without a sign of life a function is asked itself. */
+#define SHIM_SILENCE	HZ
 
 /* ---- The end of a function ---- */
 
@@ -45,14 +48,29 @@ bool shim_look(struct shim *shim)
 	return present;
 }
 
-/* The same, once a second at most. */
+/*
+ * The same for those who wait, however often they ask. A heartbeat that moves
+ * says it without an access that the device would have to answer; only a
+ * function that has none, or whose heartbeat rests, is asked itself, once a
+ * second.
+ */
 void shim_look_rarely(struct shim *shim)
 {
-	unsigned long last = READ_ONCE(shim->last_look);
+	unsigned long now = jiffies;
+	u32 beat;
 
-	if (time_before(jiffies, last + HZ))
+	if (time_before(now, READ_ONCE(shim->last_look) + SHIM_LOOK))
 		return;
-	WRITE_ONCE(shim->last_look, jiffies);
+	WRITE_ONCE(shim->last_look, now);
+	if (shim_read_heartbeat(shim, &beat) &&
+	    beat != READ_ONCE(shim->heartbeat)) {
+		WRITE_ONCE(shim->heartbeat, beat);
+		WRITE_ONCE(shim->last_sign, now);
+		return;
+	}
+	if (time_before(now, READ_ONCE(shim->last_sign) + SHIM_SILENCE))
+		return;
+	WRITE_ONCE(shim->last_sign, now);
 	shim_look(shim);
 }
 
