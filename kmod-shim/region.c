@@ -4,8 +4,8 @@
  *
  * That is known from the BARs' sizes, from where the MSI-X table lies (never
  * mapped, nor accessed: who writes it makes the function write anywhere), and
- * from the attachment capability, which says which BARs are memory, and names
- * the one that only the device writes.
+ * from the attachment capability, which says which BARs are memory, and which
+ * ones only the device writes.
  */
 #include <linux/pci.h>
 #include <linux/stddef.h>
@@ -113,11 +113,11 @@ static void shim_cut_msix(struct shim *shim)
 #define ATTACHMENT(field) \
 	offsetof(struct nicforge_pci_attachment_capability, field)
 
-/* The BARs that are memory, the one that only the device writes, its heartbeat. */
+/* The BARs that are memory, those that only the device writes, its heartbeat. */
 static void shim_read_attachment(struct shim *shim, u8 at)
 {
 	struct pci_dev *pdev = shim->pdev;
-	u8 mirror = 0xff, memory = 0;
+	u8 mirror = 0xff, memory = 0, mirrored = 0;
 	u32 page = 0;
 	u64 beat;
 	int i;
@@ -125,13 +125,16 @@ static void shim_read_attachment(struct shim *shim, u8 at)
 	pci_read_config_byte(pdev, at + ATTACHMENT(mirror_bar), &mirror);
 	pci_read_config_dword(pdev, at + ATTACHMENT(mirror_offset), &page);
 	pci_read_config_byte(pdev, at + ATTACHMENT(memory_bars), &memory);
+	pci_read_config_byte(pdev, at + ATTACHMENT(mirrored_bars), &mirrored);
 	shim->info_flags |= NICFORGE_SHIM_INFO_ATTACHMENT;
-	for (i = 0; i < NICFORGE_SHIM_REGION_BARS; i++)
+	for (i = 0; i < NICFORGE_SHIM_REGION_BARS; i++) {
 		if (memory & BIT(i) && shim->bars[i].area_count)
 			shim_bar_is_memory(&shim->bars[i]);
+		if (mirrored & BIT(i) || i == mirror)
+			shim->bars[i].flags &= ~NICFORGE_SHIM_REGION_WRITE;
+	}
 	if (mirror >= NICFORGE_SHIM_REGION_BARS)
 		return;
-	shim->bars[mirror].flags &= ~NICFORGE_SHIM_REGION_WRITE;
 	beat = (u64)page + NICFORGE_ATTACHMENT_MIRROR_HEARTBEAT;
 	if (IS_ALIGNED(beat, sizeof(u64)) &&
 	    shim_in_area(&shim->bars[mirror], beat, sizeof(u64))) {

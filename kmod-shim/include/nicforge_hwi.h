@@ -654,8 +654,13 @@ struct nicforge_pci_attachment_capability {
 	 * clear says nothing: PCI Express has that bit only for BARs of 64 bits.
 	 */
 	uint8_t memory_bars;
-	/* Zero. */
-	uint8_t reserved;
+	/*
+	 * Bit i: only the device writes BAR i, as it does that of the attachment
+	 * mirror; software maps it for loads alone. A store into it goes
+	 * nowhere, and where a virtual machine has it as memory that it may only
+	 * read, ends the machine.
+	 */
+	uint8_t mirrored_bars;
 };
 
 /* ---- posted ---- */

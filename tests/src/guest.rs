@@ -8,6 +8,7 @@ use std::{
     io::{BufRead, BufReader, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
+    process::Command,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -64,6 +65,30 @@ pub fn boot(config: &GuestConfig) -> Guest {
     let guest = Guest::boot(toolkit(), config, &Watch::on_stderr()).unwrap_or_else(|error| panic!("{error}"));
     assert!(guest.problems().is_empty(), "{:?}", guest.problems());
     guest
+}
+
+/// The checks of the kernel module (`tests/guest/shim`), compiled into a program `shim-checks` in `folder`.
+///
+/// # Panics
+/// When that does not work.
+pub fn shim_checks(folder: &Path) -> PathBuf {
+    const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+    let sources = Path::new(ROOT).join("tests/guest/shim");
+    let sources =
+        ["checks.c", "function.c", "interrupt.c", "memory.c", "end.c"].map(|name| sources.join(name));
+    std::fs::create_dir_all(folder).expect("the tests' folder can be written");
+    let program = folder.join("shim-checks");
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-static", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
+        .arg("-Wno-missing-field-initializers")
+        .args(["-I", &format!("{ROOT}/kmod-shim/include"), "-I", &format!("{ROOT}/kmod-shim/include/uapi")])
+        .args(sources)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .expect("there is a C compiler");
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
 }
 
 /// A job whose lines are shown when they come.

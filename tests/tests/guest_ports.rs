@@ -2,7 +2,7 @@
 //! windows, also beside EXTOLL's pages of 4 GiB, and the drivers work.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::thread;
+use std::{path::Path, thread};
 
 use nicforge_guest::{Function, Guest};
 use nicforge_machine::{build::build, description::Description};
@@ -60,7 +60,10 @@ fn check_bars(guest: &Guest) {
 fn every_bar_has_room_behind_root_ports_and_the_drivers_work() {
     let machine = build(&Description::parse(MACHINE, "ports.toml").unwrap()).unwrap().0;
     let served = Served::new(machine, EventLoopKind::Auto);
-    let config = guest::config("ports", Door::Shim, vec![]).program(env!("CARGO_BIN_EXE_guest_program"));
+    let checks = guest::shim_checks(&Path::new(env!("CARGO_TARGET_TMPDIR")).join("ports"));
+    let config = guest::config("ports", Door::Shim, vec![])
+        .program(env!("CARGO_BIN_EXE_guest_program"))
+        .program(checks);
     let config = FUNCTIONS.into_iter().fold(config, |config, (name, _)| {
         let (function, attachment) = name.split_once('.').unwrap();
         let socket = served.socket(function, attachment);
@@ -68,6 +71,9 @@ fn every_bar_has_room_behind_root_ports_and_the_drivers_work() {
     });
     let guest = guest::boot(&config);
     check_bars(&guest);
+    // Besides the core's mirror each of them has a BAR that only the device writes.
+    guest::run(&guest, "for file in /dev/nicforge[0-9]*; do shim-checks read-only $file || exit; done");
+    guest::run(&guest, "guest_program read-only");
     thread::scope(|scope| {
         scope.spawn(|| guest::run(&guest, "guest_program io 0"));
         guest::run(&guest, "guest_program compute 0");

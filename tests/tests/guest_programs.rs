@@ -107,6 +107,8 @@ fn fcnp_between_guests_and_the_host() {
     let served = served();
     let node = guest::boot(&config(&served, "fcnp-io", Door::Shim, &["io0.core0"]));
     let core = guest::boot(&config(&served, "fcnp-cn", Door::Vfio, &["cn0.core0"]));
+    play(&node, "read-only");
+    play(&core, "read-only");
     thread::scope(|scope| {
         scope.spawn(|| play(&node, "io 0 4"));
         play(&core, "compute 0");

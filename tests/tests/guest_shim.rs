@@ -5,8 +5,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::{
-    path::{Path, PathBuf},
-    process::Command,
+    path::Path,
     sync::{Arc, mpsc},
     time::Duration,
 };
@@ -14,7 +13,7 @@ use std::{
 use nicforge_guest::{Driver, Function, Guest, GuestConfig, Job, Provision, Running, Watch};
 use nicforge_tests::{
     backing::{EventLoopKind, Served},
-    proof_body,
+    guest, proof_body,
 };
 
 /// Nothing takes longer, also on a machine that has much else to do.
@@ -39,29 +38,6 @@ const FIFO: [&str; 12] = [
 /// The checks that want the DMA engine.
 const ENGINE: [&str; 3] = ["coherent", "pinned", "quota"];
 
-const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
-
-/// Compiles the checks.
-fn checks(name: &str) -> PathBuf {
-    let folder = Path::new(ROOT).join("tests/guest/shim");
-    let sources =
-        ["checks.c", "function.c", "interrupt.c", "memory.c", "end.c"].map(|name| folder.join(name));
-    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
-    std::fs::create_dir_all(&place).unwrap();
-    let program = place.join("shim-checks");
-    let output = Command::new("cc")
-        .args(["-std=gnu11", "-static", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
-        .arg("-Wno-missing-field-initializers")
-        .args(["-I", &format!("{ROOT}/kmod-shim/include"), "-I", &format!("{ROOT}/kmod-shim/include/uapi")])
-        .args(sources)
-        .arg("-o")
-        .arg(&program)
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    program
-}
-
 /// A guest with proof devices that the shim drives.
 struct Rig {
     guest: Guest,
@@ -78,7 +54,7 @@ impl Rig {
         let config = GuestConfig::new(name)
             .driver(Driver::Shim)
             .boot_deadline(LIMIT)
-            .program(checks(name))
+            .program(guest::shim_checks(&Path::new(env!("CARGO_TARGET_TMPDIR")).join(name)))
             .user_function("fifo0.user0", served.socket("fifo0", "user0"))
             .user_function("dma0.user0", served.socket("dma0", "user0"))
             .function(Function {

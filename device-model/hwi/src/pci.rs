@@ -66,8 +66,9 @@ pub struct AttachmentCapability {
     /// Bit `i`: BAR `i` is memory from end to end. A load or store in it does nothing else, so stores may be combined. That its
     /// prefetchable bit is clear says nothing: PCI Express has that bit only for BARs of 64 bits.
     pub memory_bars: u8,
-    /// Zero.
-    pub reserved: u8,
+    /// Bit `i`: only the device writes BAR `i`, as it does that of the attachment mirror; software maps it for loads alone. A store
+    /// into it goes nowhere, and where a virtual machine has it as memory that it may only read, ends the machine.
+    pub mirrored_bars: u8,
 }
 
 const _: () = assert!(size_of::<AttachmentCapability>() == 28);

@@ -211,6 +211,7 @@ static const struct {
 	{ "open-twice", 1, check_open_twice },
 	{ "registers", 1, check_registers },
 	{ "mappings", 1, check_mappings },
+	{ "read-only", 1, check_read_only },
 	{ "mapped-fifo", 1, check_mapped_fifo },
 	{ "caching", 1, check_caching },
 	{ "read", 1, check_read },

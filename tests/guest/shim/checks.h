@@ -110,6 +110,7 @@ void check_enumeration(char **devices);
 void check_open_twice(char **devices);
 void check_registers(char **devices);
 void check_mappings(char **devices);
+void check_read_only(char **devices);
 void check_mapped_fifo(char **devices);
 void check_caching(char **devices);
 void check_read(char **devices);

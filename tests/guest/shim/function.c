@@ -201,6 +201,40 @@ void check_mappings(char **devices)
 	CHECK_EQ(registers[(CONTROL + NICFORGE_ATTACHMENT_CONTROL_ATTACHMENT) / 4], 0);
 }
 
+static void check_no_store(const struct function *function, uint64_t offset)
+{
+	volatile uint32_t *memory;
+
+	CHECK_ERROR(MAP(function, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, offset), EACCES);
+	CHECK_ERROR(MAP(function, PAGE, PROT_WRITE, MAP_SHARED, offset), EACCES);
+	memory = MAP(function, PAGE, PROT_READ, MAP_SHARED, offset);
+	CHECK(memory != MAP_FAILED);
+	CHECK(!touch_faults(memory));
+	CHECK_ERROR(mprotect((void *)memory, PAGE, PROT_READ | PROT_WRITE), EACCES);
+	CHECK_ERROR(mprotect((void *)memory, PAGE, PROT_WRITE), EACCES);
+	CHECK_OK(munmap((void *)memory, PAGE));
+}
+
+/* A NIC with two BARs that only the device writes. */
+void check_read_only(char **devices)
+{
+	struct function nic = open_function(devices[0], 0);
+	uint32_t word = 1;
+	int i, found = 0;
+
+	for (i = 0; i < NICFORGE_SHIM_REGION_BARS; i++) {
+		const struct nicforge_shim_region *bar = &nic.bars[i];
+
+		if (!bar->size || bar->flags & NICFORGE_SHIM_REGION_WRITE)
+			continue;
+		check_no_store(&nic, bar->offset);
+		check_no_store(&nic, bar->wc_offset);
+		CHECK_ERROR(pwrite(nic.fd, &word, 4, (off_t)bar->offset), EPERM);
+		found++;
+	}
+	CHECK_EQ(found, 2);
+}
+
 /* A message through mapped slots, without a call. */
 void check_mapped_fifo(char **devices)
 {

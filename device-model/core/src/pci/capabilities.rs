@@ -184,7 +184,7 @@ fn put_attachment(list: &mut List<'_>, rings: RingSpec, spec: &FunctionSpec) {
         ring_count: rings.count,
         max_data_log2: posted::MAX_DATA.ilog2() as u8,
         memory_bars: bars_that(spec, BarSpec::is_memory),
-        reserved: 0,
+        mirrored_bars: bars_that(spec, BarSpec::is_mirrored),
     };
     list.image.value[at..at + LENGTH].copy_from_slice(capability.as_bytes());
 }

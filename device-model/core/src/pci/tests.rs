@@ -146,6 +146,7 @@ fn attachment_capability_says_what_the_spec_says() {
     assert_eq!((found.ring_cells, found.ring_count), (rings.cells, rings.count));
     assert_eq!(1 << found.max_data_log2, nicforge_hwi::posted::MAX_DATA);
     assert_eq!(found.memory_bars, 0b110, "windows and mirror");
+    assert_eq!(found.mirrored_bars, 0b100);
 }
 
 #[test]

@@ -130,6 +130,11 @@ fn read_attachment(backing: &dyn Backing, at: u64) -> Result<Option<AttachmentCa
     Ok((found.version == CAP_VERSION).then_some(found))
 }
 
+/// Whether only the device writes a BAR.
+pub(crate) fn is_mirrored(capability: &AttachmentCapability, bar: usize) -> bool {
+    usize::from(capability.mirror_bar) == bar || usize::from(capability.mirrored_bars) >> bar & 1 != 0
+}
+
 /// Bytes of each ring.
 pub(crate) fn ring_bytes(capability: &AttachmentCapability) -> u64 {
     u64::from(capability.ring_cells) * CELL as u64

@@ -98,6 +98,9 @@ impl Shared {
             *info = backing.region_info(index as u32)?;
         }
         let capability = capability::find(&*backing, &bars)?;
+        for (index, info) in bars.iter_mut().enumerate() {
+            info.writable &= !capability.is_some_and(|found| capability::is_mirrored(&found, index));
+        }
         capability::enable(&*backing)?;
         // Whoever it is that fails here, a fence in the writer is always right.
         let fence = !backing.engine_is_near() || !register_membarrier().unwrap_or(false);
@@ -191,10 +194,9 @@ impl Shared {
         if info.size == 0 {
             return Err(none);
         }
-        let is_mirror = self.capability.is_some_and(|capability| capability.mirror_bar == bar);
         let memory = match info.mappable.is_empty() {
             true => None,
-            false if is_mirror => self.backing.map_read_only(bar.into())?,
+            false if !info.writable => self.backing.map_read_only(bar.into())?,
             false => self.backing.map(bar.into())?,
         };
         Ok(slot.get_or_init(|| Arc::new(Region::new(bar.into(), info, memory.map(|memory| memory.whole())))))

@@ -116,7 +116,7 @@ pub fn capability() -> AttachmentCapability {
         ring_count: RINGS,
         max_data_log2: 9,
         memory_bars: 0b110,
-        reserved: 0,
+        mirrored_bars: 0b100,
     }
 }
 
