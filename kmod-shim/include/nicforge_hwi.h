@@ -312,6 +312,13 @@
 #define NICFORGE_EXTOLL_ERROR_OVERFLOW 12
 
 /* ---- extoll_atu ---- */
+/* Mappings that a region lies in at most: 64 MiB in pages of 4 KiB. */
+#define NICFORGE_EXTOLL_ATU_MAX_MAPPINGS (1ULL << 14)
+/*
+ * Mappings that all regions of a card lie in at most, counted for each
+ * region.
+ */
+#define NICFORGE_EXTOLL_ATU_ALL_MAPPINGS (1ULL << 18)
 /* Page sizes. */
 /* 4 KiB. */
 #define NICFORGE_EXTOLL_ATU_PAGE_SIZE_4K 0
@@ -379,8 +386,8 @@
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_MALFORMED 1
 /*
- * STATUS: no entries in a row are left for so many pages, or the memory
- * lies in too many mappings.
+ * STATUS: no entries in a row are left for so many pages, or as many
+ * mappings as the memory lies in.
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_NO_ENTRIES 2
 /* STATUS: not registered, or another's. */
@@ -391,6 +398,8 @@
 #define NICFORGE_EXTOLL_ATU_COMMAND_NO_OWNER 5
 /* STATUS: what is left of the table is kept for other VPIDs. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_QUOTA 6
+/* STATUS: the memory lies in more than MAX_MAPPINGS mappings. */
+#define NICFORGE_EXTOLL_ATU_COMMAND_SCATTERED 7
 
 /* ---- extoll_rma ---- */
 /* Bytes of a descriptor. */

@@ -7,7 +7,7 @@ use nicforge_shm::SharedMemory;
 use crate::{
     attachment::{Attachment, RemoteRead},
     device::{AttachmentId, DmaToken, FunctionId},
-    dma::{DmaError, DmaLease, DmaPiece, MAX_DMA},
+    dma::{DmaError, DmaLease, DmaPiece, MAX_DMA, Term},
     fabric::{Fabric, Ports},
     interrupt::Raised,
     spec::FunctionSpec,
@@ -359,7 +359,7 @@ impl Context<'_> {
         result
     }
 
-    /// A lease of client memory: `length` bytes at `iova`, in one mapping, to be written or read. See [`DmaLease`].
+    /// A lease of client memory: `length` bytes at `iova`, in mappings side by side, to be written or read. See [`DmaLease`].
     ///
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::lease`]: memory that is reached by messages has none.
@@ -375,15 +375,21 @@ impl Context<'_> {
         attachment.dma.lease(iova, length, write)
     }
 
-    /// As much of `length` bytes of client memory at `iova` as lies in one mapping: what a device needs to hold on to a range that may lie in
-    /// several.
+    /// As much of `length` bytes of client memory at `iova` as is of one kind: what a device needs to hold on to a range that may be of
+    /// several. `term` ends when something of it is unmapped.
     ///
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::piece`].
-    pub fn dma_piece(&mut self, who: AttachmentId, iova: u64, length: u64) -> Result<DmaPiece, DmaError> {
+    pub fn dma_piece(
+        &mut self,
+        who: AttachmentId,
+        iova: u64,
+        length: u64,
+        term: &Term,
+    ) -> Result<DmaPiece, DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         may_start(attachment)?;
-        attachment.dma.piece(iova, length)
+        attachment.dma.piece(iova, length, term)
     }
 
     fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {

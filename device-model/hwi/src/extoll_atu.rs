@@ -4,18 +4,24 @@
 //! the page belongs to, where it is in that VPID's DMA address space, and what may be done with it. A region of several pages has entries in
 //! a row, so that its NLAs run on. An access lies in one region: regions next to each other are not one.
 //!
-//! A region lies in at most 1024 mappings of its owner's, all regions of a card together in 65536.
+//! A region lies in at most [`MAX_MAPPINGS`] mappings of its owner's, all regions of a card together in [`ALL_MAPPINGS`]. A guest whose IOMMU maps pages has a
+//! mapping for each of them.
 //!
 //! Half of the entries of each page size, and of those mappings, is shared out equally among the card's VPIDs: nobody else can take a VPID's part. The
 //! other half is for who comes first. A registration that would take what is kept for others is refused with [`command::QUOTA`].
 //!
-//! A region is of the memory that its owner has mapped there when it is registered. Memory that is unmapped, or whose owner loses *bus master*, is gone from
-//! the region for good, whatever is mapped there later: it is registered anew. A region ends with its owner.
+//! A region is of the memory that its owner has mapped there when it is registered. When some of that is unmapped, or the owner loses *bus master*,
+//! none of the region is touched any more, whatever is mapped there later: it is registered anew. A region ends with its owner.
 //!
 //! An NLA: bits 61..60 the page size ([`page`]), below them the number of the entry and the offset in the page; bits 63..62 zero.
 //!
 //! The admin attachment may register for any VPID, and every VPID for itself: what a kernel has to do in a system call, because physical
 //! addresses are everybody's, is done by the card here, because a VPID can name nothing but its own address space.
+
+/// Mappings that a region lies in at most: 64 MiB in pages of 4 KiB.
+pub const MAX_MAPPINGS: u32 = 1 << 14;
+/// Mappings that all regions of a card lie in at most, counted for each region.
+pub const ALL_MAPPINGS: u32 = 1 << 18;
 
 /// Page sizes.
 pub mod page {
@@ -117,7 +123,7 @@ pub mod command {
     pub const DONE: u64 = 0;
     /// [`STATUS`]: a misaligned address, no pages, too many, or an unknown command.
     pub const MALFORMED: u64 = 1;
-    /// [`STATUS`]: no entries in a row are left for so many pages, or the memory lies in too many mappings.
+    /// [`STATUS`]: no entries in a row are left for so many pages, or as many mappings as the memory lies in.
     pub const NO_ENTRIES: u64 = 2;
     /// [`STATUS`]: not registered, or another's.
     pub const NOT_YOURS: u64 = 3;
@@ -127,4 +133,6 @@ pub mod command {
     pub const NO_OWNER: u64 = 5;
     /// [`STATUS`]: what is left of the table is kept for other VPIDs.
     pub const QUOTA: u64 = 6;
+    /// [`STATUS`]: the memory lies in more than [`super::MAX_MAPPINGS`] mappings.
+    pub const SCATTERED: u64 = 7;
 }

@@ -111,6 +111,9 @@ fn reason(status: u64) -> &'static str {
         command::QUOTA => {
             "it has no entries left for this VPID but those that are kept for others; deregister some, or use larger pages"
         }
+        command::SCATTERED => {
+            "the memory is mapped for DMA in more pieces than a region may have; register less at once, or use huge pages"
+        }
         command::NOT_YOURS => "nothing of this VPID is registered there",
         command::NOT_MAPPED => "the memory is not mapped for DMA",
         command::NO_OWNER => "nobody has the VPID",

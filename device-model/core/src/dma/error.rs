@@ -47,6 +47,18 @@ pub enum DmaError {
         /// The first such address.
         iova: u64,
     },
+    /// Memory that a device wants to hold on to lies in more mappings than a lease may.
+    #[error(
+        "{length:#x} bytes at IOVA {iova:#x} lie in more than {limit} mappings: map larger ranges, or hold on to less"
+    )]
+    Scattered {
+        /// The first address.
+        iova: u64,
+        /// Bytes asked for.
+        length: u64,
+        /// The most mappings: [`super::MAX_LEASE`].
+        limit: usize,
+    },
     /// The client cut its file short. Reads gave zeros, writes are lost.
     #[error(
         "the file behind IOVA {iova:#x} is shorter than its mapping: the client truncated it; reset the attachment"

@@ -1,10 +1,10 @@
 //! The sorted table of mappings.
 
-use std::cell::Cell;
+use std::{cell::Cell, ops::Range};
 
 use nicforge_shm::Window;
 
-use super::{DmaError, DmaLease, DmaMapError, Lessor, MAX_DMA};
+use super::{DmaError, DmaLease, DmaMapError, MAX_DMA, MAX_LEASE, Term, lease::Lessor};
 
 /// What lies behind a range of IOVAs.
 #[derive(Clone, Debug)]
@@ -51,6 +51,19 @@ impl Mapping {
     fn length(&self) -> u64 {
         self.last - self.iova + 1
     }
+
+    /// Its part of the addresses from `first` to `last`, when it is memory of this process.
+    fn part(&self, first: u64, last: u64) -> Option<Window> {
+        let DmaBacking::Memory(window) = &self.backing else { return None };
+        let (first, last) = (first.max(self.iova), last.min(self.last));
+        window.window(first - self.iova, last.checked_sub(first)?.checked_add(1)?).ok()
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        self.lessor.end();
+    }
 }
 
 /// A mapping, as [`DmaMap::ranges`] shows it.
@@ -66,13 +79,15 @@ pub struct DmaRange<'a> {
     pub backing: &'a DmaBacking,
 }
 
-/// The part of a range that lies in one mapping, to be held on to. See [`DmaMap::piece`].
+/// The front of a range, as much of it as is of one kind, to be held on to. See [`DmaMap::piece`].
 #[derive(Clone, Debug)]
 pub struct DmaPiece {
     /// Bytes in it, at least 1.
     pub length: u64,
     /// What a device may do with it. A lease allows no more, even when its memory would.
     pub permission: DmaPermission,
+    /// Mappings that it lies in, 1 to [`MAX_LEASE`].
+    pub mappings: usize,
     /// Its memory; `None` when it is reached by messages.
     pub lease: Option<DmaLease>,
 }
@@ -192,48 +207,88 @@ impl DmaMap {
         self.bytes = 0;
     }
 
-    /// A lease of `length` bytes (at least 1) at `iova`, all of them in one mapping that is memory of this process.
+    /// A lease of `length` bytes (at least 1) at `iova`, all of them memory of this process, in at most [`MAX_LEASE`] mappings side by side. It ends with
+    /// the first of them that does.
     ///
     /// # Errors
-    /// [`DmaError::Unmapped`], also when more than one mapping is needed; [`DmaError::Permission`], [`DmaError::Remote`].
+    /// [`DmaError::Unmapped`], [`DmaError::Permission`], [`DmaError::Remote`], [`DmaError::Scattered`].
     pub fn lease(&mut self, iova: u64, length: u64, write: bool) -> Result<DmaLease, DmaError> {
-        let short = usize::try_from(length).unwrap_or(usize::MAX);
-        let unmapped = DmaError::Unmapped { iova, length: short };
+        let short = |length| usize::try_from(length).unwrap_or(usize::MAX);
+        let unmapped = DmaError::Unmapped { iova, length: short(length) };
         let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(unmapped)?;
-        let index = self.find(iova).ok_or(unmapped)?;
-        let mapping = self.mappings.get_mut(index).filter(|mapping| last <= mapping.last).ok_or(unmapped)?;
-        if !mapping.permission.allows(write) {
-            return Err(DmaError::Permission { iova, length: short, write });
+        let first = self.find(iova).ok_or(unmapped)?;
+        let (mut end, mut at) = (first, iova);
+        loop {
+            let rest = short((last - at).saturating_add(1));
+            let mapping = self.mappings.get(end).filter(|mapping| mapping.iova <= at);
+            let mapping = mapping.ok_or(DmaError::Unmapped { iova: at, length: rest })?;
+            if !mapping.permission.allows(write) {
+                return Err(DmaError::Permission { iova: at, length: rest, write });
+            }
+            if matches!(mapping.backing, DmaBacking::Remote) {
+                return Err(DmaError::Remote { iova: at });
+            }
+            end += 1;
+            if mapping.last >= last {
+                break;
+            }
+            if end - first == MAX_LEASE {
+                return Err(DmaError::Scattered { iova, length, limit: MAX_LEASE });
+            }
+            at = mapping.last + 1;
         }
-        let DmaBacking::Memory(window) = &mapping.backing else { return Err(DmaError::Remote { iova }) };
-        let window = window.window(iova - mapping.iova, length).map_err(|_| unmapped)?;
-        Ok(DmaLease::new(window, &mut mapping.lessor))
+        self.hold(first..end, (iova, last), &Term::default()).ok_or(unmapped)
     }
 
-    /// As much of `length` bytes (at least 1) at `iova` as lies in one mapping.
+    /// The front of `length` bytes (at least 1) at `iova`: one mapping that is reached by messages, or as many side by side as are memory of this process, allow
+    /// the same, and are no more than [`MAX_LEASE`]. The term ends with each of them.
     ///
     /// # Errors
     /// [`DmaError::Unmapped`].
-    pub fn piece(&mut self, iova: u64, length: u64) -> Result<DmaPiece, DmaError> {
+    pub fn piece(&mut self, iova: u64, length: u64, term: &Term) -> Result<DmaPiece, DmaError> {
         let unmapped = DmaError::Unmapped { iova, length: usize::try_from(length).unwrap_or(usize::MAX) };
-        let more = length.checked_sub(1).ok_or(unmapped)?;
-        let index = self.find(iova).ok_or(unmapped)?;
-        let mapping = self.mappings.get_mut(index).ok_or(unmapped)?;
-        let length = more.min(mapping.last - iova).saturating_add(1);
-        let lease = match &mapping.backing {
-            DmaBacking::Memory(window) => {
-                let window = window.window(iova - mapping.iova, length).map_err(|_| unmapped)?;
-                Some(DmaLease::new(window, &mut mapping.lessor))
-            }
-            DmaBacking::Remote => None,
-        };
-        Ok(DmaPiece { length, permission: mapping.permission, lease })
+        let last = iova.saturating_add(length.checked_sub(1).ok_or(unmapped)?);
+        let first = self.find(iova).ok_or(unmapped)?;
+        let mapping = self.mappings.get_mut(first).ok_or(unmapped)?;
+        let permission = mapping.permission;
+        if matches!(mapping.backing, DmaBacking::Remote) {
+            mapping.lessor.add(term);
+            let length = (mapping.last.min(last) - iova).saturating_add(1);
+            return Ok(DmaPiece { length, permission, mappings: 1, lease: None });
+        }
+        let (mut end, mut until) = (first + 1, mapping.last);
+        while until < last
+            && end - first < MAX_LEASE
+            && let Some(next) = self.mappings.get(end)
+            && next.iova == until + 1
+            && next.permission == permission
+            && matches!(next.backing, DmaBacking::Memory(_))
+        {
+            until = next.last;
+            end += 1;
+        }
+        let lease = self.hold(first..end, (iova, until.min(last)), term).ok_or(unmapped)?;
+        Ok(DmaPiece { length: lease.len(), permission, mappings: end - first, lease: Some(lease) })
     }
 
-    /// Takes all leases back and maps nothing less.
+    /// A lease of the addresses from `first` to `last`, which lie in these mappings, all of them memory of this process.
+    fn hold(&mut self, place: Range<usize>, (first, last): (u64, u64), term: &Term) -> Option<DmaLease> {
+        let mappings = self.mappings.get_mut(place)?;
+        let lease = if let [only] = mappings {
+            DmaLease::new(only.part(first, last)?, term.clone())
+        } else {
+            DmaLease::of_many(mappings.iter().map(|mapping| mapping.part(first, last)), term.clone())?
+        };
+        for mapping in mappings {
+            mapping.lessor.add(term);
+        }
+        Some(lease)
+    }
+
+    /// Ends all leases and maps nothing less.
     pub fn take_back_leases(&mut self) {
         for mapping in &mut self.mappings {
-            mapping.lessor.take_back();
+            mapping.lessor.end();
         }
     }
 

@@ -8,12 +8,14 @@
 
 mod error;
 mod lease;
+#[cfg(test)]
+mod lease_tests;
 mod map;
 #[cfg(test)]
 mod tests;
 
 pub use error::{DmaError, DmaMapError};
-pub use lease::{DmaLease, Lessor};
+pub use lease::{DmaLease, LeaseError, LeasePiece, MAX_LEASE, Term};
 pub use map::{DmaBacking, DmaMap, DmaPermission, DmaPiece, DmaRange, Segment, Segments};
 
 /// The most bytes that one DMA read or write moves.

@@ -36,49 +36,6 @@ fn pieces(map: &DmaMap, iova: u64, length: usize) -> Vec<(u64, usize, u64)> {
         .collect()
 }
 
-#[test]
-fn a_lease_ends_with_its_mapping_and_with_no_other() {
-    let (mut map, memory) = mapped();
-    let lease = map.lease(0x1800, 0x800, true).unwrap();
-    let other = map.lease(0x3000, PAGE, false).unwrap();
-    lease.window().unwrap().store_u64_release(0, 7).unwrap();
-    assert_eq!(memory.window(0, 3 * PAGE).unwrap().load_u64_acquire(PAGE + 0x800).unwrap(), 7);
-    map.unmap(0x1000, 2 * PAGE).unwrap();
-    assert!(lease.window().is_none() && lease.part(8, 8).unwrap().window().is_none());
-    assert!(other.window().is_some());
-    drop(map);
-    assert!(other.window().is_none());
-}
-
-#[test]
-fn a_lease_is_of_one_mapping_of_memory_that_permits_it() {
-    let (mut map, memory) = mapped();
-    map.map(0x8000, PAGE, DmaPermission::READ, backing(&memory, 0, PAGE)).unwrap();
-    let refused = |result: Result<DmaLease, DmaError>| result.map(|lease| lease.len()).unwrap_err();
-    assert!(matches!(refused(map.lease(0x2000, 2 * PAGE, false)), DmaError::Unmapped { iova: 0x2000, .. }));
-    assert!(matches!(refused(map.lease(0x4000, 1, false)), DmaError::Unmapped { .. }));
-    assert!(matches!(refused(map.lease(0x1000, 0, false)), DmaError::Unmapped { .. }));
-    assert!(matches!(refused(map.lease(u64::MAX, 2, false)), DmaError::Unmapped { .. }));
-    assert!(matches!(refused(map.lease(0x5000, 8, false)), DmaError::Remote { iova: 0x5000 }));
-    assert!(matches!(refused(map.lease(0x8000, 8, true)), DmaError::Permission { write: true, .. }));
-    assert_eq!(map.lease(0x8000, 8, false).unwrap().len(), 8);
-}
-
-#[test]
-fn who_subleases_takes_back_its_own_leases_only() {
-    let (mut map, _memory) = mapped();
-    let lease = map.lease(0x1000, PAGE, false).unwrap();
-    let mut lessor = Lessor::default();
-    let sublease = lease.clone().subleased(&mut lessor);
-    lessor.take_back();
-    assert!(sublease.window().is_none() && lease.window().is_some());
-    let again = lease.clone().subleased(&mut lessor);
-    assert!(again.window().is_some());
-    map.take_back_leases();
-    assert!(again.window().is_none() && lease.window().is_none());
-    assert!(map.lease(0x1000, PAGE, false).unwrap().window().is_some());
-}
-
 fn starts(map: &DmaMap) -> Vec<u64> {
     map.ranges().map(|range| range.iova).collect()
 }

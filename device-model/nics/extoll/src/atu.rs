@@ -1,8 +1,8 @@
 //! The ATU: which memory RMA may touch.
 //!
-//! A *region* is what one registration made: pages in a row, of one owner. It holds leases of the memory behind it, a lease for each mapping that it
-//! lies in, so that a transfer that uses it looks nothing up in the owner's address space. The leases end with the region, with the mapping
-//! and with the owner; whoever finds a lease ended touches nothing.
+//! A *region* is what one registration made: pages in a row, of one owner. It holds leases of the memory behind it, so that a transfer that uses it
+//! looks nothing up in the owner's address space. They have one term, which ends with the region, with the first of the mappings that it lies in
+//! and with the owner; whoever finds it over touches nothing.
 //!
 //! What one VPID may register is bounded: half of the table is kept for VPIDs that have not used their part of it (`Shares`).
 //!
@@ -14,18 +14,14 @@ use std::sync::Arc;
 use nicforge_core::{
     context::Context,
     device::AttachmentId,
-    dma::{DmaLease, DmaPermission, Lessor},
+    dma::{DmaLease, DmaPermission, Term},
 };
-use nicforge_hwi::extoll_atu::{command, nla, page};
+use nicforge_hwi::extoll_atu::{ALL_MAPPINGS, MAX_MAPPINGS, command, nla, page};
 
-/// Mappings that a region lies in at most: a registration takes a time that is bounded.
-const MAX_EXTENTS: usize = 1024;
-/// Those of all regions of a card together: memory is bounded.
-const ALL_EXTENTS: u32 = 1 << 16;
-/// What is shared out: entries of each page size, and extents.
+/// What is shared out: entries of each page size, and mappings.
 const RESOURCES: usize = 5;
-/// The extents among them.
-const EXTENTS: usize = 4;
+/// The mappings among them.
+const MAPPINGS: usize = 4;
 
 /// What an attachment has filled in, and what became of its last command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,7 +33,7 @@ pub(crate) struct Registers {
     pub(crate) result: u64,
 }
 
-/// A part of a region that lies in one mapping.
+/// A part of a region that is of one kind.
 struct Extent {
     /// Where it begins in the region.
     start: u64,
@@ -49,7 +45,7 @@ struct Extent {
 
 /// What is behind a place of a region.
 pub(crate) struct Piece<'a> {
-    /// The memory, all of the mapping's part, and where in it; `None`: reached by messages.
+    /// The memory, all of the extent, and where in it; `None`: reached by messages.
     pub(crate) lease: Option<(&'a Arc<DmaLease>, u64)>,
     pub(crate) iova: u64,
     pub(crate) length: u64,
@@ -65,8 +61,10 @@ pub(crate) struct Region {
     /// What the owner allows others.
     others: DmaPermission,
     extents: Vec<Extent>,
-    /// Ends the leases with the region.
-    lessor: Lessor,
+    /// Mappings that it lies in.
+    mappings: u32,
+    /// Of all of its memory.
+    term: Term,
 }
 
 impl Region {
@@ -77,9 +75,12 @@ impl Region {
         may(self.mapped) && (owner_itself || may(self.others))
     }
 
-    /// What is behind `offset`, at most `length` bytes of it.
+    /// What is behind `offset`, at most `length` bytes of it. None when the memory is not there any more.
     #[inline]
     pub(crate) fn piece(&self, offset: u64, length: u64) -> Option<Piece<'_>> {
+        if self.term.is_over() {
+            return None;
+        }
         let place = self.extents.partition_point(|extent| extent.start <= offset).checked_sub(1)?;
         let extent = self.extents.get(place)?;
         let within = offset - extent.start;
@@ -127,7 +128,7 @@ impl Shares {
 
     /// How much there is.
     fn all(resource: usize) -> u32 {
-        if resource == EXTENTS { ALL_EXTENTS } else { page::entries(resource as u8) }
+        if resource == MAPPINGS { ALL_MAPPINGS } else { page::entries(resource as u8) }
     }
 
     /// What a VPID may still take.
@@ -175,7 +176,7 @@ impl Atu {
 
     /// Entries that are in use.
     pub(crate) fn entries(&self) -> u64 {
-        self.shares.total[..EXTENTS].iter().map(|&entries| u64::from(entries)).sum()
+        self.shares.total[..MAPPINGS].iter().map(|&entries| u64::from(entries)).sum()
     }
 
     /// Registrations that were refused because there was nothing left.
@@ -248,29 +249,31 @@ impl Atu {
         self.admit(owner, resource, count)?;
         let spans = &self.spans[resource];
         let (place, first) = gap(spans, count, page::entries(class)).ok_or(command::NO_ENTRIES)?;
-        let mut lessor = Lessor::default();
+        let term = Term::default();
         let mut mapped = DmaPermission::READ_WRITE;
         let mut extents = Vec::new();
-        let mut start = 0;
+        let (mut start, mut mappings) = (0, 0);
         while start < bytes {
-            if extents.len() >= MAX_EXTENTS {
-                return Err(command::NO_ENTRIES);
+            let piece = context
+                .dma_piece(owner, address + start, bytes - start, &term)
+                .map_err(|_| command::NOT_MAPPED)?;
+            // At most MAX_LEASE more than MAX_MAPPINGS.
+            mappings += piece.mappings as u32;
+            if mappings > MAX_MAPPINGS {
+                return Err(command::SCATTERED);
             }
-            // At most MAX_EXTENTS.
-            self.admit(owner, EXTENTS, extents.len() as u32 + 1)?;
-            let piece =
-                context.dma_piece(owner, address + start, bytes - start).map_err(|_| command::NOT_MAPPED)?;
+            self.admit(owner, MAPPINGS, mappings)?;
             mapped.read &= piece.permission.read;
             mapped.write &= piece.permission.write;
-            let lease = piece.lease.map(|lease| Arc::new(lease.subleased(&mut lessor)));
+            let lease = piece.lease.map(Arc::new);
             extents.push(Extent { start, length: piece.length, iova: address + start, lease });
             start += piece.length;
         }
         self.last_serial += 1;
         self.shares.change(owner.0, resource, |used| used + count);
-        let more = extents.len() as u32;
-        self.shares.change(owner.0, EXTENTS, |used| used + more);
-        let region = Region { serial: self.last_serial, owner: owner.0, mapped, others, extents, lessor };
+        self.shares.change(owner.0, MAPPINGS, |used| used + mappings);
+        let region =
+            Region { serial: self.last_serial, owner: owner.0, mapped, others, extents, mappings, term };
         let index = match self.free.pop() {
             Some(index) => {
                 self.regions[index as usize] = Some(region);
@@ -320,11 +323,11 @@ impl Atu {
     }
 
     fn end(&mut self, class: usize, span: Span) {
-        if let Some(mut region) = self.regions[span.region as usize].take() {
-            region.lessor.take_back();
-            let less = region.extents.len() as u32;
+        if let Some(region) = self.regions[span.region as usize].take() {
+            region.term.end();
+            let less = region.mappings;
             self.shares.change(region.owner, class, |used| used - span.pages);
-            self.shares.change(region.owner, EXTENTS, |used| used - less);
+            self.shares.change(region.owner, MAPPINGS, |used| used - less);
             self.free.push(span.region);
         }
     }

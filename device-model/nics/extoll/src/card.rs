@@ -175,7 +175,8 @@ impl Card {
         let place = vpid.place;
         let memory = if who != admin && place.is_sound(nodes) {
             let bytes = place.slots * nicforge_hwi::extoll_velo::SLOT;
-            context.dma_lease(who, place.base, bytes, true).ok()
+            // A slot may lie in two mappings; its header is written at once.
+            context.dma_lease(who, place.base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
         } else {
             None
         };

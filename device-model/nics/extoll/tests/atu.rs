@@ -7,11 +7,15 @@ use common::{
     Rig,
     rma::{DATA_BASE, OPEN},
 };
-use nicforge_core::device::Ended;
+use nicforge_core::{
+    device::Ended,
+    dma::{DmaBacking, DmaPermission},
+};
 use nicforge_hwi::{
     extoll::{error, mirror},
-    extoll_atu::{command as atu, nla, page},
+    extoll_atu::{MAX_MAPPINGS, command as atu, nla, page},
 };
+use nicforge_shm::SharedMemory;
 
 #[test]
 fn pages_of_every_size_get_addresses_that_say_their_size() {
@@ -125,15 +129,23 @@ fn what_the_admin_registers_counts_as_the_owners() {
 fn a_region_lies_in_a_bounded_number_of_mappings() {
     let mut rig = Rig::pair();
     let client = rig.attach(0, 0);
-    for page in 0..1025 {
-        rig.map(&client, page * 4096, 4096);
+    // All of them of the same page.
+    let memory = SharedMemory::create("data", 4096).unwrap();
+    let most = u64::from(MAX_MAPPINGS);
+    for page in 0..=most {
+        let backing = DmaBacking::Memory(memory.whole());
+        let permission = DmaPermission::READ_WRITE;
+        rig.machine.dma_map(client.function, client.who, page * 4096, 4096, permission, backing).unwrap();
     }
-    assert_eq!(rig.register(&client, 0, 1025, page::SIZE_4K, 0), Err(atu::NO_ENTRIES));
-    // Of 64 times 1024 an eighth is kept for each of three others.
-    let nlas: Vec<_> = (0..40).map(|_| rig.register(&client, 0, 1024, page::SIZE_4K, 0).unwrap()).collect();
-    assert_eq!(rig.register(&client, 0, 16, page::SIZE_64K, 0), Err(atu::QUOTA), "all extents are in use");
+    assert_eq!(rig.register(&client, 0, most + 1, page::SIZE_4K, 0), Err(atu::SCATTERED));
+    assert_eq!((rig.counter(0, "atu_entries"), rig.counter(0, "atu_refused")), (0, 0));
+    // Of 16 times as many an eighth is kept for each of three others.
+    let large = page::SIZE_2M;
+    let pages = most >> (page::shift(large) - 12);
+    let nlas: Vec<_> = (0..10).map(|_| rig.register(&client, 0, pages, large, 0).unwrap()).collect();
+    assert_eq!(rig.register(&client, 0, 1, large, 0), Err(atu::QUOTA), "all mappings are in use");
     assert_eq!(rig.deregister(&client, nlas[3]), atu::DONE);
-    rig.register(&client, 0, 16, page::SIZE_64K, 0).unwrap();
+    rig.register(&client, 0, 1, large, 0).unwrap();
 }
 
 #[test]

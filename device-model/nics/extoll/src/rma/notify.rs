@@ -49,11 +49,11 @@ impl Queue {
         if self.written - self.taken == self.entries {
             return Put::Full;
         }
-        let Some(memory) = self.memory.window() else { return Put::MemoryGone };
         let at = (self.written & (self.entries - 1)) * ENTRY;
-        let written = memory
+        let written = self
+            .memory
             .store_u64_relaxed(at + 8, notification.address)
-            .and_then(|()| memory.store_u64_release(at, notification.head));
+            .and_then(|()| self.memory.store_u64_release(at, notification.head));
         if written.is_err() {
             return Put::MemoryGone;
         }
@@ -77,7 +77,9 @@ impl Card {
         }
         let place = client.place;
         let memory = if who != admin && place.is_sound() {
-            context.dma_lease(who, place.base, place.entries * ENTRY, true).ok()
+            let memory = context.dma_lease(who, place.base, place.entries * ENTRY, true).ok();
+            // An entry may lie in two mappings; each half is written at once.
+            memory.filter(|memory| memory.keeps_whole(8))
         } else {
             None
         };

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use nicforge_core::{
     context::Context,
     device::{AttachmentId, DmaToken},
-    dma::{DmaError, DmaLease, Lessor, MAX_DMA},
+    dma::{DmaError, DmaLease, LeaseError, MAX_DMA, Term},
     time::Nanos,
 };
 use nicforge_hwi::extoll_rma::status;
-use nicforge_shm::{MemoryError, SharedMemory, Window};
+use nicforge_shm::{SharedMemory, Window};
 
 use super::{Rma, part::MTU};
 use crate::{
@@ -73,8 +73,8 @@ enum Failed {
     Withdrawn,
 }
 
-impl From<MemoryError> for Failed {
-    fn from(_: MemoryError) -> Self {
+impl From<LeaseError> for Failed {
+    fn from(_: LeaseError) -> Self {
         Self::Withdrawn
     }
 }
@@ -110,20 +110,12 @@ pub(crate) fn deposit(
 
 #[inline]
 fn copy(data: &Data<'_>, done: u32, target: &DmaLease, within: u64, length: u64) -> Result<(), Failed> {
-    let to = target.window().ok_or(Failed::Withdrawn)?;
     match data {
-        Data::Memory(source, place) => {
-            let from = source.window().ok_or(Failed::Withdrawn)?;
-            from.copy_to(place + u64::from(done), to, within, length)?;
-            // A client may cut its file short at any time; zeros that were read instead are not its data.
-            if from.faulted() {
-                return Err(Failed::Withdrawn);
-            }
-        }
-        Data::Word(bytes) => to.write(within, word(bytes, done, length)?)?,
+        Data::Memory(source, place) => source.copy_to(place + u64::from(done), target, within, length)?,
+        Data::Word(bytes) => target.write(within, word(bytes, done, length)?)?,
         Data::Missing => return Err(Failed::Withdrawn),
     }
-    if to.faulted() { Err(Failed::Withdrawn) } else { Ok(()) }
+    Ok(())
 }
 
 fn word(bytes: &[u8; 8], done: u32, length: u64) -> Result<&[u8], Failed> {
@@ -142,15 +134,11 @@ fn write(
 ) -> Result<(), Failed> {
     let written = match data {
         Data::Memory(source, place) => {
-            let from = source.window().ok_or(Failed::Withdrawn)?;
             if scratch.is_empty() {
                 *scratch = vec![0; MAX_DMA].into_boxed_slice();
             }
             let bytes = scratch.get_mut(..length as usize).ok_or(Failed::Withdrawn)?;
-            from.read(place + u64::from(done), bytes)?;
-            if from.faulted() {
-                return Err(Failed::Withdrawn);
-            }
+            source.read(place + u64::from(done), bytes)?;
             context.dma_write(owner, iova, bytes)
         }
         Data::Word(bytes) => context.dma_write(owner, iova, word(bytes, done, length)?),
@@ -186,9 +174,10 @@ pub(crate) struct Wanted {
 #[derive(Default)]
 pub(crate) struct Stage {
     memory: Option<Window>,
+    /// Of what packets refer to.
+    term: Term,
     /// What packets refer to. While one does, nothing new is read.
     lease: Option<Arc<DmaLease>>,
-    lessor: Lessor,
     content: Content,
     /// Of the last read: an answer for an earlier one is nobody's.
     generation: u32,
@@ -197,7 +186,8 @@ pub(crate) struct Stage {
 impl Stage {
     /// What was read is not needed any more, what comes is nobody's, and what is under way is withdrawn.
     pub(crate) fn abandon(&mut self) {
-        self.lessor.take_back();
+        self.term.end();
+        self.term = Term::default();
         self.lease = None;
         self.content = Content::Nothing;
         self.generation = self.generation.wrapping_add(1);
@@ -247,7 +237,7 @@ impl Stage {
             self.memory = Some(memory.whole());
         }
         if let (Some(memory), None) = (&self.memory, &self.lease) {
-            self.lease = Some(Arc::new(DmaLease::new(memory.clone(), &mut self.lessor)));
+            self.lease = Some(Arc::new(DmaLease::new(memory.clone(), self.term.clone())));
         }
         self.generation = self.generation.wrapping_add(1);
         let token = DmaToken(u64::from(self.generation) << 1 | role as u64);

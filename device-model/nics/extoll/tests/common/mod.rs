@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails the test")]
 
 pub(crate) mod rma;
+pub(crate) mod scattered;
 
 use std::sync::{
     Arc,

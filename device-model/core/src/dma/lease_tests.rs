@@ -1,0 +1,465 @@
+//! Leases: how far they reach, what ends them, and where their bytes go.
+
+use nicforge_shm::SharedMemory;
+use proptest::prelude::*;
+
+use super::{lease::Lessor, *};
+
+const PAGE: u64 = 4096;
+const BOTH: DmaPermission = DmaPermission::READ_WRITE;
+
+fn memory(len: u64) -> SharedMemory {
+    SharedMemory::create("lease-test", len as usize).unwrap()
+}
+
+fn backing(memory: &SharedMemory, offset: u64, len: u64) -> DmaBacking {
+    DmaBacking::Memory(memory.window(offset, len).unwrap())
+}
+
+/// Maps ranges side by side from `iova` on, each with its length, backwards in one file.
+fn side_by_side(map: &mut DmaMap, iova: u64, lengths: &[u64]) -> SharedMemory {
+    let total: u64 = lengths.iter().sum();
+    let memory = memory(total);
+    let mut at = 0;
+    for &length in lengths {
+        map.map(iova + at, length, BOTH, backing(&memory, total - at - length, length)).unwrap();
+        at += length;
+    }
+    memory
+}
+
+fn is_good(lease: &DmaLease) -> bool {
+    lease.piece(0).is_some()
+}
+
+#[test]
+fn a_lease_ends_with_each_of_its_mappings_and_with_no_other() {
+    for gone in 0..4 {
+        let mut map = DmaMap::new(8);
+        let _memory = side_by_side(&mut map, 0x1000, &[PAGE; 4]);
+        let all = map.lease(0x1800, 3 * PAGE, true).unwrap();
+        let each: Vec<_> = (0..4).map(|page| map.lease(0x1000 + page * PAGE, PAGE, false).unwrap()).collect();
+        map.unmap(0x1000 + gone * PAGE, PAGE).unwrap();
+        assert!(!is_good(&all) && all.write(3 * PAGE - 8, &[1; 8]) == Err(LeaseError::Over));
+        let good: Vec<_> = each.iter().map(is_good).collect();
+        assert_eq!(good, [0, 1, 2, 3].map(|page| page != gone));
+        drop(map);
+        assert!(!each.iter().any(is_good));
+    }
+}
+
+#[test]
+fn a_lease_is_of_memory_side_by_side_that_permits_it() {
+    let mut map = DmaMap::new(16);
+    let memory = side_by_side(&mut map, 0x1000, &[PAGE; 2]);
+    map.map(0x3000, PAGE, DmaPermission::READ, backing(&memory, 0, PAGE)).unwrap();
+    map.map(0x4000, PAGE, BOTH, DmaBacking::Remote).unwrap();
+    let mut refused =
+        |iova, length, write| map.lease(iova, length, write).map(|lease| lease.len()).unwrap_err();
+    let length = PAGE as usize;
+    assert_eq!(refused(0x5000, 1, false), DmaError::Unmapped { iova: 0x5000, length: 1 });
+    assert_eq!(refused(0x1000, 0, false), DmaError::Unmapped { iova: 0x1000, length: 0 });
+    assert_eq!(refused(u64::MAX, 2, false), DmaError::Unmapped { iova: u64::MAX, length: 2 });
+    assert_eq!(refused(0x3800, PAGE, false), DmaError::Remote { iova: 0x4000 });
+    assert_eq!(refused(0x2000, 2 * PAGE, true), DmaError::Permission { iova: 0x3000, length, write: true });
+    assert_eq!(map.lease(0x1000, 3 * PAGE, false).unwrap().len(), 3 * PAGE);
+    map.unmap(0x4000, PAGE).unwrap();
+    let hole = map.lease(0x3800, PAGE, false).map(|lease| lease.len());
+    assert_eq!(hole.unwrap_err(), DmaError::Unmapped { iova: 0x4000, length: 0x800 });
+}
+
+#[test]
+fn a_lease_lies_in_a_bounded_number_of_mappings() {
+    let count = MAX_LEASE as u64 + 1;
+    let mut map = DmaMap::new(count as usize);
+    let memory = memory(PAGE);
+    for index in 0..count {
+        map.map(index * 8, 8, BOTH, backing(&memory, 0, 8)).unwrap();
+    }
+    assert!(map.lease(4, 8 * (count - 1) - 4, true).is_ok());
+    let refused = map.lease(4, 8 * (count - 1), true).map(|lease| lease.len());
+    let scattered = DmaError::Scattered { iova: 4, length: 8 * (count - 1), limit: MAX_LEASE };
+    assert_eq!(refused, Err(scattered));
+    let piece = map.piece(4, 8 * count, &Term::default()).unwrap();
+    assert_eq!((piece.length, piece.mappings), (8 * (count - 1) - 4, MAX_LEASE));
+}
+
+#[test]
+fn a_piece_is_of_one_kind_and_ends_with_its_term() {
+    let mut map = DmaMap::new(16);
+    let memory = side_by_side(&mut map, 0x1000, &[PAGE; 3]);
+    map.map(0x4000, PAGE, DmaPermission::READ, backing(&memory, 0, PAGE)).unwrap();
+    map.map(0x5000, PAGE, DmaPermission::READ, DmaBacking::Remote).unwrap();
+    map.map(0x6000, PAGE, DmaPermission::READ, DmaBacking::Remote).unwrap();
+    let term = Term::default();
+    let mut pieces = Vec::new();
+    let mut at = 0x1800;
+    while at < 0x6800 {
+        let piece = map.piece(at, 0x6800 - at, &term).unwrap();
+        pieces.push((piece.length, piece.mappings, piece.permission, piece.lease.is_some()));
+        at += piece.length;
+    }
+    let read = DmaPermission::READ;
+    assert_eq!(
+        pieces,
+        [(0x2800, 3, BOTH, true), (PAGE, 1, read, true), (PAGE, 1, read, false), (0x800, 1, read, false)]
+    );
+    // Also with memory that is reached by messages.
+    assert!(!term.is_over());
+    map.unmap(0x5000, PAGE).unwrap();
+    assert!(term.is_over());
+    assert_eq!(map.piece(0x5000, 1, &term).map(|_| ()), Err(DmaError::Unmapped { iova: 0x5000, length: 1 }));
+}
+
+#[test]
+fn who_holds_a_term_ends_its_own_leases_only() {
+    let mut map = DmaMap::new(16);
+    let _memory = side_by_side(&mut map, 0x1000, &[PAGE; 2]);
+    let (one, two) = (Term::default(), Term::default());
+    let mut lease = |term| map.piece(0x1000, 2 * PAGE, term).unwrap().lease.unwrap();
+    let (first, second) = (lease(&one), lease(&two));
+    one.end();
+    assert!(!is_good(&first) && is_good(&second));
+    map.take_back_leases();
+    assert!(!is_good(&second));
+    assert!(is_good(&map.lease(0x1000, PAGE, false).unwrap()));
+}
+
+#[test]
+fn a_word_in_two_mappings_is_refused_and_leases_say_whether_there_can_be_one() {
+    for (boundary, whole) in [(4, 4), (8, 8), (24, 8), (4096, 4096)] {
+        let mut map = DmaMap::new(2);
+        let _memory = side_by_side(&mut map, 0x1000, &[boundary, 8192 - boundary]);
+        let lease = map.lease(0x1000, 8192, true).unwrap();
+        assert!(lease.keeps_whole(whole) && !lease.keeps_whole(2 * whole), "{boundary}");
+        let at = boundary & !7;
+        assert_eq!(lease.store_u64_release(at, 1).is_ok(), boundary != 4);
+        assert!(matches!(lease.store_u64_release(8192, 1), Err(LeaseError::Over | LeaseError::Memory(_))));
+    }
+    let lease = DmaLease::new(memory(PAGE).whole(), Term::default());
+    assert!(lease.keeps_whole(1 << 40));
+}
+
+#[test]
+fn accesses_that_leave_a_lease_are_refused_as_a_whole() {
+    let mut map = DmaMap::new(4);
+    let memory = side_by_side(&mut map, 0x1000, &[PAGE; 4]);
+    for length in [PAGE / 2, 4 * PAGE] {
+        let lease = map.lease(0x1000, length, true).unwrap();
+        let other = lease.clone();
+        for (offset, count) in [(length - 7, 8), (length + 1, 1), (u64::MAX, 8), (u64::MAX - 3, 8)] {
+            let mut bytes = vec![7; count as usize];
+            assert!(matches!(lease.write(offset, &bytes), Err(LeaseError::Memory(_))));
+            assert!(matches!(lease.read(offset, &mut bytes), Err(LeaseError::Memory(_))));
+            assert!(matches!(lease.copy_to(offset, &other, 0, count), Err(LeaseError::Memory(_))));
+            assert!(matches!(lease.copy_to(0, &other, offset, count), Err(LeaseError::Memory(_))));
+        }
+        assert_eq!(lease.read(length, &mut []), Ok(()));
+    }
+    let mut all = vec![1; 4 * PAGE as usize];
+    memory.read(0, &mut all).unwrap();
+    assert!(all.iter().all(|&byte| byte == 0));
+}
+
+#[test]
+fn a_mapping_forgets_terms_that_nobody_has_any_more() {
+    let mut lessor = Lessor::default();
+    let kept: Vec<_> = (0..100)
+        .map(|_| {
+            for _ in 0..100 {
+                lessor.add(&Term::default());
+            }
+            let term = Term::default();
+            lessor.add(&term);
+            term
+        })
+        .collect();
+    let Lessor::Many(terms) = &lessor else { panic!("there are many") };
+    assert!(terms.terms.len() <= 2 * kept.len() + 1, "{}", terms.terms.len());
+    assert!(!kept.iter().any(Term::is_over));
+    lessor.end();
+    assert!(kept.iter().all(Term::is_over));
+}
+
+/// Addresses that steps use, and how long those mappings are that come in rows.
+const ADDRESSES: u64 = 512;
+const ROW: u64 = 16;
+
+/// What an address is mapped to.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Place {
+    mapping: u64,
+    permission: DmaPermission,
+    /// The byte of the file; `None`: reached by messages.
+    byte: Option<usize>,
+}
+
+/// A lease, as its bytes in the file and the mappings that they are of.
+struct ModelLease {
+    bytes: Vec<usize>,
+    mappings: Vec<u64>,
+    good: bool,
+}
+
+/// The naive map: what each address is mapped to.
+struct Model {
+    addresses: Vec<Option<Place>>,
+    file: Vec<u8>,
+    leases: Vec<ModelLease>,
+    next: u64,
+}
+
+impl Model {
+    fn map(&mut self, iova: u64, length: u64, permission: DmaPermission, byte: Option<usize>) -> bool {
+        let Some(range) = self.addresses.get_mut(iova as usize..(iova + length) as usize) else {
+            return false;
+        };
+        if length == 0 || range.iter().any(Option::is_some) {
+            return false;
+        }
+        self.next += 1;
+        for (offset, address) in range.iter_mut().enumerate() {
+            *address = Some(Place { mapping: self.next, permission, byte: byte.map(|byte| byte + offset) });
+        }
+        true
+    }
+
+    /// Ends the mapping of an address.
+    fn unmap(&mut self, iova: u64) -> Option<(u64, u64)> {
+        let gone = self.addresses[iova as usize]?.mapping;
+        let its = |place: &Option<Place>| place.is_some_and(|place| place.mapping == gone);
+        let first = self.addresses.iter().position(its)?;
+        let length = self.addresses.iter().filter(|place| its(place)).count();
+        self.addresses[first..first + length].fill(None);
+        for lease in self.leases.iter_mut().filter(|lease| lease.mappings.contains(&gone)) {
+            lease.good = false;
+        }
+        Some((first as u64, length as u64))
+    }
+
+    fn lease(&mut self, iova: u64, length: u64, write: bool) -> bool {
+        let places: Option<Vec<_>> = (iova..iova + length)
+            .map(|at| {
+                let place = (*self.addresses.get(at as usize)?)?;
+                let allowed = if write { place.permission.write } else { place.permission.read };
+                Some((place.byte.filter(|_| allowed)?, place))
+            })
+            .collect();
+        let Some(places) = places.filter(|places| !places.is_empty()) else { return false };
+        self.leases.push(ModelLease {
+            bytes: places.iter().map(|(byte, _)| *byte).collect(),
+            mappings: places.iter().map(|(_, place)| place.mapping).collect(),
+            good: true,
+        });
+        true
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    /// Mappings side by side, as far as there is room.
+    Row {
+        iova: u64,
+        lengths: Vec<u64>,
+        permission: DmaPermission,
+    },
+    Remote {
+        iova: u64,
+        length: u64,
+    },
+    /// The mapping at an address.
+    Unmap {
+        iova: u64,
+    },
+    TakeBack,
+    Lease {
+        iova: u64,
+        length: u64,
+        write: bool,
+    },
+    Write {
+        lease: prop::sample::Index,
+        offset: u64,
+        data: Vec<u8>,
+    },
+    Word {
+        lease: prop::sample::Index,
+        word: u64,
+        value: u64,
+    },
+    Read {
+        lease: prop::sample::Index,
+        offset: u64,
+        length: usize,
+    },
+    Copy {
+        from: prop::sample::Index,
+        to: prop::sample::Index,
+        offsets: (u64, u64),
+        length: u64,
+    },
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let iova = 0..ADDRESSES;
+    let any_lease = any::<prop::sample::Index>;
+    let permission =
+        prop_oneof![8 => Just(BOTH), 1 => Just(DmaPermission::READ), 1 => Just(DmaPermission::WRITE)];
+    let pages = (1..24_usize).prop_map(|pages| vec![ROW; pages]);
+    let lengths = prop_oneof![2 => pages, 1 => prop::collection::vec(1..40_u64, 1..12)];
+    let start = prop_oneof![2 => (0..ADDRESSES / ROW).prop_map(|row| row * ROW), 1 => iova.clone()];
+    prop_oneof![
+        6 => (start, lengths, permission)
+            .prop_map(|(iova, lengths, permission)| Step::Row { iova, lengths, permission }),
+        1 => (iova.clone(), 1..32_u64).prop_map(|(iova, length)| Step::Remote { iova, length }),
+        4 => iova.clone().prop_map(|iova| Step::Unmap { iova }),
+        1 => Just(Step::TakeBack),
+        12 => (iova, 0..200_u64, any::<bool>())
+            .prop_map(|(iova, length, write)| Step::Lease { iova, length, write }),
+        8 => (any_lease(), 0..200_u64, prop::collection::vec(any::<u8>(), 0..80))
+            .prop_map(|(lease, offset, data)| Step::Write { lease, offset, data }),
+        3 => (any_lease(), 0..25_u64, any::<u64>())
+            .prop_map(|(lease, word, value)| Step::Word { lease, word, value }),
+        8 => (any_lease(), 0..200_u64, 0..80_usize)
+            .prop_map(|(lease, offset, length)| Step::Read { lease, offset, length }),
+        8 => (any_lease(), any_lease(), (0..200_u64, 0..200_u64), 0..80_u64)
+            .prop_map(|(from, to, offsets, length)| Step::Copy { from, to, offsets, length }),
+    ]
+}
+
+/// Bytes of the file, more than all steps map.
+const FILE: u64 = 1 << 20;
+
+/// What both sides have.
+struct Both {
+    map: DmaMap,
+    memory: SharedMemory,
+    leases: Vec<DmaLease>,
+    model: Model,
+    /// Where the last mapping begins in the file. They are made from its end on, so that neighbours are not side by side there.
+    used: u64,
+}
+
+impl Both {
+    fn new() -> Self {
+        let model = Model {
+            addresses: vec![None; ADDRESSES as usize],
+            file: vec![0; FILE as usize],
+            leases: Vec::new(),
+            next: 0,
+        };
+        Self { map: DmaMap::new(1000), memory: memory(FILE), leases: Vec::new(), model, used: FILE }
+    }
+
+    fn map(&mut self, iova: u64, length: u64, permission: DmaPermission) {
+        let at = self.used - length;
+        if self.model.map(iova, length, permission, Some(at as usize)) {
+            self.map.map(iova, length, permission, backing(&self.memory, at, length)).unwrap();
+            self.used = at;
+        }
+    }
+
+    /// Whether an access may go to a lease, and which bytes of the file it is of.
+    fn access(&self, lease: usize, offset: u64, length: u64) -> Option<&[usize]> {
+        let lease = &self.model.leases[lease];
+        let bytes = lease.bytes.get(offset as usize..(offset + length) as usize)?;
+        (lease.good || length == 0).then_some(bytes)
+    }
+
+    fn step(&mut self, step: Step) -> Result<(), TestCaseError> {
+        let count = self.leases.len();
+        match step {
+            Step::Row { iova, lengths, permission } => {
+                let mut at = iova;
+                for length in lengths {
+                    self.map(at, length, permission);
+                    at += length;
+                }
+            }
+            Step::Remote { iova, length } => {
+                if self.model.map(iova, length, BOTH, None) {
+                    self.map.map(iova, length, BOTH, DmaBacking::Remote).unwrap();
+                }
+            }
+            Step::Unmap { iova } => match self.model.unmap(iova) {
+                Some((first, length)) => self.map.unmap(first, length).unwrap(),
+                None => prop_assert!(self.map.unmap(iova, 1).is_err()),
+            },
+            Step::TakeBack => {
+                self.map.take_back_leases();
+                self.model.leases.iter_mut().for_each(|lease| lease.good = false);
+            }
+            Step::Lease { iova, length, write } => {
+                let lease = self.map.lease(iova, length, write);
+                prop_assert_eq!(lease.is_ok(), self.model.lease(iova, length, write));
+                self.leases.extend(lease);
+            }
+            _ if count == 0 => {}
+            Step::Write { lease, offset, data } => {
+                let lease = lease.index(count);
+                let bytes = self.access(lease, offset, data.len() as u64).map(<[usize]>::to_vec);
+                prop_assert_eq!(self.leases[lease].write(offset, &data).is_ok(), bytes.is_some());
+                for (place, byte) in bytes.into_iter().flatten().zip(data) {
+                    self.model.file[place] = byte;
+                }
+            }
+            Step::Word { lease, word, value } => {
+                let lease = lease.index(count);
+                let bytes =
+                    self.access(lease, word * 8, 8).and_then(|bytes| bytes.first_chunk::<8>().copied());
+                let bytes =
+                    bytes.filter(|bytes| bytes[0] % 8 == 0 && bytes.is_sorted() && bytes[7] - bytes[0] == 7);
+                let stored = self.leases[lease].store_u64_release(word * 8, value);
+                prop_assert_eq!(stored.is_ok(), bytes.is_some());
+                for (place, byte) in bytes.into_iter().flatten().zip(value.to_ne_bytes()) {
+                    self.model.file[place] = byte;
+                }
+            }
+            Step::Read { lease, offset, length } => {
+                let lease = lease.index(count);
+                let mut out = vec![0; length];
+                let read = self.leases[lease].read(offset, &mut out);
+                let bytes = self.access(lease, offset, length as u64);
+                prop_assert_eq!(read.is_ok(), bytes.is_some());
+                if let Some(bytes) = bytes {
+                    let expected: Vec<_> = bytes.iter().map(|&place| self.model.file[place]).collect();
+                    prop_assert_eq!(out, expected);
+                }
+            }
+            Step::Copy { from, to, offsets, length } => {
+                let (from, to) = (from.index(count), to.index(count));
+                let places = self.access(from, offsets.0, length).zip(self.access(to, offsets.1, length));
+                let places = places.map(|(source, target)| (source.to_vec(), target.to_vec()));
+                if let Some((source, target)) = &places
+                    && source.iter().any(|place| target.contains(place))
+                {
+                    return Ok(());
+                }
+                let copied = self.leases[from].copy_to(offsets.0, &self.leases[to], offsets.1, length);
+                prop_assert_eq!(copied.is_ok(), places.is_some());
+                for (source, target) in
+                    places.into_iter().flat_map(|(source, target)| source.into_iter().zip(target))
+                {
+                    self.model.file[target] = self.model.file[source];
+                }
+            }
+        }
+        let good: Vec<_> = self.leases.iter().map(is_good).collect();
+        let expected: Vec<_> = self.model.leases.iter().map(|lease| lease.good).collect();
+        prop_assert_eq!(good, expected);
+        Ok(())
+    }
+}
+
+proptest! {
+    #[test]
+    fn leases_behave_like_a_list_of_bytes(steps in prop::collection::vec(step(), 1..120)) {
+        let mut both = Both::new();
+        for step in steps {
+            both.step(step)?;
+        }
+        let mut file = vec![0; FILE as usize];
+        both.memory.read(0, &mut file).unwrap();
+        prop_assert!(file == both.model.file);
+    }
+}

@@ -1,0 +1,62 @@
+//! Memory that is mapped for DMA in many pieces, none of which lies behind its neighbour in its file: as a guest's is behind an IOMMU that maps pages.
+
+use nicforge_core::dma::{DmaBacking, DmaPermission};
+use nicforge_shm::SharedMemory;
+
+use super::{Client, Rig};
+
+pub(crate) struct Scattered {
+    memory: SharedMemory,
+    /// Of each piece: where it begins, and where it lies in the file.
+    pieces: Vec<(u64, u64)>,
+}
+
+impl Rig {
+    /// Maps pieces of these lengths side by side from `iova` on.
+    pub(crate) fn map_scattered(&mut self, client: &Client, iova: u64, lengths: &[u64]) -> Scattered {
+        let total: u64 = lengths.iter().sum();
+        // A multiple of 8 between them, so that words stay aligned.
+        let room: u64 = lengths.iter().map(|length| length.next_multiple_of(8) + 8).sum();
+        let memory = SharedMemory::create("scattered", room as usize).unwrap();
+        let (mut start, mut at, mut pieces) = (0, room, Vec::new());
+        for &length in lengths {
+            at -= length.next_multiple_of(8) + 8;
+            let backing = DmaBacking::Memory(memory.window(at, length).unwrap());
+            let permission = DmaPermission::READ_WRITE;
+            self.machine
+                .dma_map(client.function, client.who, iova + start, length, permission, backing)
+                .unwrap();
+            pieces.push((start, at));
+            start += length;
+        }
+        pieces.push((total, 0));
+        Scattered { memory, pieces }
+    }
+}
+
+impl Scattered {
+    fn each(&self, offset: u64, length: usize, mut access: impl FnMut(u64, std::ops::Range<usize>)) {
+        let end = offset + length as u64;
+        for pair in self.pieces.windows(2) {
+            let ((start, at), (until, _)) = (pair[0], pair[1]);
+            let (first, last) = (start.max(offset), until.min(end));
+            if first < last {
+                access(at + first - start, (first - offset) as usize..(last - offset) as usize);
+            }
+        }
+    }
+
+    pub(crate) fn read(&self, offset: u64, length: usize) -> Vec<u8> {
+        let mut bytes = vec![0; length];
+        self.each(offset, length, |at, range| self.memory.read(at, &mut bytes[range]).unwrap());
+        bytes
+    }
+
+    pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
+        self.each(offset, bytes.len(), |at, range| self.memory.write(at, &bytes[range]).unwrap());
+    }
+
+    pub(crate) fn word(&self, offset: u64) -> u64 {
+        u64::from_le_bytes(*self.read(offset, 8).first_chunk().unwrap())
+    }
+}
