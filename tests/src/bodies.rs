@@ -258,6 +258,7 @@ macro_rules! bodies_of {
             a_long_transfer_is_several_commands
             a_stream_of_small_puts_goes_round_the_queue
             what_is_refused_says_why
+            nobody_and_the_admin_are_no_partners
             waits_end
             lost_notifications_are_told
             private_memory_is_transferred_by_messages

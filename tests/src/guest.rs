@@ -53,6 +53,7 @@ pub fn config(name: &str, door: Door, sockets: Vec<(String, PathBuf)>) -> GuestC
     let config = match door {
         Door::Vfio => config.iommu(true).driver(Driver::Vfio),
         Door::Shim => config.driver(Driver::Shim),
+        Door::ShimIommu => config.iommu(true).driver(Driver::Shim),
     };
     sockets.into_iter().fold(config, |config, (name, socket)| config.user_function(name, socket))
 }

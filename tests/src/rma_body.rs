@@ -172,9 +172,6 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
         here.port.put(target, from, to, length, Notify::NONE).unwrap();
         assert_eq!(here.next().status, status);
     }
-    let nobody = here.port.connect(1, 3).unwrap();
-    here.port.put(nobody, source, destination, 8, Notify::NONE).unwrap();
-    assert_eq!(here.next().status, Status::NoReceiver);
     assert!(matches!(
         here.port.connect(2, 0),
         Err(Error::NoSuchTarget { node: 2, vpid: 0, nodes: 2, vpids: 4 })
@@ -193,6 +190,14 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
     let other = rig.open("ex0", "vpid3");
     let short = Options { entries: 100, ..Options::default() };
     assert!(matches!(Port::open(&other, short), Err(Error::QueueLength { entries: 100 })));
+}
+
+/// A VPID that nobody has receives nothing, and the admin has no queue.
+pub fn nobody_and_the_admin_are_no_partners(rig: &dyn Rig) {
+    let (mut here, there) = pair(rig, 4096);
+    let nobody = here.port.connect(1, 3).unwrap();
+    here.port.put(nobody, here.at(0), there.at(0), 8, Notify::NONE).unwrap();
+    assert_eq!(here.next().status, Status::NoReceiver);
     let admin = rig.open("ex0", "admin");
     assert!(matches!(Port::open(&admin, Options::default()), Err(Error::QueueRefused { .. })));
 }

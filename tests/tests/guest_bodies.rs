@@ -1,4 +1,5 @@
-//! The bodies of every other door, in a guest: through VFIO behind a virtual IOMMU, and through the kernel shim.
+//! The bodies of every other door, in a guest: through VFIO behind a virtual IOMMU, and through the kernel shim. What needs more
+//! memory in a row than a kernel has goes through the shim behind an IOMMU.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::thread;
@@ -14,7 +15,7 @@ use nicforge_tests::{
 fn bodies_hold(door: Door, name: &str, part: &str) {
     let bodies = machine(name);
     let served = Served::new((bodies.make)(), EventLoopKind::Auto);
-    let word = if door == Door::Vfio { "vfio" } else { "shim" };
+    let word = door.name();
     let config = guest::config(&format!("{word}-{name}"), door, bodies.sockets(&served))
         .terminal(true)
         .program(env!("CARGO_BIN_EXE_guest_bodies"));
@@ -23,9 +24,8 @@ fn bodies_hold(door: Door, name: &str, part: &str) {
         scope.spawn(|| guest::operate(&served, guest.terminal().expect("it was asked for")));
         // Ends the operator's thread too, however this ends.
         let _end = EndOf(&guest);
-        let pages = "echo 32 > /proc/sys/vm/nr_hugepages";
         let line = "stty -F /dev/ttyS2 raw -echo";
-        guest::run(&guest, &format!("{pages}; {line}; guest_bodies {word} {name} {part}"));
+        guest::run(&guest, &format!("{line}; guest_bodies {word} {name} {part}"));
     });
 }
 
@@ -59,5 +59,6 @@ machines! {
     rma_through_vfio: Vfio "rma";
     rma_through_the_shim: Shim "rma";
     matching_over_extoll_through_vfio: Vfio "transport";
-    matching_over_extoll_through_the_shim: Shim "transport";
+    matching_over_extoll_through_the_shim_behind_an_iommu: ShimIommu "transport";
+    rma_through_the_shim_behind_an_iommu: ShimIommu "rma";
 }

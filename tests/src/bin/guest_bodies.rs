@@ -20,7 +20,7 @@ fn main() -> ExitCode {
         [door, machine, part] => (door, machine, part.as_str()),
         _ => return ExitCode::from(2),
     };
-    let door = if door == "shim" { Door::Shim } else { Door::Vfio };
+    let Some(door) = Door::named(door) else { return ExitCode::from(2) };
     let rig = GuestRig::from_env();
     let (mut good, mut bad) = (0, Vec::new());
     for body in

@@ -24,7 +24,7 @@ impl Queue {
         if !entries.is_power_of_two() || !(MIN_ENTRIES..=MAX_ENTRIES).contains(&entries.into()) {
             return Err(Error::QueueLength { entries });
         }
-        let buffer = device.dma_buffer((u64::from(entries) * ENTRY) as usize, HugePages::Try)?;
+        let buffer = device.dma_buffer((u64::from(entries) * ENTRY) as usize, HugePages::Never)?;
         pointer.store(0, Ordering::Release);
         Ok(Self { buffer, entries: entries.into(), taken: 0, pointer })
     }
