@@ -8,8 +8,8 @@ use nicforge_driver::{Deadline, HugePages, Relax};
 use nicforge_extoll_transport::{Config, Error, ExtollTransport, Job};
 use nicforge_machine::{build::build, description::Description};
 use nicforge_matching::{
-    Access, Config as Matching, Endpoint, Envelope, Error as MatchingError, Get, Memory, Mode, Rank, Region,
-    RemoteRegion, Selector, Taken, Transport, TransportError,
+    Access, Config as Matching, Endpoint, Envelope, Error as MatchingError, Get, Loss, Memory, Mode, Rank,
+    Region, RemoteRegion, Selector, Taken, Transport, TransportError,
 };
 use nicforge_rma::Notify;
 use nicforge_velo::{Address, Port};
@@ -201,7 +201,7 @@ pub fn a_rank_that_goes_ends_what_waits_for_it(rig: &dyn Rig) {
         world.until("gets", |world| (world.ranks[puller].transport().statistics().gets > 4).then_some(()));
         let dead = world.ranks.remove(1);
         drop(dead);
-        let gone = Err(MatchingError::PeerGone { peer: 1 });
+        let gone = Err(MatchingError::PeerGone { peer: 1, why: Loss::Ended });
         let ours = if sender_dies { receive } else { send };
         let ended = world.wait(0, ours);
         assert!(
@@ -241,7 +241,7 @@ pub fn an_evicted_rank_says_so(rig: &dyn Rig) {
     assert!(evicted.transport().failure().is_some());
     assert!(evicted.progress().is_err());
     let ended = world.wait(0, receive);
-    assert_eq!(ended.result, Err(MatchingError::PeerGone { peer: 0 }));
+    assert_eq!(ended.result, Err(MatchingError::PeerGone { peer: 0, why: Loss::Ended }));
 }
 
 /// A process with the VPID of a rank that sends what no transport sends, and more notifications than fit.

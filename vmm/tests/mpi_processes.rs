@@ -19,7 +19,7 @@ use std::{
 
 use nicforge_driver::{Deadline, Device, OpenOptions, Relax};
 use nicforge_extoll_transport::{Config, ExtollTransport, Job};
-use nicforge_matching::{Completion, Endpoint, Envelope, Error, Mode, Request, Selector, Transport};
+use nicforge_matching::{Completion, Endpoint, Envelope, Error, Loss, Mode, Request, Selector, Transport};
 use nicforge_velo::Address;
 
 use self::server::Server;
@@ -239,7 +239,7 @@ fn killed_in_the_middle(event_loop: &str) {
         let error = done.result.unwrap_err();
         // A get that was under way may be what fails first.
         assert!(error.is_peer() || matches!(error, Error::Transport(_)), "{error}");
-        let gone = Err(Error::PeerGone { peer: 1 });
+        let gone = Err(Error::PeerGone { peer: 1, why: Loss::Ended });
         // An eager send that leaves before the news come is complete; after them nothing is.
         let attempts: [fn(&mut Rank) -> Request; 3] = [
             |rank| receive(rank, 1, 9, 8),

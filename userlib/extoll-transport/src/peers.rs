@@ -10,7 +10,7 @@ use std::{
 };
 
 use nicforge_driver::Deadline;
-use nicforge_matching::{Rank, TransportError};
+use nicforge_matching::{Gone, Loss, Rank, TransportError};
 use nicforge_rma::Target;
 use nicforge_velo::{Address, DeviceError, Error as VeloError, Link, Message};
 
@@ -25,9 +25,14 @@ pub(crate) enum Health {
     /// It is, or has not come yet.
     Alive,
     /// It went, when so much had been taken; what it has sent may still be in the ring.
-    Going(Mark),
+    Going(Mark, Loss),
     /// It was reported.
     Gone,
+}
+
+/// Why the rank that was the tenant `before` is gone when the directory shows `now`, a generation that is odd while there is a tenant.
+fn ended(before: u8, now: u8) -> Loss {
+    if now & 1 == 0 { Loss::Ended } else { Loss::Replaced { before: before.into(), tenant: now.into() } }
 }
 
 /// How far this side has read.
@@ -91,7 +96,8 @@ impl ExtollTransport {
         }
         let now = self.velo.tenant_of(peer.address);
         if peer.tenant != 0 && peer.tenant != now {
-            self.lose(rank);
+            let why = ended(peer.tenant, now);
+            self.lose(rank, why);
             return Ok(());
         }
         if peer.link.is_none() && now & 1 != 0 {
@@ -112,7 +118,8 @@ impl ExtollTransport {
                 if peer.tenant == link.tenant() {
                     peer.link = Some(link);
                 } else {
-                    self.lose(rank);
+                    let why = ended(peer.tenant, link.tenant());
+                    self.lose(rank, why);
                 }
                 Ok(())
             }
@@ -123,25 +130,29 @@ impl ExtollTransport {
 
     /// A rank went, or can't be relied on any more.
     #[cold]
-    pub(crate) fn lose(&mut self, rank: Rank) {
+    pub(crate) fn lose(&mut self, rank: Rank, why: Loss) {
         // What it has sent was in the ring before the directory told of its end.
         fence(Ordering::Acquire);
         let peer = &mut self.peers[rank as usize];
         if peer.health == Health::Alive {
-            peer.health = Health::Going(self.mark);
+            peer.health = Health::Going(self.mark, why);
             self.going.push(rank);
         }
     }
 
     /// A lost rank of which nothing will be offered any more.
-    pub(crate) fn next_gone(&mut self) -> Option<Rank> {
+    pub(crate) fn next_gone(&mut self) -> Option<Gone> {
         let (mark, behind) = (self.mark, self.behind);
         let peers = &mut self.peers;
         let over = |health| match health {
-            Health::Going(then) => mark.dry > then.dry || mark.polled - then.polled > behind,
-            _ => false,
+            Health::Going(then, why) if mark.dry > then.dry || mark.polled - then.polled > behind => {
+                Some(why)
+            }
+            _ => None,
         };
-        let index = self.going.iter().position(|rank| over(peers[*rank as usize].health))?;
+        let going = self.going.iter().enumerate();
+        let (index, why) =
+            going.filter_map(|(index, rank)| Some((index, over(peers[*rank as usize].health)?))).next()?;
         let rank = self.going.swap_remove(index);
         let peer = &mut peers[rank as usize];
         peer.health = Health::Gone;
@@ -149,7 +160,7 @@ impl ExtollTransport {
         // They were offered, and refused.
         peer.held = VecDeque::new();
         self.holding.retain(|other| *other != rank);
-        Some(rank)
+        Some(Gone { rank, why })
     }
 
     /// What VELO says is wrong: with a rank, with nothing that matters, or with the whole.
@@ -159,13 +170,21 @@ impl ExtollTransport {
             VeloError::PeerGone { address } => {
                 if let Some(rank) = self.rank_at(*address) {
                     self.look(rank)?;
+                    if self.peers[rank as usize].link.is_some() {
+                        // A message for it was dropped although the directory still shows it: what follows would be out of order.
+                        self.lose(rank, Loss::Undelivered);
+                    }
                 }
             }
-            // A rank that promises nothing, or does not read what it has promised: a message for it was lost, and with it the order.
-            VeloError::NoCredit { address: to }
-            | VeloError::Device { error: DeviceError::Watchdog { to }, .. } => {
+            VeloError::NoCredit { address } => {
+                if let Some(rank) = self.rank_at(*address) {
+                    self.lose(rank, Loss::Refused);
+                }
+            }
+            // A message for it was lost, and with it the order.
+            VeloError::Device { error: DeviceError::Watchdog { to }, .. } => {
                 if let Some(rank) = self.rank_at(*to) {
-                    self.lose(rank);
+                    self.lose(rank, Loss::TimedOut);
                 }
             }
             // What others do can make the card count errors here: notifications that do not fit, for one.

@@ -8,7 +8,7 @@
 use std::{collections::VecDeque, fmt};
 
 use nicforge_driver::{Cancel, Deadline, Device, OpenOptions, Relax, environment};
-use nicforge_matching::{Access, Get, Memory, Rank, Region, Taken, Transport, TransportError};
+use nicforge_matching::{Access, Get, Gone, Memory, Rank, Region, Taken, Transport, TransportError};
 use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics as VeloStatistics};
 
 use crate::{
@@ -357,7 +357,7 @@ unsafe impl Transport for ExtollTransport {
         self.finish_gets(budget, sink)
     }
 
-    fn poll_gone(&mut self) -> Option<Rank> {
+    fn poll_gone(&mut self) -> Option<Gone> {
         // A failure of the whole is told by the next poll.
         let _ = self.look_around();
         if self.going.is_empty() { None } else { self.next_gone() }

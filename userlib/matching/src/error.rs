@@ -2,7 +2,7 @@
 
 use thiserror::Error;
 
-use crate::{Rank, TransportError};
+use crate::{Loss, Rank, TransportError};
 
 /// Why a call or a request failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
@@ -19,11 +19,13 @@ pub enum Error {
     /// The request was cancelled by [`crate::Endpoint::cancel`].
     #[error("the request was cancelled")]
     Cancelled,
-    /// The peer died.
-    #[error("rank {peer} is gone")]
+    /// The peer died, or can't be reached any more.
+    #[error("rank {peer} is gone: {why}")]
     PeerGone {
         /// Who.
         peer: Rank,
+        /// What the transport knows of it.
+        why: Loss,
     },
     /// The peer breaks the protocol. It is treated as if it were dead.
     #[error("rank {peer} breaks the protocol: {what} ({value:#x}); it is not listened to any more")]

@@ -54,4 +54,6 @@ pub use endpoint::{Arrived, Completion, Endpoint, Kind, Message, Mode, Request};
 pub use envelope::{Envelope, Rank, Selector};
 pub use error::Error;
 pub use statistics::Statistics;
-pub use transport::{Access, Get, Memory, Region, RemoteRegion, Taken, Transport, TransportError};
+pub use transport::{
+    Access, Get, Gone, Loss, Memory, Region, RemoteRegion, Taken, Transport, TransportError,
+};

@@ -12,7 +12,9 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::{Access, Get, Memory, Rank, Region, RemoteRegion, Taken, Transport, TransportError, wire};
+use crate::{
+    Access, Get, Gone, Loss, Memory, Rank, Region, RemoteRegion, Taken, Transport, TransportError, wire,
+};
 
 /// What the fabric offers.
 #[derive(Clone, Copy, Debug)]
@@ -303,7 +305,7 @@ unsafe impl Transport for Port {
         Ok(done)
     }
 
-    fn poll_gone(&mut self) -> Option<Rank> {
+    fn poll_gone(&mut self) -> Option<Gone> {
         let mut state = self.fabric.lock();
         let rank = &mut state.ranks[self.rank as usize];
         let &dead = rank.news.front()?;
@@ -312,7 +314,7 @@ unsafe impl Transport for Port {
             return None;
         }
         inbox.messages.clear();
-        rank.news.pop_front()
+        rank.news.pop_front().map(|rank| Gone { rank, why: Loss::Ended })
     }
 }
 

@@ -22,6 +22,43 @@ pub struct TransportError {
     pub value: u64,
 }
 
+/// Why a rank is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
+#[non_exhaustive]
+pub enum Loss {
+    /// Nobody has its address any more.
+    #[error("its process has ended, closed its endpoint or reset its device")]
+    Ended,
+    /// Another tenant has its address.
+    #[error(
+        "its address has another owner: it was reset or its process replaced (tenant {tenant} after {before})"
+    )]
+    Replaced {
+        /// What the transport calls the tenant that it was.
+        before: u64,
+        /// What it calls the one that is there now.
+        tenant: u64,
+    },
+    /// It has no room for messages from here.
+    #[error("it promises no room for messages from here; it needs a longer receive ring")]
+    Refused,
+    /// A message for it waited in the network for longer than the network allows, and was dropped.
+    #[error("a message for it was dropped by the network's watchdog")]
+    TimedOut,
+    /// A message for it was dropped as one for nobody, although it is there.
+    #[error("a message for it could not be delivered")]
+    Undelivered,
+}
+
+/// A rank that is gone.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gone {
+    /// Which.
+    pub rank: Rank,
+    /// Why nothing more is to be expected of it.
+    pub why: Loss,
+}
+
 /// What became of a message that a transport offered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
@@ -159,7 +196,7 @@ pub unsafe trait Transport {
 
     /// A rank that is gone, each one once, after what had arrived of it was offered if that is possible. Nothing of a rank
     /// comes after this.
-    fn poll_gone(&mut self) -> Option<Rank>;
+    fn poll_gone(&mut self) -> Option<Gone>;
 
     /// One turn of a loop that waits. A transport over a device lets the device's backing do it.
     ///

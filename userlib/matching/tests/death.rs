@@ -6,14 +6,14 @@ mod common;
 
 use common::{TURNS, World, pattern};
 use nicforge_matching::{
-    Config, Endpoint, Envelope, Error, Mode, Selector, Transport,
+    Config, Endpoint, Envelope, Error, Loss, Mode, Selector, Transport,
     memory::{Fabric, Port, Terms},
     wire::{self, Finish, First, Rendezvous},
 };
 use proptest::prelude::*;
 use zerocopy::IntoBytes;
 
-const GONE: Result<(), Error> = Err(Error::PeerGone { peer: 1 });
+const GONE: Result<(), Error> = Err(Error::PeerGone { peer: 1, why: Loss::Ended });
 
 #[test]
 fn requests_that_wait_for_a_dead_rank_fail_and_the_others_do_not() {

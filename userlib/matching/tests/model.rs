@@ -20,8 +20,8 @@ use std::{
 
 use common::{TURNS, pattern};
 use nicforge_matching::{
-    Access, Completion, Config, Endpoint, Envelope, Error, Get, Kind, Memory, Message, Mode, Rank, Region,
-    Request, Selector, Taken, Transport, TransportError,
+    Access, Completion, Config, Endpoint, Envelope, Error, Get, Gone, Kind, Memory, Message, Mode, Rank,
+    Region, Request, Selector, Taken, Transport, TransportError,
     memory::{Fabric, Port, Terms},
     wire,
 };
@@ -83,7 +83,7 @@ unsafe impl Transport for Recorder {
     ) -> Result<usize, TransportError> {
         self.port.poll_gets(budget, sink)
     }
-    fn poll_gone(&mut self) -> Option<Rank> {
+    fn poll_gone(&mut self) -> Option<Gone> {
         self.port.poll_gone()
     }
 }

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 use super::{Arrived, Completion, Kind, Mode, Request};
 use crate::{
-    Buffer, Config, Envelope, Error, Rank, Region, RemoteRegion, Statistics,
+    Buffer, Config, Envelope, Error, Loss, Rank, Region, RemoteRegion, Statistics,
     lists::{List, Lists},
     pool::{Handle, Pool},
     queues::Queues,
@@ -106,7 +106,7 @@ pub(super) struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Health {
     Alive,
-    Gone,
+    Gone(Loss),
     Bad(&'static str, u64),
 }
 
@@ -241,7 +241,7 @@ impl Core {
     pub(super) fn peer_error(&self, peer: Rank) -> Option<Error> {
         match self.peers[peer as usize].health {
             Health::Alive => None,
-            Health::Gone => Some(Error::PeerGone { peer }),
+            Health::Gone(why) => Some(Error::PeerGone { peer, why }),
             Health::Bad(what, value) => Some(Error::BadPeer { peer, what, value }),
         }
     }

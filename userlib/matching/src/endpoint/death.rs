@@ -7,17 +7,17 @@ use super::{
     Endpoint,
     core::{Content, Core, Health, State},
 };
-use crate::{Error, Rank, Transport};
+use crate::{Error, Gone, Rank, Transport};
 
 impl<T: Transport> Endpoint<T> {
     /// Asks the transport who is gone, and fails requests of those who are. Says how many steps that were.
     pub(super) fn take_notice(&mut self, budget: usize) -> usize {
         let mut steps = 0;
         while steps < budget {
-            let Some(peer) = self.transport.poll_gone() else { break };
+            let Some(Gone { rank: peer, why }) = self.transport.poll_gone() else { break };
             steps += 1;
             if peer != self.core.rank && (peer as usize) < self.core.peers.len() {
-                self.core.lose(peer, Health::Gone);
+                self.core.lose(peer, Health::Gone(why));
             }
         }
         if self.core.lost.is_empty() {
