@@ -85,7 +85,8 @@ pub mod reg {
 
     /// From here on: the admin attachment's.
     pub const ADMIN: u64 = 0x2000;
-    /// Nanoseconds after which a VELO send that waits for credit is given up with [`super::error::WATCHDOG`]; 0: never.
+    /// Nanoseconds after which a VELO send that waits for credit, or for a network that stands still, is given up with
+    /// [`super::error::WATCHDOG`]; 0: never.
     pub const WATCHDOG: u64 = 0x2000;
     /// Unless the machine says otherwise.
     pub const WATCHDOG_DEFAULT: u64 = 500_000_000;

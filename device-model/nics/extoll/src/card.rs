@@ -22,10 +22,11 @@ use crate::{
     set::Set,
     switch::{Refused, Switch},
     velo::{
+        line::Lines,
         ring::Ring,
         send::{Burst, Sent},
     },
-    vpid::{Announcement, Vpid, Windows},
+    vpid::{Announcement, Stall, Vpid, Windows},
     wire::{Class, FRAMING, Kind, Wire},
 };
 
@@ -54,6 +55,8 @@ pub struct Card {
     /// VPIDs with unread messages, whose read pointers are looked at, and those whose numbers are to be shown: a bit each.
     pub(crate) unread: Set,
     pub(crate) shown_late: Set,
+    /// VPIDs that wait for a way out.
+    pub(crate) lines: Lines,
     /// VPIDs with a split message that is not complete.
     splits: Set,
     /// VPIDs that owe credit or have news.
@@ -75,8 +78,10 @@ pub struct Card {
 enum Reason {
     /// Its addressee's ring is full, as far as this node's share goes.
     Credit,
-    /// The network, or the machine's packets: it passes by itself, unless a link is down.
-    Network,
+    /// The machine has no packet left: it passes by itself.
+    Packets,
+    /// There is no room on a way out. It passes by itself, unless the network stands still.
+    Way(usize),
 }
 
 impl Card {
@@ -96,6 +101,7 @@ impl Card {
             selected: 0,
             unread: Set::default(),
             shown_late: Set::default(),
+            lines: Lines::default(),
             splits: Set::default(),
             talking: Set::default(),
             clients: 0,
@@ -261,10 +267,14 @@ impl Card {
             kind: Kind::Velo,
             generation: entry.generation,
         };
+        let way = self.switch.way_index(node);
+        if way.is_some_and(|way| !self.lines.admits(way, who.0)) {
+            return self.stall(context, who, offset, Reason::Way(way.unwrap_or_default()));
+        }
         let mut ports = context.ports();
         let Some(mut packet) = ports.new_packet(message.len()) else {
             context.wake_at(context.now().after(STARVED_RETRY));
-            return self.stall(context, who, offset, Reason::Network);
+            return self.stall(context, who, offset, Reason::Packets);
         };
         packet.header = wire.encode();
         packet.framing = FRAMING;
@@ -276,11 +286,14 @@ impl Card {
                 vpid.counts.sent += 1;
                 vpid.end_stall();
                 self.shown_late.add(who.0);
+                if let Some(way) = way {
+                    self.lines.leave(way, 1);
+                }
                 Write::Accepted
             }
             Err(Refused::Full(packet)) => {
                 ports.recycle(packet);
-                self.stall(context, who, offset, Reason::Network)
+                self.stall(context, who, offset, way.map_or(Reason::Packets, Reason::Way))
             }
             Err(Refused::NoRoute(packet)) => {
                 ports.recycle(packet);
@@ -304,12 +317,26 @@ impl Card {
     #[cold]
     fn stall(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64, reason: Reason) -> Write {
         let (now, watchdog) = (context.now(), self.watchdog);
-        let Some(vpid) = self.vpid(who) else { return Write::Accepted };
-        // Time counts by looks: when nobody drove this card for long, its neighbours have had no time to make room either.
+        let Self { vpids, lines, .. } = self;
+        let Some(vpid) = vpids.get_mut(usize::from(who.0)) else { return Write::Accepted };
+        let before = vpid.stalled;
+        let (left, ticket) = match reason {
+            Reason::Way(way) => {
+                let ticket = before.and_then(|before| before.ticket);
+                (lines.left(way), Some(lines.wait(way, who.0, ticket)))
+            }
+            Reason::Credit | Reason::Packets => (0, None),
+        };
+        // Time counts by looks: when nobody drove this card for long, its neighbours have had no time to make room either. And it does not count
+        // while others' messages leave on the same way: the network does not stand still, and this one's turn comes.
         let slice = (watchdog / WATCHDOG_LOOKS).max(1);
-        let (waited, last) = vpid.stalled.unwrap_or((0, now));
-        let waited = waited + now.0.saturating_sub(last.0).min(slice);
-        vpid.stalled = Some((waited, now));
+        let waited = match before {
+            Some(before) if before.left == left => {
+                before.waited + now.0.saturating_sub(before.last.0).min(slice)
+            }
+            _ => 0,
+        };
+        vpid.stalled = Some(Stall { waited, last: now, left, ticket });
         if reason == Reason::Credit && !vpid.stalled_for_credit {
             vpid.stalled_for_credit = true;
             vpid.counts.stalls += 1;
@@ -635,7 +662,7 @@ impl Device for Card {
                 match self.send_run(context, from, offset, posted) {
                     Sent::Some => continue,
                     Sent::Nothing => {}
-                    Sent::Blocked => match self.stall(context, from, offset, Reason::Network) {
+                    Sent::Blocked(way) => match self.stall(context, from, offset, Reason::Way(way)) {
                         Write::Stalled => return Write::Stalled,
                         // The watchdog has ended it.
                         Write::Accepted => {
@@ -666,6 +693,8 @@ impl Device for Card {
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
+        // Rings come before this in a turn.
+        self.lines.turn();
         if self.greeting.is_some() {
             self.greet(context);
         }

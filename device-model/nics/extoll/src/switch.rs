@@ -167,6 +167,16 @@ impl Switch {
         }
     }
 
+    /// The number of the way to a node: its port, or [`LINKS`] for this card itself. `None` where no route leads.
+    #[inline]
+    pub fn way_index(&self, target: u32) -> Option<usize> {
+        match self.route(target) {
+            Route::Port { port, .. } => Some(port.into()),
+            Route::Local => Some(LINKS),
+            Route::None => None,
+        }
+    }
+
     /// Where a packet to a node leaves at once, if it has a credit: the port and the virtual channel. `None` when it does not leave by a port, or
     /// others wait for it.
     #[inline]

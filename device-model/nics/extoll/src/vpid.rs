@@ -69,6 +69,19 @@ pub(crate) struct Announcement {
     pub(crate) next: u32,
 }
 
+/// A send that waits.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Stall {
+    /// Nanoseconds of it that count for the watchdog.
+    pub(crate) waited: u64,
+    /// When it was last looked at.
+    pub(crate) last: Nanos,
+    /// Messages that had left on its way by then.
+    pub(crate) left: u64,
+    /// Its place among those that wait for that way.
+    pub(crate) ticket: Option<u64>,
+}
+
 /// An attachment's state.
 #[derive(Default)]
 pub(crate) struct Vpid {
@@ -79,8 +92,8 @@ pub(crate) struct Vpid {
     pub(crate) generation: u8,
     pub(crate) announcement: Option<Announcement>,
     pub(crate) assembly: Assembly,
-    /// How long the send in front has waited and when it was last looked at, and whether it was counted as one that waits for credit.
-    pub(crate) stalled: Option<(u64, Nanos)>,
+    /// The send in front has to wait, and whether it was counted as one that waits for credit.
+    pub(crate) stalled: Option<Stall>,
     pub(crate) stalled_for_credit: bool,
     pub(crate) interrupts_enabled: u64,
     pub(crate) counts: Counts,

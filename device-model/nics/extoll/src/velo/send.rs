@@ -40,8 +40,8 @@ pub(crate) enum Sent {
     Some,
     /// The one in front does not go this way: it is looked at by itself.
     Nothing,
-    /// The link has no credit.
-    Blocked,
+    /// The way has no credit, or somebody else goes first.
+    Blocked(usize),
 }
 
 /// A message that the processor split, as far as it has come.
@@ -150,11 +150,12 @@ impl Card {
         let Some(way) = self.switch.way_out(node, Class::Request).filter(|_| who != admin) else {
             return Sent::Nothing;
         };
-        let Self { vpids, directory, shown_late, .. } = self;
+        let Self { vpids, directory, shown_late, lines, .. } = self;
         let vpid = vpids.get_mut(usize::from(who.0)).filter(|vpid| vpid.assembly.is_empty());
         let (Some(vpid), mut ports) = (vpid, context.ports()) else { return Sent::Nothing };
-        if ports.is_up(way.0) && !ports.ready(way.0, way.1) {
-            return Sent::Blocked;
+        let line = usize::from(way.0);
+        if !lines.admits(line, who.0) || ports.is_up(way.0) && !ports.ready(way.0, way.1) {
+            return Sent::Blocked(line);
         }
         let Some(mut run) = ports.run(way.0, way.1) else { return Sent::Nothing };
         // What the last record came to.
@@ -195,6 +196,7 @@ impl Card {
         }
         vpid.counts.sent += u64::from(sent);
         vpid.end_stall();
+        lines.leave(line, sent);
         shown_late.add(who.0);
         Sent::Some
     }

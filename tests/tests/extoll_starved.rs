@@ -1,0 +1,86 @@
+//! Processes of one card that share a link: each gets its part of it, and none is given up because the others fill it.
+
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use std::sync::Arc;
+
+use nicforge_core::time::Nanos;
+use nicforge_driver::{Deadline, Device};
+use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_velo::{Address, Config, Error, Link, Port};
+
+/// Two cards with a link that takes 64 packets a turn.
+const MACHINE: &str = "name = \"starved\"\n[[extoll]]\nmesh = 2\nvpids = 8\n";
+/// A turn of an engine that gets the processor rarely: the watchdog is 16 of them.
+const TICK: u64 = 40_000_000;
+/// Later than everything that happens by the real clock.
+const START: u64 = 1 << 50;
+/// More than a link takes in a turn.
+const WINDOW: u32 = 256;
+
+struct Pair {
+    sender: Port,
+    receiver: Port,
+    link: Link,
+    sent: u64,
+    received: u64,
+}
+
+fn port(machine: &Arc<LocalMachine>, node: u32, vpid: u16) -> Port {
+    let backing = machine.open_named(&format!("ex{node}"), &format!("vpid{vpid}")).unwrap();
+    let config = Config { slots: Some(2048), window: WINDOW, ..Config::default() };
+    Port::open(Device::from_backing(backing).unwrap(), config).unwrap()
+}
+
+fn pair(machine: &Arc<LocalMachine>, vpid: u16, node: u32) -> Pair {
+    let to = Address { node, vpid: vpid + 4 };
+    let (mut sender, receiver) = (port(machine, 0, vpid), port(machine, to.node, to.vpid));
+    let link = sender.connect(to, Deadline::never(), None).unwrap();
+    Pair { sender, receiver, link, sent: 0, received: 0 }
+}
+
+impl Pair {
+    /// As many as there is credit for; and what has come is taken.
+    fn turn(&mut self) {
+        loop {
+            match self.sender.send_nb(self.link, 0, &self.sent.to_le_bytes()) {
+                Ok(()) => self.sent += 1,
+                Err(Error::WouldBlock) => break,
+                Err(error) => panic!("after {} messages: {error}", self.sent),
+            }
+        }
+        while let Some(message) = self.receiver.poll().unwrap() {
+            assert_eq!(message.quadword(0), self.received);
+            self.received += 1;
+        }
+        self.sender.progress().unwrap();
+    }
+}
+
+/// Four pairs whose messages go to `node`, all of them all the time.
+fn each_has_its_part(node: u32) {
+    let (machine, _) = build(&Description::parse(MACHINE, "a test").unwrap()).unwrap();
+    let machine = LocalMachine::new(machine);
+    let mut pairs: Vec<_> = (0..4).map(|vpid| pair(&machine, vpid, node)).collect();
+    let mut now = START;
+    for _ in 0..400 {
+        pairs.iter_mut().for_each(Pair::turn);
+        machine.with(|machine| {
+            now += TICK;
+            machine.step(Nanos(now), 64);
+        });
+    }
+    let received: Vec<_> = pairs.iter().map(|pair| pair.received).collect();
+    let (least, most) = (received.iter().min().unwrap(), received.iter().max().unwrap());
+    assert!(*least > 0 && 2 * least >= *most, "{received:?}");
+}
+
+#[test]
+fn whoever_comes_last_is_not_given_up_for_those_that_fill_the_link() {
+    each_has_its_part(1);
+}
+
+#[test]
+fn nor_for_those_that_fill_the_way_within_the_card() {
+    each_has_its_part(0);
+}
