@@ -167,6 +167,7 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
         BOTH,
         &[
             "addressed_send::a_send_to_nobody_is_refused",
+            "rma_body::nobody_and_the_admin_are_no_partners",
             "addressed_send::a_target_that_leaves_lets_a_stalled_send_go",
             "fcnp_body::io_node_that_dies_between_calls_is_told_once_a_direction",
             "lifecycle::a_node_that_comes_late_knows_who_is_up",
@@ -221,15 +222,6 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
             "fcnp_body::io_read_cancelled_in_the_middle_discards_the_rest",
             "fcnp_body::deadlines_before_the_transfer_change_nothing",
             "dma_engine::a_start_while_busy_is_refused_and_disturbs_nothing",
-        ],
-    ),
-    (
-        "QEMU does not survive stores of its guest to memory that it may only read",
-        BOTH,
-        &[
-            "velo_hostile::a_hostile_process_deceives_nobody",
-            "velo_hostile::nobody_writes_the_mirror_or_the_directory",
-            "tree_hostile::the_mirror_cannot_be_written",
         ],
     ),
     (
