@@ -176,8 +176,8 @@
 /* From here on: the admin attachment's. */
 #define NICFORGE_EXTOLL_REG_ADMIN 0x2000
 /*
- * Nanoseconds after which a VELO send that waits for credit is given up
- * with error::WATCHDOG; 0: never.
+ * Nanoseconds after which a VELO send that waits for credit, or for a
+ * network that stands still, is given up with error::WATCHDOG; 0: never.
  */
 #define NICFORGE_EXTOLL_REG_WATCHDOG 0x2000
 /* Unless the machine says otherwise. */

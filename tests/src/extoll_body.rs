@@ -4,7 +4,7 @@
 use std::{ptr::NonNull, time::Duration};
 
 use nicforge_core::machine::Machine;
-use nicforge_driver::{Deadline, HugePages, Relax};
+use nicforge_driver::{Deadline, HugePages, Poster, Relax};
 use nicforge_extoll_transport::{Config, Error, ExtollTransport, Job};
 use nicforge_machine::{build::build, description::Description};
 use nicforge_matching::{
@@ -291,7 +291,8 @@ pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
     let (deadline, mut relax) = (soon(), Relax::new());
     for _ in 0..6_000 {
         let ends = (open_to_all.remote.offset, own.address());
-        while !rma.try_get_through(hostile.poster(), victim, ends, 8, Notify::RESPONDER).unwrap() {
+        let mut get = |poster: &mut Poster| rma.try_get_through(poster, victim, ends, 8, Notify::RESPONDER);
+        while !hostile.with_poster(&mut get).unwrap() {
             assert!(!deadline.has_passed(), "the gets do not end");
             device.relax(&mut relax).unwrap();
         }

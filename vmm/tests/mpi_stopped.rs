@@ -213,7 +213,11 @@ fn stopped_and_going_on(event_loop: &str) {
         source.until(answered + 1);
     }
     source.until(ALL);
-    assert_eq!(source.rank.transport().velo_statistics().stalls, 0, "flow control keeps the card from waiting");
+    assert_eq!(
+        source.rank.transport().velo_statistics().stalls,
+        0,
+        "flow control keeps the card from waiting"
+    );
 }
 
 #[test]

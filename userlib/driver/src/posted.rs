@@ -239,6 +239,11 @@ impl SharedPoster {
         };
         wait_for_room(&shared, timeout, cancel.as_ref(), || lock(&self.0).try_post(bar, offset, data))
     }
+
+    /// Calls `call` with the poster. The lock is held meanwhile: `call` does not wait.
+    pub fn with<R>(&self, call: impl FnOnce(&mut Poster) -> R) -> R {
+        call(&mut lock(&self.0))
+    }
 }
 
 /// For drivers that store into mapped windows themselves: wakes the engine when it does not look.

@@ -144,13 +144,10 @@ impl ExtollTransport {
         let place = &mut self.gets.chunks[usize::from(chunk)];
         let Some(to) = place.region.as_ref().map(Region::address) else { return Ok(false) };
         let ends = (get.remote.offset, to);
-        let posted = self.rma.try_get_through(
-            self.velo.poster(),
-            peer.target,
-            ends,
-            get.length as u32,
-            Notify::REQUESTER,
-        );
+        let (rma, target) = (&mut self.rma, peer.target);
+        let posted = self.velo.with_poster(|poster| {
+            rma.try_get_through(poster, target, ends, get.length as u32, Notify::REQUESTER)
+        });
         if !matches!(posted, Ok(true)) {
             self.gets.free.push(chunk);
         }

@@ -2,7 +2,9 @@
 
 use std::{collections::VecDeque, sync::atomic::Ordering};
 
-use nicforge_driver::{Bar, Deadline, Device, DmaBuffer, Doorbell, HugePages, Interrupt, Poster};
+use nicforge_driver::{
+    Bar, Deadline, Device, DmaBuffer, Doorbell, HugePages, Interrupt, Poster, SharedPoster,
+};
 use nicforge_hwi::{
     extoll::{BAR_DIRECTORY, directory, error, mirror, reg, vector, window},
     extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT},
@@ -64,6 +66,24 @@ pub struct Statistics {
     pub stalls: u64,
 }
 
+/// Where a port posts its messages.
+pub(crate) enum Way {
+    /// In a ring that nobody else has.
+    Own(Poster),
+    /// In one that other libraries have too.
+    Shared(SharedPoster),
+}
+
+impl Way {
+    #[inline(always)]
+    pub(crate) fn with<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
+        match self {
+            Self::Own(poster) => call(poster),
+            Self::Shared(poster) => poster.with(call),
+        }
+    }
+}
+
 /// A process's end of VELO. One thread at a time uses it.
 pub struct Port {
     pub(crate) device: Device,
@@ -76,7 +96,7 @@ pub struct Port {
     /// The generation that the others know this port under.
     pub(crate) generation: u8,
     pub(crate) registers: Bar,
-    pub(crate) poster: Poster,
+    pub(crate) way: Way,
     /// How messages are sent where there is no ring to post them in.
     pub(crate) stores: Option<Stores>,
     doorbell: Doorbell,
@@ -114,6 +134,19 @@ impl Port {
     /// # Errors
     /// [`Error::WrongDevice`], [`Error::BadRing`]; [`Error::Timeout`] when the card does not enable the ring; what the driver says.
     pub fn open(device: Device, config: Config) -> Result<Self, Error> {
+        Self::with(device, None, config)
+    }
+
+    /// As [`Port::open`], with a ring that is shared with other libraries of the same VPID. A message then takes the ring's lock, which nobody
+    /// holds for longer than a record.
+    ///
+    /// # Errors
+    /// As [`Port::open`].
+    pub fn open_sharing(device: Device, poster: SharedPoster, config: Config) -> Result<Self, Error> {
+        Self::with(device, Some(poster), config)
+    }
+
+    fn with(device: Device, shared: Option<SharedPoster>, config: Config) -> Result<Self, Error> {
         let identity = device.identity();
         let wrong = |found: String| Error::WrongDevice { found };
         if (identity.vendor, identity.device) != (pci::VENDOR_EXTOLL, pci::DEVICE_EXTOLL) {
@@ -142,7 +175,7 @@ impl Port {
             vpids,
             generation: 0,
             registers,
-            poster: device.poster(0)?,
+            way: shared.map_or_else(|| device.poster(0).map(Way::Own), |poster| Ok(Way::Shared(poster)))?,
             stores: (device.ring_count() == 0).then(Stores::default),
             doorbell: device.doorbell(),
             directory,
@@ -244,9 +277,11 @@ impl Port {
         self.index(address).map_or(0, |index| self.peers[index].of)
     }
 
-    /// The way to the card, for another library of the same VPID: what is posted there is carried out in order with this port's messages.
-    pub fn poster(&mut self) -> &mut Poster {
-        &mut self.poster
+    /// Calls `call` with the way to the card, for another library of the same VPID: what is posted there is carried out in order with this port's
+    /// messages.
+    #[inline]
+    pub fn with_poster<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
+        self.way.with(call)
     }
 
     /// Reports what the card has found wrong since the last report. The calls that send, and those that wait for a message, do it too.

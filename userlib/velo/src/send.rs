@@ -93,7 +93,7 @@ impl Port {
         if self.stores.is_some() {
             return self.store(offset, data).map(|()| true);
         }
-        match self.poster.try_post(BAR_VELO, offset, data) {
+        match self.way.with(|poster| poster.try_post(BAR_VELO, offset, data)) {
             Ok(()) => Ok(true),
             Err(DriverError::RingFull { .. }) => Ok(false),
             Err(error) => Err(error.into()),

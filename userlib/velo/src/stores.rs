@@ -35,7 +35,7 @@ impl Port {
             None => self.sends_taken()?,
         };
         for torn in 0..TRIES {
-            self.poster.try_post(BAR_VELO, offset, data)?;
+            self.way.with(|poster| poster.try_post(BAR_VELO, offset, data))?;
             let taken = self.sends_taken()?;
             if taken != before {
                 self.stores = Some(Stores { taken: Some(taken) });

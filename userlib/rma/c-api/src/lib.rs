@@ -20,13 +20,13 @@ use nicforge_c_support::{
     Failure, Handle, guarded_count, guarded_number, guarded_status, input, last_error, non_null, open_device,
     options as given, path, reference, release, timeout,
 };
-use nicforge_driver::{Cancel, Deadline};
+use nicforge_driver::{Cancel, Deadline, Device, SharedPoster};
 use nicforge_rma::{
     Kind, MAX_IMMEDIATE, MAX_LENGTH, Notification, Notify, Options, Port, Role, Status, Target,
 };
 
-use crate::failure::failure;
-pub use crate::memory::{
+use self::failure::failure;
+pub use self::memory::{
     RMA_READ, RMA_WRITE, rma_address, rma_allocate, rma_buffer, rma_buffer_memory, rma_buffer_size,
     rma_deregister, rma_region, rma_register, rma_release,
 };
@@ -143,6 +143,15 @@ pub unsafe extern "C" fn rma_open(
 }
 
 fn open(socket: Option<OsString>, given: rma_options) -> Result<rma_port, Failure> {
+    open_device_as(&open_device(socket)?, None, given)
+}
+
+/// Opens a device that other libraries may have too, which then share its ring.
+pub(crate) fn open_device_as(
+    device: &Device,
+    shared: Option<SharedPoster>,
+    given: rma_options,
+) -> Result<rma_port, Failure> {
     let mut options = Options::default();
     if given.entries != 0 {
         options.entries = given.entries;
@@ -150,7 +159,11 @@ fn open(socket: Option<OsString>, given: rma_options) -> Result<rma_port, Failur
     if given.poll_us != 0 {
         options.spin = Duration::from_micros(given.poll_us.into());
     }
-    let port = Port::open(&open_device(socket)?, options).map_err(failure)?;
+    let port = match shared {
+        None => Port::open(device, options),
+        Some(poster) => Port::with_poster(device, poster, options),
+    };
+    let port = port.map_err(failure)?;
     Ok(rma_port(Handle::new(port)?))
 }
 

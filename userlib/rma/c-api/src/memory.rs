@@ -8,7 +8,7 @@ use nicforge_c_support::{Failure, guarded_status, non_null, reference, release};
 use nicforge_driver::{Cancel, DmaBuffer, HugePages};
 use nicforge_rma::{Access, Error, Port, Region};
 
-use crate::{failure::failure, rma_port, with};
+use super::{failure::failure, rma_port, with};
 
 /// What others may do with a region: get from it. Its owner may do both.
 pub const RMA_READ: u32 = 1;

@@ -12,6 +12,7 @@ mod failure;
 use std::{
     ffi::{OsString, c_char, c_void},
     ptr::NonNull,
+    sync::Arc,
     time::Duration,
 };
 
@@ -19,10 +20,10 @@ use nicforge_c_support::{
     Failure, Handle, guarded_number as guarded, guarded_status, input, last_error, non_null, open_device,
     options as given, path, reference, release, timeout,
 };
-use nicforge_driver::{Cancel, Deadline};
+use nicforge_driver::{Cancel, Deadline, Device, SharedPoster};
 use nicforge_velo::{Address, Config, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
 
-use crate::failure::failure;
+use self::failure::failure;
 
 /// Bytes of a message at most, and of every buffer that receives one.
 pub const VELO_MAX_MESSAGE: usize = 64;
@@ -69,6 +70,8 @@ struct Inner {
     /// By the number that C has.
     links: Vec<Link>,
     timeout: Option<Duration>,
+    /// Says to others, as long as it is there, that this port is open.
+    _open: Arc<()>,
 }
 
 impl Inner {
@@ -113,7 +116,16 @@ pub unsafe extern "C" fn velo_open(
 }
 
 fn open(socket: Option<OsString>, options: &velo_options) -> Result<velo_port, Failure> {
-    let device = open_device(socket)?;
+    open_device_as(open_device(socket)?, None, Arc::default(), options)
+}
+
+/// Opens a device that other libraries may have too, which then share its ring. The port keeps `open` until it is closed.
+pub(crate) fn open_device_as(
+    device: Device,
+    shared: Option<SharedPoster>,
+    open: Arc<()>,
+    options: &velo_options,
+) -> Result<velo_port, Failure> {
     let default = Config::default();
     let config = Config {
         slots: (options.slots != 0).then_some(options.slots),
@@ -122,8 +134,12 @@ fn open(socket: Option<OsString>, options: &velo_options) -> Result<velo_port, F
         waiting: if options.use_interrupts { Waiting::Interrupt } else { Waiting::Polling },
         ..default
     };
-    let port = Port::open(device, config).map_err(failure)?;
-    let inner = Inner { port, links: Vec::new(), timeout: timeout(options.timeout_ms) };
+    let port = match shared {
+        None => Port::open(device, config),
+        Some(poster) => Port::open_sharing(device, poster, config),
+    };
+    let port = port.map_err(failure)?;
+    let inner = Inner { port, links: Vec::new(), timeout: timeout(options.timeout_ms), _open: open };
     Ok(velo_port(Handle::new(inner)?))
 }
 

@@ -1,0 +1,170 @@
+//! The C APIs of VELO and RMA in one library, over one VPID of an EXTOLL card.
+//!
+//! In: C strings, pointers. Out: handles of [`velo`] and [`rma`] that share a device, and its posted-write ring: what is posted by both is carried
+//! out in its order. `include/nicforge_extoll.h` is generated from this file; the calls of both libraries are in their own headers.
+//!
+//! A device has one owner, so that a process can't open it twice, and two libraries of which each has its own copy of the driver can't share it.
+//! Both C APIs are therefore compiled into this library.
+//!
+//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once.
+#![allow(unsafe_code, non_camel_case_types)]
+
+#[path = "../../rma/c-api/src/lib.rs"]
+pub mod rma;
+#[path = "../../velo/c-api/src/lib.rs"]
+pub mod velo;
+
+use std::{
+    ffi::{OsString, c_char},
+    sync::{Arc, Mutex, Weak},
+};
+
+use nicforge_c_support::{
+    Failure, guarded_status, last_error, non_null, open_device, options as given, path, reference, release,
+};
+use nicforge_driver::{Device, SharedPoster};
+
+use self::{
+    rma::{rma_options, rma_port},
+    velo::{velo_options, velo_port},
+};
+
+/// A VPID of a card, for VELO and RMA together.
+pub struct nicforge_extoll {
+    device: Device,
+    poster: SharedPoster,
+    /// There as long as a port of VELO is open: a second one would take the receive ring of the first.
+    velo: Mutex<Weak<()>>,
+}
+
+/// Text of the calling thread's last error, of any call of this library; empty when there was none. Valid until its next error.
+#[unsafe(no_mangle)]
+pub extern "C" fn nicforge_extoll_last_error() -> *const c_char {
+    last_error()
+}
+
+/// Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable NICFORGE_SOCKET when that is NULL.
+/// Gives 0 and the handle in `*extoll`, or a negative error number.
+///
+/// # Safety
+/// `socket` is NULL or valid; `extoll` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nicforge_extoll_open(
+    socket: *const c_char,
+    extoll: *mut *mut nicforge_extoll,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(extoll, "extoll")?;
+        // SAFETY: NULL or a C string by this function's contract.
+        let socket = unsafe { path(socket) };
+        let opened = Box::into_raw(Box::new(open(socket)?));
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(opened) };
+        Ok(())
+    })
+}
+
+fn open(socket: Option<OsString>) -> Result<nicforge_extoll, Failure> {
+    let device = open_device(socket)?;
+    let poster = SharedPoster::new(device.poster(0)?);
+    Ok(nicforge_extoll { device, poster, velo: Mutex::default() })
+}
+
+/// Closes it. Ports that were opened on it keep the device until they are closed. NULL is allowed.
+///
+/// # Safety
+/// `extoll` is NULL or a handle that is not used any more.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nicforge_extoll_close(extoll: *mut nicforge_extoll) {
+    guarded_status(|| {
+        // SAFETY: NULL, or it came from `Box::into_raw`, and is not used any more.
+        unsafe { release(extoll) };
+        Ok(())
+    });
+}
+
+/// As velo_open, on a VPID that is open already. VELO can be open once on it: -EBUSY otherwise. It may be used by another thread than RMA.
+///
+/// # Safety
+/// `extoll` is a handle; `options` is NULL or valid; `port` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn velo_open_on(
+    extoll: *const nicforge_extoll,
+    options: *const velo_options,
+    port: *mut *mut velo_port,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(port, "port")?;
+        // SAFETY: by this function's contract.
+        let extoll = unsafe { reference(extoll) }?;
+        // SAFETY: NULL or valid by this function's contract.
+        let options = unsafe { given(options) };
+        let busy = || Failure::new(libc::EBUSY, "VELO is open on this VPID, or being opened");
+        let mut open = extoll.velo.try_lock().map_err(|_| busy())?;
+        if open.upgrade().is_some() {
+            return Err(busy());
+        }
+        let token = Arc::new(());
+        *open = Arc::downgrade(&token);
+        let shared = Some(extoll.poster.clone());
+        let opened = velo::open_device_as(extoll.device.clone(), shared, token, &options)?;
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(Box::into_raw(Box::new(opened))) };
+        Ok(())
+    })
+}
+
+/// As rma_open, on a VPID that is open already. RMA can be open once on it: an error otherwise. It may be used by another thread than VELO.
+///
+/// # Safety
+/// `extoll` is a handle; `options` is NULL or valid; `port` is valid.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn rma_open_on(
+    extoll: *const nicforge_extoll,
+    options: *const rma_options,
+    port: *mut *mut rma_port,
+) -> i32 {
+    guarded_status(|| {
+        let out = non_null(port, "port")?;
+        // SAFETY: by this function's contract.
+        let extoll = unsafe { reference(extoll) }?;
+        // SAFETY: NULL or valid by this function's contract.
+        let options = unsafe { given(options) };
+        let opened = rma::open_device_as(&extoll.device, Some(extoll.poster.clone()), options)?;
+        // SAFETY: not NULL, and valid by this function's contract.
+        unsafe { out.write(Box::into_raw(Box::new(opened))) };
+        Ok(())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{ffi::CStr, ptr};
+
+    use super::*;
+
+    #[test]
+    fn null_gives_efault() {
+        let calls = [
+            // SAFETY: NULL is refused before it is used, here and below.
+            unsafe { nicforge_extoll_open(ptr::null(), ptr::null_mut()) },
+            // SAFETY: as above.
+            unsafe { velo_open_on(ptr::null(), ptr::null(), ptr::null_mut()) },
+            // SAFETY: as above.
+            unsafe { rma_open_on(ptr::null(), ptr::null(), ptr::null_mut()) },
+        ];
+        assert_eq!(calls, [-libc::EFAULT; 3]);
+        // SAFETY: NULL is allowed.
+        unsafe { nicforge_extoll_close(ptr::null_mut()) };
+    }
+
+    #[test]
+    fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
+        let mut extoll = ptr::null_mut();
+        // SAFETY: a C string, a valid place.
+        let result = unsafe { nicforge_extoll_open(c"/nonexistent/socket".as_ptr(), &mut extoll) };
+        // SAFETY: valid until this thread's next error.
+        let text = unsafe { CStr::from_ptr(nicforge_extoll_last_error()) };
+        assert!(result < 0 && extoll.is_null() && !text.is_empty());
+    }
+}

@@ -1,0 +1,32 @@
+//! The C example of VELO and RMA together, linked both ways, under a sanitizer, and run on a torus.
+
+#![allow(clippy::unwrap_used, reason = "helpers of tests")]
+
+#[path = "common/c_program.rs"]
+mod c_program;
+
+use self::c_program::{CApi, run, sanitizers};
+
+const EXTOLL: CApi = CApi { room: "userlib/extoll-c", package: "nicforge-extoll-c" };
+
+fn goes_round(options: &[String]) {
+    let folder = tempfile::tempdir().unwrap();
+    let program = EXTOLL.compile("extoll_both", folder.path(), options);
+    let out = run("extoll.toml", folder.path(), &["--", &program]);
+    assert!(out.contains("ex0 | 100 rounds of 65536 bytes over 8 nodes"), "{out}");
+}
+
+#[test]
+fn c_example_linked_with_the_archive_uses_both_libraries() {
+    goes_round(&EXTOLL.archive());
+}
+
+#[test]
+fn c_example_linked_with_the_shared_library_uses_both_libraries() {
+    goes_round(&EXTOLL.shared());
+}
+
+#[test]
+fn c_example_under_address_sanitizer_uses_both_libraries() {
+    goes_round(&[sanitizers(), EXTOLL.shared()].concat());
+}
