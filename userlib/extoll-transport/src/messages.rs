@@ -20,15 +20,19 @@ pub(crate) struct Framed<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// Frames a message of up to [`MAX_MESSAGE`] bytes with a tag of 1 to [`TAGS`]; `None` for another one. `room` is for what has to be padded.
+/// Whether a message with a tag goes as it is.
 #[inline]
-pub(crate) fn frame<'a>(tag: u8, message: &'a [u8], room: &'a mut [u8; MAX_MESSAGE]) -> Option<Framed<'a>> {
+pub(crate) fn is_whole(tag: u8, message: &[u8]) -> bool {
+    message.len().wrapping_sub(8) <= MAX_MESSAGE - 8
+        && message.len().is_multiple_of(8)
+        && tag.wrapping_sub(1) < TAGS
+}
+
+/// Pads a message of up to [`MAX_MESSAGE`] bytes with a tag of 1 to [`TAGS`] that does not go as it is; `None` for another one.
+pub(crate) fn pad<'a>(tag: u8, message: &[u8], room: &'a mut [u8; MAX_MESSAGE]) -> Option<Framed<'a>> {
     let length = message.len();
-    if length > MAX_MESSAGE || !(1..=TAGS).contains(&tag) {
+    if length > MAX_MESSAGE || !(1..=TAGS).contains(&tag) || is_whole(tag, message) {
         return None;
-    }
-    if length > 0 && length.is_multiple_of(8) {
-        return Some(Framed { tag, bytes: message });
     }
     let padded = (length | 7) + 1;
     room[..length].copy_from_slice(message);
@@ -37,7 +41,7 @@ pub(crate) fn frame<'a>(tag: u8, message: &'a [u8], room: &'a mut [u8; MAX_MESSA
     Some(Framed { tag: PADDED + tag % TAGS, bytes: &room[..padded] })
 }
 
-/// The tag and message of a VELO message; `None` of one that [`frame`] does not make.
+/// The tag and message of a VELO message; `None` of one that nobody makes of a message.
 #[inline]
 pub(crate) fn unframe(tag: u8, bytes: &[u8]) -> Option<(u8, &[u8])> {
     if (1..=TAGS).contains(&tag) {
@@ -61,7 +65,11 @@ mod tests {
         for tag in 1..=TAGS {
             for length in 0..=MAX_MESSAGE {
                 let mut room = [0xff; MAX_MESSAGE];
-                let framed = frame(tag, &data[..length], &mut room).unwrap();
+                let message = &data[..length];
+                let framed = match is_whole(tag, message) {
+                    true => Framed { tag, bytes: message },
+                    false => pad(tag, message, &mut room).unwrap(),
+                };
                 assert!(
                     framed.bytes.len().is_multiple_of(8) && (8..=MAX_MESSAGE).contains(&framed.bytes.len())
                 );
@@ -70,8 +78,10 @@ mod tests {
             }
         }
         let mut room = [0; MAX_MESSAGE];
-        assert!(frame(0, b"", &mut room).is_none());
-        assert!(frame(1, &[0; MAX_MESSAGE + 1], &mut room).is_none());
+        for (tag, length) in [(0, 0), (0, 8), (TAGS + 1, 8), (1, MAX_MESSAGE + 1), (1, MAX_MESSAGE + 8)] {
+            assert!(!is_whole(tag, &[0; 100][..length]), "{tag}, {length}");
+            assert!(pad(tag, &[0; 100][..length], &mut room).is_none(), "{tag}, {length}");
+        }
     }
 
     #[test]

@@ -56,6 +56,14 @@ pub(crate) struct Peer {
     pub(crate) held: VecDeque<Message>,
 }
 
+impl Peer {
+    /// Whether it is there, or has not come yet.
+    #[inline]
+    pub(crate) fn is_alive(&self) -> bool {
+        matches!(self.health, Health::Alive)
+    }
+}
+
 impl ExtollTransport {
     /// The rank that sent a message, if it is to be listened to.
     #[inline]
@@ -64,7 +72,7 @@ impl ExtollTransport {
         let rank = self.ranks.get(index).copied().filter(|rank| *rank != NOBODY)?;
         let sender = self.velo.sender_of(message.from);
         let peer = &mut self.peers[rank as usize];
-        if peer.health == Health::Gone {
+        if matches!(peer.health, Health::Gone) {
             return None;
         }
         if peer.tenant != sender {

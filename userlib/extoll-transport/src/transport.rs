@@ -16,7 +16,7 @@ use crate::{
     gets::Gets,
     job::Place,
     memory::Registered,
-    messages::{frame, unframe},
+    messages::{is_whole, pad, unframe},
     peers::{Health, Mark, Peer},
 };
 
@@ -220,6 +220,29 @@ impl ExtollTransport {
         self.statistics.held += 1;
     }
 
+    /// Sends a message of VELO's.
+    #[inline]
+    fn send_framed(&mut self, to: Rank, tag: u8, bytes: &[u8]) -> Result<bool, TransportError> {
+        let Some(peer) = self.peers.get(to as usize) else {
+            return Err(TransportError { what: "there is no such rank to send to", value: to.into() });
+        };
+        if !peer.is_alive() {
+            return Ok(true);
+        }
+        let Some(link) = peer.link else {
+            self.look(to)?;
+            return Ok(false);
+        };
+        match self.velo.send_nb(link, tag, bytes) {
+            Ok(()) => {
+                self.statistics.sent += 1;
+                Ok(true)
+            }
+            Err(VeloError::WouldBlock) => Ok(false),
+            Err(error) => self.not_sent(to, error),
+        }
+    }
+
     /// A message was not sent since something is wrong, perhaps with an earlier one: it is dropped when its rank is gone, and comes again otherwise.
     #[cold]
     fn not_sent(&mut self, to: Rank, error: VeloError) -> Result<bool, TransportError> {
@@ -249,28 +272,14 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn try_send(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, TransportError> {
+        if is_whole(tag, message) {
+            return self.send_framed(to, tag, message);
+        }
         let mut room = [0; MAX_MESSAGE];
-        let Some(framed) = frame(tag, message, &mut room) else {
+        let Some(framed) = pad(tag, message, &mut room) else {
             return Err(TransportError { what: "a message is too long", value: message.len() as u64 });
         };
-        let Some(peer) = self.peers.get(to as usize) else {
-            return Err(TransportError { what: "there is no such rank to send to", value: to.into() });
-        };
-        if peer.health != Health::Alive {
-            return Ok(true);
-        }
-        let Some(link) = peer.link else {
-            self.look(to)?;
-            return Ok(false);
-        };
-        match self.velo.send_nb(link, framed.tag, framed.bytes) {
-            Ok(()) => {
-                self.statistics.sent += 1;
-                Ok(true)
-            }
-            Err(VeloError::WouldBlock) => Ok(false),
-            Err(error) => self.not_sent(to, error),
-        }
+        self.send_framed(to, framed.tag, framed.bytes)
     }
 
     fn poll(
@@ -289,10 +298,11 @@ unsafe impl Transport for ExtollTransport {
             }
         }
         let left = budget - taken;
+        let mut message = Message::ROOM;
         for _ in 0..left {
-            let message = match self.velo.poll() {
-                Ok(Some(message)) => message,
-                Ok(None) => {
+            match self.velo.poll_into(&mut message) {
+                Ok(true) => {}
+                Ok(false) => {
                     self.mark.dry += 1;
                     break;
                 }

@@ -70,7 +70,12 @@ impl Lists {
     #[inline]
     pub(crate) fn pop(&mut self, list: &mut List) -> Option<u32> {
         let node = list.first()?;
-        self.remove(list, node);
+        let next = self.links[node as usize].next;
+        list.head = next;
+        match next {
+            NONE => list.tail = NONE,
+            next => self.links[next as usize].previous = NONE,
+        }
         Some(node)
     }
 

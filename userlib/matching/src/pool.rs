@@ -45,20 +45,43 @@ impl<T: Default> Pool<T> {
 
     /// Puts `value` in; gives it back when the table is full.
     pub(crate) fn insert(&mut self, value: T) -> Result<Handle, T> {
+        let Some(handle) = self.enter() else { return Err(value) };
+        self.slots[handle.index as usize].value = value;
+        Ok(handle)
+    }
+
+    /// Takes a free place, whose thing is as [`Pool::leave`] has left it, or new. `None` when the table is full.
+    #[inline]
+    pub(crate) fn enter(&mut self) -> Option<Handle> {
         if self.free == NONE {
-            if self.slots.len() >= Self::LIMIT as usize {
-                return Err(value);
-            }
-            self.free = self.slots.len() as u32;
-            self.slots.push(Slot { generation: 0, next_free: NONE, value: T::default() });
+            self.grow()?;
         }
         let index = self.free;
         let slot = &mut self.slots[index as usize];
         self.free = slot.next_free;
         slot.generation = slot.generation.wrapping_add(1);
-        slot.value = value;
         self.used += 1;
-        Ok(Handle { index, generation: slot.generation })
+        Some(Handle { index, generation: slot.generation })
+    }
+
+    #[cold]
+    fn grow(&mut self) -> Option<()> {
+        if self.slots.len() >= Self::LIMIT as usize {
+            return None;
+        }
+        self.free = self.slots.len() as u32;
+        self.slots.push(Slot { generation: 0, next_free: NONE, value: T::default() });
+        Some(())
+    }
+
+    /// Gives a place that is taken back. Its thing stays, for who enters next: what that one does not set must be as in a new one.
+    #[inline]
+    pub(crate) fn leave(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.generation = slot.generation.wrapping_add(1);
+        slot.next_free = self.free;
+        self.free = index;
+        self.used -= 1;
     }
 
     /// The place that `handle` names, if it still does.
@@ -68,18 +91,25 @@ impl<T: Default> Pool<T> {
     }
 
     /// The handle of a place that is taken.
+    #[inline]
     pub(crate) fn handle(&self, index: u32) -> Handle {
         Handle { index, generation: self.slots[index as usize].generation }
     }
 
     /// Takes the thing out of a place that is taken.
     pub(crate) fn remove(&mut self, index: u32) -> T {
-        let slot = &mut self.slots[index as usize];
-        slot.generation = slot.generation.wrapping_add(1);
-        slot.next_free = self.free;
-        self.free = index;
-        self.used -= 1;
-        std::mem::take(&mut slot.value)
+        self.leave(index);
+        std::mem::take(&mut self.slots[index as usize].value)
+    }
+
+    /// Places, taken or not.
+    pub(crate) fn places(&self) -> u32 {
+        self.slots.len() as u32
+    }
+
+    /// Whether a place is taken.
+    pub(crate) fn is_taken(&self, index: u32) -> bool {
+        self.slots.get(index as usize).is_some_and(|slot| slot.generation & 1 == 1)
     }
 
     /// Places that are taken.

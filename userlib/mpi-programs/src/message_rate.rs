@@ -3,9 +3,9 @@
 //! A sender starts a window of messages, waits until all of them are complete and its receiver has answered, and starts the next. The receiver
 //! has posted the receives of a window before its sender is told to go on.
 
-use nicforge_matching::{Endpoint, Envelope, Mode, Rank, Selector, Transport};
+use nicforge_matching::{Completion, Endpoint, Envelope, Mode, Rank, Selector, Transport};
 
-use crate::{Error, Program, succeeded, vector};
+use crate::{Error, Program};
 
 /// Tags of messages, and of the answers to windows.
 const MESSAGE: u64 = 1;
@@ -183,11 +183,11 @@ impl<T: Transport> Program for Side<'_, T> {
         let mut steps = self.endpoint.progress()?;
         while let Some(done) = self.endpoint.next_completion() {
             steps += 1;
-            let cookie = done.cookie;
-            let data = vector(succeeded(done)?);
-            self.complete(cookie, data)?;
-            let in_window = self.completed.is_multiple_of(self.terms.window.into());
-            if self.end == End::Receiver && cookie != ANSWERS && in_window {
+            let Completion { cookie, result, buffer, .. } = done;
+            result?;
+            self.complete(cookie, buffer.into_vec().unwrap_or_default())?;
+            // A receiver starts no window before the last one is complete.
+            if self.end == End::Receiver && cookie != ANSWERS && self.messages == 0 {
                 self.answer()?;
             }
         }

@@ -23,17 +23,41 @@ impl fmt::Display for Address {
 }
 
 /// A message that was received.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 pub struct Message {
     /// Who sent it: as the sender's card says, not the sender.
     pub from: Address,
     /// Its tag.
     pub tag: u8,
     length: u8,
+    /// What is behind its end is of no message.
     pub(crate) data: [u8; MAX_MESSAGE],
 }
 
+impl PartialEq for Message {
+    fn eq(&self, other: &Self) -> bool {
+        (self.from, self.tag, self.bytes()) == (other.from, other.tag, other.bytes())
+    }
+}
+
+impl Eq for Message {}
+
 impl Message {
+    /// Room for a message, for [`crate::Port::poll_into`]: no message yet.
+    pub const ROOM: Self =
+        Self { from: Address { node: 0, vpid: 0 }, tag: 0, length: 0, data: [0; MAX_MESSAGE] };
+
+    /// Becomes the message that a slot's header is of, but for its data, for which it gives the room. `None` of an empty slot.
+    #[inline]
+    pub(crate) fn head(&mut self, word: u64) -> Option<&mut [[u8; 8]]> {
+        let (node, vpid, tag, quadwords) = header::decode(word)?;
+        (self.from, self.tag) = (Address { node, vpid }, tag);
+        // Only the card writes headers, and 1 to 8 quadwords; memory is memory.
+        let quadwords = quadwords.min(MAX_MESSAGE / 8);
+        self.length = quadwords as u8 * 8;
+        self.data.as_chunks_mut().0.get_mut(..quadwords)
+    }
+
     /// With room for the data, from a slot's header; `None` of an empty slot.
     #[inline]
     pub(crate) fn of_header(word: u64) -> Option<Self> {

@@ -7,6 +7,7 @@ use std::{
 
 use nicforge_driver::{Cancel, Deadline, Error as DriverError, Relax};
 use nicforge_hwi::extoll_velo::{SLOT, SLOT_DATA, SLOT_HEADER};
+use nicforge_shm::Window;
 
 use crate::{Address, CONTROL_TAG, Error, Filter, Message, Port};
 
@@ -39,6 +40,47 @@ impl Port {
         self.emptied(slot)?;
         self.count(message.from)?;
         Ok(Some(message))
+    }
+
+    /// As [`Port::poll`], to room that may be used again. False when no message has arrived; what is in `message` is of no use then.
+    ///
+    /// # Errors
+    /// What the driver says.
+    #[inline]
+    pub fn poll_into(&mut self, message: &mut Message) -> Result<bool, Error> {
+        let slot = (self.taken & (self.slots - 1)) * SLOT;
+        let header = self.ring.load_u64_acquire(slot + SLOT_HEADER)?;
+        if !self.kept.is_empty() {
+            return self.poll_into_later(message);
+        }
+        match message.head(header) {
+            Some(data) => Self::read(&self.ring, slot, data)?,
+            None => return self.poll_into_later(message),
+        }
+        if self.is_control(message) {
+            return self.poll_into_later(message);
+        }
+        self.emptied(slot)?;
+        self.count(message.from)?;
+        Ok(true)
+    }
+
+    #[inline(never)]
+    fn poll_into_later(&mut self, message: &mut Message) -> Result<bool, Error> {
+        let next = self.poll_later()?;
+        if let Some(next) = next {
+            *message = next;
+        }
+        Ok(next.is_some())
+    }
+
+    /// Reads the data of the message in a slot: no more of the slot than that.
+    #[inline]
+    fn read(ring: &Window, slot: u64, data: &mut [[u8; 8]]) -> Result<(), Error> {
+        for (place, offset) in data.iter_mut().zip((slot + SLOT_DATA..).step_by(8)) {
+            *place = ring.load_u64_relaxed(offset)?.to_ne_bytes();
+        }
+        Ok(())
     }
 
     /// As [`Port::poll`], for messages of all kinds.
@@ -187,13 +229,7 @@ impl Port {
             return Ok(None);
         };
         let length = message.len();
-        if length == 8 {
-            // The shortest is the most frequent one.
-            let quadword = self.ring.load_u64_relaxed(slot + SLOT_DATA)?;
-            message.data[..8].copy_from_slice(&quadword.to_ne_bytes());
-        } else {
-            self.ring.read(slot + SLOT_DATA, &mut message.data[..length])?;
-        }
+        Self::read(&self.ring, slot, message.data[..length].as_chunks_mut().0)?;
         self.emptied(slot)?;
         Ok(Some(message))
     }

@@ -16,7 +16,7 @@ type Wrong = (&'static str, u64);
 impl Core {
     /// A message of `from`.
     pub(super) fn arrive(&mut self, from: Rank, kind: u8, bytes: &[u8]) -> Taken {
-        let known = self.peers.get(from as usize).is_some_and(|peer| peer.health == Health::Alive);
+        let known = self.peers.get(from as usize).is_some_and(|peer| matches!(peer.health, Health::Alive));
         if !known || from == self.rank {
             self.statistics.strays += 1;
             return Taken::Yes;
@@ -36,6 +36,7 @@ impl Core {
     }
 
     /// The beginning of an eager message.
+    #[inline]
     fn first(&mut self, from: Rank, bytes: &[u8]) -> Result<Taken, Wrong> {
         let (header, data) =
             First::read_from_prefix(bytes).map_err(|_| ("a short header", bytes.len() as u64))?;
@@ -52,7 +53,15 @@ impl Core {
             self.statistics.expected += 1;
             self.consume(from, cost);
             let request = &mut self.ops[op];
-            (request.envelope, request.length, request.state) = (envelope, size, State::Filling);
+            (request.envelope, request.length) = (envelope, size);
+            if data.len() as u64 == size {
+                // All of it.
+                request.buffer.write(0, data);
+                self.statistics.eager += 1;
+                self.finish_receive(op);
+                return Ok(Taken::Yes);
+            }
+            request.state = State::Filling;
             Target::Op(op)
         } else {
             if cost > self.window {
@@ -100,8 +109,6 @@ impl Core {
                 self.ops[op].buffer.write(offset, data);
                 if complete {
                     self.finish_receive(op);
-                } else {
-                    self.own(op);
                 }
             }
             Target::Message(message) => {

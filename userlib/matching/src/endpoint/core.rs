@@ -9,7 +9,11 @@ use crate::{
     pool::{Handle, Pool},
     queues::Queues,
     store::{Chain, Store},
+    wire::First,
 };
+
+/// Bytes of a short message of the transport at most: one that is put together on the stack.
+pub(super) const SHORT: usize = 64;
 
 /// Where a request is on its way.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,14 +39,13 @@ pub(super) enum State {
     Done,
 }
 
-/// A request.
+/// A request. Its place in the pool is used again as it is: [`Core::take`] leaves no buffer, region, answer, error, and nothing moved; whoever
+/// makes a request sets the rest.
 #[derive(Debug, Default)]
 pub(super) struct Op {
     pub(super) kind: Kind,
     pub(super) mode: Mode,
     pub(super) state: State,
-    /// Whether it is in the list of its peer's requests.
-    pub(super) owned: bool,
     pub(super) cookie: u64,
     pub(super) envelope: Envelope,
     pub(super) buffer: Buffer,
@@ -64,8 +67,17 @@ pub(super) struct Op {
 
 impl Op {
     /// Bytes of the message that the buffer takes.
+    #[inline]
     pub(super) fn goal(&self) -> usize {
         self.buffer.len().min(usize::try_from(self.length).unwrap_or(usize::MAX))
+    }
+
+    /// What the completion of a request that has failed says: bytes in the buffer, where they would be `goal`, and why.
+    #[cold]
+    fn failure(&mut self, goal: usize) -> (usize, Result<(), Error>) {
+        let error = self.error.take();
+        let length = if matches!(error, Some(Error::Truncated { .. })) { goal } else { 0 };
+        (length, error.map_or(Ok(()), Err))
     }
 }
 
@@ -135,8 +147,6 @@ pub(super) struct Peer {
     /// Answers that have not left, and how many.
     pub(super) answers: List,
     pub(super) owed: u64,
-    /// All requests that wait for it.
-    pub(super) ops: List,
     /// Messages from it that wait here.
     pub(super) waiting: List,
     pub(super) incoming: Option<Incoming>,
@@ -162,8 +172,6 @@ pub(super) struct Core {
     pub(super) ops: Pool<Op>,
     /// A request's place: in a peer's sends, the transfers, the settling or the done ones.
     pub(super) places: Lists,
-    /// A request's place in its peer's `ops`.
-    pub(super) owners: Lists,
     pub(super) messages: Pool<Waiting>,
     /// A message's place in its peer's `waiting`.
     pub(super) sources: Lists,
@@ -177,22 +185,24 @@ pub(super) struct Core {
     pub(super) done: List,
     /// Peers that there is something to send to.
     pub(super) active: VecDeque<Rank>,
-    /// Peers that were lost and still have requests.
-    pub(super) lost: VecDeque<Rank>,
+    /// Peers that were lost and may still have requests, and the first place in `ops` that was not looked at for them.
+    pub(super) lost: VecDeque<(Rank, u32)>,
     /// A message being put together.
     pub(super) scratch: Vec<u8>,
+    /// Bytes of an eager message at most that leaves as one short message of the transport.
+    pub(super) short: usize,
     pub(super) statistics: Statistics,
 }
 
 impl Core {
     pub(super) fn new(config: Config, rank: Rank, size: u32, max_message: usize, max_get: usize) -> Self {
         let window = config.window_units();
+        let short = config.eager_threshold.min(max_message.min(SHORT) - size_of::<First>());
         let peer = || Peer {
             health: Health::Alive,
             sends: List::EMPTY,
             answers: List::EMPTY,
             owed: 0,
-            ops: List::EMPTY,
             waiting: List::EMPTY,
             incoming: None,
             sent: 0,
@@ -211,7 +221,6 @@ impl Core {
             peers: (0..size).map(|_| peer()).collect(),
             ops: Pool::new(),
             places: Lists::default(),
-            owners: Lists::default(),
             messages: Pool::new(),
             sources: Lists::default(),
             answers: Pool::new(),
@@ -224,6 +233,7 @@ impl Core {
             active: VecDeque::with_capacity(size as usize),
             lost: VecDeque::with_capacity(size as usize),
             scratch: Vec::with_capacity(max_message.min(config.eager_threshold.saturating_add(64)).max(64)),
+            short,
             statistics: Statistics::default(),
         }
     }
@@ -233,8 +243,16 @@ impl Core {
         if peer < size { Ok(()) } else { Err(Error::NoSuchPeer { peer, size }) }
     }
 
-    pub(super) fn insert(&mut self, op: Op) -> Result<Handle, Error> {
-        self.ops.insert(op).map_err(|_| Error::TooManyRequests { limit: Pool::<Op>::LIMIT })
+    /// A place for a request.
+    #[inline]
+    pub(super) fn enter(&mut self) -> Result<Handle, Error> {
+        self.ops.enter().ok_or(Error::TooManyRequests { limit: Pool::<Op>::LIMIT })
+    }
+
+    /// Whether a peer can be talked to.
+    #[inline]
+    pub(super) fn is_alive(&self, peer: Rank) -> bool {
+        matches!(self.peers[peer as usize].health, Health::Alive)
     }
 
     /// Why nothing can be done with a peer, unless it is alive.
@@ -246,55 +264,73 @@ impl Core {
         }
     }
 
-    /// The request waits for its peer from now on.
-    pub(super) fn own(&mut self, op: u32) {
+    /// The request, which is in no list of places and not posted, has succeeded.
+    #[inline]
+    pub(super) fn complete(&mut self, op: u32) {
         let request = &mut self.ops[op];
-        if !request.owned {
-            request.owned = true;
-            self.owners.push(&mut self.peers[request.envelope.peer as usize].ops, op);
-        }
-    }
-
-    /// The request, which is in no list of places and not posted, is complete.
-    pub(super) fn finish(&mut self, op: u32, error: Option<Error>) {
-        let request = &mut self.ops[op];
-        if request.owned {
-            request.owned = false;
-            self.owners.remove(&mut self.peers[request.envelope.peer as usize].ops, op);
-        }
         request.state = State::Done;
-        match &error {
-            Some(error) => self.statistics.failed += u64::from(error.is_peer()),
-            None if request.kind == Kind::Send => self.statistics.sent += 1,
-            None => {
-                self.statistics.received += 1;
-                self.statistics.bytes_received += request.length;
-            }
+        if request.kind == Kind::Send {
+            self.statistics.sent += 1;
+        } else {
+            self.statistics.received += 1;
+            self.statistics.bytes_received += request.length;
         }
-        request.error = error;
         self.places.push(&mut self.done, op);
     }
 
+    /// The request, which is in no list of places and not posted, has failed.
+    #[cold]
+    pub(super) fn fail(&mut self, op: u32, error: Error) {
+        let request = &mut self.ops[op];
+        request.state = State::Done;
+        self.statistics.failed += u64::from(error.is_peer());
+        request.error = Some(error);
+        self.places.push(&mut self.done, op);
+    }
+
+    /// One of both.
+    pub(super) fn finish(&mut self, op: u32, error: Option<Error>) {
+        match error {
+            None => self.complete(op),
+            Some(error) => self.fail(op, error),
+        }
+    }
+
     /// A receive has all that its buffer takes of its message.
+    #[inline]
     pub(super) fn finish_receive(&mut self, op: u32) {
         let request = &self.ops[op];
-        let capacity = request.buffer.len();
-        let length = request.length;
-        let truncated = (length > capacity as u64).then_some(Error::Truncated { length, capacity });
-        self.finish(op, truncated);
+        let (length, capacity) = (request.length, request.buffer.len());
+        if length > capacity as u64 {
+            self.fail(op, Error::Truncated { length, capacity });
+        } else {
+            self.complete(op);
+        }
     }
 
     /// Takes the completion of a request that is done.
+    #[inline]
     pub(super) fn take(&mut self, op: u32) -> Completion {
         let request = Request(self.ops.handle(op));
         self.places.remove(&mut self.done, op);
-        let op = self.ops.remove(op);
-        let length = match &op.error {
-            None | Some(Error::Truncated { .. }) => op.goal(),
-            Some(_) => 0,
-        };
-        let Op { kind, cookie, envelope, buffer, error, .. } = op;
-        Completion { request, kind, cookie, envelope, length, result: error.map_or(Ok(()), Err), buffer }
+        let place = &mut self.ops[op];
+        let goal = place.goal();
+        let (length, result) = if place.error.is_none() { (goal, Ok(())) } else { place.failure(goal) };
+        let buffer = std::mem::take(&mut place.buffer);
+        (place.moved, place.gets, place.region, place.answer) = (0, 0, None, None);
+        let Op { kind, cookie, envelope, .. } = *place;
+        self.ops.leave(op);
+        Completion { request, kind, cookie, envelope, length, result, buffer }
+    }
+
+    /// Whether a request, which is at a place that is taken, waits for `peer`.
+    pub(super) fn waits_for(&self, op: u32, peer: Rank) -> bool {
+        let request = &self.ops[op];
+        match request.state {
+            State::Settling | State::Done => false,
+            State::Posted => self.queues.source(op) == Some(peer),
+            _ => request.envelope.peer == peer,
+        }
     }
 
     /// There may be something to send to `peer`.
@@ -307,6 +343,7 @@ impl Core {
     }
 
     /// Messages of `peer` that cost so many units have left the window.
+    #[inline]
     pub(super) fn consume(&mut self, peer: Rank, cost: u64) {
         let state = &mut self.peers[peer as usize];
         state.consumed += cost;
@@ -329,6 +366,7 @@ impl Core {
 
 impl Peer {
     /// Whether half of the window or more has not been granted again.
+    #[inline]
     pub(super) fn grant_due(&self, window: u64) -> bool {
         self.consumed + window - self.granted >= window.div_ceil(2)
     }

@@ -1,13 +1,17 @@
 //! Peers that are gone, and requests that end before their time.
 //!
 //! A lost peer gets nothing and is not listened to from the moment it is known. The requests that wait for it may be many, so
-//! they fail in the calls of `progress` that follow, a bounded number in each.
+//! they fail in the calls of `progress` that follow, a bounded number in each. Nobody keeps a list of them: death is rare, and messages are not. All
+//! requests are looked at once, from the first place on; what is asked of a lost peer later fails at once.
 
 use super::{
     Endpoint,
     core::{Content, Core, Health, State},
 };
 use crate::{Error, Gone, Rank, Transport};
+
+/// Places of requests that are looked at in one call.
+const PLACES: u32 = 4096;
 
 impl<T: Transport> Endpoint<T> {
     /// Asks the transport who is gone, and fails requests of those who are. Says how many steps that were.
@@ -25,14 +29,19 @@ impl<T: Transport> Endpoint<T> {
         }
         // What is being settled is complete before anything is failed.
         steps += self.settle_all();
-        while steps < budget {
-            let Some(&peer) = self.core.lost.front() else { break };
-            match (self.core.peers[peer as usize].ops.first(), self.core.peer_error(peer)) {
-                (Some(op), Some(error)) => {
-                    self.fail(op, error);
-                    steps += 1;
+        for _ in 0..PLACES {
+            let Some(&(peer, op)) = self.core.lost.front().filter(|_| steps < budget) else { break };
+            match self.core.peer_error(peer).filter(|_| op < self.core.ops.places()) {
+                Some(error) => {
+                    if self.core.ops.is_taken(op) && self.core.waits_for(op, peer) {
+                        self.fail(op, error);
+                        steps += 1;
+                    }
+                    if let Some((_, next)) = self.core.lost.front_mut() {
+                        *next = op + 1;
+                    }
                 }
-                _ => {
+                None => {
                     self.core.lost.pop_front();
                 }
             }
@@ -55,7 +64,7 @@ impl<T: Transport> Endpoint<T> {
         if let Some(region) = request.region.take() {
             self.transport.deregister(region);
         }
-        core.finish(op, Some(error));
+        core.fail(op, error);
     }
 }
 
@@ -87,6 +96,6 @@ impl Core {
                 self.forget(message);
             }
         }
-        self.lost.push_back(peer);
+        self.lost.push_back((peer, 0));
     }
 }

@@ -20,7 +20,7 @@ use std::fmt;
 
 use nicforge_driver::{Cancel, Deadline, Relax};
 
-use self::core::{Core, Op, State};
+use self::core::{Core, State};
 use crate::{
     Buffer, Config, Envelope, Error, Rank, Selector, Statistics, Transport, TransportError, pool::Handle,
     wire::LEAST_MESSAGE,
@@ -194,10 +194,11 @@ impl<T: Transport> Endpoint<T> {
         cookie: u64,
     ) -> Result<Request, Error> {
         self.core.check_peer(to.peer)?;
-        let buffer = buffer.into();
-        let length = buffer.len() as u64;
-        let op = Op { kind: Kind::Send, mode, cookie, envelope: to, length, buffer, ..Op::default() };
-        let handle = self.core.insert(op)?;
+        let handle = self.core.enter()?;
+        let op = &mut self.core.ops[handle.index];
+        op.buffer = buffer.into();
+        op.length = op.buffer.len() as u64;
+        (op.kind, op.mode, op.state, op.cookie, op.envelope) = (Kind::Send, mode, State::Queued, cookie, to);
         self.start_send(handle.index);
         Ok(Request(handle))
     }
@@ -214,8 +215,7 @@ impl<T: Transport> Endpoint<T> {
     ) -> Result<Request, Error> {
         self.core.check_peer(selector.source.unwrap_or(0))?;
         let envelope = Envelope::new(selector.source.unwrap_or(0), selector.context, selector.tag);
-        let op = Op { kind: Kind::Receive, cookie, envelope, buffer: buffer.into(), ..Op::default() };
-        let handle = self.core.insert(op)?;
+        let handle = self.core.new_receive(buffer.into(), cookie, envelope)?;
         self.core.receive(handle.index, selector);
         Ok(Request(handle))
     }
@@ -243,8 +243,7 @@ impl<T: Transport> Endpoint<T> {
         cookie: u64,
     ) -> Result<Request, Error> {
         let found = self.core.claimed(message.0)?;
-        let op = Op { kind: Kind::Receive, cookie, buffer: buffer.into(), ..Op::default() };
-        let handle = self.core.insert(op)?;
+        let handle = self.core.new_receive(buffer.into(), cookie, Envelope::default())?;
         self.core.attach(handle.index, found);
         Ok(Request(handle))
     }
@@ -286,6 +285,7 @@ impl<T: Transport> Endpoint<T> {
 
     /// The completion that has been there the longest: the completion queue. A completion taken by [`Endpoint::test`] or
     /// [`Endpoint::wait`] is not in it.
+    #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {
         self.core.done.first().map(|op| self.core.take(op))
     }

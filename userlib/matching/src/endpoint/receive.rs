@@ -1,23 +1,41 @@
 //! A receive and its message meet.
 
-use super::core::{Content, Core, Health, Incoming, State, Target};
-use crate::{Envelope, Error, Rank, RemoteRegion, Selector, pool::Handle, wire};
+use super::{
+    Kind,
+    core::{Content, Core, Health, Incoming, State, Target},
+};
+use crate::{Buffer, Envelope, Error, Rank, RemoteRegion, Selector, pool::Handle, wire};
 
 impl Core {
+    /// A place for a receive.
+    #[inline]
+    pub(super) fn new_receive(
+        &mut self,
+        buffer: Buffer,
+        cookie: u64,
+        envelope: Envelope,
+    ) -> Result<Handle, Error> {
+        let handle = self.enter()?;
+        let op = &mut self.ops[handle.index];
+        (op.kind, op.state, op.cookie, op.envelope, op.length) =
+            (Kind::Receive, State::Queued, cookie, envelope, 0);
+        op.buffer = buffer;
+        Ok(handle)
+    }
+
     /// A new receive: for a message that waits, or to wait.
+    #[inline]
     pub(super) fn receive(&mut self, op: u32, selector: Selector) {
         if let Some(message) = self.queues.find(&selector) {
             self.queues.unstore(message);
             return self.attach(op, message);
         }
-        if let Some(error) = selector.source.and_then(|source| self.peer_error(source)) {
-            return self.finish(op, Some(error));
+        if let Some(source) = selector.source.filter(|source| !self.is_alive(*source)) {
+            let error = self.peer_error(source);
+            return self.finish(op, error);
         }
         self.ops[op].state = State::Posted;
         self.queues.post(op, selector);
-        if selector.source.is_some() {
-            self.own(op);
-        }
     }
 
     /// `op` receives `message`, which is not in the queues any more.
@@ -33,7 +51,6 @@ impl Core {
                     self.finish_receive(op);
                 } else {
                     request.state = State::Filling;
-                    self.own(op);
                     self.redirect(envelope.peer, Target::Op(op));
                 }
             }
@@ -52,7 +69,6 @@ impl Core {
         let request = &mut self.ops[op];
         (request.envelope, request.length, request.remote) = (envelope, size, remote);
         request.answer = Some(answer);
-        self.own(op);
         if self.ops[op].goal() == 0 {
             return self.settle(op);
         }

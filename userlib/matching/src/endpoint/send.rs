@@ -4,11 +4,11 @@ use zerocopy::IntoBytes;
 
 use super::{
     Endpoint, Mode,
-    core::{Content, Core, Health, State, Waiting},
+    core::{Content, Core, Health, SHORT, State, Waiting},
     transfer::register,
 };
 use crate::{
-    Access, Error, Rank, Transport, TransportError,
+    Access, Envelope, Error, Rank, Transport, TransportError,
     pool::Pool,
     store::Chain,
     wire::{self, Finish, First, Grant, Rendezvous},
@@ -41,19 +41,59 @@ impl<T: Transport> Endpoint<T> {
         if peer == self.core.rank {
             return self.core.send_to_self(op);
         }
-        if let Some(error) = self.core.peer_error(peer) {
-            return self.core.finish(op, Some(error));
+        if !self.core.is_alive(peer) {
+            let error = self.core.peer_error(peer);
+            return self.core.finish(op, error);
         }
-        self.core.own(op);
-        let state = &mut self.core.peers[peer as usize];
-        let first = state.sends.is_empty();
-        self.core.places.push(&mut state.sends, op);
-        if first {
+        let first = self.core.peers[peer as usize].sends.is_empty();
+        let at_once = if first { self.send_at_once(peer, op) } else { None };
+        if at_once == Some(Step::Done) {
+            return;
+        }
+        self.core.places.push(&mut self.core.peers[peer as usize].sends, op);
+        if at_once == Some(Step::NoRoom) {
+            self.core.activate(peer);
+        } else if first {
             let mut budget = self.core.config.budget;
             // A failure of the transport shows in the next call of `progress`.
             if self.flush(peer, &mut budget) != Ok(Next::Rest) {
                 self.core.activate(peer);
             }
+        }
+    }
+
+    /// A send that leaves as one short message, when nothing is to leave before it. `None`: it is not such a one, or can't leave now.
+    #[inline]
+    fn send_at_once(&mut self, rank: Rank, op: u32) -> Option<Step> {
+        let core = &mut self.core;
+        let (peer, request) = (&mut core.peers[rank as usize], &core.ops[op]);
+        let data = request.buffer.as_slice();
+        let cost = wire::cost(data.len() as u64);
+        let fits = data.len() <= core.short
+            && request.mode == Mode::Standard
+            && peer.answers.is_empty()
+            && !peer.grant_due(core.window)
+            && peer.sent + cost <= peer.limit;
+        if !fits {
+            return None;
+        }
+        let mut room = [0; SHORT];
+        let (header, rest) = room.split_first_chunk_mut::<{ size_of::<First>() }>()?;
+        *header = zerocopy::transmute!(first_header(&request.envelope, data.len()));
+        match data.first_chunk::<8>().filter(|_| data.len() == 8) {
+            // A call costs more than the move.
+            Some(quadword) => *rest.first_chunk_mut()? = *quadword,
+            None => rest.get_mut(..data.len())?.copy_from_slice(data),
+        }
+        let length = size_of::<First>() + data.len();
+        match self.transport.try_send(rank, wire::FIRST, room.get(..length)?) {
+            Ok(true) => {
+                peer.sent += cost;
+                core.complete(op);
+                Some(Step::Done)
+            }
+            // A failure of the transport shows in the next call of `progress`.
+            Ok(false) | Err(_) => Some(Step::NoRoom),
         }
     }
 
@@ -155,11 +195,7 @@ impl<T: Transport> Endpoint<T> {
     fn send_first(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
         let request = &core.ops[op];
-        let header = First {
-            context: request.envelope.context.into(),
-            size: (request.buffer.len() as u32).into(),
-            tag: request.envelope.tag.into(),
-        };
+        let header = first_header(&request.envelope, request.buffer.len());
         let part = request.buffer.len().min(core.max_message - size_of::<First>());
         core.scratch.clear();
         core.scratch.extend_from_slice(header.as_bytes());
@@ -205,6 +241,12 @@ impl<T: Transport> Endpoint<T> {
     }
 }
 
+/// The header of an eager message.
+#[inline]
+fn first_header(envelope: &Envelope, length: usize) -> First {
+    First { context: envelope.context.into(), size: (length as u32).into(), tag: envelope.tag.into() }
+}
+
 impl Core {
     /// An eager send has come to byte `part`.
     fn left(&mut self, rank: Rank, op: u32, part: usize) {
@@ -212,7 +254,7 @@ impl Core {
         request.moved = part;
         if part == request.buffer.len() {
             self.places.remove(&mut self.peers[rank as usize].sends, op);
-            self.finish(op, None);
+            self.complete(op);
         }
     }
 

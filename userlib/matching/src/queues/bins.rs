@@ -99,14 +99,31 @@ impl Bins {
         self.nodes.push(&mut self.bins[bin as usize].nodes, node);
     }
 
+    /// Takes out the oldest node with `key`.
+    #[inline]
+    pub(super) fn pop(&mut self, key: &Key) -> Option<u32> {
+        let index = self.find(key, self.secret.hash(key)).0?;
+        let bin = &mut self.bins[index as usize];
+        let node = self.nodes.pop(&mut bin.nodes)?;
+        if bin.nodes.is_empty() {
+            self.give_up(index);
+        }
+        Some(node)
+    }
+
     /// Takes out a node that is in.
     pub(super) fn remove(&mut self, node: u32) {
         let index = self.bin[node as usize];
         let bin = &mut self.bins[index as usize];
         self.nodes.remove(&mut bin.nodes, node);
-        if !bin.nodes.is_empty() {
-            return;
+        if bin.nodes.is_empty() {
+            self.give_up(index);
         }
+    }
+
+    /// A bin is empty.
+    fn give_up(&mut self, index: u32) {
+        let bin = &mut self.bins[index as usize];
         let Bin { hash, previous, next, .. } = *bin;
         bin.next = self.free;
         self.free = index;

@@ -12,7 +12,7 @@ mod bins;
 use bins::{Bins, Key};
 
 use crate::{
-    envelope::{Envelope, Selector},
+    envelope::{Envelope, Rank, Selector},
     lists::{List, Lists},
 };
 
@@ -107,7 +107,12 @@ impl Queues {
     }
 
     /// The oldest message that `selector` takes.
+    #[inline]
     pub(crate) fn find(&mut self, selector: &Selector) -> Option<u32> {
+        if self.order.is_empty() { None } else { self.find_stored(selector) }
+    }
+
+    fn find_stored(&mut self, selector: &Selector) -> Option<u32> {
         let class = self.class(selector);
         match self.tables.get(class).and_then(Option::as_ref) {
             Some(table) => {
@@ -148,19 +153,45 @@ impl Queues {
         let class = self.class(&selector);
         self.clock += 1;
         let posted = Posted { selector, sequence: self.clock, class };
-        if receive as usize >= self.posted.len() {
-            self.posted.resize(receive as usize + 1, posted);
+        match self.posted.get_mut(receive as usize) {
+            Some(place) => *place = posted,
+            None => self.posted.resize(receive as usize + 1, posted),
         }
-        self.posted[receive as usize] = posted;
-        self.posted_bins.push(receive, self.posted_key(&posted));
         self.waiting |= 1 << class;
-        if let Some(Some(table)) = self.tables.get_mut(class) {
-            table.posted += 1;
-        }
+        let key = match self.tables.get_mut(class) {
+            Some(Some(table)) => {
+                table.posted += 1;
+                table.class.key(class, &envelope_of(&selector))
+            }
+            _ => ODD_KEY,
+        };
+        self.posted_bins.push(receive, key);
+    }
+
+    /// The source that a posted receive names.
+    pub(crate) fn source(&self, receive: u32) -> Option<Rank> {
+        self.posted.get(receive as usize)?.selector.source
     }
 
     /// The oldest receive that takes a message with `envelope`. It does not wait any more.
+    #[inline]
     pub(crate) fn arrive(&mut self, envelope: &Envelope) -> Option<u32> {
+        let class = self.waiting.trailing_zeros() as usize;
+        // Receives of one class alone are in the order of their bins.
+        if self.waiting & self.waiting.wrapping_sub(1) == 0
+            && let Some(Some(table)) = self.tables.get_mut(class)
+        {
+            let receive = self.posted_bins.pop(&table.class.key(class, envelope))?;
+            table.posted -= 1;
+            if table.posted == 0 {
+                self.waiting = 0;
+            }
+            return Some(receive);
+        }
+        self.arrive_among_classes(envelope)
+    }
+
+    fn arrive_among_classes(&mut self, envelope: &Envelope) -> Option<u32> {
         let mut oldest: Option<u32> = None;
         let mut classes = self.waiting;
         while classes != 0 {
@@ -199,13 +230,6 @@ impl Queues {
         };
         if !left {
             self.waiting &= !(1 << class);
-        }
-    }
-
-    fn posted_key(&self, posted: &Posted) -> Key {
-        match self.tables.get(posted.class).and_then(Option::as_ref) {
-            Some(table) => table.class.key(posted.class, &envelope_of(&posted.selector)),
-            None => ODD_KEY,
         }
     }
 
