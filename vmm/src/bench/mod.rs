@@ -160,9 +160,9 @@ const BENCHES: &[Bench] = &[
     },
     Bench {
         name: "extoll-mpi",
-        about: "MPI-style messages over two EXTOLL cards: message rate, latency, RandomAccess",
+        about: "MPI-style messages over two EXTOLL cards: message rate, latency, RandomAccess (valgrind counts instructions)",
         run: extoll_mpi::run,
-        part: None,
+        part: Some(extoll_mpi::part),
     },
     Bench {
         name: "guest",

@@ -4,8 +4,9 @@
 //! by the number of pairs and the size (after `osu_mbw_mr`), the latency by size, RandomAccess with its errors, and what VELO alone does with the same
 //! threads.
 //!
-//! `ranks.rs`: the ranks, and what they do; `velo.rs`: the same without matching.
+//! `ranks.rs`: the ranks, and what they do; `velo.rs`: the same without matching; `count.rs`: instructions a message, counted by callgrind.
 
+mod count;
 mod ranks;
 mod velo;
 
@@ -78,11 +79,11 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         (Effort { windows: 40, rounds: 500, order: 13 }, 5)
     };
     let contestants = contestants();
-    run.steps((contestants.len() * turns_each) as u64);
+    run.steps((contestants.len() * turns_each + count::PAIRS.len()) as u64);
     let placement = placement()?;
     let turns = placement.within("application", || {
         let served = placement.within("engine", || serve(run))?;
-        let mut ranks = Ranks::open(&served, PAIRS[PAIRS.len() - 1])?;
+        let mut ranks = Ranks::open(|address| ranks::device(&served, address), PAIRS[PAIRS.len() - 1])?;
         let mut bare = Bare::open(&served, BARE_PAIRS)?;
         let turns = in_turns(turns_each, contestants.len(), |number, _| {
             let contestant = contestants[number];
@@ -98,7 +99,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         served.stop()?;
         Ok(turns)
     })?;
-    Ok(Outcome {
+    let mut outcome = Outcome {
         rows: rows(&contestants, &placement, &turns),
         goals: goals(&contestants, &turns),
         notes: vec![
@@ -107,7 +108,23 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
             "velo: 8-byte messages without matching, by the same two threads".into(),
             "random-access: the table is restored by the same updates again; wrong_percent are the words that are not as at first".into(),
         ],
-    })
+    };
+    let counted = count::instructions(run)?;
+    outcome.rows.extend(counted.rows);
+    outcome.notes.extend(counted.notes);
+    Ok(outcome)
+}
+
+/// The body of a child process.
+pub(super) fn part(part: &str) -> Result<u8, Failure> {
+    count::part(part)
+}
+
+/// Two cards with a link that takes no time.
+fn description() -> Result<Description, Failure> {
+    let text =
+        format!("name = \"bench-extoll-mpi-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
+    Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// The engine has a processor of its own, if there are two.
@@ -118,13 +135,9 @@ fn placement() -> Result<Placement, Failure> {
     })
 }
 
-/// Two cards with a link that takes no time.
+/// The machine, served.
 fn serve(run: &Run<'_>) -> Result<Served, Failure> {
-    let text =
-        format!("name = \"bench-extoll-mpi-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
-    let description = Description::parse(&text, "the bench's machine")
-        .map_err(|error| Failure::usage(error.to_string()))?;
-    Served::start_description(&description, &ServeOptions { dir: None, event_loop: run.event_loop })
+    Served::start_description(&description()?, &ServeOptions { dir: None, event_loop: run.event_loop })
 }
 
 fn rate(turns: &[Turn]) -> f64 {

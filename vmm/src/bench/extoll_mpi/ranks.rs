@@ -48,11 +48,14 @@ pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failur
     }
 }
 
-/// The ranks of a job, which know each other.
-fn open(served: &Served, addresses: Vec<Address>) -> Result<Vec<Endpoint<ExtollTransport>>, Failure> {
+/// The ranks of a job, which know each other, on the devices that `device` gives.
+fn open(
+    device: impl Fn(Address) -> Result<Device, Failure>,
+    addresses: Vec<Address>,
+) -> Result<Vec<Endpoint<ExtollTransport>>, Failure> {
     let job = Job::new(addresses.clone());
     let open = |address: Address| {
-        ExtollTransport::open(device(served, address)?, &job, Config::default()).doing(|| address.to_string())
+        ExtollTransport::open(device(address)?, &job, Config::default()).doing(|| address.to_string())
     };
     let mut ranks = addresses.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
@@ -79,15 +82,23 @@ pub(super) struct Ranks {
 }
 
 impl Ranks {
-    pub(super) fn open(served: &Served, pairs: u16) -> Result<Self, Failure> {
+    pub(super) fn open(
+        device: impl Fn(Address) -> Result<Device, Failure>,
+        pairs: u16,
+    ) -> Result<Self, Failure> {
         let of_node = |node| (0..pairs).map(move |vpid| Address { node, vpid });
-        Ok(Self { endpoints: open(served, of_node(0).chain(of_node(1)).collect())?, pairs, context: 0 })
+        Ok(Self { endpoints: open(device, of_node(0).chain(of_node(1)).collect())?, pairs, context: 0 })
     }
 
-    /// Windows of messages on the first `pairs` pairs at once.
-    pub(super) fn rate(&mut self, pairs: u16, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+    /// Both ends of the first `pairs` pairs, in turns: receiver, sender.
+    pub(super) fn sides(
+        &mut self,
+        pairs: u16,
+        bytes: usize,
+        windows: u32,
+    ) -> Result<Vec<Side<'_, ExtollTransport>>, Failure> {
         self.context += 1;
-        let terms = Terms { bytes, window: WINDOW, windows: effort.windows, context: self.context };
+        let terms = Terms { bytes, window: WINDOW, windows, context: self.context };
         let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
         let mut sides = Vec::with_capacity(2 * usize::from(pairs));
         for (number, (sender, receiver)) in (0..pairs).zip(senders.iter_mut().zip(receivers)) {
@@ -95,9 +106,15 @@ impl Ranks {
             sides.push(Side::new(receiver, End::Receiver, first, terms).doing(|| "a receiver".into())?);
             sides.push(Side::new(sender, End::Sender, second, terms).doing(|| "a sender".into())?);
         }
+        Ok(sides)
+    }
+
+    /// Windows of messages on the first `pairs` pairs at once.
+    pub(super) fn rate(&mut self, pairs: u16, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
+        let mut sides = self.sides(pairs, bytes, effort.windows)?;
         let start = Instant::now();
         drive(&mut sides, Deadline::after(LIMIT), &mut awake()).doing(|| "the message rate".into())?;
-        let messages = terms.messages() * u64::from(pairs);
+        let messages = u64::from(effort.windows) * u64::from(WINDOW) * u64::from(pairs);
         Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
     }
 
@@ -124,7 +141,7 @@ impl Ranks {
 /// RandomAccess on ranks of its own, on both cards.
 pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Result<Turn, Failure> {
     let address = |rank: u32| Address { node: rank % 2, vpid: ACCESS_VPID + (rank / 2) as u16 };
-    let mut endpoints = open(served, (0..size).map(address).collect())?;
+    let mut endpoints = open(|address| device(served, address), (0..size).map(address).collect())?;
     let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).doing(|| "a table".into()));
     let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
     let mut took = Duration::ZERO;

@@ -1,0 +1,268 @@
+//! Instructions a message, by part: this very program, run again under callgrind with a machine and ranks of its own.
+//!
+//! The machine is stepped by the thread that is all ranks, by a clock of its own, so that the count does not depend on when threads run. callgrind
+//! says for each line of the sources how many instructions ran; what was inlined counts where it was written. A part is some of the source files.
+//! What is of the language's library, or of libc, counts for the function that it is in.
+
+use std::{
+    collections::HashMap,
+    fs,
+    process::{Command, Stdio},
+};
+
+use nicforge_core::time::Nanos;
+use nicforge_driver::Device;
+use nicforge_extoll_transport::ExtollTransport;
+use nicforge_machine::{build::build, in_process::LocalMachine};
+use nicforge_mpi_programs::{Program, message_rate::Side};
+use nicforge_velo::Address;
+
+use super::{
+    super::{
+        Run,
+        row::{Backing, Outcome, Row},
+    },
+    WINDOW, description,
+    ranks::Ranks,
+    velo::BYTES,
+};
+use crate::failure::{Doing, Failure};
+
+/// How many pairs are counted.
+pub(super) const PAIRS: [u16; 2] = [1, 8];
+/// Steps of the machine after each turn of the ranks.
+const STEPS: u32 = 4;
+/// Nanoseconds that a step takes.
+const TICK: u64 = 1_000;
+/// Later than everything that happens by the real clock.
+const START: u64 = 1 << 42;
+/// The function whose instructions count, with everything below it.
+const COUNTED: &str = "*bench::extoll_mpi::count::round*";
+/// Windows of a pair that do not count.
+const WARM_UP: u32 = 8;
+
+/// The parts, and the sources of each, by the beginning of their paths in the repository; the longest that fits counts.
+const PARTS: [(&str, &[&str]); 8] = [
+    ("program", &["userlib/mpi-programs/", "vmm/"]),
+    (
+        "requests",
+        &[
+            "userlib/matching/src/endpoint/mod.rs",
+            "userlib/matching/src/endpoint/core.rs",
+            "userlib/matching/src/pool.rs",
+            "userlib/matching/src/lists.rs",
+            "userlib/matching/src/buffer.rs",
+        ],
+    ),
+    ("match", &["userlib/matching/src/queues/", "userlib/matching/src/endpoint/receive.rs"]),
+    ("protocol", &["userlib/matching/"]),
+    ("transport", &["userlib/extoll-transport/"]),
+    ("velo", &["userlib/velo/"]),
+    ("posting", &["userlib/driver/", "device-model/shm/", "device-model/hwi/"]),
+    ("machine", &["device-model/", "vmm/machine/"]),
+];
+
+/// Counts, if there is a valgrind.
+pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
+    let found = Command::new("valgrind")
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
+    if !found.is_ok_and(|status| status.success()) {
+        let note = "instructions a message are left out: valgrind can't be started (Debian and Ubuntu: apt install valgrind)";
+        return Ok(Outcome { notes: vec![note.into()], ..Outcome::default() });
+    }
+    let windows = if run.quick { 2 } else { 40 };
+    let mut rows = Vec::new();
+    for pairs in PAIRS {
+        run.step(format!("instructions, {pairs} pairs"))?;
+        let counts = count(pairs, windows)?;
+        let messages = f64::from(windows * WINDOW) * f64::from(pairs);
+        let all: u64 = counts.values().sum();
+        let row = Row {
+            backing: Some(Backing::InProcess),
+            bytes: Some(BYTES as u64),
+            ..Row::new("mpi-instructions")
+        };
+        let mut row = row.figure("pairs", pairs.into()).figure("instructions", all as f64 / messages);
+        for (part, _) in PARTS {
+            row = row.figure(part, counts.get(part).copied().unwrap_or_default() as f64 / messages);
+        }
+        rows.push(row);
+    }
+    Ok(Outcome {
+        rows,
+        notes: vec![format!(
+            "mpi-instructions: both ends of a message and all of the machine's work, in windows of {WINDOW} a pair, counted by callgrind and \
+             attributed by source file: requests (made, completed, their buffers), match (the queues), protocol (headers, window, order), \
+             transport (ranks, padding), velo (credits, slots), posting (the ring, the doorbell), machine (the engine's)"
+        )],
+        ..Outcome::default()
+    })
+}
+
+/// Instructions by part for `windows` windows of `pairs` pairs.
+fn count(pairs: u16, windows: u32) -> Result<HashMap<&'static str, u64>, Failure> {
+    let program = std::env::current_exe().doing(|| "this program's own file".into())?;
+    let directory = tempfile::tempdir().doing(|| "a directory for callgrind's counts".into())?;
+    let file = directory.path().join("counts");
+    let status = Command::new("valgrind")
+        .args(["-q", "--tool=callgrind", "--collect-atstart=no"])
+        .arg(format!("--toggle-collect={COUNTED}"))
+        .arg(format!("--callgrind-out-file={}", file.display()))
+        .arg(program)
+        .args(["bench", "extoll-mpi", "--part", &format!("{pairs}:{windows}")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .doing(|| "valgrind".into())?;
+    let text = fs::read_to_string(&file).ok().filter(|_| status.success());
+    let counts = text.as_deref().map(by_part).unwrap_or_default();
+    if counts.is_empty() {
+        return Err(Failure::environment(
+            "valgrind counted nothing: does it know this processor's instructions, and has this program its symbols?",
+        ));
+    }
+    Ok(counts)
+}
+
+/// The part that a source file is of.
+fn part_of(file: &str) -> Option<&'static str> {
+    let fits = |(part, paths): &(&'static str, &[&str])| {
+        let longest = paths.iter().filter(|path| is_below(file, path)).map(|path| path.len()).max()?;
+        Some((longest, *part))
+    };
+    PARTS.iter().filter_map(fits).max().map(|(_, part)| part)
+}
+
+/// Whether `path` is in the path of `file`, at a beginning of a name.
+fn is_below(file: &str, path: &str) -> bool {
+    file.match_indices(path).any(|(at, _)| at == 0 || file.as_bytes()[at - 1] == b'/')
+}
+
+/// Reads what callgrind has written: which part each instruction is of.
+///
+/// Lines are `fn=(number) name`, where a name comes once; `fl=`, `fi=` and `fe=` change the file; `calls=` is followed by a line of what was below,
+/// which is counted there; other lines that begin with a position end with a count.
+fn by_part(text: &str) -> HashMap<&'static str, u64> {
+    let mut names: HashMap<&str, Option<&'static str>> = HashMap::new();
+    let mut counts = HashMap::new();
+    // Of the function, and of what is inlined in it.
+    let (mut outer, mut inner) = (None, None);
+    let mut below = false;
+    for line in text.lines() {
+        if let Some((key, value)) = line.split_once('=') {
+            if matches!(key, "fl" | "fi" | "fe" | "cfi" | "cfl") {
+                let (number, name) = value.split_once(' ').unwrap_or((value, ""));
+                let part = *names.entry(number).or_insert_with(|| part_of(name));
+                match key {
+                    "fl" => (outer, inner) = (part, part),
+                    "fi" | "fe" => inner = part,
+                    // Of what is called.
+                    _ => {}
+                }
+            }
+            below |= key == "calls";
+            continue;
+        }
+        let is_cost = line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first));
+        if is_cost
+            && !std::mem::take(&mut below)
+            && let Some(cost) = line.split_whitespace().nth(1).and_then(|cost| cost.parse::<u64>().ok())
+        {
+            *counts.entry(inner.or(outer).unwrap_or("program")).or_default() += cost;
+        }
+    }
+    counts
+}
+
+/// The body of the child: `PAIRS:WINDOWS`.
+pub(super) fn part(part: &str) -> Result<u8, Failure> {
+    let usage = || Failure::usage(format!("there is no part {part}"));
+    let (pairs, windows) = part.split_once(':').ok_or_else(usage)?;
+    let pairs: u16 = pairs.parse().map_err(|_| usage())?;
+    let windows: u32 = windows.parse().map_err(|_| usage())?;
+    let (machine, _) = build(&description()?).map_err(|error| Failure::usage(error.to_string()))?;
+    let machine = LocalMachine::new(machine);
+    let device = |address: Address| {
+        let backing = machine.open_named(&format!("ex{}", address.node), &format!("vpid{}", address.vpid));
+        Device::from_backing(backing.doing(|| address.to_string())?).doing(|| address.to_string())
+    };
+    let mut ranks = Ranks::open(device, pairs)?;
+    let mut now = START;
+    let mut sides = ranks.sides(pairs, BYTES, WARM_UP)?;
+    while !sides.iter().all(Program::is_done) {
+        warm_up(&machine, &mut sides, &mut now)?;
+    }
+    let mut sides = ranks.sides(pairs, BYTES, windows)?;
+    while !sides.iter().all(Program::is_done) {
+        round(&machine, &mut sides, &mut now)?;
+    }
+    Ok(0)
+}
+
+/// As [`round`], under a name that does not count.
+#[inline(never)]
+fn warm_up(
+    machine: &LocalMachine,
+    sides: &mut [Side<'_, ExtollTransport>],
+    now: &mut u64,
+) -> Result<(), Failure> {
+    // Two functions that do the same may become one, which would count.
+    std::hint::black_box("not counted");
+    turn(machine, sides, now)
+}
+
+/// A turn of each rank, and some of the machine.
+#[inline(never)]
+fn round(
+    machine: &LocalMachine,
+    sides: &mut [Side<'_, ExtollTransport>],
+    now: &mut u64,
+) -> Result<(), Failure> {
+    turn(machine, sides, now)
+}
+
+#[inline(always)]
+fn turn(
+    machine: &LocalMachine,
+    sides: &mut [Side<'_, ExtollTransport>],
+    now: &mut u64,
+) -> Result<(), Failure> {
+    for side in sides {
+        side.step().doing(|| "a rank".into())?;
+    }
+    machine.with(|machine| {
+        for _ in 0..STEPS {
+            *now += TICK;
+            machine.step(Nanos(*now), 64);
+        }
+    });
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_file_is_of_the_part_whose_path_fits_best() {
+        assert_eq!(part_of("userlib/matching/src/queues/bins.rs"), Some("match"));
+        assert_eq!(part_of("/build/userlib/matching/src/wire.rs"), Some("protocol"));
+        assert_eq!(part_of("userlib/velo/src/send.rs"), Some("velo"));
+        assert_eq!(part_of("device-model/shm/src/window.rs"), Some("posting"));
+        assert_eq!(part_of("device-model/core/src/machine/mod.rs"), Some("machine"));
+        assert_eq!(part_of("/rustc/library/core/src/option.rs"), None);
+    }
+
+    #[test]
+    fn instructions_count_where_they_were_written_and_calls_do_not() {
+        let text = "events: Ir\nfl=(1) userlib/velo/src/send.rs\nfn=(1) send\n10 5\nfi=(2) /rustc/library/core/src/option.rs\n7 3\n\
+                    fe=(1)\n+2 1\ncfi=(3) userlib/driver/src/ring.rs\ncfn=(2) post\ncalls=1 40\n12 100\n13 2\n\n\
+                    fl=(3)\nfn=(2)\n40 100\n\ntotals: 111\n";
+        assert_eq!(by_part(text), HashMap::from([("velo", 11), ("posting", 100)]));
+    }
+}
