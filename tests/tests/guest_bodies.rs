@@ -58,6 +58,7 @@ machines! {
     velo_through_the_shim: Shim "velo";
     rma_through_vfio: Vfio "rma";
     rma_through_the_shim: Shim "rma";
+    matching_over_extoll_through_the_shim: Shim "transport";
     matching_over_extoll_through_vfio: Vfio "transport";
     matching_over_extoll_through_the_shim_behind_an_iommu: ShimIommu "transport";
     rma_through_the_shim_behind_an_iommu: ShimIommu "rma";

@@ -12,7 +12,8 @@ pub struct Config {
     /// Gets under way at a time, 1 to 32; 8 by default. They take this many times [`Config::get_bytes`] of memory.
     pub gets: usize,
     /// Bytes of memory for the sources of long messages that stays registered, a power of two of 8,192 or more; 8 MiB by default. Pages that
-    /// were never needed take no memory.
+    /// were never needed take no memory. A kernel that has no such piece (without an IOMMU it is 4 MiB at most) gives half of it, or a quarter and so
+    /// on, 64 KiB at least.
     pub staging: usize,
     /// Bytes that longer sources may take beside it, all together; 1 GiB by default. A single one may be longer.
     pub longest_staging: usize,

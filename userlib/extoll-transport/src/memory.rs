@@ -4,7 +4,7 @@
 
 use std::ptr::NonNull;
 
-use nicforge_driver::{Device, DmaBuffer, HugePages};
+use nicforge_driver::{Device, DmaBuffer, Error as DriverError, HugePages};
 use nicforge_matching::{Access, Memory, Region, RemoteRegion};
 use nicforge_rma::{Access as Allow, Error as RmaError, Port, Region as Registration};
 
@@ -27,6 +27,9 @@ impl Reachable {
         Ok(Self { registration, memory })
     }
 }
+
+/// What a kernel that has no piece as long as was asked for must have.
+const LEAST_STAGING: usize = 64 << 10;
 
 /// A source's copy.
 enum Copied {
@@ -76,6 +79,21 @@ impl Destination {
     }
 }
 
+/// Memory that stays registered, and how much it is: less than was asked for where the kernel has no such piece, as without an IOMMU.
+fn staging(device: &Device, rma: &Port, asked: usize) -> Result<(Reachable, usize), Error> {
+    let mut bytes = asked;
+    loop {
+        match Reachable::new(device, rma, bytes, Allow::READ) {
+            Err(Error::Driver(DriverError::Refused { errno, .. }))
+                if errno == nix::errno::Errno::ENOMEM as i32 && bytes > LEAST_STAGING =>
+            {
+                bytes /= 2;
+            }
+            found => return Ok((found?, bytes)),
+        }
+    }
+}
+
 /// All that is registered.
 pub(crate) struct Registered {
     device: Device,
@@ -98,13 +116,14 @@ pub(crate) struct Staged {
 
 impl Registered {
     pub(crate) fn new(device: &Device, rma: &Port, config: &Config) -> Result<Self, Error> {
+        let (staging, bytes) = staging(device, rma, config.staging)?;
         Ok(Self {
             device: device.clone(),
             entries: Vec::new(),
             free: None,
-            arena: Arena::new(config.staging),
-            staging: Reachable::new(device, rma, config.staging, Allow::READ)?,
-            longest: config.staging / 2,
+            arena: Arena::new(bytes),
+            staging,
+            longest: bytes / 2,
             own: 0,
             most_own: config.longest_staging,
         })
