@@ -99,6 +99,7 @@ struct shim_bar {
  * @irq: Linux's number
  * @bound: it has a handler
  * @masked: it is masked
+ * @pending: it came while it was masked (not INTx)
  */
 struct shim_vector {
 	struct shim *shim;
@@ -106,6 +107,7 @@ struct shim_vector {
 	int irq;
 	bool bound;
 	bool masked;
+	bool pending;
 };
 
 /**

@@ -5,6 +5,11 @@
  *
  * INTx masks itself when it fires: by the function's interrupt disable bit,
  * or by the line where the function has none that works.
+ *
+ * A masked MSI or MSI-X vector still comes and is kept here. disable_irq()
+ * would keep it in two places, once with Linux, which masks no earlier than
+ * when the first one comes, and then with the function. When it is enabled on
+ * another processor than the one that takes it, these are two interrupts.
  */
 #include <linux/eventfd.h>
 #include <linux/interrupt.h>
@@ -43,7 +48,10 @@ static irqreturn_t shim_handle_msi(int irq, void *data)
 	unsigned long flags;
 
 	spin_lock_irqsave(&vector->shim->irqs.lock, flags);
-	shim_deliver(vector);
+	if (vector->masked)
+		vector->pending = true;
+	else
+		shim_deliver(vector);
 	spin_unlock_irqrestore(&vector->shim->irqs.lock, flags);
 	return IRQ_HANDLED;
 }
@@ -185,6 +193,7 @@ static int shim_vector_bind(struct shim_vector *vector,
 		flags = IRQF_SHARED;
 	vector->eventfd = eventfd;
 	vector->masked = false;
+	vector->pending = false;
 	ret = request_irq(vector->irq, intx ? shim_handle_intx : shim_handle_msi,
 			  flags, dev_name(&shim->dev), vector);
 	if (ret) {
@@ -349,20 +358,25 @@ static void shim_mask_intx(struct shim_vector *vector, bool mask)
 	spin_unlock_irq(&shim->irqs.lock);
 }
 
+static void shim_mask_msi(struct shim_vector *vector, bool mask)
+{
+	struct shim_irqs *irqs = &vector->shim->irqs;
+
+	spin_lock_irq(&irqs->lock);
+	vector->masked = mask;
+	if (!mask && vector->pending) {
+		vector->pending = false;
+		shim_deliver(vector);
+	}
+	spin_unlock_irq(&irqs->lock);
+}
+
 static void shim_mask_vector(struct shim_vector *vector, bool mask)
 {
-	if (vector->shim->irqs.kind == NICFORGE_SHIM_IRQ_INTX) {
+	if (vector->shim->irqs.kind == NICFORGE_SHIM_IRQ_INTX)
 		shim_mask_intx(vector, mask);
-		return;
-	}
-	if (vector->masked == mask)
-		return;
-	vector->masked = mask;
-	/* Linux keeps an edge that comes meanwhile. */
-	if (mask)
-		disable_irq(vector->irq);
 	else
-		enable_irq(vector->irq);
+		shim_mask_msi(vector, mask);
 }
 
 int shim_mask_irq(struct shim *shim,
