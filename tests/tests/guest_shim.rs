@@ -91,6 +91,7 @@ impl Rig {
     }
 
     fn note(&mut self, check: &str, output: &nicforge_guest::Output) {
+        print!("{}", output.stdout);
         if output.status != 0 {
             self.failures.push(format!("{check}: {output:?}"));
         }
@@ -213,5 +214,37 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
         }
     });
     rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{hot}/remove"));
+    rig.finish();
+}
+
+/// How often functions and the module come and go under those who use them.
+const ROUNDS: u32 = 15;
+
+#[test]
+fn functions_and_the_module_go_while_two_processors_open_them() {
+    let mut rig = Rig::boot("shim-race", |config| config.processors(2));
+    let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
+    assert_eq!(rig.shell("nproc"), "2");
+    rig.check_while("race", "/tmp/enough", |rig| {
+        rig.shell(&format!(
+            "cd /sys/bus/pci
+            round=0
+            while [ $round -lt {ROUNDS} ]; do
+                echo {fifo} > drivers/nicforge-shim/unbind && echo {fifo} > drivers/nicforge-shim/bind || exit
+                echo 1 > devices/{engine}/remove && echo 1 > rescan || exit
+                # Refused while somebody has a file or a mapping.
+                if rmmod nicforge_shim 2>/dev/null; then insmod /nicforge/shim.ko || exit; fi
+                round=$((round + 1))
+            done
+            touch /tmp/enough"
+        ));
+    });
+    // Nobody keeps it, and it works.
+    rig.shell("rmmod nicforge_shim && insmod /nicforge/shim.ko");
+    let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
+    for check in FIFO {
+        rig.check(check, &fifo_file);
+    }
+    rig.check("coherent", &engine_file);
     rig.finish();
 }

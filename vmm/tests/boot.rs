@@ -154,17 +154,20 @@ fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest()
 fn a_shell_takes_commands_and_its_exit_code_is_that_of_the_program() {
     toolkit();
     let boot = Boot::new();
-    let mut child = boot.command(&["--shell", "--node", "cn2"]).stdin(Stdio::piped()).spawn().unwrap();
+    let options = ["--shell", "--node", "cn2", "--root-ports", "--cpus", "2"];
+    let mut child = boot.command(&options).stdin(Stdio::piped()).spawn().unwrap();
     child
         .stdin
         .take()
         .unwrap()
-        .write_all(b"lspci -n -d 1efc: | wc -l\necho at $NICFORGE_NODE\nexit 4")
+        .write_all(
+            b"lspci -n -d 1efc: | wc -l\necho at $NICFORGE_NODE with $(nproc): $NICFORGE_DEVICES\nexit 4",
+        )
         .unwrap();
     let output = child.wait_with_output().unwrap();
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(4), "{said}{errors}");
-    assert!(said.contains("at cn2"), "{said}{errors}");
+    assert!(said.contains("at cn2 with 2: cn2.core0=0000:01:00.0,cn2.core1=0000:02:00.0,"), "{said}{errors}");
     assert!(said.lines().any(|line| line.trim_end().ends_with('4')), "{said}");
 }
 

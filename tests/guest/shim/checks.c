@@ -227,6 +227,8 @@ static const struct {
 	{ "module-in-use", 1, check_module_in_use },
 	{ "end", 1, check_end },
 	{ "answers-no-more", 1, check_answers_no_more },
+	/* The file that ends it. */
+	{ "race", 1, check_race },
 };
 
 int main(int count, char **arguments)

@@ -126,5 +126,6 @@ void check_killed(char **devices);
 void check_module_in_use(char **devices);
 void check_end(char **devices);
 void check_answers_no_more(char **devices);
+void check_race(char **devices);
 
 #endif /* CHECKS_H */

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
@@ -192,4 +193,96 @@ void check_answers_no_more(char **devices)
 	CHECK(touch_faults(windows));
 	close(fifo.fd);
 	CHECK_ERROR(open(devices[0], O_RDWR), ENODEV);
+}
+
+#define RACERS 3
+/* Device numbers that functions may get when they are bound again and again. */
+#define NUMBERS 8
+
+/* Opens a function, uses it in every way, and lets it go; false: it is not there, or another has it. */
+static bool use_briefly(unsigned int number)
+{
+	struct nicforge_shim_region bar = { .index = 1 };
+	struct nicforge_shim_dma_alloc memory = { .len = PAGE };
+	struct nicforge_shim_irq_bind bind = {
+		.kind = NICFORGE_SHIM_IRQ_MSIX, .count = 1, .eventfd = NICFORGE_SHIM_IRQ_FILE,
+	};
+	void *window = MAP_FAILED;
+	char path[32];
+	uint64_t count;
+	int fd;
+
+	snprintf(path, sizeof(path), "/dev/nicforge%u", number);
+	fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+	if (fd < 0) {
+		/* EAGAIN: who removes it holds the function that open() is to reset. */
+		CHECK(errno == ENOENT || errno == ENXIO || errno == ENODEV ||
+		      errno == EBUSY || errno == EAGAIN);
+		return false;
+	}
+	/* From here on it may go at any time: that is the only error. */
+	if (ioctl(fd, NICFORGE_SHIM_GET_REGION, &bar) < 0)
+		CHECK_EQ(errno, ENODEV);
+	else
+		window = mmap(NULL, PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, fd,
+			      (off_t)bar.offset);
+	if (window == MAP_FAILED)
+		CHECK_EQ(errno, ENODEV);
+	else
+		touch_faults(window);
+	if (ioctl(fd, NICFORGE_SHIM_ALLOC_DMA, &memory) < 0)
+		CHECK_EQ(errno, ENODEV);
+	if (ioctl(fd, NICFORGE_SHIM_BIND_IRQ, &bind) < 0)
+		CHECK_EQ(errno, ENODEV);
+	else if (read(fd, &count, 8) < 0)
+		CHECK(errno == ENODEV || errno == EAGAIN);
+	/* The mapping is what keeps it now. */
+	close(fd);
+	if (window != MAP_FAILED) {
+		touch_faults(window);
+		CHECK_OK(munmap(window, PAGE));
+	}
+	return true;
+}
+
+/*
+ * Processes open and use whatever functions there are, while these, their
+ * driver and the module come and go, until there is a file. At least once in
+ * all that time somebody had a function.
+ */
+void check_race(char **devices)
+{
+	uint64_t *uses = mmap(NULL, PAGE, PROT_READ | PROT_WRITE,
+			      MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	pid_t racers[RACERS], parent = getpid();
+	int i;
+
+	CHECK(uses != MAP_FAILED);
+	/* Whoever makes them come and go has a deadline of its own. */
+	alarm(0);
+	for (i = 0; i < RACERS; i++) {
+		racers[i] = fork();
+		CHECK_OK(racers[i]);
+		if (racers[i])
+			continue;
+		CHECK_OK(prctl(PR_SET_PDEATHSIG, SIGKILL));
+		CHECK_EQ(getppid(), parent);
+		while (access(devices[0], F_OK)) {
+			unsigned int number;
+
+			for (number = 0; number < NUMBERS; number++)
+				uses[i] += use_briefly(number);
+			/* Nobody has anything for a moment. */
+			usleep(2000);
+		}
+		_exit(0);
+	}
+	printf("ready\n");
+	fflush(stdout);
+	for (i = 0; i < RACERS; i++)
+		expect_exit(racers[i], 0);
+	for (i = 1; i < RACERS; i++)
+		uses[0] += uses[i];
+	printf("%llu uses\n", (unsigned long long)uses[0]);
+	CHECK(uses[0] > 0);
 }

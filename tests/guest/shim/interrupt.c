@@ -45,11 +45,19 @@ static unsigned long counted(const char *path)
 
 	CHECK(file);
 	while (fgets(line, sizeof(line), file)) {
-		char *at = strchr(line, ':');
+		char *at = strchr(line, ':'), *end;
 
 		line[strcspn(line, "\n")] = 0;
-		if (at && strstr(line, strrchr(path, '/') + 1))
-			all += strtoul(at + 1, NULL, 10);
+		if (!at || !strstr(line, strrchr(path, '/') + 1))
+			continue;
+		/* A number for each processor, then words. */
+		for (at++;; at = end) {
+			unsigned long count = strtoul(at, &end, 10);
+
+			if (end == at)
+				break;
+			all += count;
+		}
 	}
 	fclose(file);
 	return all;
