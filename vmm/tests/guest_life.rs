@@ -5,8 +5,10 @@
 
 mod guest_support;
 
-use guest_support::{LIMIT, Server, boot, logs, run, toolkit};
-use nicforge_guest::{Function, Guest, GuestConfig, GuestError};
+use std::sync::{Arc, mpsc};
+
+use guest_support::{LIMIT, Server, boot, logs, run, shim_checks, toolkit};
+use nicforge_guest::{Driver, Function, Guest, GuestConfig, GuestError, Job};
 use nicforge_hwi::proof::slot_fifo::REG_HOLD;
 
 const MACHINE: &str = r#"
@@ -95,4 +97,30 @@ fn a_device_is_as_new_for_a_guest_that_starts_anew_and_dead_when_its_server_is()
     server.kill();
     assert_eq!(run(&guest, &with_register("devmem $register 32; devmem $register 32 0")), "0xFFFFFFFF\n");
     assert_eq!(run(&guest, "echo well"), "well\n");
+}
+
+/// What the server mapped into the guest stays there, the engine's heartbeat too, which rests now.
+#[test]
+fn a_program_that_waits_in_the_kernel_module_is_told_that_the_server_was_killed() {
+    let logs = logs("guest_life_shim");
+    let mut server = Server::start(MACHINE, &logs);
+    let folder = tempfile::tempdir().unwrap();
+    let config = GuestConfig::new("guest")
+        .driver(Driver::Shim)
+        .boot_deadline(LIMIT)
+        .program(shim_checks(folder.path()))
+        .user_function("fifo0.user0", server.socket("fifo0.user0", false));
+    let guest = boot(&toolkit(), config, &logs);
+    let (said, says) = mpsc::channel();
+    let job = Job::shell("shim-checks answers-no-more /dev/nicforge0").on_line(Arc::new(move |_, line| {
+        println!("{line}");
+        // Nobody waits for what it says later.
+        let _ = said.send(line.to_owned());
+    }));
+    let running = guest.start(job).unwrap();
+    assert_eq!(says.recv_timeout(LIMIT).unwrap(), "ready");
+    server.kill();
+    let output = running.wait(LIMIT).unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(output.status, 0, "{output:?}");
+    assert_eq!(run(&guest, "dmesg | grep -e BUG: -e WARNING: -e 'Call Trace' || true"), "");
 }

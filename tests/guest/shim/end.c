@@ -8,6 +8,7 @@
 #include <sys/prctl.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #define REG_HOLD NICFORGE_PROOF_SLOT_FIFO_REG_HOLD
 
@@ -180,6 +181,7 @@ void check_answers_no_more(char **devices)
 {
 	struct function fifo = open_function(devices[0], 0);
 	volatile uint32_t *windows = map_bar(&fifo, 1, 0, 2 * PAGE, PROT_READ | PROT_WRITE);
+	struct timespec start, end;
 	pthread_t reader;
 
 	CHECK(!touch_faults(windows));
@@ -187,8 +189,12 @@ void check_answers_no_more(char **devices)
 	CHECK_EQ(pthread_create(&reader, NULL, blocked_read, &fifo.fd), 0);
 	printf("ready\n");
 	fflush(stdout);
+	clock_gettime(CLOCK_MONOTONIC, &start);
 
 	CHECK_EQ(pthread_join(reader, NULL), 0);
+	clock_gettime(CLOCK_MONOTONIC, &end);
+	printf("noticed %lld ms after \"ready\"\n",
+	       (end.tv_sec - start.tv_sec) * 1000LL + (end.tv_nsec - start.tv_nsec) / 1000000);
 	check_gone(&fifo);
 	CHECK(touch_faults(windows));
 	close(fifo.fd);

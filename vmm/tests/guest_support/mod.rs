@@ -44,6 +44,27 @@ pub(crate) fn run(guest: &Guest, script: &str) -> String {
     output.stdout
 }
 
+/// The checks of the kernel module (`tests/guest/shim`), compiled into a program `shim-checks` in `folder`.
+pub(crate) fn shim_checks(folder: &Path) -> PathBuf {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let (sources, headers) = (root.join("tests/guest/shim"), root.join("kmod-shim/include"));
+    let sources =
+        ["checks.c", "function.c", "interrupt.c", "memory.c", "end.c"].map(|name| sources.join(name));
+    let program = folder.join("shim-checks");
+    let output = Command::new("cc")
+        .args(["-std=gnu11", "-static", "-O1", "-pthread", "-I"])
+        .arg(&headers)
+        .arg("-I")
+        .arg(headers.join("uapi"))
+        .args(sources)
+        .arg("-o")
+        .arg(&program)
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    program
+}
+
 /// `nicforge serve` with its trace in the test's folder.
 pub(crate) struct Server {
     child: Child,
