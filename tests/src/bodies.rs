@@ -306,6 +306,8 @@ macro_rules! bodies_of {
             what_is_deregistered_is_out_of_reach
             a_rank_that_goes_ends_what_waits_for_it
             an_evicted_rank_says_so
+            a_rank_whose_device_is_reset_says_so
+            why_a_rank_is_gone_is_said
             a_hostile_rank_harms_itself_alone
         }
     };

@@ -6,6 +6,7 @@ use std::{ptr::NonNull, time::Duration};
 use nicforge_core::machine::Machine;
 use nicforge_driver::{Deadline, HugePages, Poster, Relax};
 use nicforge_extoll_transport::{Config, Error, ExtollTransport, Job};
+use nicforge_hwi::extoll::reg;
 use nicforge_machine::{build::build, description::Description};
 use nicforge_matching::{
     Access, Config as Matching, Endpoint, Envelope, Error as MatchingError, Get, Loss, Memory, Mode, Rank,
@@ -242,6 +243,79 @@ pub fn an_evicted_rank_says_so(rig: &dyn Rig) {
     assert!(evicted.progress().is_err());
     let ended = world.wait(0, receive);
     assert_eq!(ended.result, Err(MatchingError::PeerGone { peer: 0, why: Loss::Ended }));
+}
+
+/// A rank whose VPID the administrator resets is told, and the others too.
+pub fn a_rank_whose_device_is_reset_says_so(rig: &dyn Rig) {
+    let mut world = World::pair(&Extoll::new(rig));
+    let receive = world.receive(1, Selector::exact(0, 0, 0), 8);
+    rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
+    let mut reset = world.ranks.remove(0);
+    let waits = reset.irecv(Selector::any(0), vec![0; 8], 0).unwrap();
+    let error = reset.wait(waits, soon(), None).unwrap_err();
+    let said = TransportError { what: "this rank's device was reset", value: 0 };
+    assert_eq!(error, MatchingError::Transport(said));
+    assert_eq!(reset.transport().failure(), Some(&Error::Velo(nicforge_velo::Error::Reset)));
+    let ended = world.wait(0, receive);
+    assert_eq!(ended.result, Err(MatchingError::PeerGone { peer: 0, why: Loss::Ended }));
+}
+
+/// What rank 0 says of why rank 1 is gone, as soon as it does.
+fn loss(rank: &mut Endpoint<ExtollTransport>) -> Loss {
+    let named = rank.irecv(Selector::exact(1, 0, 9), vec![0; 8], 0).unwrap();
+    let (deadline, mut relax) = (soon(), Relax::new());
+    let done = loop {
+        assert!(!deadline.has_passed(), "the rank is not given up: {:?}", rank.statistics());
+        // One that is not read from fills the rest of its way.
+        let send = rank.isend(Envelope::new(1, 0, 8), Mode::Standard, vec![0; 8], 0).unwrap();
+        rank.progress().unwrap();
+        if let Some(done) = rank.test(named).unwrap() {
+            break done;
+        }
+        if rank.test(send).unwrap().is_none() {
+            rank.cancel(send).unwrap();
+            let _ = rank.test(send).unwrap();
+        }
+        rank.transport_mut().relax(&mut relax).unwrap();
+    };
+    match done.result {
+        Err(MatchingError::PeerGone { peer: 1, why }) => why,
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A rank may be replaced, have no room, or promise room that it does not have.
+pub fn why_a_rank_is_gone_is_said(rig: &dyn Rig) {
+    let extoll = Extoll::new(rig);
+    let mut world = World::new(&extoll, 2, Matching::default());
+    drop(world.ranks.remove(1));
+    let successor = extoll.rank(1, 2);
+    let why = loss(&mut world.ranks[0]);
+    assert!(matches!(why, Loss::Replaced { before, tenant } if tenant == before + 2), "{why:?}");
+    drop((successor, world));
+    // As long as a message may wait.
+    rig.open("ex0", "admin").bar(0).unwrap().write64(reg::WATCHDOG, 20_000_000).unwrap();
+    // Who has no room says so by a promise of nothing; the other one has far less than it says.
+    for (promise, expected) in [(0_u64, Loss::Refused), (1 << 20, Loss::TimedOut)] {
+        let mut rank = Endpoint::new(extoll.rank(0, 2), Matching::default()).unwrap();
+        let config = nicforge_velo::Config { flow_control: false, slots: Some(64), ..Default::default() };
+        let mut liar = Port::open(rig.open("ex1", "vpid0"), config).unwrap();
+        let back = liar.connect(at(0), soon(), None).unwrap();
+        let (deadline, mut relax) = (soon(), Relax::new());
+        let connect = loop {
+            assert!(!deadline.has_passed(), "nobody connects");
+            rank.progress().unwrap();
+            if let Some(message) = liar.poll().unwrap() {
+                break message;
+            }
+            liar.device().relax(&mut relax).unwrap();
+        };
+        assert_eq!((connect.tag, connect.from), (nicforge_velo::CONTROL_TAG, at(0)));
+        // A credit for this tenant: see the library's flow control.
+        let credit = 2 | u64::from(back.tenant()) << 8 | promise << 32;
+        liar.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
+        assert_eq!(loss(&mut rank), expected);
+    }
 }
 
 /// A process with the VPID of a rank that sends what no transport sends, and more notifications than fit.

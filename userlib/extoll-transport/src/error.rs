@@ -69,6 +69,7 @@ impl Error {
             Error::Driver(error) | Error::Rma(RmaError::Driver(error)) if error.is_gone() => {
                 ("the card is gone", 0)
             }
+            Error::Velo(VeloError::Reset) => ("this rank's device was reset", 0),
             Error::Velo(_) => ("VELO failed; ExtollTransport::failure says how", 0),
             Error::Rma(RmaError::Translation { status, .. }) => {
                 ("the card did not register memory; ExtollTransport::failure says why", *status)

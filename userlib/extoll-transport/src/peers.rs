@@ -10,12 +10,15 @@ use std::{
 };
 
 use nicforge_driver::Deadline;
+use nicforge_hwi::extoll::reg;
 use nicforge_matching::{Gone, Loss, Rank, TransportError};
 use nicforge_rma::Target;
 use nicforge_velo::{Address, DeviceError, Error as VeloError, Link, Message};
 
 use crate::{Error, ExtollTransport, job::NOBODY};
 
+/// BAR of the register file.
+const BAR_REGISTERS: u8 = 0;
 /// Ranks that are looked at in one call.
 const LOOKS: usize = 4;
 
@@ -86,8 +89,11 @@ impl ExtollTransport {
         Some(rank)
     }
 
-    /// Looks at some ranks.
+    /// Looks at some ranks, and at what the card found wrong: nobody may send anything any more that would tell.
     pub(crate) fn look_around(&mut self) -> Result<(), TransportError> {
+        if let Err(error) = self.velo.check() {
+            self.wrong(error)?;
+        }
         for _ in 0..LOOKS.min(self.peers.len()) {
             self.look_at = if self.look_at + 1 < self.peers.len() { self.look_at + 1 } else { 0 };
             self.look(self.look_at as Rank)?;
@@ -99,10 +105,13 @@ impl ExtollTransport {
     #[inline]
     pub(crate) fn look(&mut self, rank: Rank) -> Result<(), TransportError> {
         let peer = &self.peers[rank as usize];
-        if peer.health != Health::Alive || rank == self.rank {
+        if peer.health != Health::Alive {
             return Ok(());
         }
         let now = self.velo.tenant_of(peer.address);
+        if rank == self.rank {
+            return if peer.tenant == now { Ok(()) } else { self.not_this_tenant() };
+        }
         if peer.tenant != 0 && peer.tenant != now {
             let why = ended(peer.tenant, now);
             self.lose(rank, why);
@@ -112,6 +121,15 @@ impl ExtollTransport {
             return self.connect_to(rank);
         }
         Ok(())
+    }
+
+    /// The directory shows this rank's address without it: nobody can send to it any more.
+    #[cold]
+    fn not_this_tenant(&mut self) -> Result<(), TransportError> {
+        // A device that was taken away does not answer.
+        let gone =
+            self.velo.device().bar(BAR_REGISTERS).and_then(|registers| registers.read64(reg::IDENTITY));
+        Err(self.fail(gone.map_or_else(Error::from, |_| VeloError::Reset.into())))
     }
 
     /// Connects to a rank that has come, if that is possible at once.

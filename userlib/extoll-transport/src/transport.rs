@@ -80,7 +80,7 @@ impl ExtollTransport {
         let (slots, window) = ring(place.nodes, place.vpids, job.most_of_a_node(), config.window);
         let registered = Registered::new(&device, &rma, &config)?;
         let gets = Gets::new(&device, &rma, &config)?;
-        let peers: Vec<_> = (0..job.size())
+        let mut peers: Vec<_> = (0..job.size())
             .filter_map(|rank| job.address(rank))
             .map(|address| {
                 let target = rma.connect(address.node, address.vpid)?;
@@ -91,6 +91,7 @@ impl ExtollTransport {
         // Last: from here on others send.
         let velo = nicforge_velo::Config { slots: Some(slots), window, ..Default::default() };
         let velo = Port::open(device, velo)?;
+        peers[rank as usize].tenant = velo.tenant_of(place.address);
         Ok(Self {
             gets,
             registered,

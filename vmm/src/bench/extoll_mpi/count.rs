@@ -2,7 +2,7 @@
 //!
 //! The machine is stepped by the thread that is all ranks, by a clock of its own, so that the count does not depend on when threads run. callgrind
 //! says for each line of the sources how many instructions ran; what was inlined counts where it was written. A part is some of the source files.
-//! What is of the language's library, or of libc, counts for the function that it is in.
+//! What is of the language's library, of libc, or of shared memory and its layouts, counts for the function that it is in.
 
 use std::{
     collections::HashMap,
@@ -58,9 +58,18 @@ const PARTS: [(&str, &[&str]); 8] = [
     ("protocol", &["userlib/matching/"]),
     ("transport", &["userlib/extoll-transport/"]),
     ("velo", &["userlib/velo/"]),
-    ("posting", &["userlib/driver/", "device-model/shm/", "device-model/hwi/"]),
+    (
+        "posting",
+        &[
+            "userlib/driver/",
+            "device-model/shm/src/posted/producer.rs",
+            "device-model/shm/src/posted/cells.rs",
+        ],
+    ),
     ("machine", &["device-model/", "vmm/machine/"]),
 ];
+/// Sources of what both sides use: inlined, it counts for the function that it is in.
+const OF_BOTH: [&str; 2] = ["device-model/shm/", "device-model/hwi/"];
 
 /// Counts, if there is a valgrind.
 pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
@@ -97,7 +106,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
         notes: vec![format!(
             "mpi-instructions: both ends of a message and all of the machine's work, in windows of {WINDOW} a pair, counted by callgrind and \
              attributed by source file: requests (made, completed, their buffers), match (the queues), protocol (headers, window, order), \
-             transport (ranks, padding), velo (credits, slots), posting (the ring, the doorbell), machine (the engine's)"
+             transport (ranks, padding), velo (credits, slots), posting (the ring, the doorbell), machine (what is the engine's)"
         )],
         ..Outcome::default()
     })
@@ -148,7 +157,8 @@ fn is_below(file: &str, path: &str) -> bool {
 /// Lines are `fn=(number) name`, where a name comes once; `fl=`, `fi=` and `fe=` change the file; `calls=` is followed by a line of what was below,
 /// which is counted there; other lines that begin with a position end with a count.
 fn by_part(text: &str) -> HashMap<&'static str, u64> {
-    let mut names: HashMap<&str, Option<&'static str>> = HashMap::new();
+    // As what a function's own source is of, and as what inlined code is of.
+    let mut names: HashMap<&str, [Option<&'static str>; 2]> = HashMap::new();
     let mut counts = HashMap::new();
     // Of the function, and of what is inlined in it.
     let (mut outer, mut inner) = (None, None);
@@ -157,10 +167,13 @@ fn by_part(text: &str) -> HashMap<&'static str, u64> {
         if let Some((key, value)) = line.split_once('=') {
             if matches!(key, "fl" | "fi" | "fe" | "cfi" | "cfl") {
                 let (number, name) = value.split_once(' ').unwrap_or((value, ""));
-                let part = *names.entry(number).or_insert_with(|| part_of(name));
+                let [own, inlined] = *names.entry(number).or_insert_with(|| {
+                    let own = part_of(name);
+                    [own, own.filter(|_| !OF_BOTH.iter().any(|path| is_below(name, path)))]
+                });
                 match key {
-                    "fl" => (outer, inner) = (part, part),
-                    "fi" | "fe" => inner = part,
+                    "fl" => (outer, inner) = (own, own),
+                    "fi" | "fe" => inner = inlined,
                     // Of what is called.
                     _ => {}
                 }
@@ -253,15 +266,16 @@ mod tests {
         assert_eq!(part_of("userlib/matching/src/queues/bins.rs"), Some("match"));
         assert_eq!(part_of("/build/userlib/matching/src/wire.rs"), Some("protocol"));
         assert_eq!(part_of("userlib/velo/src/send.rs"), Some("velo"));
-        assert_eq!(part_of("device-model/shm/src/window.rs"), Some("posting"));
+        assert_eq!(part_of("device-model/shm/src/posted/producer.rs"), Some("posting"));
+        assert_eq!(part_of("device-model/shm/src/window.rs"), Some("machine"));
         assert_eq!(part_of("device-model/core/src/machine/mod.rs"), Some("machine"));
         assert_eq!(part_of("/rustc/library/core/src/option.rs"), None);
     }
 
     #[test]
     fn instructions_count_where_they_were_written_and_calls_do_not() {
-        let text = "events: Ir\nfl=(1) userlib/velo/src/send.rs\nfn=(1) send\n10 5\nfi=(2) /rustc/library/core/src/option.rs\n7 3\n\
-                    fe=(1)\n+2 1\ncfi=(3) userlib/driver/src/ring.rs\ncfn=(2) post\ncalls=1 40\n12 100\n13 2\n\n\
+        let text = "events: Ir\nfl=(1) userlib/velo/src/send.rs\nfn=(1) send\n10 4\nfi=(2) /rustc/library/core/src/option.rs\n7 3\n\
+                    fi=(4) device-model/shm/src/window.rs\n7 1\nfe=(1)\n+2 1\ncfi=(3) userlib/driver/src/ring.rs\ncfn=(2) post\ncalls=1 40\n12 100\n13 2\n\n\
                     fl=(3)\nfn=(2)\n40 100\n\ntotals: 111\n";
         assert_eq!(by_part(text), HashMap::from([("velo", 11), ("posting", 100)]));
     }
