@@ -51,6 +51,8 @@ pub(super) struct Bins {
     nodes: Lists,
     /// Bin of each node.
     bin: Vec<u32>,
+    /// The bin that was used last: the next key is often the same.
+    recent: u32,
 }
 
 impl Bins {
@@ -66,6 +68,7 @@ impl Bins {
             rekeyed: 0,
             nodes: Lists::default(),
             bin: Vec::new(),
+            recent: NONE,
         }
     }
 
@@ -87,11 +90,16 @@ impl Bins {
 
     /// `node` becomes the youngest with `key`.
     pub(super) fn push(&mut self, node: u32, key: Key) {
-        let hash = self.secret.hash(&key);
-        let bin = match self.find(&key, hash) {
-            (Some(bin), _) => bin,
-            (None, length) => self.make(key, hash, length),
+        let bin = if self.is_recent(&key) {
+            self.recent
+        } else {
+            let hash = self.secret.hash(&key);
+            match self.find(&key, hash) {
+                (Some(bin), _) => bin,
+                (None, length) => self.make(key, hash, length),
+            }
         };
+        self.recent = bin;
         if node as usize >= self.bin.len() {
             self.bin.resize(node as usize + 1, NONE);
         }
@@ -102,7 +110,10 @@ impl Bins {
     /// Takes out the oldest node with `key`.
     #[inline]
     pub(super) fn pop(&mut self, key: &Key) -> Option<u32> {
-        let index = self.find(key, self.secret.hash(key)).0?;
+        if !self.is_recent(key) {
+            self.recent = self.find(key, self.secret.hash(key)).0?;
+        }
+        let index = self.recent;
         let bin = &mut self.bins[index as usize];
         let node = self.nodes.pop(&mut bin.nodes)?;
         if bin.nodes.is_empty() {
@@ -135,6 +146,13 @@ impl Bins {
         if next != NONE {
             self.bins[next as usize].previous = previous;
         }
+    }
+
+    /// Whether the bin that was used last is the one of `key`. A bin that was given up has no nodes.
+    #[inline]
+    fn is_recent(&self, key: &Key) -> bool {
+        let bin = self.bins.get(self.recent as usize);
+        bin.is_some_and(|bin| bin.key == *key && !bin.nodes.is_empty())
     }
 
     /// The bin of `key`, or the length of the chain it would be in.
