@@ -124,3 +124,18 @@ fn a_program_that_waits_in_the_kernel_module_is_told_that_the_server_was_killed(
     assert_eq!(output.status, 0, "{output:?}");
     assert_eq!(run(&guest, "dmesg | grep -e BUG: -e WARNING: -e 'Call Trace' || true"), "");
 }
+
+/// It asks for its function back, which a guest's own bus has no way to give.
+#[test]
+fn a_guest_goes_on_when_its_server_is_stopped() {
+    let logs = logs("guest_life_stopped");
+    let mut server = Server::start(MACHINE, &logs);
+    let config = GuestConfig::new("guest")
+        .boot_deadline(LIMIT)
+        .user_function("fifo0.user0", server.socket("fifo0.user0", false));
+    let guest = boot(&toolkit(), config, &logs);
+    check_works(&guest);
+    server.stop();
+    assert_eq!(run(&guest, &with_register("devmem $register 32")), "0xFFFFFFFF\n");
+    assert_eq!(run(&guest, "echo well"), "well\n");
+}

@@ -98,10 +98,10 @@ impl BarSpec {
         Self { size, kind: BarKind::Memory32, scope, areas: vec![Area { offset: 0, length: size, kind }] }
     }
 
-    /// Whether only the device writes its memory.
+    /// Whether it is memory from end to end that only the device writes.
     pub(crate) fn is_mirrored(&self) -> bool {
         // The areas of a BAR are all of one kind.
-        self.areas.first().is_some_and(|area| area.kind == AreaKind::Mirrored)
+        self.is_memory() && self.areas.first().is_some_and(|area| area.kind == AreaKind::Mirrored)
     }
 
     /// Whether it has memory from end to end and nothing that is trapped.

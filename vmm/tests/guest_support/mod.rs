@@ -12,6 +12,10 @@ use std::{
 };
 
 use nicforge_guest::{Guest, GuestConfig, Provision, Toolkit, Watch};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 
 /// Nothing takes longer, also emulated on a machine that has much else to do.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
@@ -104,6 +108,12 @@ impl Server {
     pub(crate) fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Ends it as Ctrl-C does.
+    pub(crate) fn stop(&mut self) {
+        kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT).unwrap();
+        assert!(self.child.wait().unwrap().success());
     }
 
     /// Whether somebody is connected to a node's attachment.

@@ -301,11 +301,6 @@ impl Interrupts {
         }
     }
 
-    /// Tell the client of an uncorrectable error. Whether anybody was listening.
-    pub fn raise_error(&mut self) -> bool {
-        signal(&self.error)
-    }
-
     /// Ask the client to let go of the function. Whether anybody was listening.
     pub fn raise_request(&mut self) -> bool {
         signal(&self.request)

@@ -272,16 +272,16 @@ fn trigger_signals_the_selected_sinks_and_passes_over_the_unbound() {
 }
 
 #[test]
-fn error_and_request_reach_who_listens() {
+fn a_request_reaches_who_listens() {
     let (mut interrupts, log) = bound();
-    let unheard = (interrupts.raise_error(), interrupts.raise_request());
+    let unheard = interrupts.raise_request();
 
     interrupts.bind(ERROR, 0, log.sinks([50])).unwrap();
     interrupts.bind(REQUEST, 0, log.sinks([60])).unwrap();
-    let heard = (interrupts.raise_error(), interrupts.raise_request());
+    let heard = interrupts.raise_request();
 
-    assert_eq!((unheard, heard), ((false, false), (true, true)));
-    assert_eq!(log.take(), [50, 60]);
+    assert_eq!((unheard, heard), (false, true));
+    assert_eq!(log.take(), [60]);
 }
 
 #[test]
@@ -373,7 +373,7 @@ fn reset_unbinds_everything_and_lets_go_of_the_sinks() {
 
     assert_eq!(Arc::strong_count(&log.0), 1);
     assert_eq!(interrupts.raise_msix(0), Raised::Pending);
-    assert!(!interrupts.raise_error() && !interrupts.raise_request());
+    assert!(!interrupts.raise_request());
     interrupts.set_intx(true);
     interrupts.bind(INTX, 0, log.sinks([9])).unwrap();
     assert_eq!(log.take(), [9], "the new tenant finds it unmasked");

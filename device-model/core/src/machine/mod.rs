@@ -287,10 +287,9 @@ impl Machine {
         if let Some(words) = &self.tenant(function, who)?.mirror {
             words.flags.store(mirror::FLAG_DEAD, Ordering::Release);
         }
-        // A client without the mirror, as a guest's VFIO driver, learns it by VFIO's own two interrupts.
-        let interrupts = &mut self.attachment_mut(function, who)?.interrupts;
-        interrupts.raise_error();
-        interrupts.raise_request();
+        // A client without the mirror, as QEMU, is asked to let go of it. VFIO's error interrupt would say that the device is not to be
+        // trusted any more, and QEMU would halt the whole guest.
+        self.attachment_mut(function, who)?.interrupts.raise_request();
         Ok(())
     }
 

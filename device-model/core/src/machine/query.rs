@@ -7,7 +7,7 @@ use crate::{
     attachment::AttachmentCounters,
     device::{AttachmentId, Counter, FunctionId},
     interrupt::IrqInfo,
-    spec::{Area, AreaKind, FunctionSpec},
+    spec::{Area, BarSpec, FunctionSpec},
 };
 
 /// VFIO region indices of a PCI function.
@@ -76,12 +76,7 @@ impl Machine {
         let spec = &slot.state.spec;
         let bar = spec.bars.get(index as usize).and_then(Option::as_ref);
         let size = region::size(spec, index);
-        let mirrored = bar.is_some_and(|bar| {
-            bar.areas.first().is_some_and(|area| {
-                area.kind == AreaKind::Mirrored
-                    && bar.areas.iter().map(|area| area.length).sum::<u64>() == bar.size
-            })
-        });
+        let mirrored = bar.is_some_and(BarSpec::is_mirrored);
         Ok(RegionView {
             size,
             readable: size > 0,
