@@ -89,6 +89,14 @@ fn messages_over_extoll_are_measured_by_pairs_and_sizes() {
     for row in of("random-access") {
         assert!(row["gups"].as_f64().unwrap() > 0.0 && row["wrong_percent"] == 0.0, "{row:#}");
     }
+    // None where there is no valgrind.
+    for row in of("mpi-instructions") {
+        let parts = ["program", "requests", "match", "protocol", "transport", "velo", "posting", "machine"];
+        let counts = parts.map(|part| row[part].as_f64().unwrap());
+        let (sum, all): (f64, _) = (counts.iter().sum(), row["instructions"].as_f64().unwrap());
+        assert!(counts.iter().all(|count| (10.0..10_000.0).contains(count)), "{row:#}");
+        assert!((sum - all).abs() < 1.0, "{row:#}");
+    }
 }
 
 #[test]
