@@ -153,10 +153,13 @@ impl DmaLease {
         self.len() == 0
     }
 
-    /// Whether it lies in one mapping, so that every place of it is in the same piece, which begins at 0.
+    /// All of it, when it is in one mapping and [`DmaLease::piece`] would give it.
     #[inline]
-    pub fn is_whole(&self) -> bool {
-        matches!(self.memory, Memory::One(_))
+    pub fn whole(&self) -> Option<&Window> {
+        match &self.memory {
+            Memory::One(memory) if !self.term.is_over() && !memory.faulted() => Some(memory),
+            _ => None,
+        }
     }
 
     /// Whether none of its aligned units of `unit` bytes (a power of two) lies in two mappings.

@@ -74,7 +74,7 @@ fn messages_fill_a_ring_in_many_pieces_again_and_again() {
             assert!(enable_ring(&mut rig, &receiver, slots), "case {case}");
             let mut ring = Ring { memory, slots, taken: 0 };
             let message = |number: u64| {
-                // Most are of a quadword, which takes a way of its own.
+                // Most are of a quadword, as most are elsewhere.
                 let quadwords = if number.is_multiple_of(3) { 1 + number as usize % 8 } else { 1 };
                 (0..quadwords as u64).flat_map(|word| (number << 8 | word).to_le_bytes()).collect::<Vec<_>>()
             };

@@ -10,7 +10,7 @@ use nicforge_hwi::{
     extoll_velo::header,
 };
 
-use super::ring::{Fill, Filling, Pieces, Put, Slots};
+use super::ring::Put;
 use crate::{
     card::Card,
     set::Set,
@@ -74,22 +74,35 @@ impl Delivery<'_> {
     fn deliver(&mut self, alike: u64, row: &mut impl Row) -> Outcome {
         let wire = Wire::decode(alike);
         let who = wire.target_vpid;
+        let mut outcome = Outcome::default();
         let vpid = self.vpids.get_mut(usize::from(who)).filter(|vpid| vpid.generation == wire.generation);
         let Some(Vpid { ring: Some(ring), counts, interrupts_enabled, .. }) = vpid else {
             // Sent before its sender knew that the ring was given up.
             row.pass();
-            return Outcome { undelivered: 1, ..Outcome::default() };
+            return Outcome { undelivered: 1, ..outcome };
         };
         let first = !ring.has_unread();
         let header = header::encode(wire.source, wire.source_vpid, wire.tag, wire.quadwords);
-        let mut outcome = match ring.fill(wire.source) {
-            Some(Fill::Whole(filling)) => put_row(filling, (alike, header), row),
-            Some(Fill::Pieces(filling)) => put_row_in_pieces(filling, (alike, header), row),
-            None => {
+        if let Some(mut filling) = ring.fill(wire.source) {
+            while !outcome.gone
+                && let Some(packet) = row.front()
+                && packet.header == alike
+            {
+                let put = filling.put(header, packet.bytes());
                 row.pass();
-                return Outcome { undelivered: 1, gone: true, ..Outcome::default() };
+                if put != Put::Done {
+                    outcome.undelivered += 1;
+                    outcome.gone = put == Put::MemoryGone;
+                }
             }
-        };
+            outcome.delivered = filling.put_in();
+        } else if let Some(packet) = row.front() {
+            let put = ring.put_one(wire.source, header, packet.bytes());
+            row.pass();
+            outcome.delivered = u32::from(put == Put::Done);
+            outcome.undelivered = u32::from(put != Put::Done);
+            outcome.gone = put == Put::MemoryGone;
+        }
         if outcome.delivered > 0 {
             counts.received += u64::from(outcome.delivered);
             outcome.interrupt = first && *interrupts_enabled & (1 << vector::VELO_RECEIVE) != 0;
@@ -98,35 +111,6 @@ impl Delivery<'_> {
         }
         outcome
     }
-}
-
-/// Puts the packets in front that have the header `alike` in.
-#[inline(always)]
-fn put_row<S: Slots>(
-    mut filling: Filling<'_, S>,
-    (alike, header): (u64, u64),
-    row: &mut impl Row,
-) -> Outcome {
-    let mut outcome = Outcome::default();
-    while !outcome.gone
-        && let Some(packet) = row.front()
-        && packet.header == alike
-    {
-        let put = filling.put(header, packet.bytes());
-        row.pass();
-        if put != Put::Done {
-            outcome.undelivered += 1;
-            outcome.gone = put == Put::MemoryGone;
-        }
-    }
-    outcome.delivered = filling.finish();
-    outcome
-}
-
-/// As [`put_row`], apart from it: the code for whole rings is as if there were no others.
-#[inline(never)]
-fn put_row_in_pieces(filling: Filling<'_, Pieces<'_>>, alike: (u64, u64), row: &mut impl Row) -> Outcome {
-    put_row(filling, alike, row)
 }
 
 impl Card {

@@ -5,9 +5,9 @@
 
 use std::collections::VecDeque;
 
-use nicforge_core::dma::{DmaLease, LeaseError, LeasePiece};
+use nicforge_core::dma::DmaLease;
 use nicforge_hwi::extoll_velo::{MAX_MESSAGE, MAX_SLOTS, MIN_SLOTS, SLOT, SLOT_DATA, SLOT_HEADER};
-use nicforge_shm::{MemoryError, Window};
+use nicforge_shm::Window;
 
 /// Where a ring is, as its owner's registers say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -94,28 +94,43 @@ impl Ring {
         self.delivered != self.taken
     }
 
-    /// For messages of a node that are put in in a row. `None`: the ring's memory is not there any more.
+    /// For messages of a node that are put in in a row. `None`: the ring's memory is not in one mapping, or not there any more: what
+    /// [`Ring::put_one`] says.
     #[inline]
-    pub(crate) fn fill(&mut self, node: u32) -> Option<Fill<'_>> {
-        let next = self.delivered;
-        let mask = self.slots - 1;
-        let LeasePiece { memory, start } = self.memory.piece((next & mask) * SLOT)?;
+    pub(crate) fn fill(&mut self, node: u32) -> Option<Filling<'_>> {
+        let memory = self.memory.whole()?;
         let used = self.used.get_mut(node as usize);
         let room = used.as_ref().map_or(0, |used| self.share.saturating_sub(**used));
-        let filling = Filling {
-            slots: Whole(memory),
-            mask,
-            next,
-            end: next.wrapping_add(room.into()),
+        Some(Filling {
+            memory,
+            mask: self.slots - 1,
             delivered: &mut self.delivered,
             from: &mut self.from,
             node: node as u16,
             used,
+            room,
+            put: 0,
+        })
+    }
+
+    /// Puts a message of a node in, whatever mappings its slot lies in. Apart from [`Ring::fill`], which knows of one only and is the faster for it.
+    #[inline(never)]
+    pub(crate) fn put_one(&mut self, node: u32, header: u64, message: &[u8]) -> Put {
+        let used = self.used.get_mut(node as usize).filter(|used| **used < self.share);
+        let Some(used) = used.filter(|_| message.len() <= MAX_MESSAGE) else { return Put::NoCredit };
+        let index = self.delivered & (self.slots - 1);
+        let at = index * SLOT;
+        let written = self
+            .memory
+            .write(at + SLOT_DATA, message)
+            .and_then(|()| self.memory.store_u64_release(at + SLOT_HEADER, header));
+        let (Ok(()), Some(from)) = (written, self.from.get_mut(index as usize)) else {
+            return Put::MemoryGone;
         };
-        if self.memory.is_whole() {
-            return Some(Fill::Whole(filling));
-        }
-        Some(Fill::Pieces(filling.with(Pieces { lease: &self.memory, memory, start })))
+        *from = node as u16;
+        *used += 1;
+        self.delivered += 1;
+        Put::Done
     }
 
     /// The owner says how many messages it has taken so far. False when that makes no sense.
@@ -158,121 +173,61 @@ impl Ring {
     }
 }
 
-/// What [`Ring::fill`] gives. A ring in one mapping, as most are, is filled by code that knows of no pieces.
-pub(crate) enum Fill<'a> {
-    Whole(Filling<'a, Whole<'a>>),
-    Pieces(Filling<'a, Pieces<'a>>),
-}
-
-/// Memory of slots.
-pub(crate) trait Slots {
-    /// Writes a message into the slot at this offset, its header last; whether it could.
-    fn store(&mut self, at: u64, header: u64, message: &[u8]) -> bool;
-}
-
-/// Slots in one mapping.
-pub(crate) struct Whole<'a>(&'a Window);
-
-impl Slots for Whole<'_> {
-    #[inline(always)]
-    fn store(&mut self, at: u64, header: u64, message: &[u8]) -> bool {
-        store(self.0, (at + SLOT_HEADER, header), (at + SLOT_DATA, message)).is_ok()
-    }
-}
-
-/// Slots in several mappings. Most messages go where the one before went.
-pub(crate) struct Pieces<'a> {
-    lease: &'a DmaLease,
-    /// The piece where the next slot is supposed to be, and where that begins.
+/// A ring into which messages of one node are put in a row. They count when this is dropped.
+pub(crate) struct Filling<'a> {
     memory: &'a Window,
-    start: u64,
-}
-
-impl Slots for Pieces<'_> {
-    #[inline(always)]
-    fn store(&mut self, at: u64, header: u64, message: &[u8]) -> bool {
-        // Where it is not in the piece, these are offsets that no piece has.
-        let within = |offset: u64| (at + offset).wrapping_sub(self.start);
-        let stored = store(self.memory, (within(SLOT_HEADER), header), (within(SLOT_DATA), message));
-        stored.is_ok() || self.store_elsewhere(at, header, message).is_ok()
-    }
-}
-
-impl Pieces<'_> {
-    /// As [`Slots::store`], of a slot that is in another piece, or in two.
-    #[cold]
-    fn store_elsewhere(&mut self, at: u64, header: u64, message: &[u8]) -> Result<(), LeaseError> {
-        self.lease.write(at + SLOT_DATA, message)?;
-        self.lease.store_u64_release(at + SLOT_HEADER, header)?;
-        if let Some(piece) = self.lease.piece(at + SLOT - 1) {
-            (self.memory, self.start) = (piece.memory, piece.start);
-        }
-        Ok(())
-    }
-}
-
-#[inline(always)]
-fn store(
-    memory: &Window,
-    (head, header): (u64, u64),
-    (data, message): (u64, &[u8]),
-) -> Result<(), MemoryError> {
-    // No more of the slot than the message needs: a short one takes one cache line, which its reader fetches.
-    match *message {
-        [a, b, c, d, e, f, g, h] => {
-            memory.store_record(head, header, u64::from_ne_bytes([a, b, c, d, e, f, g, h]))
-        }
-        _ => memory.write(data, message).and_then(|()| memory.store_u64_release(head, header)),
-    }
-}
-
-/// A ring into which messages of one node are put in a row. They count when it is finished.
-pub(crate) struct Filling<'a, S> {
-    slots: S,
     mask: u64,
-    /// The next slot, counted like all that were delivered, and the first one that the node has no credit for.
-    next: u64,
-    end: u64,
     delivered: &'a mut u64,
     from: &'a mut [u16],
     node: u16,
     used: Option<&'a mut u32>,
+    /// Messages for which the node has slots.
+    room: u32,
+    put: u32,
 }
 
-impl<'a, S> Filling<'a, S> {
-    fn with<T>(self, slots: T) -> Filling<'a, T> {
-        let Self { mask, next, end, delivered, from, node, used, .. } = self;
-        Filling { slots, mask, next, end, delivered, from, node, used }
-    }
-
-    /// It is over: how many messages were put in.
-    #[inline]
-    pub(crate) fn finish(self) -> u32 {
-        // At most the node's share.
-        let put = self.next.wrapping_sub(*self.delivered) as u32;
-        *self.delivered = self.next;
-        if let Some(used) = self.used {
-            *used += put;
-        }
-        put
-    }
-}
-
-impl<S: Slots> Filling<'_, S> {
+impl Filling<'_> {
     /// Puts a message in.
     #[inline(always)]
     pub(crate) fn put(&mut self, header: u64, message: &[u8]) -> Put {
-        if self.next == self.end || message.len() > MAX_MESSAGE {
+        if self.put >= self.room {
             return Put::NoCredit;
         }
-        let index = self.next & self.mask;
-        let stored = self.slots.store(index * SLOT, header, message);
-        let (true, Some(from)) = (stored, self.from.get_mut(index as usize)) else {
+        let index = (*self.delivered).wrapping_add(self.put.into()) & self.mask;
+        let at = index * SLOT;
+        // No more of the slot than the message needs: a short one takes one cache line, which its reader fetches.
+        let written = match *message {
+            [a, b, c, d, e, f, g, h] => {
+                let quadword = u64::from_ne_bytes([a, b, c, d, e, f, g, h]);
+                self.memory.store_record(at + SLOT_HEADER, header, quadword)
+            }
+            _ if message.len() <= MAX_MESSAGE => self
+                .memory
+                .write(at + SLOT_DATA, message)
+                .and_then(|()| self.memory.store_u64_release(at + SLOT_HEADER, header)),
+            _ => return Put::NoCredit,
+        };
+        let (Ok(()), Some(from)) = (written, self.from.get_mut(index as usize)) else {
             return Put::MemoryGone;
         };
         *from = self.node;
-        self.next = self.next.wrapping_add(1);
+        self.put += 1;
         Put::Done
+    }
+
+    /// Messages that were put in so far.
+    pub(crate) fn put_in(&self) -> u32 {
+        self.put
+    }
+}
+
+impl Drop for Filling<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        *self.delivered += u64::from(self.put);
+        if let Some(used) = &mut self.used {
+            **used += self.put;
+        }
     }
 }
 
