@@ -259,6 +259,7 @@ macro_rules! bodies_of {
             a_stream_of_small_puts_goes_round_the_queue
             what_is_refused_says_why
             nobody_and_the_admin_are_no_partners
+            a_region_of_scattered_pages_is_one
             waits_end
             lost_notifications_are_told
             private_memory_is_transferred_by_messages

@@ -262,6 +262,11 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
         ],
     ),
     (
+        "the kernel chooses the addresses, and puts no two mappings side by side",
+        &[Door::Shim, Door::ShimIommu],
+        &["rma_body::a_region_of_scattered_pages_is_one"],
+    ),
+    (
         "without an IOMMU the kernel has no such piece of memory",
         SHIM,
         &[

@@ -3,12 +3,13 @@
 use std::{sync::Barrier, time::Duration};
 
 use nicforge_core::{fabric::LinkId, machine::Machine};
-use nicforge_driver::{Cancel, Deadline, Device, DmaBuffer, Error as DriverError, HugePages};
+use nicforge_driver::{Cancel, Deadline, Device, DmaBuffer, DmaPermission, Error as DriverError, HugePages};
 use nicforge_hwi::{extoll::reg, extoll_atu::command};
 use nicforge_machine::{build::build, description::Description};
 use nicforge_rma::{
     Access, Error, Kind, MAX_LENGTH, Notification, Notify, Options, Port, Region, Role, Status, Target,
 };
+use nicforge_shm::SharedMemory;
 
 use crate::backing::{LIMIT, Rig, soon};
 
@@ -190,6 +191,60 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
     let other = rig.open("ex0", "vpid3");
     let short = Options { entries: 100, ..Options::default() };
     assert!(matches!(Port::open(&other, short), Err(Error::QueueLength { entries: 100 })));
+}
+
+/// A region of memory that was mapped page by page, of pages in no order, is one like others, and ends with the first page that is unmapped.
+pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
+    const PAGES: u64 = 3000;
+    const PAGE: u64 = 4096;
+    let mut here = Side::new(rig, "ex0", 0, 4096);
+    let device = rig.open("ex1", "vpid2");
+    let mut port = Port::open(&device, Options::default()).unwrap();
+    let memory = SharedMemory::create("pages", (PAGES * PAGE) as usize).unwrap();
+    // Backwards, one address behind the other.
+    let mut pages: Vec<_> = (0..PAGES)
+        .rev()
+        .map(|page| device.map_dma(&memory, page * PAGE, PAGE, DmaPermission::READ_WRITE).unwrap())
+        .collect();
+    let start = pages[0].iova();
+    assert!(
+        pages.iter().zip(0..).all(|(page, at)| page.iova() == start + at * PAGE),
+        "they are side by side"
+    );
+    let region = port.register_range(start, PAGES * PAGE, Access::READ_WRITE).unwrap();
+    let own = port.connect(1, 2).unwrap();
+    let length = 1000 * PAGE + 77;
+    for (at, page) in (0..).zip(&pages) {
+        page.write(0, &pattern(at, PAGE as usize)).unwrap();
+    }
+    // From page 0 on to somewhere in page 1500, by a put of its own.
+    port.put(
+        own,
+        region.at(5, length).unwrap(),
+        region.at(1500 * PAGE + 99, length).unwrap(),
+        length,
+        Notify::REQUESTER,
+    )
+    .unwrap();
+    assert!(port.next(soon(), None).unwrap().is_done());
+    let mut expected: Vec<_> = (0..PAGES as usize).flat_map(|at| pattern(at, PAGE as usize)).collect();
+    expected.copy_within(5..5 + length as usize, 1500 * PAGE as usize + 99);
+    let found = |pages: &[DmaBuffer]| {
+        let mut bytes = vec![0; pages.len() * PAGE as usize];
+        for (page, chunk) in pages.iter().zip(bytes.chunks_mut(PAGE as usize)) {
+            page.read(0, chunk).unwrap();
+        }
+        bytes
+    };
+    assert!(found(&pages) == expected);
+    // Nothing of it is touched without its last page.
+    let target = here.port.connect(1, 2).unwrap();
+    drop(pages.pop());
+    here.write(0, &[1; 4096]);
+    here.port.put(target, here.at(0), region.address(), 4096, Notify::REQUESTER).unwrap();
+    assert_eq!(here.next().status, Status::Withdrawn);
+    assert!(found(&pages) == expected[..expected.len() - PAGE as usize]);
+    drop(region);
 }
 
 /// A VPID that nobody has receives nothing, and the admin has no queue.
