@@ -128,6 +128,7 @@ struct Node {
     plugged: u64,
     /// Ports at which packets wait, a bit a port, by virtual channel.
     arrived: [u64; MAX_CHANNELS],
+    /// It is in [`Fabric::woken`], or its function is looked at anyway ([`Fabric::take_woken`]).
     woken: bool,
     /// Wires it takes part in, those it drives high, and those where it fired: a bit a wire.
     member: u8,
@@ -309,6 +310,12 @@ impl Fabric {
     /// Makes what is due until `now` visible and wakes whom it concerns.
     #[inline]
     pub fn advance(&mut self, now: Nanos) {
+        if self.next_event() <= now {
+            self.advance_until(now);
+        }
+    }
+
+    fn advance_until(&mut self, now: Nanos) {
         while let Some((due, event)) = self.schedule.pop(now) {
             self.happen(due, event);
         }
@@ -318,6 +325,30 @@ impl Fabric {
     #[inline]
     pub fn next_event(&self) -> Nanos {
         self.schedule.next()
+    }
+
+    /// Gives `wake` the functions that [`Fabric::pop_woken`] would give. They are looked at every turn from now on, so that they need not be
+    /// named again, until [`Fabric::let_rest`].
+    #[inline]
+    pub(crate) fn take_woken(&mut self, wake: impl FnMut(FunctionId)) {
+        if !self.woken.is_empty() {
+            self.take_all_woken(wake);
+        }
+    }
+
+    fn take_all_woken(&mut self, mut wake: impl FnMut(FunctionId)) {
+        for node in self.woken.drain(..) {
+            wake(self.nodes[node as usize].function);
+        }
+    }
+
+    /// The function is not looked at by itself any more: it has to be named when there is something for it.
+    pub(crate) fn let_rest(&mut self, function: FunctionId) {
+        if let Some(node) = self.index.get(function.0 as usize).copied().flatten()
+            && !self.woken.contains(&node)
+        {
+            self.nodes[node as usize].woken = false;
+        }
     }
 
     /// A function to step: a packet arrived, a channel without credit has one again, a wire changed, or a link was plugged in,

@@ -150,6 +150,28 @@ fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
 }
 
 #[test]
+fn a_function_that_is_looked_at_anyway_is_named_again_only_when_it_may_rest() {
+    let (mut fabric, _) = pair(LinkSpec::default());
+    let named = |fabric: &mut Fabric| {
+        let mut named = Vec::new();
+        fabric.take_woken(|function| named.push(function));
+        named
+    };
+    assert!(send(&mut fabric, 0, 0, 1));
+    assert_eq!(named(&mut fabric), [B]);
+    assert!(send(&mut fabric, 0, 0, 1));
+    assert_eq!(named(&mut fabric), []);
+
+    fabric.let_rest(B);
+    assert!(send(&mut fabric, 0, 0, 2));
+    // What has not been taken yet is not forgotten.
+    fabric.let_rest(B);
+    assert!(send(&mut fabric, 0, 0, 3));
+
+    assert_eq!(named(&mut fabric), [B]);
+}
+
+#[test]
 fn packets_do_not_go_in_a_row_where_they_take_time_or_a_hook_looks_at_them() {
     let (mut slow, _) = pair(LinkSpec { delay: 1, ..LinkSpec::default() });
     assert!(slow.ports(A, Nanos(1)).run(0, 0).is_none());

@@ -5,10 +5,11 @@
 //! barrier for all the functions that go cold together, and looks once more. From then on a client that stores something
 //! finds the word set and wakes the function by a trapped write. So the writer needs no fence.
 
-use std::{cmp::Reverse, sync::atomic::Ordering};
+use std::{cmp::Reverse, collections::VecDeque, sync::atomic::Ordering};
 
-use super::{Heat, Machine};
+use super::{Heat, Machine, Slot};
 use crate::{
+    context::Context,
     device::{AttachmentId, FunctionId, Progress},
     time::Nanos,
 };
@@ -85,18 +86,9 @@ impl Machine {
     }
 
     /// Look at a function in the next step, and for a while afterwards.
+    #[inline]
     pub fn wake(&mut self, function: FunctionId) {
-        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return };
-        if slot.heat == Heat::Cold {
-            for attachment in &slot.state.attachments {
-                attachment.set_sleeping(false);
-            }
-        }
-        slot.heat = Heat::Hot { idle_since: None };
-        if !slot.queued {
-            slot.queued = true;
-            self.hot.push_back(function);
-        }
+        wake(&mut self.slots, &mut self.hot, function);
     }
 
     /// Take over a device's wish for a step.
@@ -134,11 +126,11 @@ impl Machine {
         None
     }
 
+    #[inline]
     fn collect_woken(&mut self) {
         self.fabric.advance(self.shared.now);
-        while let Some(function) = self.fabric.pop_woken() {
-            self.wake(function);
-        }
+        let (slots, hot) = (&mut self.slots, &mut self.hot);
+        self.fabric.take_woken(|function| wake(slots, hot, function));
     }
 
     /// Give a function its turn and queue it again unless it may go cold. True when it did something.
@@ -149,12 +141,15 @@ impl Machine {
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return false };
         let Heat::Hot { idle_since } = &mut slot.heat else {
             slot.queued = false;
+            self.fabric.let_rest(function);
             return busy;
         };
         if busy {
             *idle_since = Some(now);
         } else if now >= idle_since.get_or_insert(now).after(cool_after) {
             slot.queued = false;
+            // What it was woken for in this turn is found by the look that follows.
+            self.fabric.let_rest(function);
             self.cooling.push(function);
             return false;
         }
@@ -163,14 +158,23 @@ impl Machine {
     }
 
     /// Rings, completions and the device itself. True when anything moved.
+    #[inline(always)]
     fn run(&mut self, function: FunctionId, budget: u32) -> bool {
         let mut busy = self.complete(function);
         let mut from = (0, 0);
         while let Some((who, ring)) = self.next_posted(function, &mut from) {
             busy |= self.drain_ring(function, who, ring, budget).moved;
         }
-        busy |= self.call(function, |device, context| device.step(context, budget)) == Some(Progress::Busy);
-        busy | self.complete(function)
+        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return busy };
+        let mut context =
+            Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
+        busy |= slot.device.step(&mut context, budget) == Progress::Busy;
+        // Most steps wish for no timer and end no DMA.
+        let (wishes, ended) = (slot.state.wake_at < Nanos::NEVER, !slot.state.completions.is_empty());
+        if wishes {
+            self.arm(function);
+        }
+        busy | (ended && self.complete_some(function))
     }
 
     /// The next ring in which there is something, from a place on (a client among the function's clients, and a ring of it), which then is the
@@ -265,5 +269,26 @@ impl Machine {
                 }
             }
         }
+    }
+}
+
+/// See [`Machine::wake`].
+#[inline]
+fn wake(slots: &mut [Slot], hot: &mut VecDeque<FunctionId>, function: FunctionId) {
+    let Some(slot) = slots.get_mut(function.0 as usize) else { return };
+    if slot.heat == Heat::Cold {
+        wake_up(slot);
+    }
+    slot.heat = Heat::Hot { idle_since: None };
+    if !slot.queued {
+        slot.queued = true;
+        hot.push_back(function);
+    }
+}
+
+#[cold]
+fn wake_up(slot: &Slot) {
+    for attachment in &slot.state.attachments {
+        attachment.set_sleeping(false);
     }
 }
