@@ -100,8 +100,14 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// Copies the payload of the slot of packet `number`.
     #[inline]
     pub fn payload(&self, number: u32, out: &mut [u8; N]) {
+        let source = self.slot(number).wrapping_add(PAYLOAD_AT);
+        #[cfg(target_arch = "x86_64")]
+        if self.wide {
+            // SAFETY: the source is in bounds and aligned, the target is an array of ours; the processor was asked.
+            return unsafe { Self::payload_wide(source, out) };
+        }
         // SAFETY: the source is in bounds and aligned, the target is an array of ours.
-        unsafe { Narrow::from_shared::<N>(out.as_mut_ptr(), self.slot(number).wrapping_add(PAYLOAD_AT)) };
+        unsafe { Narrow::from_shared::<N>(out.as_mut_ptr(), source) };
     }
 
     /// Copies the first bytes of the payload of the slot of packet `number`: as many as `out` takes, `N` at most.
@@ -120,6 +126,11 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     pub fn put(&self, number: u32, tag: u32, payload: &[u8; N]) {
         if self.writable != 0 {
             let control = (u64::from(tag) << 32) | u64::from(number.wrapping_add(1));
+            #[cfg(target_arch = "x86_64")]
+            if self.wide {
+                // SAFETY: a slot of the ring, which is writable; the processor was asked.
+                return unsafe { Self::fill_wide(self.slot(number), control, payload) };
+            }
             // SAFETY: a slot of the ring, which is writable.
             unsafe { Self::fill::<Narrow>(self.slot(number), control, payload) };
         }
@@ -200,6 +211,24 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             taken += 1;
         }
         taken as usize
+    }
+
+    /// # Safety
+    /// `source` must be the payload of a slot of a ring; the processor must have AVX.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx")]
+    unsafe fn payload_wide(source: *const u8, out: &mut [u8; N]) {
+        // SAFETY: passed on; the target is an array of ours.
+        unsafe { Wide::from_shared::<N>(out.as_mut_ptr(), source) };
+    }
+
+    /// # Safety
+    /// As [`Slots::fill`]; the processor must have AVX.
+    #[cfg(target_arch = "x86_64")]
+    #[target_feature(enable = "avx")]
+    unsafe fn fill_wide(slot: *mut u8, control: u64, payload: &[u8; N]) {
+        // SAFETY: passed on.
+        unsafe { Self::fill::<Wide>(slot, control, payload) };
     }
 
     /// # Safety
