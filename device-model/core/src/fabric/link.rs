@@ -2,7 +2,11 @@
 
 use std::collections::VecDeque;
 
-use super::{FaultHook, Node, Packet, queue::Queue};
+use super::{
+    FaultHook, Node, Packet,
+    queue::Queue,
+    schedule::{Event, Schedule},
+};
 use crate::{device::FunctionId, time::Nanos};
 
 /// Virtual channels of a link at most.
@@ -192,7 +196,7 @@ impl Lane {
 
     /// Sends packets that have arrived here on through `out`, where they arrive at once, as long as `goes` says so: at most `limit`, and
     /// what `out` has credits for. Gives how many.
-    #[inline]
+    #[inline(always)]
     pub(super) fn forward(
         &mut self,
         out: &mut Self,
@@ -228,8 +232,31 @@ impl Lane {
         Some(packet)
     }
 
+    /// The first packets have left the queue at `now` ([`Queue::take`]): their places, and their credits on the way back to the sender.
+    #[inline(always)]
+    pub(super) fn left(
+        &mut self,
+        packets: u32,
+        index: u32,
+        now: Nanos,
+        nodes: &mut [Node],
+        woken: &mut VecDeque<u32>,
+        schedule: &mut Schedule,
+    ) {
+        self.queue.skip(packets as usize);
+        self.taken(packets, nodes);
+        let back = now.after(self.delay);
+        if back <= now {
+            self.give_credits(packets, nodes, woken);
+        } else {
+            for _ in 0..packets {
+                schedule.add(back, Event::Credit { lane: index });
+            }
+        }
+    }
+
     /// Packets that had arrived were taken.
-    #[inline]
+    #[inline(always)]
     pub(super) fn taken(&mut self, packets: u32, nodes: &mut [Node]) {
         self.visible -= packets;
         if self.visible == 0 {
@@ -239,7 +266,7 @@ impl Lane {
     }
 
     /// The next packets have arrived.
-    #[inline]
+    #[inline(always)]
     pub(super) fn show(&mut self, packets: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
         self.visible += packets;
         let node = &mut nodes[self.receiver as usize];
@@ -248,7 +275,7 @@ impl Lane {
     }
 
     /// Credits have come back.
-    #[inline]
+    #[inline(always)]
     pub(super) fn give_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
         if self.credits == 0 {
             nodes[self.sender as usize].wake(self.sender, woken);

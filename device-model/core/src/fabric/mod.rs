@@ -304,7 +304,7 @@ impl Fabric {
     #[inline]
     pub fn ports(&mut self, function: FunctionId, now: Nanos) -> Ports<'_> {
         let node = self.index.get(function.0 as usize).copied().flatten();
-        Ports::new(self, node, function, now)
+        Ports::new(self, node.map_or(Ports::NOWHERE, |node| node as usize), function, now)
     }
 
     /// Makes what is due until `now` visible and wakes whom it concerns.

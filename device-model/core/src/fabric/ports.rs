@@ -16,15 +16,24 @@ use crate::{device::FunctionId, time::Nanos};
 /// Ports and virtual channels that do not exist have no credits and deliver nothing.
 pub struct Ports<'a> {
     fabric: &'a mut Fabric,
-    /// Index of the node, if the function has any port or wire.
-    node: Option<u32>,
+    /// Index of the node; [`Ports::NOWHERE`] if the function has no port or wire.
+    node: usize,
     function: FunctionId,
     now: Nanos,
 }
 
 impl<'a> Ports<'a> {
-    pub(super) fn new(fabric: &'a mut Fabric, node: Option<u32>, function: FunctionId, now: Nanos) -> Self {
+    /// No node has this index.
+    pub(super) const NOWHERE: usize = usize::MAX;
+
+    #[inline]
+    pub(super) fn new(fabric: &'a mut Fabric, node: usize, function: FunctionId, now: Nanos) -> Self {
         Self { fabric, node, function, now }
+    }
+
+    #[inline]
+    fn node(&self) -> Option<&Node> {
+        self.fabric.nodes.get(self.node)
     }
 
     /// The time of this call.
@@ -35,7 +44,7 @@ impl<'a> Ports<'a> {
 
     /// Highest connected port and one.
     pub fn count(&self) -> u8 {
-        self.node.map_or(0, |node| self.fabric.nodes[node as usize].ends.len() as u8)
+        self.node().map_or(0, |node| node.ends.len() as u8)
     }
 
     /// Whether a link is plugged in.
@@ -46,7 +55,7 @@ impl<'a> Ports<'a> {
     /// Ports with a link, a bit a port.
     #[inline]
     pub fn plugged(&self) -> u64 {
-        self.node.and_then(|node| self.fabric.nodes.get(node as usize)).map_or(0, |node| node.plugged)
+        self.node().map_or(0, |node| node.plugged)
     }
 
     /// Whether a link is plugged in and takes packets.
@@ -56,8 +65,7 @@ impl<'a> Ports<'a> {
 
     #[inline]
     fn end(&self, port: u8) -> Option<super::End> {
-        let node = self.fabric.nodes.get(self.node? as usize)?;
-        *node.ends.get(usize::from(port))?
+        *self.node()?.ends.get(usize::from(port))?
     }
 
     /// Index of the lane out of a port, if it is there and up.
@@ -76,15 +84,14 @@ impl<'a> Ports<'a> {
     /// Ports at which a packet has arrived on a virtual channel, a bit a port.
     #[inline]
     pub fn arrived(&self, channel: usize) -> u64 {
-        let node = self.node.and_then(|node| self.fabric.nodes.get(node as usize));
-        node.and_then(|node| node.arrived.get(channel)).copied().unwrap_or(0)
+        self.node().and_then(|node| node.arrived.get(channel)).copied().unwrap_or(0)
     }
 
     /// As [`Ports::arrived`], of all virtual channels.
     #[inline]
     pub fn arrivals(&self) -> &[u64; MAX_CHANNELS] {
         const NONE: &[u64; MAX_CHANNELS] = &[0; MAX_CHANNELS];
-        self.node.and_then(|node| self.fabric.nodes.get(node as usize)).map_or(NONE, |node| &node.arrived)
+        self.node().map_or(NONE, |node| &node.arrived)
     }
 
     /// Packets that can be sent now on a virtual channel. When it is 0, the function is woken once it no longer is.
@@ -139,29 +146,54 @@ impl<'a> Ports<'a> {
     /// now; then nothing has changed.
     #[inline]
     pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
-        self.forward_while(from, to, channel, 1, |_| true) == 1
+        self.forward_row(from, channel, 1, |_| Some((to, |_: &Packet| true)))
+            .is_some_and(|(moved, _)| moved == 1)
     }
 
-    /// Sends packets that have arrived at port `from` on through port `to` as long as they can be sent and `goes` says so of the next
-    /// one, at most `limit`. Gives how many.
+    /// Sends packets that have arrived at port `from` on in a row: through the port that `way` gives for the first one, as long as they can be
+    /// sent and the function that it gives says of the next one that it goes there too, at most `limit`.
+    ///
+    /// Gives how many have gone, and whether there are more at port `from`; `None` when there was none, or `way` gave nothing.
     #[inline]
-    pub fn forward_while(
+    pub fn forward_row<G: Fn(&Packet) -> bool>(
         &mut self,
         from: u8,
-        to: u8,
         channel: usize,
+        limit: u32,
+        way: impl FnOnce(&Packet) -> Option<(u8, G)>,
+    ) -> Option<(u32, bool)> {
+        let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
+        let ends = nodes.get(self.node)?.ends.as_slice();
+        let end = (*ends.get(usize::from(from))?)?;
+        let index = end.inward as usize + channel;
+        let lane = lanes.get(index).filter(|lane| channel < usize::from(end.channels) && lane.visible > 0)?;
+        let (to, goes) = way(lane.queue.front()?)?;
+        let out = ends.get(usize::from(to)).copied().flatten();
+        let Some(out) = out.filter(|out| channel < usize::from(out.channels) && out.up) else {
+            return Some((0, true));
+        };
+        let out = out.out as usize + channel;
+        let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
+        if out_lane.is_instant(self.now) && lane.delay == 0 {
+            // What the other way does, in one go.
+            let moved = lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
+            return Some((moved, lane.visible > 0));
+        }
+        let moved = self.forward_one_by_one((from, to), channel, out, limit, goes);
+        Some((moved, self.peek(from, channel).is_some()))
+    }
+
+    /// As [`Ports::forward_row`], over links that take time; `out` is the index of the lane out.
+    #[cold]
+    #[inline(never)]
+    fn forward_one_by_one(
+        &mut self,
+        (from, to): (u8, u8),
+        channel: usize,
+        out: usize,
         limit: u32,
         goes: impl Fn(&Packet) -> bool,
     ) -> u32 {
-        let (Some(inward), Some(out)) = (self.lane_in(from, channel), self.lane_out(to, channel)) else {
-            return 0;
-        };
-        let Fabric { lanes, nodes, woken, .. } = &mut *self.fabric;
-        let Ok([inward_lane, out_lane]) = lanes.get_disjoint_mut([inward, out]) else { return 0 };
-        if out_lane.is_instant(self.now) && inward_lane.delay == 0 {
-            // What the loop below does, in one go.
-            return inward_lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
-        }
         let mut moved = 0;
         while moved < limit && self.peek(from, channel).is_some_and(&goes) && self.ready(to, channel) {
             let Some(packet) = self.take(from, channel) else { break };
@@ -240,6 +272,33 @@ impl<'a> Ports<'a> {
         })
     }
 
+    /// Shows `take` the packets that have arrived at a port on a virtual channel, in order, at most `limit`, until it refuses one; those that it
+    /// takes go back to the pool, and their credits to the sender, together. Gives how many.
+    #[inline]
+    pub fn take_while(
+        &mut self,
+        port: u8,
+        channel: usize,
+        limit: u32,
+        mut take: impl FnMut(&Packet) -> bool,
+    ) -> u32 {
+        let Some(index) = self.lane_in(port, channel) else { return 0 };
+        let Fabric { lanes, nodes, woken, pool, schedule, .. } = &mut *self.fabric;
+        let Some(lane) = lanes.get_mut(index) else { return 0 };
+        let most = limit.min(lane.visible);
+        let mut taken = 0;
+        while taken < most
+            && let Some(packet) = lane.queue.take_if(taken as usize, &mut take)
+        {
+            pool.give(packet);
+            taken += 1;
+        }
+        if taken > 0 {
+            lane.left(taken, index as u32, self.now, nodes, woken, schedule);
+        }
+        taken
+    }
+
     /// A packet of `length` bytes whose content is arbitrary and must be overwritten. `None` when it is longer than the
     /// fabric's packets, or when the pool has no more.
     #[inline]
@@ -257,26 +316,28 @@ impl<'a> Ports<'a> {
     /// such wire.
     pub fn join_wire(&mut self, wire: u8, member: bool) {
         if wire < GI_WIRES {
-            if self.node.is_none() {
-                self.node = self.fabric.node_of(self.function).ok();
+            if self.node == Self::NOWHERE
+                && let Ok(node) = self.fabric.node_of(self.function)
+            {
+                self.node = node as usize;
             }
-            if let Some(node) = self.node {
-                self.fabric.set_member(node, wire, member, self.now);
+            if self.node != Self::NOWHERE {
+                self.fabric.set_member(self.node as u32, wire, member, self.now);
             }
         }
     }
 
     /// Drives a wire with a level. Ignored unless the function takes part in it.
     pub fn drive_wire(&mut self, wire: u8, level: bool) {
-        if let (true, Some(node)) = (wire < GI_WIRES, self.node) {
-            self.fabric.drive(node, wire, level, None, self.now);
+        if wire < GI_WIRES && self.node != Self::NOWHERE {
+            self.fabric.drive(self.node as u32, wire, level, None, self.now);
         }
     }
 
     /// Drives a wire high until its AND or OR has been seen to rise. Ignored unless the function takes part in it.
     pub fn fire_wire(&mut self, wire: u8, until: Combine) {
-        if let (true, Some(node)) = (wire < GI_WIRES, self.node) {
-            self.fabric.drive(node, wire, true, Some(until), self.now);
+        if wire < GI_WIRES && self.node != Self::NOWHERE {
+            self.fabric.drive(self.node as u32, wire, true, Some(until), self.now);
         }
     }
 
@@ -288,8 +349,7 @@ impl<'a> Ports<'a> {
 
     /// Whether the function drives a wire high.
     pub fn drives_wire(&self, wire: u8) -> bool {
-        self.node
-            .is_some_and(|node| wire < GI_WIRES && self.fabric.nodes[node as usize].high & (1 << wire) != 0)
+        wire < GI_WIRES && self.node().is_some_and(|node| node.high & (1 << wire) != 0)
     }
 
     /// What a wire shows; low if there is no such wire.
@@ -338,21 +398,13 @@ impl Arrivals<'_> {
 }
 
 impl Drop for Arrivals<'_> {
-    #[inline]
+    #[inline(always)]
     fn drop(&mut self) {
         if self.taken == 0 {
             return;
         }
-        self.lane.queue.skip(self.taken as usize);
-        self.lane.taken(self.taken, self.nodes);
-        let back = self.now.after(self.lane.delay);
-        if back <= self.now {
-            self.lane.give_credits(self.taken, self.nodes, self.woken);
-        } else {
-            for _ in 0..self.taken {
-                self.schedule.add(back, Event::Credit { lane: self.index });
-            }
-        }
+        let Self { lane, index, now, taken, .. } = self;
+        lane.left(*taken, *index, *now, self.nodes, self.woken, self.schedule);
     }
 }
 
@@ -372,17 +424,31 @@ impl Run<'_> {
     /// Sends a packet with these bytes; `prepare` sets the rest. False, without a call, when there is no credit or no packet.
     #[inline(always)]
     pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> bool {
+        self.send_with(bytes.len(), |packet| {
+            packet.fill(bytes);
+            prepare(packet);
+        })
+    }
+
+    /// As [`Run::send`], of a packet of `length` bytes that `fill` overwrites.
+    #[inline(always)]
+    pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> bool {
         if self.room == 0 {
             self.lane.note_stall();
             return false;
         }
-        let Some(mut packet) = self.pool.take(bytes.len()) else { return false };
-        packet.fill(bytes);
-        prepare(&mut packet);
+        let Some(mut packet) = self.pool.take(length) else { return false };
+        fill(&mut packet);
         self.bytes += packet.wire_bytes();
         self.lane.queue.push(packet);
         self.room -= 1;
         true
+    }
+
+    /// Credits that are left: 0 after a send that failed for want of one, and more when it failed for want of a packet.
+    #[inline]
+    pub fn room(&self) -> u32 {
+        self.room
     }
 }
 

@@ -28,7 +28,8 @@ impl Queue {
     pub(super) fn push(&mut self, packet: Packet) {
         debug_assert!(self.length < self.places.len(), "more packets than credits");
         let place = self.place(self.length);
-        if let Some(place) = self.places.get_mut(place) {
+        // An empty place, so that nothing is dropped.
+        if let Some(place @ None) = self.places.get_mut(place) {
             *place = Some(packet);
             self.length += 1;
         }
@@ -57,6 +58,14 @@ impl Queue {
         self.places.get_mut(place)?.take()
     }
 
+    /// As [`Queue::take`], if `wanted` says so of the packet.
+    #[inline(always)]
+    pub(super) fn take_if(&mut self, behind: usize, wanted: impl FnOnce(&Packet) -> bool) -> Option<Packet> {
+        let place = self.place(behind);
+        let place = self.places.get_mut(place)?;
+        if place.as_ref().is_some_and(wanted) { place.take() } else { None }
+    }
+
     /// So many of the first packets were taken.
     #[inline]
     pub(super) fn skip(&mut self, packets: usize) {
@@ -66,7 +75,8 @@ impl Queue {
 
     /// Moves the first packets to the end of another queue as long as `goes` says so: `most` of them at most, and no more than there are
     /// and there is room for. Gives how many, and how many bytes they have on the wire.
-    #[inline]
+    // By itself the loop has all it needs in registers.
+    #[inline(never)]
     pub(super) fn move_to(
         &mut self,
         to: &mut Self,
@@ -74,17 +84,22 @@ impl Queue {
         goes: impl Fn(&Packet) -> bool,
     ) -> (usize, u64) {
         let most = most.min(self.length).min(to.places.len() - to.length);
+        let (first, behind) = (self.first, to.first + to.length);
+        let (from, into) = (&mut *self.places, &mut *to.places);
+        let (from_mask, into_mask) = (from.len() - 1, into.len() - 1);
         let (mut moved, mut bytes) = (0, 0);
         while moved < most {
-            let (from_place, to_place) = (self.place(moved), to.place(to.length + moved));
-            let (Some(from), Some(to)) = (self.places.get_mut(from_place), to.places.get_mut(to_place))
+            let (Some(from), Some(into)) =
+                (from.get_mut((first + moved) & from_mask), into.get_mut((behind + moved) & into_mask))
             else {
                 break;
             };
-            let Some(packet) = from.as_ref().filter(|packet| goes(packet)) else { break };
-            bytes += packet.wire_bytes();
+            match from {
+                Some(packet) if goes(packet) => bytes += packet.wire_bytes(),
+                _ => break,
+            }
             // With the empty place: nothing to drop.
-            std::mem::swap(from, to);
+            std::mem::swap(from, into);
             moved += 1;
         }
         self.skip(moved);

@@ -66,7 +66,8 @@ fn pass_on(fabric: &mut Fabric, limit: u32, goes: impl Fn(&Packet) -> bool) -> (
         assert!(send(fabric, 0, 0, number));
     }
     fabric.advance(late);
-    let moved = fabric.ports(B, late).forward_while(0, 1, 0, limit, goes);
+    let forwarded = fabric.ports(B, late).forward_row(0, 0, limit, |_| Some((1, &goes)));
+    let moved = forwarded.map_or(0, |(moved, _)| moved);
     let later = Nanos(2 << 20);
     fabric.advance(later);
     let mut ports = fabric.ports(C, later);
@@ -114,7 +115,8 @@ fn a_burst_that_is_passed_on_gives_its_credits_back_and_wakes_both_neighbours_on
     assert!(!send(&mut fabric, 0, 0, 4), "no credit is left");
     while fabric.pop_woken().is_some() {}
 
-    assert_eq!(fabric.ports(B, Nanos(0)).forward_while(0, 1, 0, 8, |_| true), 4);
+    let way = |first: &Packet| (first.header == 0).then_some((1, |_: &Packet| true));
+    assert_eq!(fabric.ports(B, Nanos(0)).forward_row(0, 0, 8, way), Some((4, false)));
 
     assert_eq!((fabric.pop_woken(), fabric.pop_woken()), (Some(A), Some(C)));
     assert_eq!(fabric.pop_woken(), None);
@@ -147,6 +149,57 @@ fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
     assert_eq!((fabric.pop_woken(), fabric.packets_in_use()), (Some(A), 1));
     assert_eq!(fabric.ports(A, Nanos(1)).credits(0, 0), 2);
     assert_eq!(receive(&mut fabric, 1, 0), Some(3));
+}
+
+#[test]
+fn packets_that_are_forwarded_in_a_row_leave_behind_what_goes_elsewhere() {
+    for spec in [LinkSpec::default(), LinkSpec { bits_per_second: 1_000_000_000, ..LinkSpec::default() }] {
+        let (mut fabric, onward) = row(&spec);
+        for number in [1, 1, 2] {
+            assert!(send(&mut fabric, 0, 0, number));
+        }
+        let late = Nanos(1 << 20);
+        fabric.advance(late);
+        let alike = |first: &Packet| {
+            let header = first.header;
+            Some((1, move |packet: &Packet| packet.header == header))
+        };
+
+        assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, alike), Some((2, true)), "{spec:?}");
+        assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, |_| None::<(u8, fn(&Packet) -> bool)>), None);
+        fabric.set_link_up(onward, false).unwrap();
+        assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, alike), Some((0, true)), "the link is down");
+        fabric.set_link_up(onward, true).unwrap();
+        assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, alike), Some((1, false)), "{spec:?}");
+        assert_eq!(fabric.ports(B, late).forward_row(0, 0, 8, alike), None, "nothing is left");
+    }
+}
+
+#[test]
+fn packets_that_are_taken_in_a_row_end_with_the_one_that_is_refused() {
+    for delay in [0, 7] {
+        let (mut fabric, _) = pair(LinkSpec { delay, ..LinkSpec::default() });
+        for number in 1..=4 {
+            assert!(send(&mut fabric, 0, 0, number));
+        }
+        while fabric.pop_woken().is_some() {}
+        fabric.advance(Nanos(10));
+        let mut seen = Vec::new();
+        let mut ports = fabric.ports(B, Nanos(10));
+        let taken = ports.take_while(0, 0, 9, |packet| {
+            seen.push(packet.header);
+            packet.header < 3
+        });
+
+        assert_eq!((taken, &seen[..]), (2, &[1, 2, 3][..]));
+        assert_eq!(ports.peek(0, 0).map(|packet| packet.header), Some(3));
+        assert_eq!(ports.take_while(0, 0, 1, |_| true), 1);
+        assert_eq!(ports.take_while(1, 0, 1, |_| true), 0, "there is no such port");
+        assert_eq!(fabric.packets_in_use(), 1);
+        fabric.advance(Nanos(17));
+        assert_eq!(fabric.ports(A, Nanos(17)).credits(0, 0), 3);
+        assert!(std::iter::from_fn(|| fabric.pop_woken()).any(|function| function == A));
+    }
 }
 
 #[test]

@@ -12,8 +12,8 @@ pub(crate) struct Barrier {
     interrupt: u8,
     /// Rises of each channel's wire that are history.
     seen: [u64; gi::CHANNELS as usize],
-    /// Something was written since [`Barrier::written`] was asked.
-    written: bool,
+    /// Something was written; who looks at the wires takes it back.
+    pub(crate) written: bool,
 }
 
 impl Barrier {
@@ -94,12 +94,6 @@ impl Barrier {
             }
         }
         true
-    }
-
-    /// Whether anything was written since the last time.
-    #[inline]
-    pub(crate) fn written(&mut self) -> bool {
-        std::mem::take(&mut self.written)
     }
 
     /// Looks at the wires. Returns the channels whose interrupt was set just now.

@@ -163,16 +163,13 @@ impl TreeNic {
 
     /// Looks at the global interrupt wires.
     fn update_barriers(&mut self, context: &mut Context<'_>) {
+        self.barrier.written = false;
         let mut ports = context.ports();
         if !self.barriers_joined {
             self.barriers_joined = true;
             self.barrier.reset(self.config.barriers, &mut ports);
         }
-        let changes = ports.wire_changes();
-        if changes == self.wire_changes && !self.barrier.written() {
-            return;
-        }
-        self.wire_changes = changes;
+        self.wire_changes = ports.wire_changes();
         let fired = self.barrier.update(&ports);
         for channel in 0..VCS {
             if fired & global_interrupt_channels(channel) != 0 {
@@ -190,12 +187,32 @@ impl TreeNic {
 
     /// Publishes the state and raises interrupts: the end of whatever may have changed something.
     fn settle(&mut self, context: &mut Context<'_>) {
-        self.update_barriers(context);
+        let changes = context.ports().wire_changes();
+        self.settle_after(context, changes);
+    }
+
+    /// As [`TreeNic::settle`]; `changes` is what the ports say of the wires.
+    #[inline(always)]
+    fn settle_after(&mut self, context: &mut Context<'_>, changes: u64) {
+        let wires = changes != self.wire_changes || self.barrier.written || !self.barriers_joined;
+        let [system, user] = &self.channels;
+        if wires || self.attached != 0 || system.events | user.events != 0 {
+            self.settle_changes(context, wires);
+        }
+    }
+
+    #[inline(always)]
+    fn settle_changes(&mut self, context: &mut Context<'_>, wires: bool) {
+        if wires {
+            self.update_barriers(context);
+        }
         let enables = (self.prxen, self.pixen);
         for channel in &mut self.channels {
             channel.publish(enables);
         }
-        self.raise_events(context);
+        if self.channels.iter().any(|channel| channel.events != 0) {
+            self.raise_events(context);
+        }
     }
 
     /// The soft reset of [`nicforge_hwi::tree_dcr::rcfg::RST`].
@@ -347,17 +364,20 @@ impl Device for TreeNic {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let (mut busy, mut locked) = (false, false);
-        {
+        let wire_changes = {
             let mut ports = context.ports();
-            for (channel, port) in self.channels.iter_mut().zip(&mut self.port) {
-                channel.poll_recv_head();
-                busy |= channel.discard_orphans();
-                match channel.discard_for_absent() {
-                    Discarded::Nothing => {}
-                    Discarded::Some => busy = true,
-                    Discarded::Later => locked = true,
+            // A node without clients has nothing to look at but what its last one left behind, which the router takes.
+            if self.attached != 0 {
+                for (channel, port) in self.channels.iter_mut().zip(&mut self.port) {
+                    channel.poll_recv_head();
+                    busy |= channel.discard_orphans();
+                    match channel.discard_for_absent() {
+                        Discarded::Nothing => {}
+                        Discarded::Some => busy = true,
+                        Discarded::Later => locked = true,
+                    }
+                    port.form(channel, &mut ports);
                 }
-                port.form(channel, &mut ports);
             }
             let mut around = Surroundings {
                 channels: &mut self.channels,
@@ -366,7 +386,8 @@ impl Device for TreeNic {
                 injecting: self.pixen & pix::ENABLE != 0,
             };
             busy |= self.router.run(&mut around, budget);
-        }
+            around.ports.wire_changes()
+        };
         if locked {
             let soon = context.now().after(LOCKED_RETRY);
             context.wake_at(soon);
@@ -375,7 +396,7 @@ impl Device for TreeNic {
             let soon = context.now().after(STARVED_RETRY);
             context.wake_at(soon);
         }
-        self.settle(context);
+        self.settle_after(context, wire_changes);
         if busy { Progress::Busy } else { Progress::Idle }
     }
 

@@ -8,8 +8,8 @@ use nicforge_core::{
     machine::Next,
 };
 use nicforge_hwi::{
-    tree::{mirror, window},
-    tree_dcr::{exceptions, pix, prx, status},
+    tree::{Header, mirror, vector, window},
+    tree_dcr::{REG_INT_ENABLE, checksum, exceptions, pix, prx, status},
 };
 use nicforge_tree::Route;
 
@@ -42,6 +42,63 @@ fn packets_between_two_nodes_keep_their_order() {
     }
     assert_eq!(rig.counter(16, "vc1_received"), 100);
     assert_eq!(rig.counter(0, "vc1_sent"), 100);
+}
+
+#[test]
+fn a_stream_of_many_kinds_is_the_same_over_links_that_take_packets_in_rows_and_one_by_one() {
+    let summed = |header: Header| Header(header.0 | checksum::SOME);
+    let kinds = [
+        to(4),
+        to(4),
+        irq_to(4),
+        Header::to_core(0, 4, 0, false),
+        // Nobody has this core.
+        Header::to_core(0, 4, 3, false),
+        Header::to_core(0, 4, 1, true),
+        summed(to(4)),
+        to(2),
+        to(2),
+        // There is no such node.
+        to(900),
+        to(1),
+        to(3),
+    ];
+    let mut results = Vec::new();
+    let timed = LinkSpec { delay: 20, bits_per_second: 6_800_000_000, credits: vec![4, 4] };
+    for link in [LinkSpec::default(), LinkSpec { delay: 20, ..LinkSpec::default() }, timed] {
+        let mut rig = Rig::with(&[4], link, |config| config.recv_depth = 256);
+        let clients: Vec<_> = (0..5).map(|node| rig.core(node)).collect();
+        let other = rig.attach(4, 1);
+        let count = rig.interrupts(&clients[4]);
+        rig.write32(&clients[4], REG_INT_ENABLE, 1 << vector::RECV_IRQ);
+        let packets: Vec<_> = (0..150u32)
+            .map(|number| (kinds[(number * number / 3) as usize % kinds.len()], payload(number)))
+            .collect();
+        assert_eq!(rig.send_all(&clients[0], &packets), packets.len());
+
+        assert_eq!(other.waiting(), clients[4].waiting());
+        assert!(count[usize::from(vector::RECV_IRQ)].take() > 0);
+        let received: Vec<Vec<_>> = clients
+            .iter()
+            .map(|client| {
+                std::iter::from_fn(|| client.receive()).map(|(header, data)| (header.0, data)).collect()
+            })
+            .collect();
+        for (node, received) in received.iter().enumerate() {
+            let meant = packets.iter().filter(|(header, _)| {
+                header.node() as usize == node && header.core().is_none_or(|core| core < 2)
+            });
+            let meant: Vec<_> = meant.map(|(header, data)| (header.0, *data)).collect();
+            assert_eq!(*received, meant, "node {node}");
+        }
+        rig.run();
+        let names = ["sent", "received", "forwarded", "discarded", "no_target"];
+        let counters: Vec<_> =
+            (0..5u32).flat_map(|node| names.map(|name| rig.counter(node, &format!("vc1_{name}")))).collect();
+        results.push((counters, clients[4].mirror(mirror::RECV_TAIL), clients[0].mirror(mirror::SEND_HEAD)));
+    }
+    assert_eq!(results[0], results[1]);
+    assert_eq!(results[0], results[2]);
 }
 
 #[test]

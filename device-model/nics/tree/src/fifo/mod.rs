@@ -10,11 +10,11 @@ mod receive;
 mod send;
 mod state;
 
-use std::collections::VecDeque;
+use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use nicforge_core::fabric::{Packet, Ports};
-use nicforge_hwi::tree::{CORES, Header, PAYLOAD, VC_USER, mirror, vector, window};
-use nicforge_shm::{MemoryError, SharedMemory, SharedU32, Window};
+use nicforge_hwi::tree::{CORES, Header, PAYLOAD, SLOT, SLOT_PAYLOAD, VC_USER, mirror, vector, window};
+use nicforge_shm::{MemoryError, SharedMemory, SharedU32, Slots, Window};
 
 use crate::{config::TreeConfig, presence::Presence};
 
@@ -62,21 +62,67 @@ pub(crate) enum Discarded {
     Later,
 }
 
+/// What ended a row of packets that go the same way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum RowEnd {
+    /// There are no more.
+    Empty,
+    /// The next one would go the same way and has to wait.
+    Blocked,
+    /// As [`RowEnd::Blocked`], for want of a packet from the pool.
+    Starved,
+    /// The next one is not like these, or as many as were asked for have gone.
+    Other,
+}
+
+/// The slots of a FIFO.
+type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLOAD>;
+
 /// The mapped memory of a tenancy.
 struct Windows {
     window: Window,
     mirror: Window,
+    send: Ring,
+    recv: Ring,
     recv_head: SharedU32,
     lock_recv: SharedU32,
+    /// The words of the mirror that follow the packets.
+    shown: ShownAt,
+}
+
+/// Where [`Shown`] is in the mirror.
+struct ShownAt {
+    send_head: SharedU32,
+    recv_tail: SharedU32,
+    irq: SharedU32,
+    status: SharedU32,
+    error: SharedU32,
 }
 
 impl Windows {
-    fn new(window: &SharedMemory, mirror: &SharedMemory) -> Result<Self, MemoryError> {
+    fn new(
+        config: &TreeConfig,
+        window: &SharedMemory,
+        mirror_memory: &SharedMemory,
+    ) -> Result<Self, MemoryError> {
+        let lock_recv = window.u32(window::LOCK + window::LOCK_RECV * window::LOCK_STRIDE)?;
+        let recv_head = window.u32(window::RECV_HEAD)?;
+        let window = window.window(0, window::SIZE)?;
+        let mirror = mirror_memory.window(0, mirror::SIZE)?;
         Ok(Self {
-            window: window.window(0, window::SIZE)?,
-            mirror: mirror.window(0, mirror::SIZE)?,
-            recv_head: window.u32(window::RECV_HEAD)?,
-            lock_recv: window.u32(window::LOCK + window::LOCK_RECV * window::LOCK_STRIDE)?,
+            send: Ring::new(&window, window::SEND, config.send_depth)?,
+            recv: Ring::new(&mirror, mirror::RECV, config.recv_depth)?,
+            window,
+            mirror,
+            recv_head,
+            lock_recv,
+            shown: ShownAt {
+                send_head: mirror_memory.u32(mirror::SEND_HEAD)?,
+                recv_tail: mirror_memory.u32(mirror::RECV_TAIL)?,
+                irq: mirror_memory.u32(mirror::RECV_IRQ)?,
+                status: mirror_memory.u32(mirror::STATUS)?,
+                error: mirror_memory.u32(mirror::ERROR)?,
+            },
         })
     }
 
@@ -114,20 +160,17 @@ pub(crate) struct Channel {
     was_up: bool,
     send_depth: u32,
     recv_depth: u32,
-    /// Packets taken out of the send slots, and the slot of the next one.
+    /// Packets taken out of the send slots.
     send_head: u32,
-    send_slot: u32,
     /// Send slots known to be filled, from the head on.
     send_seen: u32,
     /// Control word of the slot at the head, once it was read: it is not read again.
     current: Option<u64>,
     side: VecDeque<Side>,
     side_packets: u32,
-    /// Packets put into and taken out of the receive slots, and their slots.
+    /// Packets put into and taken out of the receive slots.
     recv_tail: u32,
-    recv_tail_slot: u32,
     recv_head: u32,
-    recv_head_slot: u32,
     /// Which receive slots hold a packet with the irq bit.
     irq: [u64; 4],
     irq_count: u32,
@@ -163,15 +206,12 @@ impl Channel {
             send_depth: config.send_depth,
             recv_depth: config.recv_depth,
             send_head: 0,
-            send_slot: 0,
             send_seen: 0,
             current: None,
             side: VecDeque::new(),
             side_packets: 0,
             recv_tail: 0,
-            recv_tail_slot: 0,
             recv_head: 0,
-            recv_head_slot: 0,
             irq: [0; 4],
             irq_count: 0,
             bad_head: None,
@@ -200,7 +240,7 @@ impl Channel {
         window: &SharedMemory,
         mirror: &SharedMemory,
     ) -> Result<(), MemoryError> {
-        let windows = Windows::new(window, mirror)?;
+        let windows = Windows::new(config, window, mirror)?;
         self.empty();
         self.windows = Some(windows);
         self.was_up = true;
@@ -231,13 +271,10 @@ impl Channel {
             side.after = 0;
         }
         self.send_head = 0;
-        self.send_slot = 0;
         self.send_seen = 0;
         self.current = None;
         self.recv_tail = 0;
-        self.recv_tail_slot = 0;
         self.recv_head = 0;
-        self.recv_head_slot = 0;
         self.irq = [0; 4];
         self.irq_count = 0;
         self.bad_head = None;
@@ -308,7 +345,7 @@ impl Channel {
         if let Some(windows) = &self.windows {
             if self.shown.recv_tail != self.recv_tail {
                 self.shown.recv_tail = self.recv_tail;
-                windows.show(mirror::RECV_TAIL, self.recv_tail);
+                windows.shown.recv_tail.store(self.recv_tail, Ordering::Release);
             }
             windows.show(mirror::PRESENCE + 4 * u64::from(node), word);
             windows.show(mirror::PRESENCE_CHANGES, changes);

@@ -2,12 +2,13 @@
 
 use std::sync::atomic::Ordering;
 
+use nicforge_core::fabric::Ports;
 use nicforge_hwi::{
-    tree::{CORES, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, vector, window},
+    tree::{CORES, Header, PAYLOAD, SLOT, SLOT_PAYLOAD, mirror, vector, window},
     tree_dcr::{LOCK_OWNER_NIC, prx},
 };
 
-use super::{Channel, Discarded, Popped, Room};
+use super::{Channel, Discarded, Popped, Room, RowEnd};
 
 impl Channel {
     /// Packets in the receive FIFO.
@@ -26,7 +27,7 @@ impl Channel {
         let Some(windows) = &self.windows else {
             return if self.was_up { Room::Sink } else { Room::No };
         };
-        if self.is_for_absent(header) {
+        if is_for_absent(self.absent, header) {
             return Room::Sink;
         }
         // Behind an irq-marked packet the data may be a live core's: that packet can be the acknowledgement of its read.
@@ -54,20 +55,80 @@ impl Channel {
         let (Some(windows), Some(payload)) = (&self.windows, payload.first_chunk::<PAYLOAD>()) else {
             return;
         };
-        let slot = mirror::RECV + u64::from(self.recv_tail_slot) * SLOT;
-        let _ = windows.mirror.write_array(slot + SLOT_PAYLOAD, payload);
-        let number = u64::from(self.recv_tail.wrapping_add(1)) | (u64::from(header.0) << 32);
-        let _ = windows.mirror.store_u64_release(slot + SLOT_CONTROL, number);
+        windows.recv.put(self.recv_tail, header.0, payload);
         if header.irq() {
-            self.irq[(self.recv_tail_slot / 64) as usize] |= 1 << (self.recv_tail_slot % 64);
+            let (word, bit) = irq_at(self.recv_depth, self.recv_tail);
+            self.irq[word] |= bit;
             self.irq_count += 1;
             self.events |= 1 << vector::RECV_IRQ;
         }
         self.recv_tail = self.recv_tail.wrapping_add(1);
-        self.recv_tail_slot += 1;
-        if self.recv_tail_slot == self.recv_depth {
-            self.recv_tail_slot = 0;
+    }
+
+    /// Puts packets that have arrived at a port into the receive FIFO as long as `goes` says so of their headers, at most `limit`, as
+    /// [`Channel::deliver`] does one by one. Gives how many.
+    #[inline]
+    pub(crate) fn receive_row(
+        &mut self,
+        ports: &mut Ports<'_>,
+        port: u8,
+        limit: u32,
+        goes: impl Fn(u64) -> bool,
+    ) -> (u32, RowEnd) {
+        let mut received = 0;
+        loop {
+            let (row, end) = self.put_row(ports, port, limit - received, &goes);
+            received += row;
+            if end != RowEnd::Blocked {
+                return (received, end);
+            }
+            self.poll_recv_head();
+            if self.is_full() {
+                return (received, end);
+            }
         }
+    }
+
+    /// As [`Channel::receive_row`], up to the slots that are known to be free.
+    #[inline(always)]
+    fn put_row(
+        &mut self,
+        ports: &mut Ports<'_>,
+        port: u8,
+        limit: u32,
+        goes: impl Fn(u64) -> bool,
+    ) -> (u32, RowEnd) {
+        // Whom the packets are for has to be looked at one by one while that may have changed.
+        let Some(windows) = self.windows.as_ref().filter(|_| !self.guard) else { return (0, RowEnd::Other) };
+        let (mut tail, full) = (self.recv_tail, self.recv_head.wrapping_add(self.recv_depth));
+        let (mut alike, mut end) = (None, RowEnd::Empty);
+        let taken = ports.take_while(port, self.number as usize, limit, |packet| {
+            let header = Header(packet.header as u32);
+            if alike != Some(packet.header) {
+                if !goes(packet.header) || is_for_absent(self.absent, header) {
+                    end = RowEnd::Other;
+                    return false;
+                }
+                alike = Some(packet.header);
+            }
+            if tail == full {
+                end = RowEnd::Blocked;
+                return false;
+            }
+            if let Some(payload) = packet.bytes().first_chunk::<PAYLOAD>() {
+                windows.recv.put(tail, header.0, payload);
+                if header.irq() {
+                    let (word, bit) = irq_at(self.recv_depth, tail);
+                    self.irq[word] |= bit;
+                    self.irq_count += 1;
+                    self.events |= 1 << vector::RECV_IRQ;
+                }
+                tail = tail.wrapping_add(1);
+            }
+            true
+        });
+        self.recv_tail = tail;
+        (taken, end)
     }
 
     /// Frees the receive slots that software has done with.
@@ -92,7 +153,6 @@ impl Channel {
         self.bad_head = None;
         if self.irq_count == 0 {
             self.recv_head = head;
-            self.recv_head_slot = (self.recv_head_slot + freed) % self.recv_depth;
         } else {
             for _ in 0..freed {
                 self.free_one();
@@ -101,13 +161,12 @@ impl Channel {
     }
 
     fn free_one(&mut self) {
-        let (word, bit) = ((self.recv_head_slot / 64) as usize, 1u64 << (self.recv_head_slot % 64));
+        let (word, bit) = irq_at(self.recv_depth, self.recv_head);
         if self.irq[word] & bit != 0 {
             self.irq[word] &= !bit;
             self.irq_count -= 1;
         }
         self.recv_head = self.recv_head.wrapping_add(1);
-        self.recv_head_slot = (self.recv_head_slot + 1) % self.recv_depth;
     }
 
     /// Frees receive slots on software's behalf (the port), and says so where software would.
@@ -143,22 +202,23 @@ impl Channel {
 
     /// Header of packet `number`, which is in the receive FIFO.
     pub(crate) fn received_header(&self, number: u32) -> Option<u32> {
-        let control = self.windows.as_ref()?.mirror.load_u64_relaxed(self.recv_slot(number)? + SLOT_CONTROL);
-        control.ok().map(|control| (control >> 32) as u32)
+        let ring = &self.windows.as_ref()?.recv;
+        self.is_received(number).then(|| (ring.control(number) >> 32) as u32)
     }
 
     /// A quad of packet `number`, which is in the receive FIFO.
     pub(crate) fn received_quad(&self, number: u32, quad: u32) -> Option<[u8; 16]> {
-        let offset = self.recv_slot(number)? + SLOT_PAYLOAD + 16 * u64::from(quad);
+        let slot = u64::from(number & (self.recv_depth - 1)) * SLOT;
+        let offset = mirror::RECV + slot + SLOT_PAYLOAD + 16 * u64::from(quad);
         let mut bytes = [0; 16];
-        self.windows.as_ref()?.mirror.read_array(offset, &mut bytes).ok()?;
+        let windows = self.windows.as_ref().filter(|_| self.is_received(number))?;
+        windows.mirror.read_array(offset, &mut bytes).ok()?;
         Some(bytes)
     }
 
-    fn recv_slot(&self, number: u32) -> Option<u64> {
-        let ahead = number.wrapping_sub(self.recv_head);
-        let slot = (self.recv_head_slot + ahead) % self.recv_depth;
-        (ahead < self.recv_count()).then_some(mirror::RECV + u64::from(slot) * SLOT)
+    /// Whether packet `number` is in the receive FIFO.
+    fn is_received(&self, number: u32) -> bool {
+        number.wrapping_sub(self.recv_head) < self.recv_count()
     }
 
     /// Frees the lock boxes of an attachment that ends.
@@ -187,12 +247,6 @@ impl Channel {
         if self.windows.is_some() {
             self.orphans_until = Some(self.recv_tail);
         }
-    }
-
-    /// Whether a packet is for a core that has no client.
-    #[inline]
-    fn is_for_absent(&self, header: Header) -> bool {
-        self.absent != 0 && header.core().is_some_and(|core| self.absent & (1 << core) != 0)
     }
 
     /// Discards packets for cores without a client from the front of the FIFO, holding the reader's lock.
@@ -235,7 +289,7 @@ impl Channel {
     }
 
     fn front_is_for_absent(&self) -> bool {
-        self.received_header(self.recv_head).is_some_and(|header| self.is_for_absent(Header(header)))
+        self.received_header(self.recv_head).is_some_and(|header| is_for_absent(self.absent, Header(header)))
     }
 
     fn is_absent_owner(&self, owner: u32) -> bool {
@@ -275,6 +329,20 @@ impl Channel {
     }
 
     fn front_has_irq(&self) -> bool {
-        self.irq[(self.recv_head_slot / 64) as usize] & (1 << (self.recv_head_slot % 64)) != 0
+        let (word, bit) = irq_at(self.recv_depth, self.recv_head);
+        self.irq[word] & bit != 0
     }
+}
+
+/// Whether a packet is for a core that has no client; `absent` are those, a bit a core.
+#[inline]
+fn is_for_absent(absent: u32, header: Header) -> bool {
+    absent != 0 && header.core().is_some_and(|core| absent & (1 << core) != 0)
+}
+
+/// Where the irq bit of packet `number` is kept in a FIFO of `depth` slots: a word, and a bit of it.
+#[inline]
+fn irq_at(depth: u32, number: u32) -> (usize, u64) {
+    let slot = number & (depth - 1);
+    ((slot / 64) as usize, 1 << (slot % 64))
 }

@@ -1,18 +1,24 @@
 //! The send FIFO: slots that software fills, and what the NIC put beside them.
 
-use nicforge_core::fabric::{Packet, Ports};
+use nicforge_core::fabric::{Packet, Ports, Run};
 use nicforge_hwi::{
-    tree::{Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, window},
+    tree::{Header, PAYLOAD},
     tree_dcr::{checksum, vcfg},
 };
 
-use super::{Channel, FRAMING, Head, Side, SideItem};
+use super::{Channel, FRAMING, Head, RowEnd, Side, SideItem};
 
 impl Channel {
+    /// Whether there is anybody, or anything left of somebody, to send.
+    #[inline]
+    pub(crate) fn may_send(&self) -> bool {
+        self.windows.is_some() || !self.side.is_empty()
+    }
+
     /// What is first in the send FIFO.
     #[inline]
     pub(crate) fn head(&mut self) -> Head {
-        if self.windows.is_none() && self.side.is_empty() {
+        if !self.may_send() {
             return Head::Empty;
         }
         if let Some(side) = self.side.front()
@@ -40,15 +46,68 @@ impl Channel {
     /// The control word of the send slot `ahead` of the head, if the slot holds that packet.
     #[inline]
     fn control(&self, ahead: u32) -> Option<u64> {
-        let windows = self.windows.as_ref()?;
-        let mut slot = self.send_slot + ahead;
-        if slot >= self.send_depth {
-            slot -= self.send_depth;
+        self.windows.as_ref()?.send.holds(self.send_head.wrapping_add(ahead))
+    }
+
+    /// The header of the packet in the slot at the head, if that is what is first.
+    #[inline]
+    pub(crate) fn slot_header(&mut self) -> Option<Header> {
+        if self.side.front().is_some_and(|side| side.after == self.send_head) {
+            return None;
         }
-        let offset = window::SEND + u64::from(slot) * SLOT + SLOT_CONTROL;
-        let control = windows.window.load_u64_acquire(offset).ok()?;
-        let number = self.send_head.wrapping_add(ahead);
-        (control as u32 == number.wrapping_add(1)).then_some(control)
+        if self.current.is_none() {
+            self.current = self.control(0);
+        }
+        self.current.map(|control| Header((control >> 32) as u32))
+    }
+
+    /// Sends packets out of the slots as long as `goes` says so of their headers, at most `most`. Gives how many.
+    ///
+    /// Packets that are summed end the row.
+    #[inline]
+    pub(crate) fn send_row(
+        &mut self,
+        run: &mut Run<'_>,
+        most: u32,
+        goes: impl Fn(Header) -> bool,
+    ) -> (u32, RowEnd) {
+        let Some(windows) = &self.windows else { return (0, RowEnd::Other) };
+        // What waits beside the slots has its turn in between.
+        let first = self.send_head;
+        let most = self.side.front().map_or(most, |side| most.min(side.after.wrapping_sub(first)));
+        let (mut sent, mut alike, mut current) = (0, None, self.current);
+        let end = loop {
+            if sent == most {
+                break RowEnd::Other;
+            }
+            let number = first.wrapping_add(sent);
+            // Read once, whatever becomes of it now.
+            current = current.or_else(|| windows.send.holds(number));
+            let Some(control) = current else { break RowEnd::Empty };
+            let header = Header((control >> 32) as u32);
+            if alike != Some(header) {
+                if header.checksum_mode() != checksum::NONE || !goes(header) {
+                    break RowEnd::Other;
+                }
+                alike = Some(header);
+            }
+            let gone = run.send_with(PAYLOAD, |packet| {
+                if let Some(payload) = packet.bytes_mut().first_chunk_mut::<PAYLOAD>() {
+                    windows.send.payload(number, payload);
+                }
+                packet.header = header.0.into();
+                packet.framing = FRAMING;
+            });
+            if !gone {
+                break if run.room() == 0 { RowEnd::Blocked } else { RowEnd::Starved };
+            }
+            current = None;
+            sent += 1;
+        };
+        self.current = current;
+        self.send_head = first.wrapping_add(sent);
+        self.send_seen = if end == RowEnd::Empty { 0 } else { self.send_seen.saturating_sub(sent) };
+        (sent, end)
     }
 
     /// Takes the packet that is first out of the FIFO. `None` when there is none, or no packet to put it in.
@@ -87,9 +146,8 @@ impl Channel {
         let control = self.current.or_else(|| self.control(0))?;
         let mut packet = ports.new_packet(PAYLOAD)?;
         let windows = self.windows.as_ref()?;
-        let offset = window::SEND + u64::from(self.send_slot) * SLOT + SLOT_PAYLOAD;
         if let Some(payload) = packet.bytes_mut().first_chunk_mut::<PAYLOAD>() {
-            windows.window.read_array(offset, payload).ok()?;
+            windows.send.payload(self.send_head, payload);
         }
         packet.header = control >> 32;
         packet.framing = FRAMING;
@@ -100,10 +158,6 @@ impl Channel {
     pub(super) fn next_slot(&mut self) {
         self.current = None;
         self.send_head = self.send_head.wrapping_add(1);
-        self.send_slot += 1;
-        if self.send_slot == self.send_depth {
-            self.send_slot = 0;
-        }
         self.send_seen = self.send_seen.saturating_sub(1);
     }
 

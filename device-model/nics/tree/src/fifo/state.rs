@@ -1,7 +1,9 @@
 //! What a channel shows of itself: exceptions, watermarks, the status word, the mirror.
 
+use std::sync::atomic::Ordering;
+
 use nicforge_hwi::{
-    tree::{mirror, vector},
+    tree::vector,
     tree_dcr::{error_word, pix, prx, status, vcfg},
 };
 
@@ -85,25 +87,19 @@ impl Channel {
             self.events |= 1 << vector::WATERMARK;
         }
         self.watermarks = watermarks;
-        if now == self.shown {
-            return;
-        }
         let Some(windows) = &self.windows else { return };
-        let shown = std::mem::replace(&mut self.shown, now);
-        if now.send_head != shown.send_head {
-            windows.show(mirror::SEND_HEAD, now.send_head);
-        }
-        if now.recv_tail != shown.recv_tail {
-            windows.show(mirror::RECV_TAIL, now.recv_tail);
-        }
-        if now.irq != shown.irq {
-            windows.show(mirror::RECV_IRQ, now.irq);
-        }
-        if now.status != shown.status {
-            windows.show(mirror::STATUS, now.status);
-        }
-        if now.error != shown.error {
-            windows.show(mirror::ERROR, now.error);
+        let (at, shown) = (&windows.shown, &mut self.shown);
+        for (word, now, shown) in [
+            (&at.send_head, now.send_head, &mut shown.send_head),
+            (&at.recv_tail, now.recv_tail, &mut shown.recv_tail),
+            (&at.irq, now.irq, &mut shown.irq),
+            (&at.status, now.status, &mut shown.status),
+            (&at.error, now.error, &mut shown.error),
+        ] {
+            if now != *shown {
+                *shown = now;
+                word.store(now, Ordering::Release);
+            }
         }
     }
 

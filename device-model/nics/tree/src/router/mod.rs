@@ -5,17 +5,18 @@
 
 mod collective;
 mod news;
+mod row;
 
 use nicforge_core::fabric::{Packet, Ports};
 use nicforge_hwi::{
-    tree::{Header, PORTS, VCS},
+    tree::{Header, PORTS, VC_SYSTEM, VC_USER, VCS},
     tree_dcr::{pix, rcfg},
 };
 
 use crate::{
     alu,
     config::{CLASSES, ClassRoute, Route, Routes},
-    fifo::{Channel, Head, Room},
+    fifo::{Channel, Head, Room, RowEnd},
     presence::{self, Presence},
 };
 
@@ -156,6 +157,7 @@ impl Router {
     }
 
     /// Moves about `budget` packets. True when anything moved.
+    #[inline(always)]
     pub(crate) fn run(&mut self, around: &mut Surroundings<'_, '_>, budget: u32) -> bool {
         if self.rcfg & rcfg::MAN != 0 {
             return false;
@@ -164,35 +166,22 @@ impl Router {
         let mut moved_any = false;
         self.look_at_links(around.ports);
         loop {
-            let (mut moved, mut active) = (0, 0);
-            self.again = false;
-            for channel in 0..VCS {
-                if around.presence.ports_waiting[channel] != 0 {
-                    for port in 0..PORTS {
-                        self.flush_presence(around, channel, port);
-                    }
-                }
-                let sources = self.active(around, channel);
-                self.blocked[channel] &= sources;
-                if sources == 0 {
-                    continue;
-                }
-                active |= sources;
-                // The sources from `first` on, then those before it.
-                let later = 0xffu8 << self.first;
-                for part in [sources & later, sources & !later] {
-                    let mut part = part;
-                    while part != 0 {
-                        let source = part.trailing_zeros() as usize;
-                        part &= part - 1;
-                        moved += self.drain(around, channel, source, BURST.min(left));
-                    }
-                }
+            if around.presence.ports_waiting != [0; VCS] {
+                self.flush_all_presence(around);
             }
-            if active == 0 {
+            let active = self.active(around);
+            if active == [0; VCS] {
                 return moved_any;
             }
-            self.first = if self.first + 1 == SOURCES { 0 } else { self.first + 1 };
+            self.again = false;
+            let mut moved = 0;
+            let [system, user] = active;
+            if system != 0 {
+                moved += self.serve(around, VC_SYSTEM, system, left);
+            }
+            if user != 0 {
+                moved += self.serve(around, VC_USER, user, left);
+            }
             moved_any |= moved > 0;
             left = left.saturating_sub(moved);
             if !self.again || left == 0 {
@@ -201,83 +190,127 @@ impl Router {
         }
     }
 
-    /// Sources that have something, a bit a source.
-    #[inline]
-    fn active(&self, around: &mut Surroundings<'_, '_>, channel: usize) -> u8 {
-        let mut sources = (around.ports.arrived(channel) as u8 & ALL_PORTS) | self.held_mask[channel];
-        if around.injecting && around.channels[channel].head() != Head::Empty {
-            sources |= TO_LOCAL;
+    /// Moves packets of the sources of a channel, each in its turn. Gives how many.
+    #[inline(always)]
+    fn serve(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, sources: u8, left: u32) -> u32 {
+        let limit = BURST.min(left);
+        if !sources.is_power_of_two() {
+            return self.serve_in_turn(around, channel, sources, limit);
         }
-        sources
+        let source = sources.trailing_zeros() as usize;
+        let (moved, end) = self.move_row(around, channel, source, limit);
+        if end == RowEnd::Empty && moved < limit {
+            // What was there has gone, and all is said.
+            self.blocked[channel] = 0;
+            return moved;
+        }
+        self.go_on(around, channel, source, limit, (moved, end))
     }
 
-    /// Moves up to `limit` packets of a source. Whoever moved that many has perhaps more, and what the ALU did or was given may let others
-    /// go on: both are worth another look ([`Router::again`]). Nothing else in a step of this node changes what a source finds.
-    #[inline]
-    fn drain(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize, limit: u32) -> u32 {
-        let bit = 1u8 << source;
-        let mut passed = 0;
-        if source < PORTS && self.held_mask[channel] & bit == 0 {
-            passed = self.pass_on(around, channel, source, limit);
-            if passed > 0 {
-                self.blocked[channel] &= !bit;
-                if passed < limit && around.ports.arrived(channel) as u8 & bit == 0 {
-                    return passed;
-                }
-            }
+    /// As [`Router::serve`], of several sources.
+    #[inline(never)]
+    fn serve_in_turn(
+        &mut self,
+        around: &mut Surroundings<'_, '_>,
+        channel: usize,
+        sources: u8,
+        limit: u32,
+    ) -> u32 {
+        // The sources from `first` on, then those before it.
+        let later = 0xffu8 << self.first;
+        let (mut sources, mut moved) = (sources, 0);
+        while sources != 0 {
+            let next = if sources & later != 0 { sources & later } else { sources };
+            let source = next.trailing_zeros() as usize;
+            sources &= !(1 << source);
+            let row = self.move_row(around, channel, source, limit);
+            moved += self.go_on(around, channel, source, limit, row);
         }
-        for moved in passed..limit {
-            match self.advance(around, channel, source) {
-                Move::Moved => self.blocked[channel] &= !bit,
-                Move::Empty => return moved,
-                Move::Blocked => {
-                    if self.blocked[channel] & bit == 0 {
-                        self.blocked[channel] |= bit;
-                        self.counters[channel].stalls += 1;
-                    }
-                    return moved;
-                }
-            }
-            self.again |= source == ALU || self.held_mask[channel] != 0;
-        }
-        self.again = true;
-        limit
+        // Those that compete take turns.
+        self.first = if self.first + 1 == SOURCES { 0 } else { self.first + 1 };
+        moved
     }
 
-    /// The common case by itself: moves point-to-point packets from port to port as long as nothing else comes up.
+    /// Sources that have something, by virtual channel, a bit a source. The channels have nothing to do with each other.
     #[inline]
-    fn pass_on(
+    fn active(&mut self, around: &mut Surroundings<'_, '_>) -> [u8; VCS] {
+        let arrived = around.ports.arrivals();
+        let mut active = [0; VCS];
+        for (channel, sources) in active.iter_mut().enumerate() {
+            *sources = (arrived[channel] as u8 & ALL_PORTS) | self.held_mask[channel];
+            let fifo = &mut around.channels[channel];
+            if around.injecting && fifo.may_send() && fifo.head() != Head::Empty {
+                *sources |= TO_LOCAL;
+            }
+            self.blocked[channel] &= *sources;
+        }
+        active
+    }
+
+    /// Moves up to `limit` packets of a source, of which a row has gone already. Gives how many in all.
+    ///
+    /// Whoever moved that many has perhaps more, and what the ALU did or was given may let others go on: both are worth another look
+    /// ([`Router::again`]). Nothing else in a step of this node changes what a source finds.
+    #[inline(never)]
+    fn go_on(
         &mut self,
         around: &mut Surroundings<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
+        (mut moved, mut end): (u32, RowEnd),
     ) -> u32 {
-        if self.rcfg != 0 || around.presence.ports_waiting[channel] != 0 {
-            return 0;
+        let bit = 1u8 << source;
+        let mut row = moved;
+        loop {
+            if moved > 0 {
+                self.blocked[channel] &= !bit;
+            }
+            if moved >= limit {
+                self.again = true;
+                return moved;
+            }
+            match end {
+                RowEnd::Empty => return moved,
+                RowEnd::Blocked | RowEnd::Starved => {
+                    self.starved |= end == RowEnd::Starved;
+                    self.wait(channel, bit);
+                    return moved;
+                }
+                // Behind one row there may be another.
+                RowEnd::Other if row > 0 => {}
+                RowEnd::Other => {
+                    match self.advance(around, channel, source) {
+                        Move::Moved => self.blocked[channel] &= !bit,
+                        Move::Empty => return moved,
+                        Move::Blocked => {
+                            self.wait(channel, bit);
+                            return moved;
+                        }
+                    }
+                    moved += 1;
+                    self.again |= source == ALU || self.held_mask[channel] != 0;
+                    if moved >= limit {
+                        continue;
+                    }
+                }
+            }
+            (row, end) = self.move_row(around, channel, source, limit - moved);
+            moved += row;
         }
-        let targets = self.targets.as_slice();
-        let route = |packet: &Packet| {
-            // The bits of a presence symbol and the lack of the point-to-point bit both end this.
-            let header = Header(packet.header as u32);
-            let plain = packet.header >> 32 == 0 && header.is_point_to_point();
-            if plain { targets.get(header.node() as usize).copied() } else { None }
-        };
-        let Some(first) = around.ports.peek(source as u8, channel) else { return 0 };
-        let first_header = first.header;
-        let Some(Route::Port(port)) = route(first) else { return 0 };
-        if self.connected & !(1 << source) & (1 << port) == 0 {
-            return 0;
-        }
-        // A stream's packets are alike.
-        let goes =
-            |packet: &Packet| packet.header == first_header || route(packet) == Some(Route::Port(port));
-        let moved = around.ports.forward_while(source as u8, port, channel, limit, goes);
-        self.counters[channel].forwarded += u64::from(moved);
-        moved
     }
 
+    /// Notes that a source waits.
     #[inline]
+    fn wait(&mut self, channel: usize, bit: u8) {
+        if self.blocked[channel] & bit == 0 {
+            self.blocked[channel] |= bit;
+            self.counters[channel].stalls += 1;
+        }
+    }
+
+    /// Moves the packet that is first at a source, whatever it is.
+    #[inline(never)]
     fn advance(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
         if self.held_mask[channel] & (1 << source) != 0 {
             return self.advance_held(around, channel, source);

@@ -1,6 +1,6 @@
 //! Presence symbols on their way through a node.
 
-use nicforge_hwi::tree::PORTS;
+use nicforge_hwi::tree::{PORTS, VCS};
 
 use super::{Router, Surroundings};
 use crate::presence::SYMBOL_BYTES;
@@ -19,6 +19,16 @@ impl Router {
         if around.presence.learn(channel, node, word, onward) {
             self.counters[channel].presence += 1;
             around.channels[channel].show_presence(node, word, around.presence.changes(channel));
+            for port in 0..PORTS {
+                self.flush_presence(around, channel, port);
+            }
+        }
+    }
+
+    /// Sends the presence symbols that wait at any port.
+    #[cold]
+    pub(super) fn flush_all_presence(&mut self, around: &mut Surroundings<'_, '_>) {
+        for channel in 0..VCS {
             for port in 0..PORTS {
                 self.flush_presence(around, channel, port);
             }
