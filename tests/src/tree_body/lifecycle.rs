@@ -239,6 +239,8 @@ pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
 pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core1");
+    // The news of them travels like packets.
+    io.until(|| [0, 1].iter().all(|&core| io.presence(1, core) & 1 == 1));
     let generations = [0, 1].map(|core| io.presence(1, core));
     assert!(first.lock(7) && second.lock(8));
     io.send(to(1), &payload(5));
