@@ -119,11 +119,10 @@ enum Memory {
 
 /// A part of a lease that lies in one mapping.
 #[derive(Clone, Copy, Debug)]
-pub struct LeasePiece<'a> {
-    /// Its memory.
-    pub memory: &'a Window,
+pub(super) struct Part<'a> {
+    memory: &'a Window,
     /// Where it begins in the lease.
-    pub start: u64,
+    start: u64,
 }
 
 impl DmaLease {
@@ -153,7 +152,7 @@ impl DmaLease {
         self.len() == 0
     }
 
-    /// All of it, when it is in one mapping and [`DmaLease::piece`] would give it.
+    /// All of it, when it is in one mapping. `None` also when the lease is over, or the file behind it was cut short.
     #[inline]
     pub fn whole(&self) -> Option<&Window> {
         match &self.memory {
@@ -170,18 +169,18 @@ impl DmaLease {
         }
     }
 
-    /// The piece that `offset` lies in, unless the lease is over or the piece's file was cut short. Where there is one piece only, it is that one whatever
+    /// The part that `offset` lies in, unless the lease is over or the part's file was cut short. Where there is one only, it is that one whatever
     /// the offset; accesses to it are checked.
     #[inline]
-    pub fn piece(&self, offset: u64) -> Option<LeasePiece<'_>> {
+    pub(super) fn part(&self, offset: u64) -> Option<Part<'_>> {
         if self.term.is_over() {
             return None;
         }
-        let piece = match &self.memory {
-            Memory::One(memory) => LeasePiece { memory, start: 0 },
+        let part = match &self.memory {
+            Memory::One(memory) => Part { memory, start: 0 },
             Memory::Many(mosaic) => mosaic.find(offset)?,
         };
-        (!piece.memory.faulted()).then_some(piece)
+        (!part.memory.faulted()).then_some(part)
     }
 
     /// Copies from it. Not atomic.
@@ -244,8 +243,8 @@ impl DmaLease {
     /// [`LeaseError`]: also for a word that lies in two mappings, of which there are none when [`DmaLease::keeps_whole`] says so.
     #[inline]
     pub fn store_u64_release(&self, offset: u64, value: u64) -> Result<(), LeaseError> {
-        let piece = self.piece(offset).ok_or(LeaseError::Over)?;
-        Ok(piece.memory.store_u64_release(offset - piece.start, value)?)
+        let part = self.part(offset).ok_or(LeaseError::Over)?;
+        Ok(part.memory.store_u64_release(offset - part.start, value)?)
     }
 
     /// As [`DmaLease::store_u64_release`], in no order.
@@ -254,8 +253,8 @@ impl DmaLease {
     /// As there.
     #[inline]
     pub fn store_u64_relaxed(&self, offset: u64, value: u64) -> Result<(), LeaseError> {
-        let piece = self.piece(offset).ok_or(LeaseError::Over)?;
-        Ok(piece.memory.store_u64_relaxed(offset - piece.start, value)?)
+        let part = self.part(offset).ok_or(LeaseError::Over)?;
+        Ok(part.memory.store_u64_relaxed(offset - part.start, value)?)
     }
 
     #[inline]
@@ -280,7 +279,7 @@ impl DmaLease {
         let mut done = 0;
         while done < length {
             let at = offset + done;
-            let LeasePiece { memory, start } = self.piece(at).ok_or(LeaseError::Over)?;
+            let Part { memory, start } = self.part(at).ok_or(LeaseError::Over)?;
             let within = at - start;
             let count = (length - done).min(memory.len() - within);
             access(memory, within, count)?;
@@ -332,7 +331,7 @@ impl Mosaic {
     }
 
     #[inline]
-    fn find(&self, offset: u64) -> Option<LeasePiece<'_>> {
+    fn find(&self, offset: u64) -> Option<Part<'_>> {
         if offset >= self.length {
             return None;
         }
@@ -341,7 +340,7 @@ impl Mosaic {
             None => self.pieces.partition_point(|piece| piece.start <= offset).checked_sub(1)?,
         };
         let Piece { start, memory } = self.pieces.get(index)?;
-        Some(LeasePiece { memory, start: *start })
+        Some(Part { memory, start: *start })
     }
 }
 

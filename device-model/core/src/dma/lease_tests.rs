@@ -29,7 +29,7 @@ fn side_by_side(map: &mut DmaMap, iova: u64, lengths: &[u64]) -> SharedMemory {
 }
 
 fn is_good(lease: &DmaLease) -> bool {
-    lease.piece(0).is_some()
+    lease.part(0).is_some()
 }
 
 #[test]

@@ -15,7 +15,7 @@ mod map;
 mod tests;
 
 pub use error::{DmaError, DmaMapError};
-pub use lease::{DmaLease, LeaseError, LeasePiece, MAX_LEASE, Term};
+pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
 pub use map::{DmaBacking, DmaMap, DmaPermission, DmaPiece, DmaRange, Segment, Segments};
 
 /// The most bytes that one DMA read or write moves.

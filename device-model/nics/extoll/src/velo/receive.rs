@@ -69,8 +69,9 @@ struct Delivery<'a> {
 }
 
 impl Delivery<'_> {
-    /// Puts the packets in front that have the header `alike` into the ring of the VPID that they are for.
-    #[inline(always)]
+    /// Puts the packets in front that have the header `alike` into the ring of the VPID that they are for. Not a part of who calls it: its loop takes
+    /// all the registers there are.
+    #[inline(never)]
     fn deliver(&mut self, alike: u64, row: &mut impl Row) -> Outcome {
         let wire = Wire::decode(alike);
         let who = wire.target_vpid;
@@ -84,15 +85,18 @@ impl Delivery<'_> {
         let first = !ring.has_unread();
         let header = header::encode(wire.source, wire.source_vpid, wire.tag, wire.quadwords);
         if let Some(mut filling) = ring.fill(wire.source) {
-            while !outcome.gone
-                && let Some(packet) = row.front()
+            while let Some(packet) = row.front()
                 && packet.header == alike
             {
                 let put = filling.put(header, packet.bytes());
                 row.pass();
-                if put != Put::Done {
-                    outcome.undelivered += 1;
-                    outcome.gone = put == Put::MemoryGone;
+                if put == Put::Done {
+                    continue;
+                }
+                outcome.undelivered += 1;
+                if put == Put::MemoryGone {
+                    outcome.gone = true;
+                    break;
                 }
             }
             outcome.delivered = filling.put_in();

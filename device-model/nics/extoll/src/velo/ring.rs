@@ -101,15 +101,16 @@ impl Ring {
         let memory = self.memory.whole()?;
         let used = self.used.get_mut(node as usize);
         let room = used.as_ref().map_or(0, |used| self.share.saturating_sub(**used));
+        let next = self.delivered;
         Some(Filling {
             memory,
             mask: self.slots - 1,
+            next,
+            end: next.wrapping_add(room.into()),
             delivered: &mut self.delivered,
             from: &mut self.from,
             node: node as u16,
             used,
-            room,
-            put: 0,
         })
     }
 
@@ -177,23 +178,23 @@ impl Ring {
 pub(crate) struct Filling<'a> {
     memory: &'a Window,
     mask: u64,
+    /// The next message, counted like all that were delivered, and the first one that the node has no slot for.
+    next: u64,
+    end: u64,
     delivered: &'a mut u64,
     from: &'a mut [u16],
     node: u16,
     used: Option<&'a mut u32>,
-    /// Messages for which the node has slots.
-    room: u32,
-    put: u32,
 }
 
 impl Filling<'_> {
     /// Puts a message in.
     #[inline(always)]
     pub(crate) fn put(&mut self, header: u64, message: &[u8]) -> Put {
-        if self.put >= self.room {
+        if self.next == self.end {
             return Put::NoCredit;
         }
-        let index = (*self.delivered).wrapping_add(self.put.into()) & self.mask;
+        let index = self.next & self.mask;
         let at = index * SLOT;
         // No more of the slot than the message needs: a short one takes one cache line, which its reader fetches.
         let written = match *message {
@@ -211,22 +212,25 @@ impl Filling<'_> {
             return Put::MemoryGone;
         };
         *from = self.node;
-        self.put += 1;
+        self.next = self.next.wrapping_add(1);
         Put::Done
     }
 
     /// Messages that were put in so far.
+    #[inline]
     pub(crate) fn put_in(&self) -> u32 {
-        self.put
+        // At most the node's share.
+        self.next.wrapping_sub(*self.delivered) as u32
     }
 }
 
 impl Drop for Filling<'_> {
     #[inline]
     fn drop(&mut self) {
-        *self.delivered += u64::from(self.put);
+        let put = self.put_in();
+        *self.delivered = self.next;
         if let Some(used) = &mut self.used {
-            **used += self.put;
+            **used += put;
         }
     }
 }
