@@ -102,6 +102,8 @@ impl Machine {
         }
     }
 
+    /// Apart from [`Machine::arm`], which every step calls and which seldom comes here.
+    #[inline(never)]
     fn add_timer(&mut self, wish: Nanos, function: FunctionId) {
         self.timers.push(Reverse((wish, function)));
         // Stale entries are dropped when their time comes, or here when they are many.
