@@ -392,6 +392,17 @@ impl Context<'_> {
         attachment.dma.piece(iova, length, term)
     }
 
+    /// How many mappings a lease or the pieces of `length` bytes of client memory at `iova` would look at: cheap, so that a device can refuse before it
+    /// takes any. See [`crate::dma::DmaMap::count`].
+    ///
+    /// # Errors
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::count`].
+    pub fn dma_mappings(&self, who: AttachmentId, iova: u64, length: u64) -> Result<usize, DmaError> {
+        let attachment = self.attachment(who).ok_or(DmaError::Gone)?;
+        may_start(attachment)?;
+        attachment.dma.count(iova, length)
+    }
+
     fn attachment(&self, who: AttachmentId) -> Option<&Attachment> {
         self.function.attachments.get(usize::from(who.0))
     }

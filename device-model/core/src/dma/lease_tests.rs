@@ -85,6 +85,28 @@ fn a_lease_lies_in_a_bounded_number_of_mappings() {
 }
 
 #[test]
+fn mappings_are_counted_from_the_first_to_the_last_without_a_look_between() {
+    let mut map = DmaMap::new(8);
+    let _memory = side_by_side(&mut map, 0x1000, &[0x1000, 8, 0xff8]);
+    map.map(0x6000, 0x1000, DmaPermission::READ, DmaBacking::Remote).unwrap();
+    let last_page = u64::MAX - 0xfff;
+    map.map(last_page, 0x1000, DmaPermission::READ, DmaBacking::Remote).unwrap();
+    let cases = [(0x1000, 1, 1), (0x1fff, 2, 2), (0x1fff, 10, 3), (0x1000, 0x6000, 4), (0x6000, 0x1000, 1)];
+    for (iova, length, count) in cases {
+        assert_eq!(map.count(iova, length), Ok(count), "{length:#x} bytes at {iova:#x}");
+    }
+    assert_eq!(map.count(0x1000, u64::MAX - 0xfff), Ok(5), "to the last address there is");
+    for (iova, length) in
+        [(0x1000, 0), (0xfff, 2), (0x2fff, 2), (0x5fff, 1), (0x6000, 0x1001), (0x2000, u64::MAX)]
+    {
+        assert!(
+            matches!(map.count(iova, length), Err(DmaError::Unmapped { .. })),
+            "{length:#x} at {iova:#x}"
+        );
+    }
+}
+
+#[test]
 fn a_piece_is_of_one_kind_and_ends_with_its_term() {
     let mut map = DmaMap::new(16);
     let memory = side_by_side(&mut map, 0x1000, &[PAGE; 3]);

@@ -271,6 +271,22 @@ impl DmaMap {
         Ok(DmaPiece { length: lease.len(), permission, mappings: end - first, lease: Some(lease) })
     }
 
+    /// How many mappings lie between the one at `iova` and the one `length` bytes (at least 1) later, with both: what a lease or a piece of the range
+    /// would look at. It is found without looking at them; there may be gaps between them.
+    ///
+    /// # Errors
+    /// [`DmaError::Unmapped`]: one of the two is not there.
+    pub fn count(&self, iova: u64, length: u64) -> Result<usize, DmaError> {
+        let unmapped = DmaError::Unmapped { iova, length: usize::try_from(length).unwrap_or(usize::MAX) };
+        let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(unmapped)?;
+        let first = self.find(iova).ok_or(unmapped)?;
+        let end = self.mappings.partition_point(|mapping| mapping.iova <= last);
+        match self.mappings.get(first..end) {
+            Some(between) if between.last().is_some_and(|mapping| mapping.last >= last) => Ok(between.len()),
+            _ => Err(unmapped),
+        }
+    }
+
     /// A lease of the addresses from `first` to `last`, which lie in these mappings, all of them memory of this process.
     fn hold(&mut self, place: Range<usize>, (first, last): (u64, u64), term: &Term) -> Option<DmaLease> {
         let mappings = self.mappings.get_mut(place)?;
