@@ -87,7 +87,7 @@ pub mod nla {
 }
 
 /// Registers at [`crate::extoll::reg::ATU`], each 64 bits wide and each attachment's own: fill in, write [`command::COMMAND`], read
-/// [`command::STATUS`] and [`command::RESULT`]. A command is over when its write is.
+/// [`command::STATUS`] and [`command::RESULT`]. A command is over when its write is; that waits while the card has much to do for other commands.
 pub mod command {
     /// The first page's IOVA, a multiple of the page size. For deregistration: the region's first NLA.
     pub const ADDRESS: u64 = 0x1000;

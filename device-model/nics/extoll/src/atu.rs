@@ -6,6 +6,9 @@
 //!
 //! What one VPID may register is bounded: half of the table is kept for VPIDs that have not used their part of it (`Shares`).
 //!
+//! How many mappings a registration would look at is found first, without looking: one that is refused for that costs next to nothing. What the others
+//! cost is bounded, and told to [`Work`].
+//!
 //! In: commands of the register file, mapped memory. Out: regions by network logical address. Regions of a page size are kept sorted by entry: a look-up is
 //! a binary search, a registration looks at the gaps between them, from the first one on.
 
@@ -18,10 +21,14 @@ use nicforge_core::{
 };
 use nicforge_hwi::extoll_atu::{ALL_MAPPINGS, MAX_MAPPINGS, command, nla, page};
 
+use crate::work::Work;
+
 /// What is shared out: entries of each page size, and mappings.
 const RESOURCES: usize = 5;
 /// The mappings among them.
 const MAPPINGS: usize = 4;
+/// Spans that are gone over, or moved, in the time that a mapping takes, about.
+const ROW: usize = 32;
 
 /// What an attachment has filled in, and what became of its last command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,12 +212,13 @@ impl Atu {
     pub(crate) fn register(
         &mut self,
         context: &mut Context<'_>,
+        work: &mut Work,
         owner: AttachmentId,
         class: u8,
         others: DmaPermission,
         place: (u64, u64),
     ) -> Result<u64, u64> {
-        let result = self.register_if_possible(context, owner, class, others, place);
+        let result = self.register_if_possible(context, work, owner, class, others, place);
         self.refused += u64::from(matches!(result, Err(command::NO_ENTRIES | command::QUOTA)));
         result
     }
@@ -229,11 +237,13 @@ impl Atu {
     fn register_if_possible(
         &mut self,
         context: &mut Context<'_>,
+        work: &mut Work,
         owner: AttachmentId,
         class: u8,
         others: DmaPermission,
         (address, pages): (u64, u64),
     ) -> Result<u64, u64> {
+        work.spend(1);
         if !context.is_attached(owner) {
             return Err(command::NO_OWNER);
         }
@@ -247,22 +257,24 @@ impl Atu {
         address.checked_add(bytes - 1).ok_or(command::MALFORMED)?;
         let resource = usize::from(class & 3);
         self.admit(owner, resource, count)?;
+        let mappings = context.dma_mappings(owner, address, bytes).map_err(|_| command::NOT_MAPPED)?;
+        if mappings > MAX_MAPPINGS as usize {
+            return Err(command::SCATTERED);
+        }
+        // No more than that.
+        let mappings = mappings as u32;
+        self.admit(owner, MAPPINGS, mappings)?;
         let spans = &self.spans[resource];
+        work.spend(rows(spans) + mappings);
         let (place, first) = gap(spans, count, page::entries(class)).ok_or(command::NO_ENTRIES)?;
         let term = Term::default();
         let mut mapped = DmaPermission::READ_WRITE;
         let mut extents = Vec::new();
-        let (mut start, mut mappings) = (0, 0);
+        let mut start = 0;
         while start < bytes {
             let piece = context
                 .dma_piece(owner, address + start, bytes - start, &term)
                 .map_err(|_| command::NOT_MAPPED)?;
-            // At most MAX_LEASE more than MAX_MAPPINGS.
-            mappings += piece.mappings as u32;
-            if mappings > MAX_MAPPINGS {
-                return Err(command::SCATTERED);
-            }
-            self.admit(owner, MAPPINGS, mappings)?;
             mapped.read &= piece.permission.read;
             mapped.write &= piece.permission.write;
             let lease = piece.lease.map(Arc::new);
@@ -292,7 +304,13 @@ impl Atu {
     ///
     /// # Errors
     /// A status of [`command`].
-    pub(crate) fn deregister(&mut self, owner: Option<AttachmentId>, address: u64) -> Result<(), u64> {
+    pub(crate) fn deregister(
+        &mut self,
+        work: &mut Work,
+        owner: Option<AttachmentId>,
+        address: u64,
+    ) -> Result<(), u64> {
+        work.spend(1);
         let (class, entry, offset) = nla::decode(address).ok_or(command::NOT_YOURS)?;
         let spans = &mut self.spans[usize::from(class & 3)];
         let place = spans.binary_search_by_key(&entry, |span| span.first).map_err(|_| command::NOT_YOURS)?;
@@ -301,9 +319,16 @@ impl Atu {
         if offset != 0 || region.is_none_or(|region| owner.is_some_and(|owner| owner.0 != region.owner)) {
             return Err(command::NOT_YOURS);
         }
+        work.spend(rows(spans) + region.map_or(0, |region| region.mappings));
         let span = spans.remove(place);
         self.end(usize::from(class & 3), span);
         Ok(())
+    }
+
+    /// What [`Atu::deregister_all`] costs.
+    pub(crate) fn cost_of_all(&self, owner: AttachmentId) -> u32 {
+        let mappings = self.shares.used.get(usize::from(owner.0)).map_or(0, |used| used[MAPPINGS]);
+        self.spans.iter().map(|spans| rows(spans)).sum::<u32>() + mappings
     }
 
     /// Deregisters all that an attachment has.
@@ -331,6 +356,11 @@ impl Atu {
             self.free.push(span.region);
         }
     }
+}
+
+/// What it costs to go over spans.
+fn rows(spans: &[Span]) -> u32 {
+    spans.len().div_ceil(ROW) as u32
 }
 
 /// The first gap of so many entries: where its span goes, and its first entry.

@@ -28,6 +28,7 @@ use crate::{
     },
     vpid::{Announcement, Stall, Vpid, Windows},
     wire::{Class, FRAMING, Kind, Wire},
+    work::{self, Work},
 };
 
 /// How soon to try again when the fabric's packets were all in use, in nanoseconds.
@@ -49,6 +50,7 @@ pub struct Card {
     /// By attachment: the VPIDs, then the admin.
     pub(crate) vpids: Vec<Vpid>,
     pub(crate) atu: Atu,
+    pub(crate) work: Work,
     pub(crate) rma: Rma,
     pub(crate) watchdog: u64,
     pub(crate) selected: u64,
@@ -96,6 +98,7 @@ impl Card {
             directory: Directory::new(config.nodes, config.vpids),
             vpids: (0..=config.vpids).map(|_| Vpid::default()).collect(),
             atu: Atu::new(config.vpids),
+            work: Work::default(),
             rma: Rma::new(usize::from(config.vpids) + 1, config.rma_watchdog),
             watchdog: config.watchdog,
             selected: 0,
@@ -181,6 +184,7 @@ impl Card {
         let place = vpid.place;
         let memory = if who != admin && place.is_sound(nodes) {
             let bytes = place.slots * nicforge_hwi::extoll_velo::SLOT;
+            self.work.spend(work::of_lease(context, who, place.base, bytes));
             // A slot may lie in two mappings; its header is written at once.
             context.dma_lease(who, place.base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
         } else {
@@ -527,10 +531,12 @@ impl Card {
 
     /// The admin resets a VPID, as if its client had asked.
     pub(crate) fn restart(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        self.work.spend(self.atu.cost_of_all(who));
         self.power_on(context, who);
     }
 
     fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
+        self.work.forget(who.0);
         self.disable_ring(who);
         self.rma_power_on(who);
         let (node, nodes, vpids) = (self.config.node, self.config.nodes, self.config.vpids);
@@ -609,6 +615,7 @@ impl Device for Card {
     }
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
+        self.work.forget(who.0);
         self.disable_ring(who);
         self.rma_power_on(who);
         if let Some(vpid) = self.vpid(who) {
@@ -647,6 +654,7 @@ impl Device for Card {
         match at.bar {
             BAR_VELO => self.send(context, from, at.offset, data),
             0 if at.offset == reg::RMA_COMMAND => self.rma_command(context, from, data),
+            0 if work::is_dear(at.offset) && !self.work.admits(from.0) => Write::Stalled,
             0 => {
                 self.write_register(context, from, at.offset, data);
                 Write::Accepted
@@ -695,6 +703,7 @@ impl Device for Card {
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         // Rings come before this in a turn.
         self.lines.turn();
+        let waited_for = self.work.turn();
         if self.greeting.is_some() {
             self.greet(context);
         }
@@ -727,7 +736,7 @@ impl Device for Card {
         if !self.splits.is_empty() {
             self.give_up_splits(context);
         }
-        if moved > 0 { Progress::Busy } else { Progress::Idle }
+        if moved > 0 || waited_for { Progress::Busy } else { Progress::Idle }
     }
 
     fn counters(&self) -> Vec<Counter> {
@@ -747,6 +756,7 @@ impl Device for Card {
             Counter { name: "rma_bytes_written", value: self.rma.bytes },
             Counter { name: "atu_entries", value: self.atu.entries() },
             Counter { name: "atu_refused", value: self.atu.refused() },
+            Counter { name: "command_visits", value: self.work.visits() },
             Counter { name: "watchdogs", value: self.watchdogs },
             Counter { name: "forwarded", value: self.switch.forwarded() },
             Counter { name: "errors", value: self.errors },

@@ -13,6 +13,7 @@ pub mod topology;
 mod velo;
 mod vpid;
 pub mod wire;
+mod work;
 
 pub use self::{
     card::Card,

@@ -168,10 +168,10 @@ impl Card {
             _ if value & command::RESERVED != 0 => Err(command::MALFORMED),
             (command::REGISTER, None) => Err(command::NO_OWNER),
             (command::REGISTER, Some(owner)) => {
-                self.atu.register(context, owner, class, others, (address, pages)).map(Some)
+                self.atu.register(context, &mut self.work, owner, class, others, (address, pages)).map(Some)
             }
             (command::DEREGISTER, _) => {
-                self.atu.deregister((from != admin).then_some(from), address).map(|()| None)
+                self.atu.deregister(&mut self.work, (from != admin).then_some(from), address).map(|()| None)
             }
             _ => Err(command::MALFORMED),
         };

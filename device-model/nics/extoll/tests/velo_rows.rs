@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::{Arc, Mutex};
 
-use common::{Client, Message, Rig, plain_link};
+use common::{Message, Rig, plain_link, posting::Posting};
 use nicforge_core::{
     device::{AttachmentId, FunctionId},
     fabric::LinkSpec,
@@ -14,32 +14,10 @@ use nicforge_core::{
 };
 use nicforge_extoll::Topology;
 use nicforge_hwi::{
-    attachment,
-    extoll::{BAR_VELO, RING_CELLS, error, mirror},
+    extoll::{BAR_VELO, error, mirror},
     extoll_velo::address,
-    posted::CELL,
 };
-use nicforge_shm::{Producer, SharedCells};
 use proptest::prelude::*;
-
-/// A client's ring, into which it posts.
-struct Posting {
-    producer: Producer<SharedCells>,
-    consumed: nicforge_shm::SharedU32,
-}
-
-impl Posting {
-    fn of(client: &Client) -> Self {
-        let cells = client.windows.window(0, u64::from(RING_CELLS) * CELL as u64).unwrap();
-        let producer = Producer::new(SharedCells::new(cells).unwrap());
-        Self { producer, consumed: client.mirror.u32(attachment::mirror::RING_HEAD).unwrap() }
-    }
-
-    fn post(&mut self, offset: u64, data: &[u8]) {
-        let consumed = || self.consumed.load(std::sync::atomic::Ordering::Acquire);
-        self.producer.try_push(consumed, BAR_VELO, offset as u32, data).unwrap();
-    }
-}
 
 /// What is posted.
 #[derive(Clone, Copy, Debug)]
@@ -107,25 +85,25 @@ proptest! {
             match post {
                 Post::Over { vpid, tag, quadwords, times } => for _ in 0..times {
                     let bytes = message(quadwords);
-                    ring.post(address::encode(1, vpid, tag, quadwords), &bytes);
+                    ring.post(BAR_VELO, address::encode(1, vpid, tag, quadwords), &bytes);
                     expected[usize::from(vpid)][writer].push(Message { from, tag, bytes });
                     records += 1;
                 },
                 Post::Here { tag } => {
                     let bytes = message(1);
-                    ring.post(address::encode(0, 2, tag, 1), &bytes);
+                    ring.post(BAR_VELO, address::encode(0, 2, tag, 1), &bytes);
                     expected[2][writer].push(Message { from, tag, bytes });
                     records += 1;
                 }
                 Post::Nowhere => {
-                    ring.post(address::encode(1, 3, 0, 1), &message(1));
+                    ring.post(BAR_VELO, address::encode(1, 3, 0, 1), &message(1));
                     nowhere[writer] += 1;
                     records += 1;
                 }
                 Post::Split { vpid } => {
                     let (bytes, at) = (message(3), address::encode(1, vpid, 4, 3));
-                    ring.post(at, &bytes[..16]);
-                    ring.post(at + 16, &bytes[16..]);
+                    ring.post(BAR_VELO, at, &bytes[..16]);
+                    ring.post(BAR_VELO, at + 16, &bytes[16..]);
                     expected[usize::from(vpid)][writer].push(Message { from, tag: 4, bytes });
                     records += 2;
                 }

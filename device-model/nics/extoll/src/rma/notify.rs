@@ -6,7 +6,7 @@ use nicforge_hwi::{
     extoll_rma::{MAX_ENTRIES, MIN_ENTRIES, Notification},
 };
 
-use crate::card::Card;
+use crate::{card::Card, work};
 
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<Notification>() as u64;
@@ -77,7 +77,9 @@ impl Card {
         }
         let place = client.place;
         let memory = if who != admin && place.is_sound() {
-            let memory = context.dma_lease(who, place.base, place.entries * ENTRY, true).ok();
+            let bytes = place.entries * ENTRY;
+            self.work.spend(work::of_lease(context, who, place.base, bytes));
+            let memory = context.dma_lease(who, place.base, bytes, true).ok();
             // An entry may lie in two mappings; each half is written at once.
             memory.filter(|memory| memory.keeps_whole(8))
         } else {

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails the test")]
 
+pub(crate) mod posting;
 pub(crate) mod rma;
 pub(crate) mod scattered;
 
@@ -167,10 +168,16 @@ impl Rig {
         u64::from_le_bytes(data)
     }
 
+    /// A trapped write of a register, which is offered again in some turns when the card has done enough in this one.
     pub(crate) fn write64(&mut self, client: &Client, offset: u64, value: u64) {
-        let access =
-            self.machine.write(client.function, client.who, 0, offset, &value.to_le_bytes()).unwrap();
-        assert_eq!(access, Access::Done);
+        let data = value.to_le_bytes();
+        for _ in 0..4 {
+            if self.machine.write(client.function, client.who, 0, offset, &data).unwrap() == Access::Done {
+                return;
+            }
+            let _ = self.machine.step(self.now, 64);
+        }
+        panic!("the write of register {offset:#x} goes on waiting");
     }
 
     /// A trapped store to the send aperture.
