@@ -195,8 +195,10 @@ impl ExtollTransport {
         match &error {
             VeloError::PeerGone { address } => {
                 if let Some(rank) = self.rank_at(*address) {
+                    // A look may connect to it, and no message has gone over that link.
+                    let had_link = self.peers[rank as usize].link.is_some();
                     self.look(rank)?;
-                    if self.peers[rank as usize].link.is_some() {
+                    if had_link {
                         // A message for it was dropped although the directory still shows it: what follows would be out of order.
                         self.lose(rank, Loss::Undelivered);
                     }
