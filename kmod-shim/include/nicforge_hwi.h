@@ -167,6 +167,17 @@
  */
 #define NICFORGE_EXTOLL_REG_INTERRUPT_ENABLE 0x200
 /*
+ * Write: the interrupts whose bits are 1 are enabled, as by
+ * INTERRUPT_ENABLE, and the others stay what they are. So two programs
+ * that have one VPID need not know of each other.
+ */
+#define NICFORGE_EXTOLL_REG_INTERRUPT_SET 0x208
+/*
+ * Write: the interrupts whose bits are 1 are disabled, and the others
+ * stay what they are.
+ */
+#define NICFORGE_EXTOLL_REG_INTERRUPT_CLEAR 0x210
+/*
  * Write a descriptor of extoll_rma::COMMAND_BYTES bytes in one write: an
  * RMA command begins.
  */
@@ -336,7 +347,8 @@
 /*
  * Registers at extoll::reg::ATU, each 64 bits wide and each attachment's
  * own: fill in, write command::COMMAND, read command::STATUS and
- * command::RESULT. A command is over when its write is.
+ * command::RESULT. A command is over when its write is; that waits while
+ * the card has much to do for other commands.
  */
 /*
  * The first page's IOVA, a multiple of the page size. For

@@ -255,6 +255,7 @@ macro_rules! bodies_of {
         $($then)+! { $($head)*
             puts_and_gets_of_all_sizes_arrive
             an_immediate_put_wakes_who_sleeps
+            sleepers_of_two_libraries_do_not_disturb_each_other
             a_long_transfer_is_several_commands
             a_stream_of_small_puts_goes_round_the_queue
             what_is_refused_says_why

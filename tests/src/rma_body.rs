@@ -1,15 +1,24 @@
 //! Test bodies of the RMA library: two cards, four VPIDs each.
 
-use std::{sync::Barrier, time::Duration};
+use std::{
+    sync::{
+        Barrier,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use nicforge_core::{fabric::LinkId, machine::Machine};
-use nicforge_driver::{Cancel, Deadline, Device, DmaBuffer, DmaPermission, Error as DriverError, HugePages};
+use nicforge_driver::{
+    Cancel, Deadline, Device, DmaBuffer, DmaPermission, Error as DriverError, HugePages, Relax, SharedPoster,
+};
 use nicforge_hwi::{extoll::reg, extoll_atu::command};
 use nicforge_machine::{build::build, description::Description};
 use nicforge_rma::{
     Access, Error, Kind, MAX_LENGTH, Notification, Notify, Options, Port, Region, Role, Status, Target,
 };
 use nicforge_shm::SharedMemory;
+use nicforge_velo::{Config, Filter, Port as VeloPort, Waiting};
 
 use crate::backing::{LIMIT, Rig, soon};
 
@@ -121,6 +130,61 @@ pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
         here.port.put_immediate(target, &[0; 9], address, Notify::NONE),
         Err(Error::Length { .. })
     ));
+}
+
+/// Threads that sleep in the two libraries of one VPID are woken by their own interrupts, whatever the other one does: they sleep longer than
+/// they may wait.
+pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
+    const NEVER: Duration = Duration::from_secs(3600);
+    const ROUNDS: u64 = 120;
+    let device = rig.open("ex1", "vpid0");
+    let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
+    let poster = SharedPoster::new(device.poster(0).unwrap());
+    let waiting = Waiting::Interrupt;
+    let config = Config { waiting, poll_phase: Duration::ZERO, sleep: NEVER, ..Config::default() };
+    let mut velo = VeloPort::open_sharing(device.clone(), poster.clone(), config).unwrap();
+    let options = Options { spin: Duration::ZERO, sleep: NEVER, ..Options::default() };
+    let mut rma = Port::with_poster(&device, poster, options).unwrap();
+    let region = rma.register(&buffer, Access::READ_WRITE).unwrap();
+    let mut sender = VeloPort::open(rig.open("ex0", "vpid0"), Config::default()).unwrap();
+    let mut writer = Side::new(rig, "ex0", 1, 4096);
+    let target = writer.port.connect(rma.node(), rma.vpid()).unwrap();
+    let address = velo.address();
+    let taken = [AtomicU64::new(0), AtomicU64::new(0)];
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for number in 0..ROUNDS {
+                let message = velo.recv(Filter::ANY, soon(), None).unwrap();
+                assert_eq!(message.quadword(0), number);
+                taken[0].fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        scope.spawn(|| {
+            for _ in 0..ROUNDS {
+                assert_eq!(rma.next(soon(), None).unwrap().kind, Kind::ImmediatePut);
+                taken[1].fetch_add(1, Ordering::SeqCst);
+            }
+        });
+        let link = sender.connect(address, soon(), None).unwrap();
+        let mut relax = Relax::new();
+        // One is woken some times while the other one sleeps, then the other way round.
+        for number in 0..2 * ROUNDS {
+            let which = usize::from(number / 5 % 2 == 1);
+            let so_far = taken[which].load(Ordering::SeqCst);
+            if which == 0 {
+                sender.send(link, 0, &so_far.to_le_bytes(), soon(), None).unwrap();
+            } else {
+                let at = region.address();
+                writer.port.put_immediate(target, b"wake up", at, Notify::COMPLETER).unwrap();
+            }
+            let deadline = soon();
+            while taken[which].load(Ordering::SeqCst) == so_far {
+                assert!(!deadline.has_passed(), "sleeper {which} is not woken");
+                sender.progress().unwrap();
+                writer.device.relax(&mut relax).unwrap();
+            }
+        }
+    });
 }
 
 /// More than one command moves is posted as several.

@@ -76,6 +76,11 @@ pub mod reg {
     /// Interrupts that may be raised, a bit a [`super::vector`]. One that is raised is disabled by that. Enabling one whose condition holds
     /// (unread messages, unread notifications) raises it at once.
     pub const INTERRUPT_ENABLE: u64 = 0x200;
+    /// Write: the interrupts whose bits are 1 are enabled, as by [`INTERRUPT_ENABLE`], and the others stay what they are. So two programs that have
+    /// one VPID need not know of each other.
+    pub const INTERRUPT_SET: u64 = 0x208;
+    /// Write: the interrupts whose bits are 1 are disabled, and the others stay what they are.
+    pub const INTERRUPT_CLEAR: u64 = 0x210;
 
     /// Write a descriptor of [`crate::extoll_rma::COMMAND_BYTES`] bytes in one write: an RMA command begins.
     pub const RMA_COMMAND: u64 = 0x800;

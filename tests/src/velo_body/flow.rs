@@ -10,6 +10,7 @@ const UNCOUNTED: Config = Config {
     kept: None,
     waiting: Waiting::Polling,
     poll_phase: Duration::ZERO,
+    sleep: Duration::from_millis(20),
 };
 
 /// The credits of a connection stop its sender, and nothing else; no card ever waits.

@@ -24,7 +24,7 @@ const BAR_WINDOWS: u8 = 1;
 const BAR_MIRROR: u8 = 2;
 /// How long posting waits while as many commands are under way as a card takes.
 const ROOM: Duration = Duration::from_secs(5);
-/// The longest that a wait trusts an interrupt to come: another library of this process may write the enable register at the same time.
+/// How often a wait for the end of commands looks whether the card still has the queue.
 const SLICE: Duration = Duration::from_millis(10);
 
 /// How a port is opened.
@@ -34,12 +34,14 @@ pub struct Options {
     pub entries: u32,
     /// How long a wait polls before it waits for an interrupt.
     pub spin: Duration,
+    /// How long a wait sleeps before it looks again without having been woken: when the admin resets the VPID no interrupt tells of it.
+    pub sleep: Duration,
 }
 
 impl Default for Options {
-    /// 4096 entries, 50 us.
+    /// 4096 entries, 50 us, 10 ms.
     fn default() -> Self {
-        Self { entries: 4096, spin: Duration::from_micros(50) }
+        Self { entries: 4096, spin: Duration::from_micros(50), sleep: Duration::from_millis(10) }
     }
 }
 
@@ -79,6 +81,7 @@ pub struct Port {
     posted: u64,
     interrupt: Option<Interrupt>,
     spin: Duration,
+    sleep: Duration,
     /// What [`Device::resets`] was.
     resets: u32,
 }
@@ -146,6 +149,7 @@ impl Port {
             posted,
             interrupt: None,
             spin: options.spin,
+            sleep: options.sleep,
             resets,
         })
     }
@@ -422,9 +426,8 @@ impl Port {
             None => self.interrupt.insert(self.device.interrupt(vector::RMA_NOTIFICATION.into())?).clone(),
         };
         // One that has come is raised at once.
-        let enabled = self.registers.read64(reg::INTERRUPT_ENABLE)?;
-        self.registers.write64(reg::INTERRUPT_ENABLE, enabled | 1 << vector::RMA_NOTIFICATION)?;
-        match interrupt.wait(deadline.at_most(SLICE), cancel) {
+        self.registers.write64(reg::INTERRUPT_SET, 1 << vector::RMA_NOTIFICATION)?;
+        match interrupt.wait(deadline.at_most(self.sleep), cancel) {
             Ok(_) | Err(DriverError::Timeout { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }

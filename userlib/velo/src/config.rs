@@ -27,6 +27,8 @@ pub struct Config {
     pub waiting: Waiting,
     /// How long a call polls before it sleeps. 50 us.
     pub poll_phase: Duration,
+    /// How long a call sleeps before it looks again without having been woken: who goes away raises no interrupt at those that wait for it. 20 ms.
+    pub sleep: Duration,
 }
 
 impl Default for Config {
@@ -38,6 +40,7 @@ impl Default for Config {
             kept: None,
             waiting: Waiting::Polling,
             poll_phase: Duration::from_micros(50),
+            sleep: Duration::from_millis(20),
         }
     }
 }

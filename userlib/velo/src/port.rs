@@ -317,9 +317,9 @@ impl Port {
         }
     }
 
-    /// Enables the interrupt that tells of messages.
+    /// Enables the interrupt that tells of messages, and leaves those of the VPID's other libraries as they are.
     pub(crate) fn arm(&self) -> Result<(), Error> {
-        Ok(self.registers.write64(reg::INTERRUPT_ENABLE, 1 << vector::VELO_RECEIVE)?)
+        Ok(self.registers.write64(reg::INTERRUPT_SET, 1 << vector::VELO_RECEIVE)?)
     }
 
     /// Tells the card how many messages were taken.

@@ -2,7 +2,7 @@
 
 use std::{
     sync::atomic::{Ordering, fence},
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use nicforge_driver::{Cancel, Deadline, Error as DriverError, Relax};
@@ -10,9 +10,6 @@ use nicforge_hwi::extoll_velo::{SLOT, SLOT_DATA, SLOT_HEADER};
 use nicforge_shm::Window;
 
 use crate::{Address, CONTROL_TAG, Error, Filter, Message, Port};
-
-/// How long a sleep lasts at most: who goes away raises no interrupt at those that wait for it.
-const SLEEP: Duration = Duration::from_millis(20);
 
 impl Port {
     /// The next message, if one has arrived: those that were kept first.
@@ -277,7 +274,7 @@ impl<'a> Waiter<'a> {
             Some(interrupt) if self.sleeps.is_some_and(|from| Instant::now() >= from) => {
                 // A message that came since the last look raises it at once.
                 port.arm()?;
-                match interrupt.wait(self.deadline.at_most(SLEEP), self.cancel) {
+                match interrupt.wait(self.deadline.at_most(port.config.sleep), self.cancel) {
                     Ok(_) | Err(DriverError::Timeout { .. } | DriverError::Cancelled) => Ok(()),
                     Err(error) => Err(error.into()),
                 }

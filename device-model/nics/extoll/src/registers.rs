@@ -139,6 +139,11 @@ impl Card {
             command::OWNER => vpid.atu.owner = value,
             command::COMMAND => self.translate(context, from, value),
             reg::INTERRUPT_ENABLE => self.enable_interrupts(context, from, value),
+            reg::INTERRUPT_SET => {
+                let enabled = vpid.interrupts_enabled;
+                self.enable_interrupts(context, from, enabled | value);
+            }
+            reg::INTERRUPT_CLEAR => vpid.interrupts_enabled &= !value,
             reg::WATCHDOG => self.watchdog = value,
             reg::RMA_WATCHDOG => self.rma.watch.set_limit(context, value),
             reg::SELECT_VPID => self.selected = value,

@@ -253,6 +253,28 @@ fn an_interrupt_comes_once_for_each_time_it_is_enabled() {
 }
 
 #[test]
+fn an_interrupt_is_enabled_and_disabled_without_the_others() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let receiver = rig.receiver(1, 0, 64);
+    let counts = rig.interrupts(&receiver);
+    let [received, told, failed] =
+        [vector::VELO_RECEIVE, vector::RMA_NOTIFICATION, vector::ERROR].map(|vector| 1 << vector);
+    rig.write64(&receiver, reg::INTERRUPT_SET, told);
+    rig.write64(&receiver, reg::INTERRUPT_SET, received | failed);
+    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), received | told | failed);
+    rig.write64(&receiver, reg::INTERRUPT_CLEAR, received | 1 << 40);
+    assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
+    rig.run();
+    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), told | failed);
+    // A message lies there unread.
+    rig.write64(&receiver, reg::INTERRUPT_SET, received);
+    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), told | failed);
+    assert_eq!([0, 1, 2].map(|vector| counts[vector].get()), [1, 0, 0]);
+    assert_eq!(receiver.shown(mirror::ERRORS), 0);
+}
+
+#[test]
 fn a_ring_whose_memory_is_unmapped_is_disabled_with_an_error() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
