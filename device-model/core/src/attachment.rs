@@ -115,6 +115,9 @@ pub(crate) struct Attachment {
     pub(crate) write_stalled: bool,
     /// DMA met a file that the client had truncated.
     pub(crate) faulted: bool,
+    /// Records that were carried out of late, those of each turn before counting an eighth less, and `counters.posted_writes` at the last look.
+    pub(crate) recent: u64,
+    pub(crate) looked_at: u64,
 }
 
 impl Attachment {
@@ -133,6 +136,8 @@ impl Attachment {
             intx: false,
             write_stalled: false,
             faulted: false,
+            recent: 0,
+            looked_at: 0,
         }
     }
 

@@ -159,7 +159,7 @@ pub(crate) struct FunctionState {
     pub(crate) name: String,
     pub(crate) spec: FunctionSpec,
     pub(crate) attachments: Vec<Attachment>,
-    /// Those that have a client, in order.
+    /// Those that have a client, in the order in which a turn carries out what they have posted.
     pub(crate) clients: Vec<AttachmentId>,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) wake_at: Nanos,
@@ -175,6 +175,34 @@ impl FunctionState {
                 .filter(|(attachment, _)| attachment.tenant.is_some())
                 .map(|(_, number)| AttachmentId(number)),
         );
+    }
+
+    /// Puts those to whom the most was given of late last, after a turn that gave each at most `most` records.
+    ///
+    /// Clients that want the same thing of a device so take turns, whatever it is and however often there is some of it: who got none comes
+    /// nearer to the front with each turn, and who got more than another goes behind it. Nobody has to be there for it: what one does not take
+    /// the next one gets.
+    #[cold]
+    pub(crate) fn reorder_clients(&mut self, most: u32) {
+        let Self { attachments, clients, .. } = self;
+        for who in &*clients {
+            let Some(attachment) = attachments.get_mut(usize::from(who.0)) else { continue };
+            let posted = attachment.counters.posted_writes;
+            // What a client was given while nobody waited counts as one turn's at most.
+            let given = posted.saturating_sub(attachment.looked_at).min(most.into());
+            attachment.recent = attachment.recent - attachment.recent.div_ceil(8) + given;
+            attachment.looked_at = posted;
+        }
+        let recent =
+            |who: AttachmentId| attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent);
+        // Those that are equal stay as they are, and nearly all are in order.
+        for next in 1..clients.len() {
+            let mut at = next;
+            while at > 0 && recent(clients[at - 1]) > recent(clients[at]) {
+                clients.swap(at - 1, at);
+                at -= 1;
+            }
+        }
     }
 
     /// Have the result of a DMA read handed to the device.

@@ -5,7 +5,7 @@ mod common;
 
 use common::*;
 use nicforge_core::{
-    device::Address,
+    device::{Address, AttachmentId},
     machine::{Access, Machine, Next},
     time::Nanos,
 };
@@ -285,4 +285,32 @@ fn several_rings_keep_their_order_and_their_numbers() {
         let expected: Vec<_> = (0..if ring == 3 { 1 } else { 3 }).map(|lap| ring * 10 + lap).collect();
         assert_eq!(of_ring, expected);
     }
+}
+
+#[test]
+fn clients_that_want_the_same_thing_are_first_in_turn() {
+    let (mut machine, probe) = attached();
+    attach(&mut machine, B);
+    attach(&mut machine, C);
+    let mut rings = [A, B, C].map(|who| Ring::new(&machine, F, who));
+    // Who wrote: all in each turn but those that stall, here the ones that the list names.
+    let mut turn = |stalled: &[AttachmentId]| {
+        rings.iter_mut().for_each(|ring| ring.push_number(0));
+        probe.script().stalled = stalled.to_vec();
+        probe.calls();
+        machine.step(Nanos(0), 1);
+        let writers = probe.calls().into_iter().filter_map(|call| match call {
+            Call::Write(who, ..) => Some(who),
+            _ => None,
+        });
+        writers.collect::<Vec<_>>()
+    };
+
+    assert_eq!(turn(&[A]), [B, C]);
+    assert_eq!(turn(&[]), [A, B, C], "who got nothing is first");
+    assert_eq!(turn(&[]), [A, B, C], "nobody waited: nothing changes");
+    // What C was given before is held against it once.
+    assert_eq!(turn(&[C]), [A, B]);
+    assert_eq!(turn(&[C]), [A, B]);
+    assert_eq!(turn(&[]), [C, A, B]);
 }

@@ -139,7 +139,7 @@ impl<'a> Ports<'a> {
         let Fabric { lanes, nodes, woken, pool, .. } = &mut *self.fabric;
         let lane = lanes.get_mut(index).filter(|lane| lane.is_instant(self.now))?;
         let room = lane.credits;
-        Some(Run { lane, nodes, woken, pool, now: self.now, room, bytes: 0 })
+        Some(Run { lane, nodes, woken, pool, now: self.now, room, at_first: room, bytes: 0 })
     }
 
     /// Sends the packet that arrived first at port `from` on through port `to`. False when there is none, or it can't be sent
@@ -415,12 +415,21 @@ pub struct Run<'a> {
     woken: &'a mut VecDeque<u32>,
     pool: &'a mut Pool,
     now: Nanos,
-    /// Credits that are left.
+    /// Packets that may still be sent, and that might be at first.
     room: u32,
+    at_first: u32,
     bytes: u64,
 }
 
 impl Run<'_> {
+    /// Sends at most `packets` of them, even if there are more credits.
+    #[inline]
+    pub fn at_most(mut self, packets: u32) -> Self {
+        self.room = self.room.min(packets);
+        self.at_first = self.room;
+        self
+    }
+
     /// Sends a packet with these bytes; `prepare` sets the rest. False, without a call, when there is no credit or no packet.
     #[inline(always)]
     pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> bool {
@@ -455,7 +464,7 @@ impl Run<'_> {
 impl Drop for Run<'_> {
     #[inline]
     fn drop(&mut self) {
-        let sent = self.lane.credits - self.room;
+        let sent = self.at_first - self.room;
         if sent > 0 {
             self.lane.sent(sent, self.bytes, self.now);
             self.lane.show(sent, self.nodes, self.woken);

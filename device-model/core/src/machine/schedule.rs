@@ -164,8 +164,17 @@ impl Machine {
     fn run(&mut self, function: FunctionId, budget: u32) -> bool {
         let mut busy = self.complete(function);
         let mut from = (0, 0);
+        let mut stalled = false;
         while let Some((who, ring)) = self.next_posted(function, &mut from) {
-            busy |= self.drain_ring(function, who, ring, budget).moved;
+            let drained = self.drain_ring(function, who, ring, budget);
+            busy |= drained.moved;
+            stalled |= drained.stalled;
+        }
+        if stalled
+            && let Some(slot) = self.slots.get_mut(function.0 as usize)
+            && slot.state.clients.len() > 1
+        {
+            slot.state.reorder_clients(budget);
         }
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return busy };
         let mut context =

@@ -22,7 +22,6 @@ use crate::{
     set::Set,
     switch::{Refused, Switch},
     velo::{
-        line::Lines,
         ring::Ring,
         send::{Burst, Sent},
     },
@@ -57,8 +56,6 @@ pub struct Card {
     /// VPIDs with unread messages, whose read pointers are looked at, and those whose numbers are to be shown: a bit each.
     pub(crate) unread: Set,
     pub(crate) shown_late: Set,
-    /// VPIDs that wait for a way out.
-    pub(crate) lines: Lines,
     /// VPIDs with a split message that is not complete.
     splits: Set,
     /// VPIDs that owe credit or have news.
@@ -83,7 +80,7 @@ enum Reason {
     /// The machine has no packet left: it passes by itself.
     Packets,
     /// There is no room on a way out. It passes by itself, unless the network stands still.
-    Way(usize),
+    Way,
 }
 
 impl Card {
@@ -104,7 +101,6 @@ impl Card {
             selected: 0,
             unread: Set::default(),
             shown_late: Set::default(),
-            lines: Lines::default(),
             splits: Set::default(),
             talking: Set::default(),
             clients: 0,
@@ -271,10 +267,6 @@ impl Card {
             kind: Kind::Velo,
             generation: entry.generation,
         };
-        let way = self.switch.way_index(node);
-        if way.is_some_and(|way| !self.lines.admits(way, who.0)) {
-            return self.stall(context, who, offset, Reason::Way(way.unwrap_or_default()));
-        }
         let mut ports = context.ports();
         let Some(mut packet) = ports.new_packet(message.len()) else {
             context.wake_at(context.now().after(STARVED_RETRY));
@@ -283,21 +275,18 @@ impl Card {
         packet.header = wire.encode();
         packet.framing = FRAMING;
         packet.bytes_mut().copy_from_slice(message);
-        match self.switch.send_to(&mut ports, node, Class::Request, packet) {
+        match self.switch.send_for_client(&mut ports, node, Class::Request, packet) {
             Ok(()) => {
                 entry.credit -= 1;
                 let vpid = &mut self.vpids[usize::from(who.0)];
                 vpid.counts.sent += 1;
                 vpid.end_stall();
                 self.shown_late.add(who.0);
-                if let Some(way) = way {
-                    self.lines.leave(way, 1);
-                }
                 Write::Accepted
             }
             Err(Refused::Full(packet)) => {
                 ports.recycle(packet);
-                self.stall(context, who, offset, way.map_or(Reason::Packets, Reason::Way))
+                self.stall(context, who, offset, Reason::Way)
             }
             Err(Refused::NoRoute(packet)) => {
                 ports.recycle(packet);
@@ -321,26 +310,26 @@ impl Card {
     #[cold]
     fn stall(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64, reason: Reason) -> Write {
         let (now, watchdog) = (context.now(), self.watchdog);
-        let Self { vpids, lines, .. } = self;
+        let Self { vpids, switch, .. } = self;
         let Some(vpid) = vpids.get_mut(usize::from(who.0)) else { return Write::Accepted };
         let before = vpid.stalled;
-        let (left, ticket) = match reason {
-            Reason::Way(way) => {
-                let ticket = before.and_then(|before| before.ticket);
-                (lines.left(way), Some(lines.wait(way, who.0, ticket)))
-            }
-            Reason::Credit | Reason::Packets => (0, None),
+        let departed = if reason == Reason::Way {
+            let (node, ..) = address::decode(offset);
+            switch.want(node, Class::Request);
+            switch.departed(&context.ports(), node, Class::Request)
+        } else {
+            before.map_or(0, |before| before.departed)
         };
         // Time counts by looks: when nobody drove this card for long, its neighbours have had no time to make room either. And it does not count
-        // while others' messages leave on the same way: the network does not stand still, and this one's turn comes.
+        // while packets leave on the same way: the network does not stand still, and this one's turn comes.
         let slice = (watchdog / WATCHDOG_LOOKS).max(1);
         let waited = match before {
-            Some(before) if before.left == left => {
+            Some(before) if before.departed == departed => {
                 before.waited + now.0.saturating_sub(before.last.0).min(slice)
             }
             _ => 0,
         };
-        vpid.stalled = Some(Stall { waited, last: now, left, ticket });
+        vpid.stalled = Some(Stall { waited, last: now, departed });
         if reason == Reason::Credit && !vpid.stalled_for_credit {
             vpid.stalled_for_credit = true;
             vpid.counts.stalls += 1;
@@ -670,7 +659,7 @@ impl Device for Card {
                 match self.send_run(context, from, offset, posted) {
                     Sent::Some => continue,
                     Sent::Nothing => {}
-                    Sent::Blocked(way) => match self.stall(context, from, offset, Reason::Way(way)) {
+                    Sent::Blocked => match self.stall(context, from, offset, Reason::Way) {
                         Write::Stalled => return Write::Stalled,
                         // The watchdog has ended it.
                         Write::Accepted => {
@@ -702,7 +691,6 @@ impl Device for Card {
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         // Rings come before this in a turn.
-        self.lines.turn();
         let waited_for = self.work.turn();
         if self.greeting.is_some() {
             self.greet(context);

@@ -8,6 +8,7 @@ mod directory;
 mod registers;
 mod rma;
 mod set;
+mod sharing;
 pub mod switch;
 pub mod topology;
 mod velo;

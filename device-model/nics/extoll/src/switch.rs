@@ -15,6 +15,7 @@ use nicforge_core::fabric::{Arrivals, Packet, Ports};
 use nicforge_hwi::extoll::LINKS;
 
 use crate::{
+    sharing::Sharing,
     topology::Route,
     wire::{CHANNELS, Class, LANES, Wire, channel},
 };
@@ -75,7 +76,10 @@ pub struct Switch {
     first: u8,
     /// The input whose packets for this card are looked at first; [`LINKS`] is the card itself.
     next_source: u8,
+    sharing: Sharing,
     forwarded: u64,
+    /// Packets that were taken of those from this card to itself, by class.
+    looped: [u64; Class::ALL.len()],
 }
 
 impl Switch {
@@ -89,7 +93,9 @@ impl Switch {
             loopback: std::array::from_fn(|_| VecDeque::with_capacity(LOOPBACK_QUEUE)),
             first: 0,
             next_source: 0,
+            sharing: Sharing::default(),
             forwarded: 0,
+            looped: [0; Class::ALL.len()],
         }
     }
 
@@ -128,7 +134,11 @@ impl Switch {
     ) -> Result<(), Refused> {
         match self.route(target) {
             Route::Port { port, lane } => {
-                self.output(ports, port, channel(class, lane), packet).map_err(Refused::Full)
+                let vc = channel(class, lane);
+                self.output(ports, port, vc, packet).map_err(|packet| {
+                    self.sharing.want(port, vc);
+                    Refused::Full(packet)
+                })
             }
             Route::Local => {
                 let queue = &mut self.loopback[class as usize];
@@ -142,17 +152,79 @@ impl Switch {
         }
     }
 
-    /// Whether a packet of a class can be sent to a node now, at least into the queue. Where no route leads there is always room: what is sent
-    /// there is refused for good.
-    #[inline]
-    pub fn has_room(&self, target: u32, class: Class) -> bool {
-        self.waiting(target, class).is_none_or(|(waiting, most)| waiting < most)
+    /// As [`Switch::send_to`], of a client: as long as clients leave what passes through its part of the way.
+    ///
+    /// # Errors
+    /// [`Refused`], with the packet.
+    pub fn send_for_client(
+        &mut self,
+        ports: &mut Ports<'_>,
+        target: u32,
+        class: Class,
+        packet: Packet,
+    ) -> Result<(), Refused> {
+        let Route::Port { port, lane } = self.route(target) else {
+            return self.send_to(ports, target, class, packet);
+        };
+        let vc = channel(class, lane);
+        if self.sharing.allowance(port, vc, ports.credits(port, vc)) == 0 {
+            return Err(Refused::Full(packet));
+        }
+        self.send_to(ports, target, class, packet)?;
+        self.sharing.spend(port, vc, 1);
+        Ok(())
     }
 
-    /// Whether nothing of a class waits on the way to a node. Bulk data are sent only then, so that the queue is there for small messages.
+    /// Packets that clients may send in this turn by a way out, as [`Switch::way_out`] gives it, if it has the credits.
     #[inline]
-    pub fn is_idle(&self, target: u32, class: Class) -> bool {
-        self.waiting(target, class).is_none_or(|(waiting, _)| waiting == 0)
+    pub fn allowance(&mut self, ports: &Ports<'_>, (port, vc): (u8, usize)) -> u32 {
+        self.sharing.allowance(port, vc, ports.credits(port, vc))
+    }
+
+    /// Clients have sent packets by a way out.
+    #[inline]
+    pub fn spend(&mut self, (port, vc): (u8, usize), packets: u32) {
+        self.sharing.spend(port, vc, packets);
+    }
+
+    /// Something of a class waits here for the way to a node: what passes through leaves room.
+    pub fn want(&mut self, target: u32, class: Class) {
+        if let Route::Port { port, lane } = self.route(target) {
+            self.sharing.want(port, channel(class, lane));
+        }
+    }
+
+    /// Packets that have left by the first way to a node, port and virtual channel, whoever sent them. As long as it counts up, who waits there has
+    /// its turn.
+    pub fn departed(&self, ports: &Ports<'_>, target: u32, class: Class) -> u64 {
+        match self.route(target) {
+            Route::Port { port, lane } => ports.sent(port, channel(class, lane)).packets,
+            Route::Local => self.looped[class as usize],
+            Route::None => 0,
+        }
+    }
+
+    /// Whether a packet of a class can be sent to a node now, at least into the queue; who asks is taken to wait if not. Where no route leads there is
+    /// always room: what is sent there is refused for good.
+    #[inline]
+    pub fn has_room(&mut self, target: u32, class: Class) -> bool {
+        self.waits_for_fewer(target, class, |waiting, most| waiting < most)
+    }
+
+    /// Whether nothing of a class waits on the way to a node; who asks is taken to wait if not. Bulk data are sent only then, so that the queue is there
+    /// for small messages.
+    #[inline]
+    pub fn is_idle(&mut self, target: u32, class: Class) -> bool {
+        self.waits_for_fewer(target, class, |waiting, _| waiting == 0)
+    }
+
+    #[inline]
+    fn waits_for_fewer(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
+        let goes = self.waiting(target, class).is_none_or(|(waiting, most)| few(waiting, most));
+        if !goes {
+            self.want(target, class);
+        }
+        goes
     }
 
     /// Packets that wait in the first queue on the way to a node, and how many can.
@@ -163,16 +235,6 @@ impl Switch {
                 Some((self.output[usize::from(port)][channel(class, lane)].len(), OUTPUT_QUEUE))
             }
             Route::Local => Some((self.loopback[class as usize].len(), LOOPBACK_QUEUE)),
-            Route::None => None,
-        }
-    }
-
-    /// The number of the way to a node: its port, or [`LINKS`] for this card itself. `None` where no route leads.
-    #[inline]
-    pub fn way_index(&self, target: u32) -> Option<usize> {
-        match self.route(target) {
-            Route::Port { port, .. } => Some(port.into()),
-            Route::Local => Some(LINKS),
             Route::None => None,
         }
     }
@@ -209,16 +271,20 @@ impl Switch {
         Ok(())
     }
 
-    /// Whether there is nothing that could be moved or taken: no packet waits here.
+    /// Whether there is nothing that could be moved or taken: no packet waits here, or did in the last step.
     #[inline]
     pub fn is_quiet(&self, ports: &Ports<'_>) -> bool {
         let arrived = ports.arrivals().iter().take(CHANNELS).fold(0, |all, arrived| all | arrived);
-        arrived == 0 && self.queued == [0; CHANNELS] && self.loopback.iter().all(VecDeque::is_empty)
+        arrived == 0
+            && self.queued == [0; CHANNELS]
+            && !self.sharing.is_crowded()
+            && self.loopback.iter().all(VecDeque::is_empty)
     }
 
     /// Moves what waits and what passes through, at most `budget` packets. Returns how many.
     pub fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> u32 {
         let mut moved = 0;
+        self.sharing.begin_step();
         for vc in 0..CHANNELS {
             if self.queued[vc] != 0 {
                 moved += self.drain(ports, vc);
@@ -234,6 +300,7 @@ impl Switch {
                 moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
             }
         }
+        self.sharing.end_step();
         self.first = if usize::from(self.first) + 1 == LINKS { 0 } else { self.first + 1 };
         moved
     }
@@ -281,7 +348,9 @@ impl Switch {
             // The class stays, the lane may change.
             let out = vc / LANES * LANES + usize::from(lane);
             let queued = self.output[usize::from(port)][out].len();
-            if queued >= OUTPUT_QUEUE {
+            let only_direct = self.sharing.is_wanted(port, out);
+            if queued >= OUTPUT_QUEUE || only_direct && (queued > 0 || ports.credits(port, out) == 0) {
+                self.sharing.crowd(port, out);
                 break;
             }
             let Some(packet) = ports.take(input, vc) else { break };
@@ -289,6 +358,7 @@ impl Switch {
                 // There was room in the queue.
                 ports.recycle(packet);
             }
+            self.sharing.pass(port, out);
             moved += 1;
         }
         self.forwarded += u64::from(moved);
@@ -342,7 +412,10 @@ impl Switch {
         let source = arrival.input.map_or(LINKS as u8, |(input, _)| input);
         self.next_source = (source + 1) % (LINKS as u8 + 1);
         match arrival.input {
-            None => self.loopback[arrival.class as usize].pop_front(),
+            None => {
+                self.looped[arrival.class as usize] += 1;
+                self.loopback[arrival.class as usize].pop_front()
+            }
             Some((input, lane)) => ports.take(input, channel(arrival.class, lane)),
         }
     }

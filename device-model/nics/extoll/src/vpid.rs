@@ -76,10 +76,8 @@ pub(crate) struct Stall {
     pub(crate) waited: u64,
     /// When it was last looked at.
     pub(crate) last: Nanos,
-    /// Messages that had left on its way by then.
-    pub(crate) left: u64,
-    /// Its place among those that wait for that way.
-    pub(crate) ticket: Option<u64>,
+    /// Packets that had left on its way by then.
+    pub(crate) departed: u64,
 }
 
 /// An attachment's state.

@@ -1,11 +1,9 @@
 //! VELO: small messages, sent by stores and received in rings.
 //!
 //! - `send`: from a store's address to a packet; putting split bursts together; stalls and their watchdog;
-//! - `line`: whose turn it is where several VPIDs fill a link;
 //! - `ring`: a VPID's receive ring in its own memory, and the credit that is owed for what was taken out of it.
 //! - `receive`: from packets to the rings of those that they are for.
 
-pub(crate) mod line;
 mod receive;
 pub(crate) mod ring;
 pub(crate) mod send;

@@ -40,8 +40,8 @@ pub(crate) enum Sent {
     Some,
     /// The one in front does not go this way: it is looked at by itself.
     Nothing,
-    /// The way has no credit, or somebody else goes first.
-    Blocked(usize),
+    /// The way has no credit, or what there is belongs to what passes through.
+    Blocked,
 }
 
 /// A message that the processor split, as far as it has come.
@@ -145,19 +145,23 @@ impl Card {
         first: u64,
         posted: &mut Posted<'_>,
     ) -> Sent {
-        let (node, ..) = address::decode(first);
+        let (node, addressee, ..) = address::decode(first);
         let (source, admin) = (self.config.node, self.admin());
         let Some(way) = self.switch.way_out(node, Class::Request).filter(|_| who != admin) else {
             return Sent::Nothing;
         };
-        let Self { vpids, directory, shown_late, lines, .. } = self;
+        let Self { vpids, directory, shown_late, switch, .. } = self;
         let vpid = vpids.get_mut(usize::from(who.0)).filter(|vpid| vpid.assembly.is_empty());
         let (Some(vpid), mut ports) = (vpid, context.ports()) else { return Sent::Nothing };
-        let line = usize::from(way.0);
-        if !lines.admits(line, who.0) || ports.is_up(way.0) && !ports.ready(way.0, way.1) {
-            return Sent::Blocked(line);
+        let most = switch.allowance(&ports, way);
+        if most == 0 || ports.is_up(way.0) && !ports.ready(way.0, way.1) {
+            // Who has no credit waits for that, and not for the way.
+            let goes =
+                directory.entry(node, addressee).is_some_and(|entry| entry.is_up() && entry.credit > 0);
+            return if goes { Sent::Blocked } else { Sent::Nothing };
         }
-        let Some(mut run) = ports.run(way.0, way.1) else { return Sent::Nothing };
+        let Some(run) = ports.run(way.0, way.1) else { return Sent::Nothing };
+        let mut run = run.at_most(most);
         // What the last record came to.
         let (mut header, mut place) = (0, usize::MAX);
         let sent = posted.take_while(|at, data, alike| {
@@ -196,8 +200,8 @@ impl Card {
         }
         vpid.counts.sent += u64::from(sent);
         vpid.end_stall();
-        lines.leave(line, sent);
         shown_late.add(who.0);
+        switch.spend(way, sent);
         Sent::Some
     }
 }
