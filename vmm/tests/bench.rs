@@ -112,10 +112,21 @@ fn without_valgrind_the_packet_bench_says_what_to_install() {
     assert!(said.contains("valgrind") && said.contains("install"), "{said}");
 }
 
+/// What `mmio` and `guest` measure of a device of registers.
+const REGISTER_PATHS: [&str; 7] = [
+    "trapped-read",
+    "trapped-read-hot",
+    "trapped-write",
+    "posted-write",
+    "posted-write-done",
+    "posted-write-done-asleep",
+    "irq",
+];
+
 #[test]
 fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
     let report = quick("mmio");
-    let ours = ["trapped-read", "trapped-read-hot", "trapped-write", "posted-write", "irq"];
+    let ours = REGISTER_PATHS;
     let bare = ["bare-ring", "unix-pingpong", "unix-pingpong-spinning", "eventfd-pingpong"];
     assert_report(&report, "mmio", &[ours.as_slice(), &bare].concat());
     if cfg!(feature = "bench-peers") {
@@ -171,7 +182,7 @@ fn fcnp_is_measured_beside_packets_and_sockets() {
 #[test]
 fn guests_write_and_send_without_the_server_and_without_an_exit() {
     let report = quick("guest");
-    let registers = ["trapped-read", "trapped-read-hot", "trapped-write", "posted-write", "irq"];
+    let registers = REGISTER_PATHS;
     let messages = ["raw", "fcnp-poll", "virtio-net-tcp"];
     let counted = ["counted-posted-writes", "counted-packets"];
     let trapped = ["counted-trapped-reads", "counted-trapped-writes"];
