@@ -5,13 +5,19 @@
 #[path = "common/c_program.rs"]
 mod c_program;
 
-use self::c_program::{CApi, run, sanitizers};
+use self::c_program::{CApi, run, sanitizers, workspace};
 
 const EXTOLL: CApi = CApi { room: "userlib/extoll-c", package: "nicforge-extoll-c" };
 
+/// Its header includes those of both libraries.
+fn headers() -> Vec<String> {
+    let room = |name| format!("-I{}", workspace().join("userlib").join(name).join("c-api/include").display());
+    ["rma", "velo"].map(room).to_vec()
+}
+
 fn goes_round(options: &[String]) {
     let folder = tempfile::tempdir().unwrap();
-    let program = EXTOLL.compile("extoll_both", folder.path(), options);
+    let program = EXTOLL.compile("extoll_both", folder.path(), &[&headers(), options].concat());
     let out = run("extoll.toml", folder.path(), &["--", &program]);
     assert!(out.contains("ex0 | 100 rounds of 65536 bytes over 8 nodes"), "{out}");
 }

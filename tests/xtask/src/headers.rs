@@ -47,18 +47,12 @@ fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
         library(root, "userlib/velo/c-api", "nicforge_velo.h")?,
         library(root, "userlib/rma/c-api", "nicforge_rma.h")?,
         library(root, "userlib/extoll-transport/c-api", "nicforge_matching.h")?,
-        // Of the other libraries in it cbindgen finds their roots alone.
-        library_of(root, "userlib/extoll-c", "nicforge_extoll.h", &["userlib/rma/c-api/src/memory.rs"])?,
+        library(root, "userlib/extoll-c", "nicforge_extoll.h")?,
     ])
 }
 
 /// The header of a library's C API.
 fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
-    library_of(root, room, header, &[])
-}
-
-/// The same with more sources.
-fn library_of(root: &Path, room: &str, header: &str, more: &[&str]) -> Result<Generated, Failed> {
     let room = root.join(room);
     let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).map_err(Failed::new)?;
     let folder = room.join("src");
@@ -73,7 +67,6 @@ fn library_of(root: &Path, room: &str, header: &str, more: &[&str]) -> Result<Ge
             && !path.file_stem().is_some_and(|stem| stem == "lib" || stem == "tests")
     };
     sources.extend(modules.into_iter().filter(is_module));
-    sources.extend(more.iter().map(|source| root.join(source)));
     let builder = cbindgen::Builder::new().with_config(config);
     let bindings = sources
         .into_iter()

@@ -3,7 +3,8 @@
  * is there.
  *
  *   cargo build --release -p nicforge-extoll-c
- *   cc -O2 -I userlib/extoll-c/include userlib/extoll-c/examples/extoll_both.c \
+ *   cc -O2 -I userlib/extoll-c/include -I userlib/rma/c-api/include -I userlib/velo/c-api/include \
+ *      userlib/extoll-c/examples/extoll_both.c \
  *      -L target/release -lnicforge_extoll_c -Wl,-rpath,$PWD/target/release -o extoll_both
  *   nicforge run machines/extoll.toml -- ./extoll_both
  *

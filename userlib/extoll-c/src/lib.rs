@@ -9,10 +9,17 @@
 //! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once.
 #![allow(unsafe_code, non_camel_case_types)]
 
-#[path = "../../rma/c-api/src/lib.rs"]
-pub mod rma;
-#[path = "../../velo/c-api/src/lib.rs"]
-pub mod velo;
+/// Both APIs. Their headers are their own:
+/// cbindgen:ignore
+#[path = "."]
+mod apis {
+    #[path = "../../rma/c-api/src/lib.rs"]
+    pub mod rma;
+    #[path = "../../velo/c-api/src/lib.rs"]
+    pub mod velo;
+}
+
+pub use apis::{rma, velo};
 
 use std::{
     ffi::{OsString, c_char},
