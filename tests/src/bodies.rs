@@ -202,6 +202,7 @@ macro_rules! bodies_of {
             interrupt_mode_wakes_the_daemon_and_the_call
             deadlines_before_the_transfer_change_nothing
             cancelled_calls_end
+            calls_that_could_not_be_withdrawn_are_by_the_next_one
             read_cancelled_in_the_middle_aborts_the_write
             write_cancelled_in_the_middle_aborts_the_read
             io_write_cancelled_in_the_middle_aborts_the_read

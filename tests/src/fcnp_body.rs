@@ -252,6 +252,36 @@ pub fn cancelled_calls_end(rig: &dyn Rig) {
     all_is_well(&io, &core);
 }
 
+/// Calls that were cancelled while nothing could leave their node are taken back by the next call, whichever it is: the I/O
+/// node's calls do not find their requests.
+pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let neighbour = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
+    let stuck = |call: &(dyn Fn(&Cancel) -> Result<usize, Error> + Sync)| {
+        let (cancel, arrived) = (Cancel::new().unwrap(), io.statistics().hand_overs);
+        thread::scope(|scope| {
+            let result = scope.spawn(|| call(&cancel));
+            eventually("the request arrives", || io.statistics().hand_overs > arrived);
+            let mut held = None;
+            eventually("the lock box is free", || {
+                held = neighbour.send_lock().try_lock(neighbour.owner());
+                held.is_some()
+            });
+            cancel.cancel();
+            assert!(matches!(result.join().unwrap(), Err(Error::Cancelled { .. })));
+        });
+    };
+    let never = Deadline::never();
+    stuck(&|cancel| core.read_until(&mut [0; 16], never, Some(cancel)));
+    all_is_well(&io, &core);
+    stuck(&|cancel| core.write_until(&[1; 16], never, Some(cancel)));
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(io.write(0, &[2; 500]), Ok(500)));
+        assert_eq!(core.read(&mut [0; 500]), Ok(500));
+    });
+    all_is_well(&io, &core);
+}
+
 /// The core's read is cancelled amid its data: the I/O node's write ends as well.
 pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 2));

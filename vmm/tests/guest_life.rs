@@ -125,7 +125,7 @@ fn a_program_that_waits_in_the_kernel_module_is_told_that_the_server_was_killed(
     assert_eq!(run(&guest, "dmesg | grep -e BUG: -e WARNING: -e 'Call Trace' || true"), "");
 }
 
-/// It asks for its function back, which a guest's own bus has no way to give.
+/// It asks for its functions back by VFIO's request interrupt, which QEMU (up to 11.1) does not bind for vfio-user functions.
 #[test]
 fn a_guest_goes_on_when_its_server_is_stopped() {
     let logs = logs("guest_life_stopped");

@@ -176,7 +176,7 @@ fn messages_pass(io: &IoNode, core: &ComputeCore) {
             let there = scope.spawn(|| {
                 let mut buffer = vec![0; size];
                 let count = io.read(core.rank(), &mut buffer).unwrap();
-                io.write(core.rank(), &buffer[..count]).unwrap();
+                assert_eq!(io.write(core.rank(), &buffer[..count]).unwrap(), count);
             });
             let sent: Vec<_> = (0..size).map(|index| index as u8).collect();
             let mut received = vec![0; size];

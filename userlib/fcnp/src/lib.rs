@@ -17,7 +17,7 @@
 //!
 //! | error | where | afterwards |
 //! | --- | --- | --- |
-//! | [`Error::Timeout`], [`Error::Cancelled`] | compute core | The request is withdrawn by a RESET of its direction, for which the call goes on for [`Config::recovery`] at most; if the I/O node does not answer the next call does it first. A call of the I/O node that had begun this transfer ends with [`Error::Aborted`]; one that had not goes on waiting. |
+//! | [`Error::Timeout`], [`Error::Cancelled`] | compute core | The request is withdrawn by a RESET of its direction, for which the call goes on for [`Config::recovery`] at most; if the I/O node does not answer, or nothing can leave, the next call does it first, whichever it is. A call of the I/O node that had begun this transfer ends with [`Error::Aborted`]; one that had not goes on waiting. |
 //! | the same | I/O node, before the acknowledgement has left | Nothing has happened; the core's request still stands. |
 //! | the same | I/O node, reading | The rest of the message is discarded as it comes. The core's write succeeds: like a socket's, it says that the data were sent. |
 //! | the same | I/O node, writing | The core's read ends with [`Error::Aborted`]. |

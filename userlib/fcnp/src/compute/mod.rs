@@ -37,6 +37,8 @@ enum Direction {
 }
 
 impl Direction {
+    const BOTH: [Self; 2] = [Self::Read, Self::Write];
+
     fn scope(self) -> Scope {
         match self {
             Direction::Read => Scope::Read,
@@ -156,7 +158,7 @@ impl ComputeCore {
         while !core.node.generation(core.node.name.core).is_up() {
             waiter.turn("this core's own entry in the presence table")?;
         }
-        let link = core.ensure_linked(Direction::Read, &mut waiter)?;
+        let link = core.ensure_linked(&mut waiter)?;
         for state in &core.directions {
             state.known.store(link.to_word(), Ordering::Relaxed);
         }
@@ -276,7 +278,7 @@ impl ComputeCore {
             self.lose(direction, known);
             return Err(Error::PeerGone { peer: self.peer() });
         }
-        match (self.ensure_linked(direction, waiter), known) {
+        match (self.ensure_linked(waiter), known) {
             (Ok(link), Some(known)) if !link.has_peer_of(known) => {
                 self.lose(direction, known);
                 Err(Error::PeerGone { peer: self.peer() })
@@ -334,27 +336,34 @@ impl ComputeCore {
         self.node.generation(self.node.name.core)
     }
 
-    /// A link on which `direction` may start.
-    fn ensure_linked(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<Link, Error> {
-        let clean = || self.link().filter(|_| !self.state(direction).dirty.load(Ordering::Acquire));
+    /// A link on which a call may start. A request of either direction that could not be withdrawn is withdrawn first: the I/O
+    /// node would take it for one of the calls that follow.
+    fn ensure_linked(&self, waiter: &mut Waiter<'_>) -> Result<Link, Error> {
         loop {
-            if let Some(link) = clean() {
+            let (link, dirty) = (self.link(), self.dirty());
+            if let (Some(link), None) = (link, dirty) {
                 return Ok(link);
             }
             let mut token = self.lock_handshake(waiter)?;
-            if clean().is_some() {
-                continue;
+            match (self.link(), self.dirty()) {
+                // Another thread has done it meanwhile.
+                (Some(_), None) => {}
+                (Some(_), Some(dirty)) => self.reset(dirty.scope(), &mut token, waiter)?,
+                (None, _) => {
+                    // A full RESET may not overtake data that the other thread still sends to the process that is gone.
+                    while self.directions.iter().any(|state| state.running.load(Ordering::Acquire)) {
+                        waiter.turn("the other call of this core to notice that the I/O node is gone")?;
+                    }
+                    self.reset(Scope::All, &mut token, waiter)?;
+                }
             }
-            if self.link().is_some() {
-                self.reset(direction.scope(), &mut token, waiter)?;
-                continue;
-            }
-            // A full RESET may not overtake data that the other thread still sends to the process that is gone.
-            while self.directions.iter().any(|state| state.running.load(Ordering::Acquire)) {
-                waiter.turn("the other call of this core to notice that the I/O node is gone")?;
-            }
-            self.reset(Scope::All, &mut token, waiter)?;
         }
+    }
+
+    /// A direction whose request could not be withdrawn.
+    #[inline]
+    fn dirty(&self) -> Option<Direction> {
+        Direction::BOTH.into_iter().find(|direction| self.state(*direction).dirty.load(Ordering::Acquire))
     }
 
     fn lock_handshake(&self, waiter: &mut Waiter<'_>) -> Result<MutexGuard<'_, u32>, Error> {
