@@ -24,7 +24,7 @@ macro_rules! counters {
     };
 }
 
-/// A counter that several threads add to, once a batch or a message.
+/// A counter that several threads add to.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -32,6 +32,35 @@ impl Counter {
     #[inline]
     pub(crate) fn add(&self, n: u64) {
         self.0.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+/// What a transfer adds to a counter, in few pieces: an addition that other threads see makes the processor wait for its stores.
+pub(crate) struct Tally<'a> {
+    counter: &'a Counter,
+    pending: u64,
+}
+
+impl<'a> Tally<'a> {
+    /// The largest piece that is kept back.
+    const PIECE: u64 = 64;
+
+    pub(crate) fn of(counter: &'a Counter) -> Self {
+        Self { counter, pending: 0 }
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, n: usize) {
+        self.pending += n as u64;
+        if self.pending >= Self::PIECE {
+            self.counter.add(std::mem::take(&mut self.pending));
+        }
+    }
+}
+
+impl Drop for Tally<'_> {
+    fn drop(&mut self) {
+        self.counter.add(self.pending);
     }
 }
 
@@ -53,7 +82,7 @@ counters! {
     hand_overs,
     /// Times the daemon was woken by an interrupt.
     interrupts,
-    /// Times the receive FIFO was looked at and found empty.
+    /// Times a thread that waits for packets found none in the receive FIFO.
     polls,
     /// Data packets without a reader, discarded.
     orphans,

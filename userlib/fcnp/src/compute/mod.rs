@@ -22,7 +22,7 @@ pub(crate) use self::transfer::BATCH;
 use crate::{
     Config, Error, Peer, Statistics,
     protocol::{Control, CoreName, Kind, ResetHead, Scope},
-    tree::{Generation, TreeChannel},
+    tree::{Generation, TreeChannel, Watch},
     wait::Waiter,
 };
 
@@ -313,6 +313,12 @@ impl ComputeCore {
     #[inline]
     fn is_gone(&self, link: Link) -> bool {
         self.peer_is_gone(link) || self.is_outlived(link)
+    }
+
+    /// As [`ComputeCore::is_gone`], for a transfer, which looks after each batch of packets.
+    #[inline]
+    fn is_gone_by(&self, watch: &mut Watch, link: Link) -> bool {
+        self.resets() != link.resets || watch.is_gone(&self.node.channel, || self.is_gone(link))
     }
 
     /// Whether this core is a new one since, because its device was reset.

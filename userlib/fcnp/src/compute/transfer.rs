@@ -9,6 +9,8 @@ use super::{
 use crate::{
     Error,
     protocol::{Control, Kind, Split, request_size},
+    statistics::Tally,
+    tree::Watch,
     wait::{Waiter, part},
 };
 
@@ -49,13 +51,14 @@ impl ComputeCore {
         let split = Split::new(requested, agreed);
         let body = &data[split.head..agreed as usize];
         let header = self.header(false);
+        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.node.counters.packets_sent));
         let mut at = 0;
         while at < body.len() {
             let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
             let sent = self.node.channel.send_batch(held)?.send_data(header, &body[at..], BATCH)?;
             at = body.len().min(at + sent * PAYLOAD);
-            self.node.counters.packets_sent.add(sent as u64);
-            if gone() {
+            packets.add(sent);
+            if self.is_gone_by(&mut watch, link) {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
             if sent == 0 {
@@ -130,16 +133,17 @@ impl ComputeCore {
         link: Link,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
+        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.node.counters.packets_received));
         let mut at = 0;
         while at < body.len() {
-            if self.is_outlived(link) {
+            // Looked at first: what the I/O node sent before it went is in the FIFO once it is seen down.
+            let gone = self.is_gone_by(&mut watch, link);
+            if gone && self.is_outlived(link) {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
-            // Looked at first: what the I/O node sent before it went is in the FIFO once it is seen down.
-            let gone = self.is_gone(link);
             let taken = right.take_data(part(body, at))?;
             at = body.len().min(at + taken.packets * PAYLOAD);
-            self.node.counters.packets_received.add(taken.packets as u64);
+            packets.add(taken.packets);
             if taken.control {
                 if self.node.interruption(right)? == Interruption::Aborted {
                     return Err(Error::Aborted { peer: self.peer() });

@@ -10,12 +10,14 @@ use nicforge_hwi::tree::{Header, PAYLOAD};
 
 use super::{
     cores::{Direction, Link, Request, spin_lock},
-    service::{Drain, Inner},
+    service::{Drain, Inner, NOT_EMPTY},
 };
 use crate::{
     Error, Mode, Peer,
     compute::{BATCH, CLASS},
     protocol::{Control, Kind, Split, request_size},
+    statistics::Tally,
+    tree::Watch,
     wait::{Waiter, part},
 };
 
@@ -236,17 +238,27 @@ impl<'a> Call<'a> {
     }
 
     fn send_data(&mut self, data: &[u8], link: Link) -> Result<(), Error> {
+        let inner = self.inner;
         let header = Header::to_core(CLASS, link.name.node, link.name.core, false);
+        let (mut watch, mut packets) = (Watch::default(), Tally::of(&inner.counters.packets_sent));
+        // Kept from batch to batch as long as nobody else wants to send: to take it anew waits for the stores of the last batch.
+        let mut right = None;
         let mut at = 0;
         while at < data.len() {
-            let held = spin_lock(&self.inner.send);
-            let sent = self.inner.channel.send_batch(held)?.send_data(header, &data[at..], BATCH)?;
+            let held = right.get_or_insert_with(|| inner.send.lock());
+            let sent = inner.channel.send_batch(&*held)?.send_data(header, &data[at..], BATCH)?;
             at = data.len().min(at + sent * PAYLOAD);
-            self.inner.counters.packets_sent.add(sent as u64);
-            self.check_transfer(link)?;
+            packets.add(sent);
+            let over = self.may_be_over(&mut watch, link);
+            if over || sent == 0 || inner.send.is_wanted() {
+                right = None;
+            }
+            if over {
+                self.check_transfer(link)?;
+            }
             if sent == 0 {
-                self.inner.counters.stalls.add(1);
-                self.inner.service()?;
+                inner.counters.stalls.add(1);
+                inner.service()?;
                 self.waiter.turn("room in the send FIFO")?;
             } else {
                 self.waiter.moved(sent, "the data to leave")?;
@@ -255,11 +267,20 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
+    /// Whether [`Call::check_transfer`] has anything to say. Takes no lock.
+    #[inline]
+    fn may_be_over(&self, watch: &mut Watch, link: Link) -> bool {
+        self.inner.channel.device().resets() != self.inner.resets
+            || self.inner.cores[self.core as usize].is_revoked(self.direction)
+            || watch.is_gone(&self.inner.channel, || self.inner.is_gone(link))
+    }
+
     /// Receives data packets until `body` is full, and gives the right to receive back. When the call is interrupted the
     /// rest is discarded as it comes, and the slot is free after that.
     fn receive_data(&mut self, body: &mut [u8], link: Link) -> Result<(), Error> {
         // Whoever has the right sees that a thread is reading, and lets go.
         let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.incoming));
+        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.inner.counters.packets_received));
         let mut at = 0;
         let mut after_gone = 0;
         let result = loop {
@@ -270,13 +291,13 @@ impl<'a> Call<'a> {
                 break Err(error);
             }
             // Looked at first: what the core sent before it went is in the FIFO once it is seen down.
-            let gone = self.inner.is_gone(link);
+            let gone = watch.is_gone(&self.inner.channel, || self.inner.is_gone(link));
             let taken = match receiver.take_data(part(body, at)) {
                 Ok(taken) => taken,
                 Err(error) => break Err(error),
             };
             at = body.len().min(at + taken.packets * PAYLOAD);
-            self.inner.counters.packets_received.add(taken.packets as u64);
+            packets.add(taken.packets);
             if taken.control {
                 let mut payload = [0; PAYLOAD];
                 if let Err(error) = receiver.payload(&mut payload) {
@@ -308,8 +329,9 @@ impl<'a> Call<'a> {
             }
         };
         if result.as_ref().is_err_and(Error::is_interrupted) {
-            let packets = (body.len() - at).div_ceil(PAYLOAD);
-            receiver.held().drain = Some(Drain { core: self.core, packets });
+            let left = (body.len() - at).div_ceil(PAYLOAD);
+            self.inner.empty_at.store(NOT_EMPTY, Ordering::Release);
+            receiver.held().drain = Some(Drain { core: self.core, packets: left });
         }
         // Freed last: until then nobody else may take the lock from us.
         drop(receiver);
@@ -324,6 +346,7 @@ impl<'a> Call<'a> {
             self.waiter.progress();
             return self.waiter.check(what);
         }
+        self.inner.counters.polls.add(1);
         if self.inner.config.mode == Mode::Interrupt {
             let since = *self.idle_since.get_or_insert_with(Instant::now);
             if since.elapsed() > self.inner.config.poll_phase {

@@ -36,6 +36,7 @@ fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
             idle_since = Instant::now();
             continue;
         }
+        inner.counters.polls.add(1);
         match interrupt {
             Some(interrupt) if may_sleep(inner) && idle_since.elapsed() > inner.config.poll_phase => {
                 sleep(inner, interrupt)?;

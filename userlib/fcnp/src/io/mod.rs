@@ -17,7 +17,7 @@ use std::{
     collections::VecDeque,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicU32},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize},
     },
     thread::{Builder, JoinHandle},
     time::Duration,
@@ -30,7 +30,7 @@ use self::{
     call::Call,
     cores::{Core, Direction, Slot},
     event::Event,
-    service::{Incoming, Inner},
+    service::{Incoming, Inner, NOT_EMPTY, SendRight},
 };
 use crate::{
     Config, Error, Mode, Statistics,
@@ -84,10 +84,12 @@ impl IoNode {
             cores: (0..cores).map(|_| Core::default()).collect(),
             resets: channel.device().resets(),
             slots: [Slot::new(cores), Slot::new(cores)],
-            send: Mutex::new(send),
+            send: SendRight::new(send),
             incoming: Mutex::new(Incoming { held, drain: None }),
             reading: AtomicBool::new(false),
+            empty_at: AtomicU64::new(NOT_EMPTY),
             outbox: Mutex::new(VecDeque::with_capacity(cores)),
+            owed: AtomicUsize::new(0),
             callers: AtomicU32::new(0),
             event: Event::default(),
             doze: Event::default(),

@@ -5,8 +5,8 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Mutex,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        Mutex, MutexGuard,
+        atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering},
     },
 };
 
@@ -27,6 +27,9 @@ use crate::{
 
 /// Packets taken in a row before something else has its turn.
 const SERVICE: usize = 16;
+
+/// No number of packets.
+pub(super) const NOT_EMPTY: u64 = u64::MAX;
 
 /// A write of a core that nobody receives any more: its data are discarded as they come.
 #[derive(Clone, Copy, Debug)]
@@ -49,6 +52,36 @@ impl HoldsLock for Incoming {
     }
 }
 
+/// The right to send. The node's lock box is held as long as this process serves.
+#[derive(Debug)]
+pub(super) struct SendRight {
+    held: Mutex<Held<LockBox>>,
+    /// Threads that wait for it.
+    wanted: AtomicU32,
+}
+
+impl SendRight {
+    pub(super) fn new(held: Held<LockBox>) -> Self {
+        Self { held: Mutex::new(held), wanted: AtomicU32::new(0) }
+    }
+
+    pub(super) fn lock(&self) -> MutexGuard<'_, Held<LockBox>> {
+        if let Some(guard) = try_lock(&self.held) {
+            return guard;
+        }
+        self.wanted.fetch_add(1, Ordering::Relaxed);
+        let guard = spin_lock(&self.held);
+        self.wanted.fetch_sub(1, Ordering::Relaxed);
+        guard
+    }
+
+    /// Whether a thread waits for it: who has it for more than a batch of packets gives it back then.
+    #[inline]
+    pub(super) fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Relaxed) != 0
+    }
+}
+
 /// What the threads of an I/O node share.
 #[derive(Debug)]
 pub(super) struct Inner {
@@ -59,11 +92,16 @@ pub(super) struct Inner {
     pub(super) resets: u32,
     /// By [`Direction`].
     pub(super) slots: [Slot; 2],
-    pub(super) send: Mutex<Held<LockBox>>,
+    pub(super) send: SendRight,
     pub(super) incoming: Mutex<Incoming>,
     /// A thread receives data, or is about to: nobody else touches the receive FIFO.
     pub(super) reading: AtomicBool,
+    /// What [`TreeChannel::received`] was when the receive FIFO was found empty and no drain was on; [`NOT_EMPTY`] from when one
+    /// begins. Written under the lock of `incoming`.
+    pub(super) empty_at: AtomicU64,
     pub(super) outbox: Mutex<VecDeque<u32>>,
+    /// Cores in the outbox, those included that are just being dealt with. Written under its lock.
+    pub(super) owed: AtomicUsize,
     /// Calls that poll the FIFO themselves, so that the daemon need not.
     pub(super) callers: AtomicU32,
     /// Where calls sleep in interrupt mode.
@@ -100,7 +138,10 @@ impl Inner {
     pub(super) fn service(&self) -> Result<bool, Error> {
         self.check_own()?;
         let mut worked = false;
-        if !self.reading.load(Ordering::Acquire)
+        // Loaded first: what the NIC puts into the FIFO is counted once it is there.
+        let received = u64::from(self.channel.received());
+        if received != self.empty_at.load(Ordering::Acquire)
+            && !self.reading.load(Ordering::Acquire)
             && let Some(incoming) = try_lock(&self.incoming)
         {
             let mut receiver = self.channel.receiver(incoming);
@@ -131,8 +172,8 @@ impl Inner {
             if empty && let Some(drain) = drained {
                 self.end_drain(receiver.held(), drain.core);
             }
-            if !worked {
-                self.counters.polls.add(1);
+            if empty && receiver.held().drain.is_none() {
+                self.empty_at.store(received, Ordering::Release);
             }
         }
         Ok(self.flush()? || worked)
@@ -267,17 +308,22 @@ impl Inner {
     /// Control packets are owed to `core`.
     pub(super) fn owe(&self, core: u32) {
         if !self.cores[core as usize].queued.swap(true, Ordering::AcqRel) {
-            spin_lock(&self.outbox).push_back(core);
+            let mut outbox = spin_lock(&self.outbox);
+            outbox.push_back(core);
+            self.owed.store(outbox.len(), Ordering::Release);
         }
     }
 
     /// Whether control packets are owed to anybody.
     pub(super) fn is_owing(&self) -> bool {
-        try_lock(&self.outbox).is_none_or(|outbox| !outbox.is_empty())
+        self.owed.load(Ordering::Acquire) != 0
     }
 
     /// Sends what is owed as far as there is room. Whether anything was sent.
     fn flush(&self) -> Result<bool, Error> {
+        if !self.is_owing() {
+            return Ok(false);
+        }
         let Some(mut outbox) = try_lock(&self.outbox) else { return Ok(false) };
         let mut sent = false;
         for _ in 0..outbox.len() {
@@ -291,6 +337,7 @@ impl Inner {
                 outbox.push_back(core);
             }
         }
+        self.owed.store(outbox.len(), Ordering::Release);
         Ok(sent)
     }
 
@@ -338,7 +385,7 @@ impl Inner {
     /// Sends a control packet if there is room.
     pub(super) fn try_send(&self, control: &Control, link: Link) -> Result<bool, Error> {
         let header = Header::to_core(CLASS, link.name.node, link.name.core, true);
-        let sent = self.channel.send_batch(spin_lock(&self.send))?.try_send(header, &control.encode())?;
+        let sent = self.channel.send_batch(self.send.lock())?.try_send(header, &control.encode())?;
         if sent {
             self.counters.packets_sent.add(1);
         } else {

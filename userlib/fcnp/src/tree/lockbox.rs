@@ -108,6 +108,12 @@ pub trait HoldsLock {
     fn number(&self) -> u64;
 }
 
+impl<T: HoldsLock> HoldsLock for &T {
+    fn number(&self) -> u64 {
+        T::number(self)
+    }
+}
+
 impl<T: HoldsLock> HoldsLock for MutexGuard<'_, T> {
     fn number(&self) -> u64 {
         T::number(self)

@@ -30,6 +30,7 @@ use nicforge_hwi::{
 };
 use nicforge_shm::{SharedU32, Slots, Window};
 
+pub(crate) use self::presence::Watch;
 pub use self::{
     lockbox::{Held, HoldsLock, LockBox, thread_number},
     presence::Generation,
@@ -174,7 +175,8 @@ impl TreeChannel {
         word.unwrap_or(0).to_le_bytes().map(Generation)
     }
 
-    /// Counts up when a presence entry changes.
+    /// Counts up when a presence entry has changed.
+    #[inline]
     pub fn presence_changes(&self) -> u32 {
         self.presence_changes.load(Ordering::Acquire)
     }
