@@ -17,7 +17,7 @@ use std::sync::{
 use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, GoneCause};
 use nicforge_hwi::tree::{CORES, Header};
 
-use self::node::{Node, Want};
+use self::node::Node;
 pub(crate) use self::transfer::BATCH;
 use crate::{
     Config, Error, Peer, Statistics,
@@ -441,10 +441,9 @@ impl ComputeCore {
         let request = Control::new(Kind::Reset, self.node.name, scope as u32)
             .with_head(zerocopy::IntoBytes::as_bytes(&head));
         self.send_control(&request, changed, waiter)?;
-        let want = Want { kind: Kind::Reset, withdraws_read: scope.has_read() };
         loop {
             let (answer, _right) =
-                self.await_acknowledgement(want, changed, waiter, "the acknowledgement of a RESET")?;
+                self.await_acknowledgement(Kind::Reset, changed, waiter, "the acknowledgement of a RESET")?;
             let head = ResetHead::of(&answer);
             if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
                 let generation = Generation(head.generation);

@@ -12,6 +12,8 @@
 //! | before the lock is handed over | the NIC frees the lock; the core takes it and passes the packet it has already |
 //! | the core it is handed to | the NIC frees the lock and discards the data; or, when the NIC had seen the death before the hand-over, whoever waits next frees it |
 
+use std::sync::atomic::{AtomicBool, Ordering};
+
 use crate::{
     Error,
     compute::mailbox::{Mailbox, Stream, StreamWord},
@@ -23,15 +25,6 @@ use nicforge_hwi::tree::{CORES, PAYLOAD};
 
 /// The right to receive.
 pub(super) type Right<'a> = Receiver<'a, Held<&'a LockBox>>;
-
-/// What a waiting thread wants from the FIFO.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Want {
-    /// The acknowledgement waited for.
-    pub(super) kind: Kind,
-    /// Whether it withdraws the core's read, so that data of it are orphans.
-    pub(super) withdraws_read: bool,
-}
 
 /// What the first packet in the FIFO was.
 #[allow(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
@@ -64,6 +57,9 @@ pub(super) struct Node {
     pub(super) counters: Counters,
     stream: StreamWord,
     mailboxes: Vec<[Mailbox; 3]>,
+    /// A read of this core has sent its request and is not over. Without one nobody takes a stream that is this core's: its data are
+    /// orphans.
+    pub(super) reading: AtomicBool,
 }
 
 impl Node {
@@ -83,7 +79,8 @@ impl Node {
             })
             .collect::<Result<_, Error>>()?;
         let stream = StreamWord::new(channel.shared())?;
-        Ok(Self { name, counters: Counters::default(), stream, mailboxes, channel })
+        let reading = AtomicBool::new(false);
+        Ok(Self { name, counters: Counters::default(), stream, mailboxes, reading, channel })
     }
 
     pub(super) fn generation(&self, core: u16) -> Generation {
@@ -112,19 +109,20 @@ impl Node {
         stream.generation != self.generation(stream.core)
     }
 
-    /// Whether one who wants `want` may touch the FIFO, and whether the stream word must be cleared first.
-    fn admits(&self, stream: Option<Stream>, want: Want) -> (bool, bool) {
+    /// Whether one who waits for an acknowledgement of `want` may touch the FIFO, and whether the stream word must be cleared first.
+    fn admits(&self, stream: Option<Stream>, want: Kind) -> (bool, bool) {
         match stream {
             None => (true, false),
             Some(stream) if self.is_stale(stream) => (true, true),
-            Some(stream) if stream.core == self.name.core && want.withdraws_read => (true, true),
-            Some(stream) => (stream.core == self.name.core && want.kind == Kind::Read, false),
+            Some(stream) if stream.core != self.name.core => (false, false),
+            Some(_) if self.reading.load(Ordering::Acquire) => (want == Kind::Read, false),
+            Some(_) => (true, true),
         }
     }
 
     /// The right to receive, if it is free and `want` may have it.
     #[inline]
-    pub(super) fn try_right(&self, want: Want) -> Option<Right<'_>> {
+    pub(super) fn try_right(&self, want: Kind) -> Option<Right<'_>> {
         let stream = self.stream.get();
         if !self.admits(stream, want).0 {
             return None;
@@ -154,7 +152,7 @@ impl Node {
     }
 
     /// Deals with the first packet in the FIFO.
-    pub(super) fn poll(&self, right: &mut Right<'_>, want: Want) -> Result<Polled, Error> {
+    pub(super) fn poll(&self, right: &mut Right<'_>, want: Kind) -> Result<Polled, Error> {
         let Some(header) = right.peek()? else {
             self.counters.polls.add(1);
             return Ok(Polled::Empty);
@@ -167,7 +165,7 @@ impl Node {
         }
         let Some((control, payload)) = self.control(right)? else { return Ok(Polled::Other) };
         let number = right.position();
-        let mine = control.core == self.name && control.kind == want.kind;
+        let mine = control.core == self.name && control.kind == want;
         let streams = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
         let generation = self.generation(control.core.core);
         if control.kind == Kind::Read && control.size == ABORT || !generation.is_up() {

@@ -3,8 +3,8 @@
 use nicforge_hwi::tree::PAYLOAD;
 
 use super::{
-    ComputeCore, Link, Sent,
-    node::{Interruption, Polled, Right, Want},
+    ComputeCore, Flag, Link, Sent,
+    node::{Interruption, Polled, Right},
 };
 use crate::{
     Error,
@@ -16,9 +16,6 @@ use crate::{
 
 /// Packets sent in a row under the send lock (paper, IV).
 pub(crate) const BATCH: usize = 8;
-
-const WANT_READ: Want = Want { kind: Kind::Read, withdraws_read: false };
-const WANT_WRITE: Want = Want { kind: Kind::Write, withdraws_read: false };
 
 impl ComputeCore {
     /// A write: request with head, acknowledgement, data.
@@ -45,7 +42,7 @@ impl ComputeCore {
     ) -> Result<usize, Error> {
         let gone = || self.is_gone(link);
         let (answer, right) =
-            self.await_acknowledgement(WANT_WRITE, gone, waiter, "the acknowledgement of a write")?;
+            self.await_acknowledgement(Kind::Write, gone, waiter, "the acknowledgement of a write")?;
         drop(right);
         let agreed = self.agreed(&answer, requested)?;
         let split = Split::new(requested, agreed);
@@ -82,6 +79,8 @@ impl ComputeCore {
     ) -> Result<usize, (Error, Sent)> {
         let requested = request_size(buffer.len());
         let request = Control::new(Kind::Read, self.name(), requested);
+        // Before the acknowledgement can come.
+        let _reading = Flag::set(&self.node.reading);
         self.send_control(&request, || self.is_gone(link), waiter).map_err(|error| (error, Sent::Nothing))?;
         self.transfer_in_requested(buffer, requested, link, waiter).map_err(|error| (error, Sent::Request))
     }
@@ -95,7 +94,7 @@ impl ComputeCore {
     ) -> Result<usize, Error> {
         let gone = || self.is_gone(link);
         let (answer, right) =
-            self.await_acknowledgement(WANT_READ, gone, waiter, "the acknowledgement of a read")?;
+            self.await_acknowledgement(Kind::Read, gone, waiter, "the acknowledgement of a read")?;
         let agreed = self.agreed(&answer, requested)?;
         let split = Split::new(agreed, agreed);
         let (head, body) = buffer[..agreed as usize].split_at_mut(split.head);
@@ -199,14 +198,14 @@ impl ComputeCore {
     /// not. With the acknowledgement comes the right to receive if this thread has it.
     pub(super) fn await_acknowledgement(
         &self,
-        want: Want,
+        want: Kind,
         gone: impl Fn() -> bool,
         waiter: &mut Waiter<'_>,
         what: &'static str,
     ) -> Result<(Control, Option<Right<'_>>), Error> {
         let mut received = self.node.channel.received();
         loop {
-            if let Some(control) = self.node.delivered(want.kind)? {
+            if let Some(control) = self.node.delivered(want)? {
                 return Ok((control, None));
             }
             let now = self.node.channel.received();
@@ -217,7 +216,7 @@ impl ComputeCore {
             }
             if let Some(mut right) = self.node.try_right(want) {
                 // The last owner may have delivered it between the look above and the lock.
-                if let Some(control) = self.node.delivered(want.kind)? {
+                if let Some(control) = self.node.delivered(want)? {
                     return Ok((control, Some(right)));
                 }
                 loop {

@@ -10,7 +10,6 @@ use crate::{ComputeCore, Config, IoNode, Peer};
 
 /// Longer than anything takes that a test waits for.
 const LIMIT: Duration = Duration::from_secs(20);
-const WANT_WRITE: Want = Want { kind: Kind::Write, withdraws_read: false };
 
 /// A pset with an I/O node and one compute node.
 struct Pset(Arc<LocalMachine>);
@@ -59,7 +58,7 @@ fn killed_after(last: impl FnOnce(&Node, &mut Right<'_>)) {
     let (io, reader, killed) = (pset.io(), pset.core("core0"), pset.core("core1"));
     thread::scope(|scope| {
         let killed = killed;
-        let mut right = killed.node.try_right(WANT_WRITE).unwrap();
+        let mut right = killed.node.try_right(Kind::Write).unwrap();
         let read = scope.spawn(|| {
             let mut buffer = vec![0; 5000];
             (reader.read(&mut buffer), buffer)
@@ -118,12 +117,12 @@ fn read_succeeds_when_another_core_polls_its_acknowledgement() {
     let data = vec![9; 5000];
     let pset = Pset::new();
     let (io, reader, poller) = (pset.io(), pset.core("core0"), pset.core("core1"));
-    let mut right = poller.node.try_right(WANT_WRITE).unwrap();
+    let mut right = poller.node.try_right(Kind::Write).unwrap();
     thread::scope(|scope| {
         let read = scope.spawn(|| reader.read(&mut [0; 5000]));
         let write = scope.spawn(|| io.write(0, &data));
         assert_eq!(first_packet(&poller, &mut right), 0);
-        let polled = poller.node.poll(&mut right, WANT_WRITE).unwrap();
+        let polled = poller.node.poll(&mut right, Kind::Write).unwrap();
         assert!(matches!(polled, Polled::StreamPassed));
         drop(right);
         assert_eq!((write.join().unwrap(), read.join().unwrap()), (Ok(5000), Ok(5000)));
@@ -136,7 +135,7 @@ fn lock_handed_to_a_core_that_had_died_already_is_freed() {
     let pset = Pset::new();
     let (io, dead, poller) = (pset.io(), pset.core("core0"), pset.core("core1"));
     let old = Stream { core: 0, generation: poller.node.generation(0) };
-    let mut right = poller.node.try_right(WANT_WRITE).unwrap();
+    let mut right = poller.node.try_right(Kind::Write).unwrap();
     drop(dead);
     poller.node.stream.set(Some(old));
     right.held().hand_over(0);
@@ -158,9 +157,9 @@ fn reader_that_is_killed_between_hand_over_and_data_stops_nobody() {
     killed.send_control(&request, || false, &mut waiter).unwrap();
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &vec![1; 1 << 20]));
-        let mut right = other.node.try_right(WANT_WRITE).unwrap();
+        let mut right = other.node.try_right(Kind::Write).unwrap();
         assert_eq!(first_packet(&other, &mut right), 0);
-        assert!(matches!(other.node.poll(&mut right, WANT_WRITE).unwrap(), Polled::StreamPassed));
+        assert!(matches!(other.node.poll(&mut right, Kind::Write).unwrap(), Polled::StreamPassed));
         drop(right);
         drop(killed);
         assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
