@@ -215,6 +215,41 @@ fn what_a_dead_reader_was_about_to_read_is_discarded_until_the_next_reader_comes
 }
 
 #[test]
+fn a_reader_that_came_and_freed_the_box_again_ends_the_discarding() {
+    let mut rig = Rig::psets(&[4]);
+    let io = rig.core(0);
+    let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
+    dead.set_window(LOCK_RECV, 1);
+    rig.kill(&dead);
+    rig.run();
+
+    // It takes an acknowledgement and leaves the data for its other thread.
+    rig.send_all(&io, &[(irq_to(4), payload(1)), (to(4), payload(2))]);
+    live.set_window(LOCK_RECV, 2);
+    assert_eq!(live.receive().unwrap(), (irq_to(4), payload(1)));
+    live.set_window(LOCK_RECV, 0);
+    rig.run();
+
+    assert_eq!(live.receive().unwrap(), (to(4), payload(2)));
+}
+
+#[test]
+fn packets_that_name_a_live_core_are_not_what_a_dead_reader_left() {
+    let mut rig = Rig::psets(&[4]);
+    let io = rig.core(0);
+    let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
+    dead.set_window(LOCK_RECV, 1);
+    rig.kill(&dead);
+    rig.run();
+
+    rig.send_all(&io, &[(to_core(1, false), payload(1)), (to_core(1, false), payload(2))]);
+
+    assert_eq!(live.receive().unwrap(), (to_core(1, false), payload(1)));
+    rig.run();
+    assert_eq!(live.receive().unwrap(), (to_core(1, false), payload(2)));
+}
+
+#[test]
 fn a_reset_of_an_attachment_shows_in_its_generation_and_spares_the_others() {
     let mut rig = Rig::psets(&[2]);
     let (io, first, second) = (rig.core(0), rig.attach(1, 0), rig.attach(1, 1));

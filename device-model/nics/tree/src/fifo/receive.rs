@@ -31,7 +31,7 @@ impl Channel {
             return Room::Sink;
         }
         // Behind an irq-marked packet the data may be a live core's: that packet can be the acknowledgement of its read.
-        if self.guard && !header.irq() && self.irq_count == 0 {
+        if self.guard && is_anybodys(header) && self.irq_count == 0 {
             if windows.lock_recv.load(Ordering::Acquire) == 0 {
                 return Room::Sink;
             }
@@ -151,6 +151,8 @@ impl Channel {
             return;
         }
         self.bad_head = None;
+        // Only who has the box moves the head: a core has taken it since, and may have freed it again.
+        self.guard &= freed == 0;
         if self.irq_count == 0 {
             self.recv_head = head;
         } else {
@@ -223,6 +225,8 @@ impl Channel {
 
     /// Frees the lock boxes of an attachment that ends.
     pub(crate) fn free_locks(&mut self, attachment: u16) {
+        // What the dead core had read does not tell of a reader after it.
+        self.poll_recv_head();
         let Some(windows) = &self.windows else { return };
         for number in 0..window::LOCK_BOXES {
             let Ok(lock) = windows.window.u32(window::LOCK + number * window::LOCK_STRIDE) else { continue };
@@ -297,8 +301,8 @@ impl Channel {
         core < u32::from(CORES) && self.absent & (1 << core) != 0
     }
 
-    /// While nobody reads what a dead reader was about to: discards packets without the irq bit from the front of the FIFO,
-    /// holding the reader's lock.
+    /// While nobody reads what a dead reader was about to: discards packets without the irq bit that name no core from the front of
+    /// the FIFO, holding the reader's lock.
     #[inline]
     pub(crate) fn discard_orphans(&mut self) -> bool {
         self.guard && self.discard_guarded()
@@ -306,7 +310,7 @@ impl Channel {
 
     #[cold]
     fn discard_guarded(&mut self) -> bool {
-        if self.recv_count() == 0 || self.front_has_irq() {
+        if !self.front_is_anybodys() {
             return false;
         }
         let Some(windows) = &self.windows else { return false };
@@ -317,21 +321,29 @@ impl Channel {
         }
         self.poll_recv_head();
         let before = self.discarded;
-        while self.recv_count() > 0 && !self.front_has_irq() {
+        while self.guard && self.front_is_anybodys() {
             self.free_one();
             self.discarded += 1;
         }
-        if let Some(windows) = &self.windows {
+        if self.discarded != before
+            && let Some(windows) = &self.windows
+        {
             windows.recv_head.store(self.recv_head, Ordering::Release);
         }
         lock.store(0, Ordering::Release);
         self.discarded != before
     }
 
-    fn front_has_irq(&self) -> bool {
-        let (word, bit) = irq_at(self.recv_depth, self.recv_head);
-        self.irq[word] & bit != 0
+    fn front_is_anybodys(&self) -> bool {
+        self.recv_count() > 0
+            && self.received_header(self.recv_head).is_some_and(|header| is_anybodys(Header(header)))
     }
+}
+
+/// Whether a packet says neither by its irq bit nor by a core's name that it belongs to a reader that may live.
+#[inline]
+fn is_anybodys(header: Header) -> bool {
+    !header.irq() && header.core().is_none()
 }
 
 /// Whether a packet is for a core that has no client; `absent` are those, a bit a core.
