@@ -11,7 +11,7 @@ mod transfer;
 
 use std::sync::{
     Mutex, MutexGuard, PoisonError, TryLockError,
-    atomic::{AtomicBool, AtomicU32, Ordering},
+    atomic::{AtomicBool, AtomicU32, Ordering, fence},
 };
 
 use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, GoneCause};
@@ -249,8 +249,15 @@ impl ComputeCore {
         let state = self.state(direction);
         let _busy = Flag::set(&state.busy).ok_or(Error::Busy { what: direction.call() })?;
         let mut waiter = Waiter::new(&self.node.channel, deadline, cancel);
-        let link = self.link_for(direction, &mut waiter)?;
-        let _running = Flag::set(&state.running);
+        let (link, _running) = loop {
+            let link = self.link_for(direction, &mut waiter)?;
+            let running = Flag::set(&state.running);
+            // Either a RESET of all, which follows another process, waits for this call, or this sees that the link is not good any more.
+            fence(Ordering::SeqCst);
+            if self.link() == Some(link) {
+                break (link, running);
+            }
+        };
         let (error, sent) = match transfer(link, &mut waiter) {
             Ok(size) => return Ok(size),
             Err(failed) => failed,
@@ -357,6 +364,7 @@ impl ComputeCore {
                 (Some(_), Some(dirty)) => self.reset(dirty.scope(), &mut token, waiter)?,
                 (None, _) => {
                     // A full RESET may not overtake data that the other thread still sends to the process that is gone.
+                    fence(Ordering::SeqCst);
                     while self.directions.iter().any(|state| state.running.load(Ordering::Acquire)) {
                         waiter.turn("the other call of this core to notice that the I/O node is gone")?;
                     }
