@@ -9,10 +9,13 @@
 //! - The *stream word* names the core that data packets belong to. It is set before the READ acknowledgement is delivered,
 //!   and cleared by its owner after the last packet. Nobody else touches the receive FIFO meanwhile, unless that core is
 //!   down or a newer process has it: then its data are orphans.
+//! - The *readers* are the cores whose reads are on. An acknowledgement for any other comes from a read that was given up and
+//!   could not be withdrawn; its data are orphans, too. A core enters itself before its request can leave.
 //!
 //! | offset | what |
 //! | --- | --- |
 //! | 0x0 | stream word: bits 7..0 core + 1, bits 15..8 generation; 0 for none |
+//! | 0x40 + 4 * core | generation of the process of that core whose read is on; 0 for none |
 //! | 0x100 + 0x600 * core + 0x200 * kind | mailbox |
 //!
 //! A mailbox: at 0x00 the number + 1 of the packet that is being delivered, at 0x04 that of the packet delivered, at 0x40
@@ -26,6 +29,7 @@ use nicforge_shm::{SharedU32, Window};
 use crate::{Error, protocol::Kind, tree::Generation};
 
 const STREAM: u64 = 0x0;
+const READERS: u64 = 0x40;
 const BOXES: u64 = 0x100;
 const BOX: u64 = 0x200;
 const KINDS: u64 = 3;
@@ -125,6 +129,32 @@ impl StreamWord {
             None => 0,
         };
         self.0.store(word, Ordering::Release);
+    }
+}
+
+/// The cores whose reads are on.
+#[derive(Clone, Debug)]
+pub(crate) struct Readers([SharedU32; CORES as usize]);
+
+impl Readers {
+    pub(crate) fn new(shared: &Window) -> Result<Self, Error> {
+        let word = |core: u64| shared.u32(READERS + 4 * core);
+        Ok(Self([word(0)?, word(1)?, word(2)?, word(3)?]))
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, core: u16) -> Option<Generation> {
+        let generation = Generation(self.word(core).load(Ordering::Acquire) as u8);
+        generation.is_up().then_some(generation)
+    }
+
+    /// For `core` itself.
+    pub(crate) fn set(&self, core: u16, process: Option<Generation>) {
+        self.word(core).store(process.map_or(0, |process| process.0.into()), Ordering::Release);
+    }
+
+    fn word(&self, core: u16) -> &SharedU32 {
+        &self.0[usize::from(core % CORES)]
     }
 }
 

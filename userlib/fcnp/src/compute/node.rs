@@ -12,11 +12,9 @@
 //! | before the lock is handed over | the NIC frees the lock; the core takes it and passes the packet it has already |
 //! | the core it is handed to | the NIC frees the lock and discards the data; or, when the NIC had seen the death before the hand-over, whoever waits next frees it |
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use crate::{
     Error,
-    compute::mailbox::{Mailbox, Stream, StreamWord},
+    compute::mailbox::{Mailbox, Readers, Stream, StreamWord},
     protocol::{ABORT, Control, CoreName, Kind, Split},
     statistics::Counters,
     tree::{Generation, Held, LockBox, Receiver, TreeChannel},
@@ -46,6 +44,9 @@ pub(super) enum Interruption {
     None,
     /// The I/O node gave the read up.
     Aborted,
+    /// Another read begins, whose acknowledgement is first in the FIFO still: no process sends that in the middle of one, so this is
+    /// the next process, and the end of the stream was lost with the one before.
+    Replaced,
 }
 
 /// A compute node as one of its cores sees it.
@@ -57,9 +58,16 @@ pub(super) struct Node {
     pub(super) counters: Counters,
     stream: StreamWord,
     mailboxes: Vec<[Mailbox; 3]>,
-    /// A read of this core has sent its request and is not over. Without one nobody takes a stream that is this core's: its data are
-    /// orphans.
-    pub(super) reading: AtomicBool,
+    readers: Readers,
+}
+
+/// This core's entry in [`Readers`] for as long as its read is on.
+pub(super) struct Reading<'a>(&'a Node);
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.readers.set(self.0.name.core, None);
+    }
 }
 
 impl Node {
@@ -79,12 +87,24 @@ impl Node {
             })
             .collect::<Result<_, Error>>()?;
         let stream = StreamWord::new(channel.shared())?;
-        let reading = AtomicBool::new(false);
-        Ok(Self { name, counters: Counters::default(), stream, mailboxes, reading, channel })
+        let readers = Readers::new(channel.shared())?;
+        readers.set(name.core, None);
+        Ok(Self { name, counters: Counters::default(), stream, mailboxes, readers, channel })
     }
 
     pub(super) fn generation(&self, core: u16) -> Generation {
         self.channel.presence(self.name.node, core)
+    }
+
+    /// A read of this core begins, whose request has not been sent.
+    pub(super) fn reading(&self) -> Reading<'_> {
+        self.readers.set(self.name.core, Some(self.generation(self.name.core)));
+        Reading(self)
+    }
+
+    /// Whether a read of `core`, whose process is `generation`, is on.
+    fn is_reading(&self, core: u16, generation: Generation) -> bool {
+        self.readers.get(core) == Some(generation)
     }
 
     fn mailbox(&self, core: u16, kind: Kind) -> &Mailbox {
@@ -115,7 +135,7 @@ impl Node {
             None => (true, false),
             Some(stream) if self.is_stale(stream) => (true, true),
             Some(stream) if stream.core != self.name.core => (false, false),
-            Some(_) if self.reading.load(Ordering::Acquire) => (want == Kind::Read, false),
+            Some(stream) if self.is_reading(stream.core, stream.generation) => (want == Kind::Read, false),
             Some(_) => (true, true),
         }
     }
@@ -168,12 +188,14 @@ impl Node {
         let mine = control.core == self.name && control.kind == want;
         let streams = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
         let generation = self.generation(control.core.core);
-        if control.kind == Kind::Read && control.size == ABORT || !generation.is_up() {
+        let core = control.core.core;
+        // Of a read that was given up: nobody would take the data, which are orphans then.
+        let unwanted = control.kind == Kind::Read && !self.is_reading(core, generation);
+        if control.kind == Kind::Read && control.size == ABORT || !generation.is_up() || unwanted {
             right.advance();
             self.counters.strays.add(1);
             return Ok(Polled::Other);
         }
-        let core = control.core.core;
         if streams {
             self.stream.set(Some(Stream { core, generation }));
         }
@@ -195,13 +217,18 @@ impl Node {
 
     /// Deals with the control packet that interrupts this core's stream.
     pub(super) fn interruption(&self, right: &mut Right<'_>) -> Result<Interruption, Error> {
-        self.counters.packets_received.add(1);
-        let Some((control, payload)) = self.control(right)? else { return Ok(Interruption::None) };
+        let Some((control, payload)) = self.control(right)? else {
+            self.counters.packets_received.add(1);
+            return Ok(Interruption::None);
+        };
+        if control.kind == Kind::Read && control.size != ABORT {
+            return Ok(Interruption::Replaced);
+        }
         let number = right.position();
         right.advance();
+        self.counters.packets_received.add(1);
         if control.kind == Kind::Read {
-            // The only READ acknowledgement that may come now is the one that says there is no more.
-            if control.core == self.name && control.size == ABORT {
+            if control.core == self.name {
                 return Ok(Interruption::Aborted);
             }
             self.counters.strays.add(1);

@@ -3,7 +3,7 @@
 use nicforge_hwi::tree::PAYLOAD;
 
 use super::{
-    ComputeCore, Flag, Link, Sent,
+    ComputeCore, Link, Sent,
     node::{Interruption, Polled, Right},
 };
 use crate::{
@@ -61,7 +61,7 @@ impl ComputeCore {
             if sent == 0 {
                 self.node.counters.stalls.add(1);
                 waiter.turn("room in the send FIFO")?;
-            } else {
+            } else if at < body.len() {
                 waiter.moved(sent, "the data to leave")?;
             }
         }
@@ -80,7 +80,7 @@ impl ComputeCore {
         let requested = request_size(buffer.len());
         let request = Control::new(Kind::Read, self.name(), requested);
         // Before the acknowledgement can come.
-        let _reading = Flag::set(&self.node.reading);
+        let _reading = self.node.reading();
         self.send_control(&request, || self.is_gone(link), waiter).map_err(|error| (error, Sent::Nothing))?;
         self.transfer_in_requested(buffer, requested, link, waiter).map_err(|error| (error, Sent::Request))
     }
@@ -144,12 +144,15 @@ impl ComputeCore {
             at = body.len().min(at + taken.packets * PAYLOAD);
             packets.add(taken.packets);
             if taken.control {
-                if self.node.interruption(right)? == Interruption::Aborted {
-                    return Err(Error::Aborted { peer: self.peer() });
+                match self.node.interruption(right)? {
+                    Interruption::None => waiter.progress(),
+                    Interruption::Aborted => return Err(Error::Aborted { peer: self.peer() }),
+                    Interruption::Replaced => return Err(Error::PeerGone { peer: self.peer() }),
                 }
-                waiter.progress();
             } else if taken.packets != 0 {
-                waiter.moved(taken.packets, "data")?;
+                if at < body.len() {
+                    waiter.moved(taken.packets, "data")?;
+                }
             } else if gone {
                 return Err(Error::PeerGone { peer: self.peer() });
             } else {
