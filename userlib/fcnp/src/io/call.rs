@@ -32,12 +32,15 @@ pub(super) struct Call<'a> {
     waiter: Waiter<'a>,
     /// Whom it waits for, once he is known.
     link: Option<Link>,
+    /// It stands in the queue for the pset's slot.
+    queued: bool,
     /// Since when nothing has happened.
     idle_since: Option<Instant>,
 }
 
 impl Drop for Call<'_> {
     fn drop(&mut self) {
+        self.leave();
         self.inner.callers.fetch_sub(1, Ordering::AcqRel);
         self.inner.cores[self.core as usize].busy[self.direction as usize].store(false, Ordering::Release);
     }
@@ -64,7 +67,7 @@ impl<'a> Call<'a> {
         }
         inner.callers.fetch_add(1, Ordering::AcqRel);
         let waiter = Waiter::new(&inner.channel, deadline, cancel);
-        Ok(Self { inner, core, direction, waiter, link: None, idle_since: None })
+        Ok(Self { inner, core, direction, waiter, link: None, queued: false, idle_since: None })
     }
 
     /// Takes the core's data: its write, our read.
@@ -116,28 +119,40 @@ impl<'a> Call<'a> {
 
     /// Waits for the core's request, then for the slot. From here on the transfer is on.
     fn start(&mut self) -> Result<(Request, Link), Error> {
-        let slot = &self.inner.slots[self.direction as usize];
+        // A call that is over before it begins takes nothing that stands ready.
+        self.waiter.check("a request of the core")?;
+        let inner = self.inner;
+        let slot = &inner.slots[self.direction as usize];
         loop {
-            let count = self.inner.event.count();
+            let count = inner.event.count();
             self.check_peer()?;
             if !self.has_request() {
+                // It may have been withdrawn, and others stand behind this one.
+                self.leave();
                 self.turn(count, "a request of the core")?;
                 continue;
             }
             if slot.try_take(self.core) {
+                self.queued = false;
                 match self.take_request() {
                     Some(started) => return Ok(started),
-                    None => slot.release(self.core),
+                    None => {
+                        slot.release(self.core);
+                        inner.event.tell();
+                    }
                 }
                 continue;
             }
-            if let Err(error) = self.turn(count, "another transfer of the pset to end") {
-                slot.leave(self.core);
-                return Err(error);
-            }
-            if !self.has_request() {
-                slot.leave(self.core);
-            }
+            self.queued = true;
+            self.turn(count, "another transfer of the pset to end")?;
+        }
+    }
+
+    /// Leaves the queue for the pset's slot.
+    fn leave(&mut self) {
+        if std::mem::take(&mut self.queued) {
+            self.inner.slots[self.direction as usize].leave(self.core);
+            self.inner.event.tell();
         }
     }
 
@@ -166,8 +181,6 @@ impl<'a> Call<'a> {
         if self.link.is_none() && !lost {
             self.link = state.link;
         } else if lost || self.link != state.link {
-            drop(state);
-            self.inner.slots[self.direction as usize].leave(self.core);
             return Err(Error::PeerGone { peer: Peer::Core { rank: self.core } });
         }
         Ok(())
@@ -260,7 +273,7 @@ impl<'a> Call<'a> {
                 inner.counters.stalls.add(1);
                 inner.service()?;
                 self.waiter.turn("room in the send FIFO")?;
-            } else {
+            } else if at < data.len() {
                 self.waiter.moved(sent, "the data to leave")?;
             }
         }
@@ -270,9 +283,14 @@ impl<'a> Call<'a> {
     /// Whether [`Call::check_transfer`] has anything to say. Takes no lock.
     #[inline]
     fn may_be_over(&self, watch: &mut Watch, link: Link) -> bool {
+        self.inner.cores[self.core as usize].is_revoked(self.direction) || self.is_somebody_gone(watch, link)
+    }
+
+    /// Whether this process or that of `link` is not the one it was any more.
+    #[inline]
+    fn is_somebody_gone(&self, watch: &mut Watch, link: Link) -> bool {
         self.inner.channel.device().resets() != self.inner.resets
-            || self.inner.cores[self.core as usize].is_revoked(self.direction)
-            || watch.is_gone(&self.inner.channel, || self.inner.is_gone(link))
+            || watch.is_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
     }
 
     /// Receives data packets until `body` is full, and gives the right to receive back. When the call is interrupted the
@@ -287,11 +305,11 @@ impl<'a> Call<'a> {
             if at == body.len() {
                 break Ok(());
             }
-            if let Err(error) = self.inner.check_own() {
+            // Looked at first: what the core sent before it went is in the FIFO once it is seen down.
+            let gone = self.is_somebody_gone(&mut watch, link);
+            if gone && let Err(error) = self.inner.check_own() {
                 break Err(error);
             }
-            // Looked at first: what the core sent before it went is in the FIFO once it is seen down.
-            let gone = watch.is_gone(&self.inner.channel, || self.inner.is_gone(link));
             let taken = match receiver.take_data(part(body, at)) {
                 Ok(taken) => taken,
                 Err(error) => break Err(error),
@@ -315,15 +333,22 @@ impl<'a> Call<'a> {
                     break Err(self.lost(link));
                 }
                 self.waiter.progress();
+                // What others are owed by it leaves now: nobody else looks while this call does.
+                if let Err(error) = self.inner.flush() {
+                    break Err(error);
+                }
             } else if taken.packets != 0 {
-                if let Err(error) = self.waiter.moved(taken.packets, "data of the core") {
+                if at < body.len()
+                    && let Err(error) = self.waiter.moved(taken.packets, "data of the core")
+                {
                     break Err(error);
                 }
             } else if gone {
                 break Err(self.lost(link));
             } else {
                 receiver.publish();
-                if let Err(error) = self.waiter.turn("data of the core") {
+                let turned = self.inner.flush().and_then(|_| self.waiter.turn("data of the core"));
+                if let Err(error) = turned {
                     break Err(error);
                 }
             }

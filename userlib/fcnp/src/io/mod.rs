@@ -83,6 +83,7 @@ impl IoNode {
             config,
             cores: (0..cores).map(|_| Core::default()).collect(),
             resets: channel.device().resets(),
+            owner: channel.owner(),
             slots: [Slot::new(cores), Slot::new(cores)],
             send: SendRight::new(send),
             incoming: Mutex::new(Incoming { held, drain: None }),

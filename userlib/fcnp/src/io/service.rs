@@ -90,6 +90,8 @@ pub(super) struct Inner {
     pub(super) cores: Box<[Core]>,
     /// [`nicforge_driver::Device::resets`] when it was opened.
     pub(super) resets: u32,
+    /// Whose the node's lock boxes are.
+    pub(super) owner: u32,
     /// By [`Direction`].
     pub(super) slots: [Slot; 2],
     pub(super) send: SendRight,
@@ -119,15 +121,22 @@ impl Inner {
         self.channel.presence(link.name.node, link.name.core) != link.generation
     }
 
+    /// Whether the node's lock boxes are still this process's: they are not after the operator has reset the node.
+    #[inline]
+    pub(super) fn has_boxes(&self) -> bool {
+        self.channel.receive_lock().is_owned_by(self.owner)
+    }
+
+    #[inline]
     pub(super) fn own_generation(&self) -> Generation {
         self.channel.presence(self.channel.info().address, self.channel.info().core)
     }
 
-    /// Whether this process has not reset its device since: that freed the node's lock boxes and made it a new one to the
-    /// compute cores.
+    /// Whether neither this process has reset its device since nor the operator its node: that freed the node's lock boxes and made
+    /// it a new one to the compute cores.
     #[inline]
     pub(super) fn check_own(&self) -> Result<(), Error> {
-        if self.channel.device().resets() == self.resets {
+        if self.channel.device().resets() == self.resets && self.has_boxes() {
             Ok(())
         } else {
             Err(DriverError::DeviceGone { cause: GoneCause::Reset }.into())
@@ -320,7 +329,7 @@ impl Inner {
     }
 
     /// Sends what is owed as far as there is room. Whether anything was sent.
-    fn flush(&self) -> Result<bool, Error> {
+    pub(super) fn flush(&self) -> Result<bool, Error> {
         if !self.is_owing() {
             return Ok(false);
         }

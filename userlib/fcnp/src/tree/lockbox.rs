@@ -83,6 +83,12 @@ impl LockBox {
         }
     }
 
+    /// Whether the box belongs to `owner`, a thread's [`TreeChannel::owner`](super::TreeChannel::owner).
+    #[inline]
+    pub fn is_owned_by(&self, owner: u32) -> bool {
+        self.word.load(Ordering::Relaxed) == owner
+    }
+
     /// The attachment that has the box, if any.
     pub fn attachment(&self) -> Option<u16> {
         ((self.word.load(Ordering::Relaxed) & 0xffff) as u16).checked_sub(1)
