@@ -1004,12 +1004,13 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_WINDOW_LOCK_STRIDE 64
 /*
  * The lock box that guards the receive FIFO by convention. When its
- * owner dies, the NIC discards packets without the irq bit until the box
- * is taken again, so that a dead reader does not block the tree; but
- * only while no irq-marked packet is in the receive FIFO, since what
- * follows one may be for a reader that lives. Packets that name their
- * core (Header::to_core) need no such rule: those for a core without a
- * client go at once, marked or not, whoever has taken the box since.
+ * owner dies, the NIC discards packets without the irq bit until it sees
+ * the box taken, or RECV_HEAD moved; so that a dead reader does not
+ * block the tree; but only while no irq-marked packet is in the receive
+ * FIFO, since what follows one may be for a reader that lives. Packets
+ * that name their core (Header::to_core) have no such rule: those for a
+ * core without a client go at once, marked or not, whoever has taken the
+ * box since.
  */
 #define NICFORGE_TREE_WINDOW_LOCK_RECV 0
 /* The lock box that guards the send FIFO by convention. */

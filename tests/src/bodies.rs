@@ -203,6 +203,11 @@ macro_rules! bodies_of {
             deadlines_before_the_transfer_change_nothing
             cancelled_calls_end
             calls_that_could_not_be_withdrawn_are_by_the_next_one
+            calls_that_are_over_before_they_begin_take_nothing
+            a_read_that_gets_no_data_serves_the_other_cores
+            data_of_a_read_that_was_given_up_stop_no_neighbour
+            withdrawn_requests_leave_the_queue
+            soft_reset_of_the_io_node_ends_its_calls
             read_cancelled_in_the_middle_aborts_the_write
             write_cancelled_in_the_middle_aborts_the_read
             io_write_cancelled_in_the_middle_aborts_the_read

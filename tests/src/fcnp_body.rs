@@ -16,6 +16,10 @@ use nicforge_machine::{build::build, description::Description};
 
 use crate::backing::{LIMIT, Rig};
 
+mod interrupted;
+
+pub use self::interrupted::*;
+
 /// Compute nodes of [`machine`].
 const NODES: u32 = 2;
 /// Packets in each FIFO of the real machine.
@@ -220,129 +224,6 @@ pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
         round();
         io.statistics().interrupts > 0
     });
-}
-
-/// Neither side's deadline leaves anything behind when nothing had begun.
-pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
-    let (io, core) = (io_node(rig), compute_core(rig, 0));
-    let short = || Deadline::after(Duration::from_millis(5));
-    let mut buffer = [0; 300];
-    assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
-    assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
-    assert!(matches!(core.write_until(&buffer, short(), None), Err(Error::Timeout { .. })));
-    assert!(matches!(core.read_until(&mut buffer, short(), None), Err(Error::Timeout { .. })));
-    // The requests of the core were withdrawn: these find none.
-    assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
-    assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
-    all_is_well(&io, &core);
-}
-
-/// A token that was cancelled ends calls on both sides.
-pub fn cancelled_calls_end(rig: &dyn Rig) {
-    let (io, core) = (io_node(rig), compute_core(rig, 0));
-    let cancel = Cancel::new().unwrap();
-    let never = Deadline::never();
-    thread::scope(|scope| {
-        let reads = scope.spawn(|| io.read_until(0, &mut [0; 4], never, Some(&cancel)));
-        let writes = scope.spawn(|| core.read_until(&mut [0; 4], never, Some(&cancel)));
-        cancel.cancel();
-        assert!(matches!(reads.join().unwrap(), Err(Error::Cancelled { .. })));
-        assert!(matches!(writes.join().unwrap(), Err(Error::Cancelled { .. })));
-    });
-    all_is_well(&io, &core);
-}
-
-/// Calls that were cancelled while nothing could leave their node are taken back by the next call, whichever it is: the I/O
-/// node's calls do not find their requests.
-pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
-    let (io, core) = (io_node(rig), compute_core(rig, 0));
-    let neighbour = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
-    let stuck = |call: &(dyn Fn(&Cancel) -> Result<usize, Error> + Sync)| {
-        let (cancel, arrived) = (Cancel::new().unwrap(), io.statistics().hand_overs);
-        thread::scope(|scope| {
-            let result = scope.spawn(|| call(&cancel));
-            eventually("the request arrives", || io.statistics().hand_overs > arrived);
-            let mut held = None;
-            eventually("the lock box is free", || {
-                held = neighbour.send_lock().try_lock(neighbour.owner());
-                held.is_some()
-            });
-            cancel.cancel();
-            assert!(matches!(result.join().unwrap(), Err(Error::Cancelled { .. })));
-        });
-    };
-    let never = Deadline::never();
-    stuck(&|cancel| core.read_until(&mut [0; 16], never, Some(cancel)));
-    all_is_well(&io, &core);
-    stuck(&|cancel| core.write_until(&[1; 16], never, Some(cancel)));
-    thread::scope(|scope| {
-        scope.spawn(|| assert_eq!(io.write(0, &[2; 500]), Ok(500)));
-        assert_eq!(core.read(&mut [0; 500]), Ok(500));
-    });
-    all_is_well(&io, &core);
-}
-
-/// The core's read is cancelled amid its data: the I/O node's write ends as well.
-pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
-    let (io, core) = (io_node(rig), compute_core(rig, 2));
-    let cancel = Cancel::new().unwrap();
-    thread::scope(|scope| {
-        let write = scope.spawn(|| io.write(2, &vec![1; LARGE * 16]));
-        let read =
-            scope.spawn(|| core.read_until(&mut vec![0; LARGE * 16], Deadline::never(), Some(&cancel)));
-        eventually("data arrive", || core.statistics().packets_received > 20);
-        cancel.cancel();
-        assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
-        assert_eq!(write.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
-    });
-    all_is_well(&io, &core);
-}
-
-/// The core's write is cancelled amid its data: the I/O node's read ends as well.
-pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
-    let (io, core) = (io_node(rig), compute_core(rig, 2));
-    let cancel = Cancel::new().unwrap();
-    thread::scope(|scope| {
-        let read = scope.spawn(|| io.read(2, &mut vec![0; LARGE * 16]));
-        let write = scope.spawn(|| core.write_until(&vec![1; LARGE * 16], Deadline::never(), Some(&cancel)));
-        eventually("data arrive", || io.statistics().packets_received > 20);
-        cancel.cancel();
-        assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
-        assert_eq!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
-    });
-    all_is_well(&io, &core);
-}
-
-/// The I/O node's write is cancelled amid its data: the core's read ends as well.
-pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
-    let (io, core) = (io_node(rig), compute_core(rig, 0));
-    let cancel = Cancel::new().unwrap();
-    thread::scope(|scope| {
-        let write = scope.spawn(|| io.write_until(0, &vec![1; LARGE * 16], Deadline::never(), Some(&cancel)));
-        let read = scope.spawn(|| core.read(&mut vec![0; LARGE * 16]));
-        eventually("data leave", || io.statistics().packets_sent > 20);
-        cancel.cancel();
-        assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
-        assert!(matches!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::IoNode { .. } })));
-    });
-    all_is_well(&io, &core);
-}
-
-/// The I/O node's read is cancelled amid its data: the rest is discarded, and the core's write succeeds.
-pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
-    let (io, core) = (io_node(rig), compute_core(rig, 0));
-    let cancel = Cancel::new().unwrap();
-    thread::scope(|scope| {
-        let read =
-            scope.spawn(|| io.read_until(0, &mut vec![0; LARGE * 16], Deadline::never(), Some(&cancel)));
-        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
-        eventually("data arrive", || io.statistics().packets_received > 20);
-        cancel.cancel();
-        assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
-        assert_eq!(write.join().unwrap(), Ok(LARGE * 16));
-    });
-    all_is_well(&io, &core);
-    assert!(io.statistics().orphans > 0);
 }
 
 /// A core dies amid its write: the I/O node's read ends, another core is served, and so is the core's next process.

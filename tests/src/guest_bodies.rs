@@ -192,6 +192,7 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
         &[
             "extoll_body::a_rank_whose_device_is_reset_says_so",
             "extoll_body::why_a_rank_is_gone_is_said",
+            "fcnp_body::soft_reset_of_the_io_node_ends_its_calls",
             "slots::a_blocked_channel_leaves_the_other_alone",
             "slots::a_core_reaches_the_user_channel_only",
             "port::status_word_and_mirror_agree",

@@ -20,12 +20,15 @@
 //! | [`Error::Timeout`], [`Error::Cancelled`] | compute core | The request is withdrawn by a RESET of its direction, for which the call goes on for [`Config::recovery`] at most; if the I/O node does not answer, or nothing can leave, the next call does it first, whichever it is. A call of the I/O node that had begun this transfer ends with [`Error::Aborted`]; one that had not goes on waiting. |
 //! | the same | I/O node, before the acknowledgement has left | Nothing has happened; the core's request still stands. |
 //! | the same | I/O node, reading | The rest of the message is discarded as it comes. The core's write succeeds: like a socket's, it says that the data were sent. |
-//! | the same | I/O node, writing | The core's read ends with [`Error::Aborted`]. |
-//! | [`Error::PeerGone`] | both | The pset's slot is free. On the I/O node, calls for that core wait for its next process; each direction is told once. On a compute core each direction is told once too, also when the process died between two calls; the next call waits for the next process on the I/O node, and sends a RESET. |
+//! | the same | I/O node, writing | The core's read ends with [`Error::Aborted`], unless all of the message had left. |
+//! | [`Error::PeerGone`] | both | The pset's slot is free. On the I/O node, calls for that core wait for its next process; each direction is told once, unless that process has made itself known before. On a compute core each direction is told once too, also when the process died between two calls; the next call waits for the next process on the I/O node, and sends a RESET. |
 //! | [`Error::Aborted`] | both | Both ends are ready for the next message. |
 //!
 //! A process that resets its device ends its own calls with [`Error::Device`] and is a new process to the others. A [`ComputeCore`]
-//! can be used on; an [`IoNode`] is to be dropped and opened again.
+//! can be used on; an [`IoNode`] is to be dropped and opened again, also when the operator has reset its node.
+//!
+//! A core whose request could not be withdrawn, and which makes no more calls, is served in vain: data of its read are discarded by the
+//! calls of its node's other cores; a call of the I/O node that takes its write waits until it ends.
 //!
 //! Deadline and token are looked at whenever a transfer waits, and every 1024 packets when it does not.
 //!

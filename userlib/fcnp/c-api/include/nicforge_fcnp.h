@@ -39,7 +39,8 @@ typedef struct nicforge_fcnp_options {
    */
   uint64_t poll_us;
   /*
-   How long a call may take, in milliseconds; 0 for ever.
+   How long a call may take, in milliseconds; 0 for ever. On a compute core a call that timed out or was cancelled goes on for up to
+   100 ms more, to take its request back.
    */
   uint64_t timeout_ms;
   /*
@@ -70,7 +71,7 @@ int32_t nicforge_fcnp_open_compute(const char *socket,
                                    struct nicforge_fcnp_compute **compute);
 
 /*
- Closes it. A call that is on in another thread must have ended, or end by nicforge_fcnp_compute_cancel first. NULL is
+ Closes it. No call is on in another thread: end those by nicforge_fcnp_compute_cancel, and wait until they have returned. NULL is
  allowed.
 
  # Safety

@@ -34,7 +34,8 @@ pub struct nicforge_fcnp_options {
     pub use_interrupts: bool,
     /// How long it polls before that, in microseconds; 0 for 50.
     pub poll_us: u64,
-    /// How long a call may take, in milliseconds; 0 for ever.
+    /// How long a call may take, in milliseconds; 0 for ever. On a compute core a call that timed out or was cancelled goes on for up to
+    /// 100 ms more, to take its request back.
     pub timeout_ms: u64,
     /// How long opening may take, in milliseconds; 0 for 10,000.
     pub open_timeout_ms: u64,
@@ -80,7 +81,7 @@ pub unsafe extern "C" fn nicforge_fcnp_open_compute(
     })
 }
 
-/// Closes it. A call that is on in another thread must have ended, or end by nicforge_fcnp_compute_cancel first. NULL is
+/// Closes it. No call is on in another thread: end those by nicforge_fcnp_compute_cancel, and wait until they have returned. NULL is
 /// allowed.
 ///
 /// # Safety

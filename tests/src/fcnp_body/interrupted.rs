@@ -1,0 +1,276 @@
+//! Bodies of calls of FCNP that end before their transfer does: by their deadline, their token, or a peer that stands still.
+
+use std::{thread, time::Duration};
+
+use nicforge_driver::{Cancel, Deadline};
+use nicforge_fcnp::{
+    Error, IoNode, Peer,
+    protocol::{Control, CoreName, Kind, ResetHead, Scope},
+    tree::TreeChannel,
+};
+use nicforge_hwi::{
+    tree::Header,
+    tree_dcr::{ARB_RCFG, dcr, rcfg},
+};
+use zerocopy::IntoBytes;
+
+use super::{LARGE, all_is_well, compute_core, eventually, io_node};
+use crate::backing::Rig;
+
+/// Neither side's deadline leaves anything behind when nothing had begun.
+pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let short = || Deadline::after(Duration::from_millis(5));
+    let mut buffer = [0; 300];
+    assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
+    assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
+    assert!(matches!(core.write_until(&buffer, short(), None), Err(Error::Timeout { .. })));
+    assert!(matches!(core.read_until(&mut buffer, short(), None), Err(Error::Timeout { .. })));
+    // The requests of the core were withdrawn: these find none.
+    assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
+    assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
+    all_is_well(&io, &core);
+}
+
+/// A token that was cancelled ends calls on both sides.
+pub fn cancelled_calls_end(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let cancel = Cancel::new().unwrap();
+    let never = Deadline::never();
+    thread::scope(|scope| {
+        let reads = scope.spawn(|| io.read_until(0, &mut [0; 4], never, Some(&cancel)));
+        let writes = scope.spawn(|| core.read_until(&mut [0; 4], never, Some(&cancel)));
+        cancel.cancel();
+        assert!(matches!(reads.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert!(matches!(writes.join().unwrap(), Err(Error::Cancelled { .. })));
+    });
+    all_is_well(&io, &core);
+}
+
+/// A call of a compute core, with the token that ends it.
+type CancelledCall<'a> = &'a (dyn Fn(&Cancel) -> Result<usize, Error> + Sync);
+
+/// Does `call`, whose request arrives and which is cancelled when `neighbour` has the lock box without which its node can't send.
+fn cancelled_while_nothing_leaves(io: &IoNode, neighbour: &TreeChannel, call: CancelledCall<'_>) {
+    let (cancel, arrived) = (Cancel::new().unwrap(), io.statistics().hand_overs);
+    thread::scope(|scope| {
+        let result = scope.spawn(|| call(&cancel));
+        eventually("the request arrives", || io.statistics().hand_overs > arrived);
+        let mut held = None;
+        eventually("the lock box is free", || {
+            held = neighbour.send_lock().try_lock(neighbour.owner());
+            held.is_some()
+        });
+        cancel.cancel();
+        assert!(matches!(result.join().unwrap(), Err(Error::Cancelled { .. })));
+    });
+}
+
+/// Calls that were cancelled while nothing could leave their node are taken back by the next call, whichever it is: the I/O
+/// node's calls do not find their requests.
+pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let neighbour = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
+    let stuck = |call: CancelledCall<'_>| cancelled_while_nothing_leaves(&io, &neighbour, call);
+    let never = Deadline::never();
+    stuck(&|cancel| core.read_until(&mut [0; 16], never, Some(cancel)));
+    all_is_well(&io, &core);
+    stuck(&|cancel| core.write_until(&[1; 16], never, Some(cancel)));
+    thread::scope(|scope| {
+        scope.spawn(|| assert_eq!(io.write(0, &[2; 500]), Ok(500)));
+        assert_eq!(core.read(&mut [0; 500]), Ok(500));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The core's read is cancelled amid its data: the I/O node's write ends as well.
+pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 2));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(2, &vec![1; LARGE * 16]));
+        let read =
+            scope.spawn(|| core.read_until(&mut vec![0; LARGE * 16], Deadline::never(), Some(&cancel)));
+        eventually("data arrive", || core.statistics().packets_received > 20);
+        cancel.cancel();
+        assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert_eq!(write.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The core's write is cancelled amid its data: the I/O node's read ends as well.
+pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 2));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let read = scope.spawn(|| io.read(2, &mut vec![0; LARGE * 16]));
+        let write = scope.spawn(|| core.write_until(&vec![1; LARGE * 16], Deadline::never(), Some(&cancel)));
+        eventually("data arrive", || io.statistics().packets_received > 20);
+        cancel.cancel();
+        assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert_eq!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The I/O node's write is cancelled amid its data: the core's read ends as well.
+pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write_until(0, &vec![1; LARGE * 16], Deadline::never(), Some(&cancel)));
+        let read = scope.spawn(|| core.read(&mut vec![0; LARGE * 16]));
+        eventually("data leave", || io.statistics().packets_sent > 20);
+        cancel.cancel();
+        assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert!(matches!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::IoNode { .. } })));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The I/O node's read is cancelled amid its data: the rest is discarded, and the core's write succeeds.
+pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let read =
+            scope.spawn(|| io.read_until(0, &mut vec![0; LARGE * 16], Deadline::never(), Some(&cancel)));
+        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        eventually("data arrive", || io.statistics().packets_received > 20);
+        cancel.cancel();
+        assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
+        assert_eq!(write.join().unwrap(), Ok(LARGE * 16));
+    });
+    all_is_well(&io, &core);
+    assert!(io.statistics().orphans > 0);
+}
+
+/// A call whose time is over, or whose token was cancelled before, takes nothing of a message that stands ready.
+pub fn calls_that_are_over_before_they_begin_take_nothing(rig: &dyn Rig) {
+    const SIZE: usize = 64 << 10;
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    let cancelled = Cancel::new().unwrap();
+    cancelled.cancel();
+    let mut buffer = vec![0; SIZE];
+    thread::scope(|scope| {
+        let write = scope.spawn(|| core.write(&vec![3; SIZE]));
+        eventually("the request arrives", || io.statistics().hand_overs > 0);
+        assert!(matches!(io.read_until(0, &mut buffer, Deadline::now(), None), Err(Error::Timeout { .. })));
+        let late = io.read_until(0, &mut buffer, Deadline::never(), Some(&cancelled));
+        assert!(matches!(late, Err(Error::Cancelled { .. })));
+        assert_eq!(io.read(0, &mut buffer), Ok(SIZE));
+        assert!(buffer.iter().all(|byte| *byte == 3));
+        assert_eq!(write.join().unwrap(), Ok(SIZE));
+    });
+}
+
+/// A core that has made itself known, by the packet layer.
+struct Raw(TreeChannel);
+
+impl Raw {
+    /// Opens rank `rank` and sends its RESET, which nobody waits to be acknowledged.
+    fn open(rig: &dyn Rig, rank: u32) -> Self {
+        let device = rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4));
+        let raw = Self(TreeChannel::open(device).unwrap());
+        let name = raw.name();
+        eventually("the core is up", || raw.0.presence(name.node, name.core).is_up());
+        let generation = raw.0.presence(name.node, name.core).0;
+        let head = ResetHead { token: 1.into(), core: name.core as u8, generation, reserved: 0.into() };
+        raw.send(&Control::new(Kind::Reset, name, Scope::All as u32).with_head(head.as_bytes()));
+        raw
+    }
+
+    fn name(&self) -> CoreName {
+        let info = self.0.info();
+        CoreName { node: info.address, core: info.core, rank_in_pset: info.pset_rank.unwrap() as u16 }
+    }
+
+    fn send(&self, control: &Control) {
+        let header = Header::point_to_point(0, self.0.info().io_node, true);
+        eventually("room to send", || {
+            let Some(held) = self.0.send_lock().try_lock(self.0.owner()) else { return false };
+            self.0.send_batch(held).unwrap().try_send(header, &control.encode()).unwrap()
+        });
+    }
+}
+
+/// The only thread of the I/O node waits for the data of a core that sends none: others can open and withdraw all the same.
+pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
+    let io = io_node(rig);
+    let silent = Raw::open(rig, 4);
+    silent.send(&Control::new(Kind::Write, silent.name(), LARGE as u32));
+    let cancel = Cancel::new().unwrap();
+    thread::scope(|scope| {
+        let read = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], Deadline::never(), Some(&cancel)));
+        eventually("the read begins", || silent.0.received() >= 2);
+        let core = compute_core(rig, 0);
+        let soon = || Deadline::after(Duration::from_millis(5));
+        assert!(matches!(core.read_until(&mut [0; 300], soon(), None), Err(Error::Timeout { .. })));
+        assert!(matches!(core.read_until(&mut [0; 300], soon(), None), Err(Error::Timeout { .. })));
+        cancel.cancel();
+        assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
+    });
+    drop(silent);
+    all_is_well(&io, &compute_core(rig, 0));
+}
+
+/// A read that was cancelled while nothing could leave its node is served later: its data stop nobody, though its core does nothing.
+pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
+    const SIZE: usize = 20_000;
+    let (io, core, neighbour) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 2));
+    let holder = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
+    cancelled_while_nothing_leaves(&io, &holder, &|cancel| {
+        core.read_until(&mut [0; SIZE], Deadline::never(), Some(cancel))
+    });
+    thread::scope(|scope| {
+        let write = scope.spawn(|| io.write(0, &[4; SIZE]));
+        all_is_well(&io, &neighbour);
+        assert_eq!(write.join().unwrap(), Ok(SIZE));
+    });
+    all_is_well(&io, &core);
+}
+
+/// Requests that are withdrawn while their calls wait for the pset's slot leave the queue for it.
+pub fn withdrawn_requests_leave_the_queue(rig: &dyn Rig) {
+    let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 1));
+    let silent = Raw::open(rig, 4);
+    silent.send(&Control::new(Kind::Write, silent.name(), LARGE as u32));
+    let (cancel, over) = (Cancel::new().unwrap(), Cancel::new().unwrap());
+    let never = Deadline::never();
+    thread::scope(|scope| {
+        let holds = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], never, Some(&cancel)));
+        eventually("the read begins", || silent.0.received() >= 2);
+        let waits = scope.spawn(|| io.read_until(0, &mut [0; 300], never, Some(&over)));
+        for _ in 0..200 {
+            let soon = Deadline::after(Duration::from_micros(20));
+            assert!(matches!(core.write_until(&[0; 300], soon, None), Err(Error::Timeout { .. })));
+        }
+        cancel.cancel();
+        assert!(matches!(holds.join().unwrap(), Err(Error::Cancelled { .. })));
+        drop(silent);
+        // The call for the core that has nothing to say stands in nobody's way.
+        all_is_well(&io, &other);
+        over.cancel();
+        assert!(matches!(waits.join().unwrap(), Err(Error::Cancelled { .. })));
+    });
+    all_is_well(&io, &core);
+}
+
+/// The operator resets the node of the I/O process in the middle of a read: the process is told that it has to open it anew.
+pub fn soft_reset_of_the_io_node_ends_its_calls(rig: &dyn Rig) {
+    let (io, core) = (io_node(rig), compute_core(rig, 0));
+    thread::scope(|scope| {
+        let read = scope.spawn(|| io.read(0, &mut vec![0; LARGE * 16]));
+        let write = scope.spawn(|| core.write(&vec![1; LARGE * 16]));
+        eventually("data arrive", || io.statistics().packets_received > 20);
+        let admin = rig.open("io0", "admin");
+        admin.bar(0).unwrap().write32(dcr(ARB_RCFG), rcfg::RST).unwrap();
+        assert!(read.join().unwrap().unwrap_err().is_device_gone());
+        assert!(matches!(write.join().unwrap(), Err(Error::PeerGone { .. })));
+    });
+    drop(io);
+    let io = io_node(rig);
+    assert!(matches!(core.read(&mut [0]), Err(Error::PeerGone { .. })));
+    all_is_well(&io, &core);
+}
