@@ -3,8 +3,10 @@
 //! - [`ComputeCore`] (here): the calls, and the link to the process on the I/O node;
 //! - `transfer.rs`: the steps of a read and of a write;
 //! - `node.rs`: the cores of the node taking turns at the receive FIFO;
-//! - `mailbox.rs`: what they share.
+//! - `mailbox.rs`: what they share;
+//! - `link.rs`: who is at the other end.
 
+mod link;
 mod mailbox;
 mod node;
 mod transfer;
@@ -17,8 +19,8 @@ use std::sync::{
 use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, GoneCause};
 use nicforge_hwi::tree::{CORES, Header};
 
-use self::node::Node;
 pub(crate) use self::transfer::BATCH;
+use self::{link::Link, node::Node};
 use crate::{
     Config, Error, Peer, Statistics,
     protocol::{Control, CoreName, Kind, ResetHead, Scope},
@@ -64,35 +66,6 @@ struct DirectionState {
     dirty: AtomicBool,
     /// [`Link::to_word`] of the process on the I/O node that its calls have to do with; 0 once they were told that it is gone.
     known: AtomicU32,
-}
-
-/// Who serves FCNP on the I/O node, and as whom it knows this core.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Link {
-    core: u16,
-    generation: Generation,
-    own: Generation,
-    /// [`Device::resets`] at the time, modulo 256.
-    resets: u8,
-}
-
-impl Link {
-    /// Never 0, which stands for none.
-    fn to_word(self) -> u32 {
-        let [generation, own] = [self.generation.0, self.own.0].map(u32::from);
-        (u32::from(self.core) + 1) | generation << 8 | own << 16 | u32::from(self.resets) << 24
-    }
-
-    fn from_word(word: u32) -> Option<Self> {
-        let [core, generation, own, resets] = word.to_le_bytes();
-        let core = u16::from(core.checked_sub(1)?);
-        Some(Self { core, generation: Generation(generation), own: Generation(own), resets })
-    }
-
-    /// Whether both mean the same process on the I/O node.
-    fn has_peer_of(self, other: Self) -> bool {
-        (self.core, self.generation) == (other.core, other.generation)
-    }
 }
 
 /// A flag that is set as long as this lives.
