@@ -8,7 +8,7 @@ pub(super) struct Link {
     pub(super) core: u16,
     pub(super) generation: Generation,
     pub(super) own: Generation,
-    /// [`Device::resets`] at the time, modulo 256.
+    /// [`nicforge_driver::Device::resets`] at the time, modulo 256.
     pub(super) resets: u8,
 }
 
