@@ -1,8 +1,13 @@
 //! How a command fails: a message for a person and an exit code for a script.
 
-use std::{io::Write, process::ExitCode};
+use std::{io::Write, process::ExitCode, time::Duration};
 
 use thiserror::Error;
+
+use crate::lines::{Stream, is_writable};
+
+/// How long a message waits for somebody to read standard error.
+const PATIENCE: Duration = Duration::from_secs(1);
 
 /// The work was done and the result is bad (digests differ, a program failed).
 pub const EXIT_RESULT: u8 = 1;
@@ -54,8 +59,7 @@ pub fn report(result: Result<u8, Failure>) -> ExitCode {
         Ok(code) => ExitCode::from(code),
         Err(failure) => {
             if failure.code != EXIT_UNREAD {
-                // Somebody may have closed standard error too.
-                let _ = writeln!(std::io::stderr(), "nicforge: {failure}");
+                tell(format_args!("nicforge: {failure}"));
             }
             ExitCode::from(failure.code)
         }
@@ -71,6 +75,14 @@ pub fn say(line: impl std::fmt::Display) -> Result<(), Failure> {
         }
         _ => Failure::environment(format!("standard output: {error}")),
     })
+}
+
+/// Write a line to standard error, if that can be done: a message never decides how a command ends.
+pub fn tell(line: impl std::fmt::Display) {
+    if is_writable(Stream::Error, PATIENCE) {
+        // It may be closed, or on a disk that is full.
+        let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
+    }
 }
 
 /// Attach what was being done to an error.

@@ -10,6 +10,7 @@ pub mod control;
 pub mod demo;
 pub mod directory;
 pub mod failure;
+pub mod lines;
 pub mod processes;
 pub mod run;
 pub mod serve;

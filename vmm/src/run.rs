@@ -10,7 +10,7 @@ use nicforge_machine::build::{Built, Node};
 use crate::{
     cli::ServeOptions,
     failure::Failure,
-    processes::{Processes, Program, prefixing},
+    processes::{Processes, Program},
     serve::Served,
     signals::Signals,
 };
@@ -58,8 +58,7 @@ pub fn main(
     let signals = Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?;
     let served = Served::start(machine, options)?;
     let programs = assign(&sections, served.built(), &served, per_core)?;
-    let width = programs.iter().map(|program| program.name.len()).max().unwrap_or(0);
-    let mut processes = Processes::start(programs, &prefixing(width))?;
+    let mut processes = Processes::start_prefixed(programs)?;
     let code = processes.wait(&signals)?;
     drop(processes);
     served.stop()?;

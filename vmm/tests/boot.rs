@@ -6,13 +6,15 @@ mod guest_support;
 
 use std::{
     io::{BufRead, BufReader, Write},
+    os::fd::AsFd,
     path::Path,
     process::{Child, Command, Output, Stdio},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use guest_support::{LIMIT, logs, toolkit};
 use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::signal::{Signal, kill},
     unistd::Pid,
 };
@@ -183,6 +185,29 @@ fn a_command_that_takes_too_long_is_ended() {
         text(&output.stderr)
     );
     boot.wait_for_no_guest();
+}
+
+#[test]
+fn ctrl_c_and_the_time_limit_end_guests_whose_output_nobody_reads() {
+    toolkit();
+    for (limit, signal, code) in [("1000", Some(Signal::SIGINT), 130), ("10", None, 3)] {
+        let boot = Boot::new();
+        let (_reader, writer) = std::io::pipe().unwrap();
+        let arguments = ["--node", "cn0", "--timeout", limit, "--", "yes", "that nobody reads"];
+        let mut child = boot.command(&arguments).stdout(writer.try_clone().unwrap()).spawn().unwrap();
+        if let Some(signal) = signal {
+            let start = Instant::now();
+            let mut fds = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
+            while poll(&mut fds, PollTimeout::ZERO).unwrap() > 0 {
+                assert!(start.elapsed() < LIMIT, "the pipe does not get full");
+                std::thread::sleep(Duration::from_millis(20));
+            }
+            kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        }
+        assert_eq!(wait(&mut child), Some(code));
+        assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
+        boot.wait_for_no_guest();
+    }
 }
 
 #[test]

@@ -2,6 +2,8 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
+#[path = "program/ends.rs"]
+mod ends;
 #[path = "common/server.rs"]
 mod server;
 

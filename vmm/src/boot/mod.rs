@@ -16,8 +16,8 @@ use nicforge_machine::build::Node;
 
 use crate::{
     cli::ServeOptions,
-    failure::{EXIT_INTERRUPTED, Failure},
-    processes::{LineSink, Stream, prefixing},
+    failure::{EXIT_INTERRUPTED, Failure, tell},
+    lines::{Printer, Stream},
     serve::Served,
     signals::Signals,
 };
@@ -156,7 +156,11 @@ fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure
         Accelerator::Kvm => "by the host's processors (KVM)",
         Accelerator::Tcg => "emulated (TCG)",
     };
-    eprintln!("nicforge: QEMU {}, Linux {}; {how}: {reason}", toolkit.qemu.version(), toolkit.kernel.version);
+    tell(format_args!(
+        "nicforge: QEMU {}, Linux {}; {how}: {reason}",
+        toolkit.qemu.version(),
+        toolkit.kernel.version
+    ));
     let mut guests = Vec::new();
     for node in nodes {
         guests.push(configured(options, served, node, accelerator, driver)?);
@@ -205,7 +209,7 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
         nodes.extend(all);
         if options.task == Task::Shell && nodes.len() > 1 {
             nodes.truncate(1);
-            eprintln!("nicforge: a shell in {} (others: --node, of {})", nodes[0].name, names());
+            tell(format_args!("nicforge: a shell in {} (others: --node, of {})", nodes[0].name, names()));
         }
     }
     if options.task == Task::Shell && nodes.len() > 1 {
@@ -222,9 +226,9 @@ fn driver(options: &Options, toolkit: &Toolkit, watch: &Watch) -> Result<Driver,
         DriverChoice::Auto if toolkit.has_shim() => Driver::Shim,
         DriverChoice::Auto => {
             let version = &toolkit.kernel.version;
-            eprintln!(
+            tell(format_args!(
                 "nicforge: no kernel module for Linux {version} can be built here: the functions have no driver"
-            );
+            ));
             Driver::None
         }
     };
@@ -284,9 +288,9 @@ fn run_all(
     watch: &Watch,
 ) -> Result<u8, Failure> {
     let width = guests.iter().map(|config| config.node().len()).max().unwrap_or(0);
-    let sink = prefixing(width);
+    let printer = Arc::new(Printer::new(width));
     let limit = options.timeout.unwrap_or(COMMAND);
-    let (tell, told) = channel();
+    let (report, reported) = channel();
     let count = guests.len();
     std::thread::scope(|scope| {
         // A guest that fails ends the others, and so does Ctrl-C.
@@ -297,18 +301,19 @@ fn run_all(
                 .cancelled_by(move || over.load(std::sync::atomic::Ordering::Relaxed) || watch.is_cancelled())
         };
         for config in &guests {
-            let (tell, ending, sink, job) = (tell.clone(), ending.clone(), sink.clone(), job.clone());
+            let (report, ending, printer, job) =
+                (report.clone(), ending.clone(), printer.clone(), job.clone());
             scope.spawn(move || {
-                let result = run_one(toolkit, config, job, &sink, limit, &ending);
+                let result = run_one(toolkit, config, job, &printer, limit, &ending);
                 // The other end counts them.
-                let _ = tell.send((config.node().to_owned(), result));
+                let _ = report.send((config.node().to_owned(), result));
             });
         }
-        drop(tell);
+        drop(report);
         let mut first: Option<Result<u8, Failure>> = None;
         for _ in 0..count {
-            let (node, result) = match told.recv() {
-                Ok(told) => told,
+            let (node, result) = match reported.recv() {
+                Ok(reported) => reported,
                 Err(_) => break,
             };
             if matches!(result, Ok(0)) || first.is_some() {
@@ -316,7 +321,9 @@ fn run_all(
             }
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             if let (Ok(code), true) = (&result, count > 1) {
-                eprintln!("nicforge: the command in {node} ended with {code}; ending the other guests");
+                tell(format_args!(
+                    "nicforge: the command in {node} ended with {code}; ending the other guests"
+                ));
             }
             first = Some(result.map_err(Failure::from));
         }
@@ -328,26 +335,31 @@ fn run_one(
     toolkit: &Toolkit,
     config: &GuestConfig,
     job: Job,
-    sink: &LineSink,
+    printer: &Arc<Printer>,
     limit: Duration,
     watch: &Watch,
 ) -> Result<u8, GuestError> {
     let guest = Guest::boot(toolkit, config, watch)?;
     let node = guest.node().to_owned();
+    let until = Instant::now() + limit;
+    // Nobody may read; that must not keep Ctrl-C or the time limit from ending the guest.
+    let give_up = {
+        let watch = watch.clone();
+        move || watch.is_cancelled() || Instant::now() >= until
+    };
     for problem in guest.problems() {
-        sink(&node, Stream::Error, &problem);
+        printer.line(&node, Stream::Error, &problem, &give_up);
     }
     let running = guest.start(job.on_line({
-        let (node, sink) = (node.clone(), sink.clone());
+        let (node, printer) = (node.clone(), printer.clone());
         Arc::new(move |stream, line: &str| {
             let stream = match stream {
                 GuestStream::Output => Stream::Output,
                 GuestStream::Error => Stream::Error,
             };
-            sink(&node, stream, line);
+            printer.line(&node, stream, line, &give_up);
         })
     }))?;
-    let until = Instant::now() + limit;
     loop {
         if let Some(output) = running.wait_for(LOOK)? {
             return Ok(output.status);
@@ -371,9 +383,9 @@ fn shell(
     let Some(config) = guests.pop() else { return Err(Failure::usage("the machine has no node")) };
     let guest = Guest::boot(toolkit, &config, watch)?;
     for problem in guest.problems() {
-        eprintln!("nicforge: {}: {problem}", guest.node());
+        tell(format_args!("nicforge: {}: {problem}", guest.node()));
     }
-    eprintln!("nicforge: a shell in {}; Ctrl-D ends it", guest.node());
+    tell(format_args!("nicforge: a shell in {}; Ctrl-D ends it", guest.node()));
     terminal::run(&guest, options.timeout.unwrap_or(SHELL), watch)
 }
 

@@ -29,8 +29,9 @@ use self::{
 };
 use crate::{
     cli::ServeOptions,
-    failure::{Doing, EXIT_INTERRUPTED, Failure},
-    processes::{LineSink, Processes, Program, Stream},
+    failure::{Doing, EXIT_INTERRUPTED, Failure, tell},
+    lines::{LineSink, Stream},
+    processes::{Processes, Program},
     serve::Served,
     signals::Signals,
 };
@@ -123,14 +124,14 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
         .map_err(|error| Failure::usage(error.to_string()))?;
     let served = Served::start_description(&description, &options.serve)?;
     if !options.json {
-        eprintln!(
+        tell(format_args!(
             "{}\nthrough a served pset in {} ({}): 1 I/O node, {COMPUTE_NODES} compute nodes of {} cores, FIFOs of {}",
             data.describe(),
             served.directory().path().display(),
             served.event_loop(),
             plan.cores,
             options.fifo_depth
-        );
+        ));
     }
     let bar = if options.json { ProgressBar::hidden() } else { ProgressBar::new(data.bytes()) };
     if let Ok(style) =
@@ -139,7 +140,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
         bar.set_style(style);
     }
     let collected = Arc::new(Mutex::new(Collected::default()));
-    let mut processes = Processes::start(programs(options, &data, &served)?, &collector(&collected, &bar))?;
+    let mut processes = Processes::start(programs(options, &data, &served)?, collector(&collected, &bar))?;
     let code = processes.wait(&signals)?;
     drop(processes);
     bar.finish_and_clear();
@@ -190,7 +191,7 @@ fn collector(collected: &Arc<Mutex<Collected>>, bar: &ProgressBar) -> LineSink {
         match message {
             Some(Message::Progress { bytes }) => bar.set_position(bytes),
             Some(message) => collected.lock().unwrap_or_else(PoisonError::into_inner).add(name, message),
-            None => bar.suspend(|| eprintln!("{name} | {line}")),
+            None => bar.suspend(|| tell(format_args!("{name} | {line}"))),
         }
     })
 }

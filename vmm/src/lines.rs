@@ -1,0 +1,196 @@
+//! Lines of programs: taken out of their pipes, and put onto this process's own outputs behind the program's name.
+//!
+//! A program may leave its pipe to a process that lives on, and nobody may read what is written here. Neither is waited for longer
+//! than the caller likes: [`pass_on`] ends when it is told to, and [`Printer`] gives up when it may.
+
+use std::{
+    fs::File,
+    io::{PipeReader, Read, Write},
+    os::fd::{AsFd, BorrowedFd, OwnedFd},
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use nix::{
+    errno::Errno,
+    fcntl::{FcntlArg, fcntl},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+};
+
+/// The longest line that is passed on in one piece, in bytes.
+const MAX_LINE: usize = 64 * 1024;
+/// What a pipe that is ready for writing takes without a wait, in bytes.
+const PIECE: usize = 4096;
+/// How often a writer that waits for a reader looks whether it may give up.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Where the lines of the programs go: the program's name, which of its outputs, the line.
+pub type LineSink = Arc<dyn Fn(&str, Stream, &str) + Send + Sync>;
+
+/// Which of a program's outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Output,
+    /// Standard error.
+    Error,
+}
+
+/// Writes `name | line` to the stream that the line came from, one line at a time.
+pub struct Printer {
+    width: usize,
+    one_at_a_time: Mutex<()>,
+    given_up: AtomicBool,
+}
+
+impl Printer {
+    /// Names get `width` columns.
+    pub fn new(width: usize) -> Self {
+        Self { width, one_at_a_time: Mutex::new(()), given_up: AtomicBool::new(false) }
+    }
+
+    /// Writes a line. While nobody reads, it asks `give_up`; when that has said so once, this line and all that come are dropped.
+    pub fn line(&self, name: &str, stream: Stream, line: &str, give_up: &dyn Fn() -> bool) {
+        let text = format!("{name:width$} | {line}\n", width = self.width);
+        let _one_at_a_time = self.one_at_a_time.lock();
+        for piece in text.as_bytes().chunks(PIECE) {
+            while !self.given_up.load(Ordering::Relaxed) && !is_writable(stream, LOOK) {
+                self.given_up.fetch_or(give_up(), Ordering::Relaxed);
+            }
+            // Nobody may be left to read; the programs still run to their end.
+            if self.given_up.load(Ordering::Relaxed) || write(stream, piece).is_err() {
+                return;
+            }
+        }
+    }
+}
+
+/// Whether something can be written to an output of this process without a wait, or soon will.
+pub fn is_writable(stream: Stream, within: Duration) -> bool {
+    let (out, err) = (std::io::stdout(), std::io::stderr());
+    let fd = match stream {
+        Stream::Output => out.as_fd(),
+        Stream::Error => err.as_fd(),
+    };
+    let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
+    // What can't be asked is tried.
+    poll(&mut fds, PollTimeout::try_from(within).unwrap_or(PollTimeout::ZERO)).map_or(true, |ready| ready > 0)
+}
+
+fn write(stream: Stream, piece: &[u8]) -> std::io::Result<()> {
+    match stream {
+        Stream::Output => {
+            let mut out = std::io::stdout().lock();
+            out.write_all(piece)?;
+            out.flush()
+        }
+        Stream::Error => std::io::stderr().write_all(piece),
+    }
+}
+
+/// Passes on the lines out of `pipe` until it ends; or, once the other end of `over` is closed, until it is empty.
+pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
+    let mut pipe = File::from(pipe);
+    let mut buffer = vec![0; 16 * 1024];
+    let mut pending = Vec::new();
+    // What was in the pipe when it was over, at most; who still writes to it is not waited for.
+    let mut left = usize::MAX;
+    while left > 0 {
+        let (readable, is_over) = match wait(pipe.as_fd(), over.as_fd()) {
+            Ok(ready) => ready,
+            Err(Errno::EINTR) => continue,
+            Err(_) => break,
+        };
+        if is_over && left == usize::MAX {
+            left = fcntl(&pipe, FcntlArg::F_GETPIPE_SZ).map_or(MAX_LINE, |size| size as usize);
+        }
+        if !readable {
+            break;
+        }
+        let wanted = buffer.len().min(left);
+        let got = match pipe.read(&mut buffer[..wanted]) {
+            Ok(0) => break,
+            Ok(got) => got,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(_) => break,
+        };
+        if is_over {
+            left -= got;
+        }
+        for piece in buffer[..got].split_inclusive(|&byte| byte == b'\n') {
+            if pending.len() + piece.len() > MAX_LINE {
+                line(&text(&pending));
+                pending.clear();
+            }
+            pending.extend_from_slice(piece);
+            if piece.ends_with(b"\n") {
+                line(&text(&pending));
+                pending.clear();
+            }
+        }
+    }
+    if !pending.is_empty() {
+        line(&text(&pending));
+    }
+}
+
+/// Waits until there is something in the pipe, its end included, or it is over: whether each is so.
+fn wait(pipe: BorrowedFd<'_>, over: BorrowedFd<'_>) -> Result<(bool, bool), Errno> {
+    let mut fds = [PollFd::new(pipe, PollFlags::POLLIN), PollFd::new(over, PollFlags::POLLIN)];
+    poll(&mut fds, PollTimeout::NONE)?;
+    Ok((fds[0].any().unwrap_or(true), fds[1].any().unwrap_or(true)))
+}
+
+fn text(line: &[u8]) -> String {
+    String::from_utf8_lossy(line).trim_end_matches(['\n', '\r']).to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn passed_on(bytes: &[u8], close: bool) -> Vec<String> {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (over, not_over) = std::io::pipe().unwrap();
+        writer.write_all(bytes).unwrap();
+        let writer = (!close).then_some(writer);
+        drop(not_over);
+        let mut lines = Vec::new();
+        pass_on(reader.into(), &over, |line| lines.push(line.to_owned()));
+        drop(writer);
+        lines
+    }
+
+    #[test]
+    fn what_is_in_a_pipe_is_passed_on_also_when_somebody_keeps_it_open() {
+        for close in [true, false] {
+            assert_eq!(passed_on(b"one\ntwo\r\n\nthree", close), ["one", "two", "", "three"]);
+            assert!(passed_on(b"", close).is_empty());
+        }
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_passed_on_in_pieces() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (over, _not_over) = std::io::pipe().unwrap();
+        let thread = std::thread::spawn(move || writer.write_all(&[b'x'; 3 * MAX_LINE]).unwrap());
+        let mut lines = Vec::new();
+        pass_on(reader.into(), &over, |line| lines.push(line.len()));
+        thread.join().unwrap();
+        assert!(lines.iter().all(|&length| length <= MAX_LINE), "{lines:?}");
+        assert_eq!(lines.iter().sum::<usize>(), 3 * MAX_LINE);
+    }
+
+    #[test]
+    fn who_goes_on_writing_when_it_is_over_is_not_waited_for() {
+        let (reader, mut writer) = std::io::pipe().unwrap();
+        let (over, not_over) = std::io::pipe().unwrap();
+        let thread = std::thread::spawn(move || while writer.write_all(b"y\n").is_ok() {});
+        drop(not_over);
+        pass_on(reader.into(), &over, |_| ());
+        thread.join().unwrap();
+    }
+}

@@ -1,0 +1,168 @@
+//! How `nicforge run` ends: by its programs, whatever these leave behind, and by a signal, whatever hangs.
+
+use std::{
+    fs::File,
+    io::Read,
+    os::fd::AsRawFd,
+    path::PathBuf,
+    process::{Child, Stdio},
+    time::{Duration, Instant},
+};
+
+use nix::{
+    fcntl::{FcntlArg, fcntl},
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
+
+use super::{machine, nicforge, wait};
+
+/// Longer than anything here takes, and shorter than what is started here sleeps.
+const SOON: Duration = Duration::from_secs(60);
+
+/// `nicforge run` of three nodes, in a folder of its own. What wrote its process number into a file there is killed at the end.
+struct Run {
+    folder: tempfile::TempDir,
+    child: Child,
+    started: Instant,
+}
+
+impl Run {
+    fn start(programs: &[&str], stdout: Stdio, stderr: Stdio) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let child = nicforge(&["run", &machine("proof.toml"), "--dir"])
+            .arg(folder.path().join("m"))
+            .args(programs)
+            .env("HERE", folder.path())
+            .stdout(stdout)
+            .stderr(stderr)
+            .spawn()
+            .unwrap();
+        Self { folder, child, started: Instant::now() }
+    }
+
+    fn quiet(programs: &[&str]) -> Self {
+        Self::start(programs, Stdio::null(), Stdio::null())
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.folder.path().join(name)
+    }
+
+    /// The process that writes its number into a file.
+    fn pid(&self, name: &str) -> Pid {
+        until("a process number", || std::fs::read_to_string(self.file(name)).ok()?.trim().parse().ok())
+            .map(Pid::from_raw)
+            .unwrap()
+    }
+
+    /// Its exit code, and that it left no sockets behind.
+    fn end(&mut self) -> Option<i32> {
+        let code = wait(&mut self.child);
+        assert!(self.started.elapsed() < SOON);
+        assert!(!self.file("m").exists(), "the directory is left behind");
+        code
+    }
+}
+
+impl Drop for Run {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        for entry in std::fs::read_dir(self.folder.path()).unwrap().flatten() {
+            if let Ok(pid) = std::fs::read_to_string(entry.path()).unwrap_or_default().trim().parse() {
+                let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
+            }
+        }
+    }
+}
+
+/// Looks again and again until there is something.
+fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Option<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(found) = look() {
+            return Some(found);
+        }
+        assert!(start.elapsed() < SOON, "{what}");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Whether a process runs; one that nobody has reaped yet does not.
+fn runs(pid: Pid) -> bool {
+    let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    let state = state.rsplit_once(") ").map_or("", |(_, rest)| rest);
+    !state.is_empty() && !state.starts_with(['Z', 'X'])
+}
+
+#[test]
+fn run_does_not_wait_for_who_left_its_group_and_keeps_the_pipe() {
+    let mut run =
+        Run::quiet(&["--", "setsid", "sh", "-c", "echo $$ > $HERE/$NICFORGE_NODE; exec sleep 1000"]);
+    assert_eq!(run.end(), Some(0));
+}
+
+#[test]
+fn run_ends_on_ctrl_c_although_somebody_out_of_reach_keeps_a_pipe() {
+    let script = "setsid sh -c 'echo $$ > $HERE/$NICFORGE_NODE; exec sleep 1000' & sleep 1000";
+    let mut run = Run::quiet(&["--fifo0", "sh", "-c", script]);
+    let out_of_reach = run.pid("fifo0");
+    kill(Pid::from_raw(run.child.id() as i32), Signal::SIGINT).unwrap();
+    assert_eq!(run.end(), Some(130));
+    assert!(runs(out_of_reach));
+}
+
+#[test]
+fn run_sees_a_failure_although_a_descendant_keeps_the_pipe() {
+    let fails = "sleep 1000 & echo $! > $HERE/sleeper; exit 7";
+    let mut run = Run::quiet(&["--dma0", "sh", "-c", fails, ":", "sleep", "1000"]);
+    assert_eq!(run.end(), Some(7));
+}
+
+#[test]
+fn run_kills_what_a_program_that_has_ended_left_behind() {
+    let stubborn = "trap '' TERM; echo $$ > $HERE/stubborn; while :; do sleep 1; done";
+    let leaves = format!("sh -c \"{}\" >/dev/null 2>&1 &", stubborn.replace('$', "\\$"));
+    let waits = "until test -s $HERE/stubborn; do sleep .05; done; exit 4";
+    let mut run = Run::quiet(&["--fifo0", "sh", "-c", &leaves, ":", "--dma0", "sh", "-c", waits]);
+    let stubborn = run.pid("stubborn");
+    assert_eq!(run.end(), Some(4));
+    until("the end of what was left behind", || (!runs(stubborn)).then_some(()));
+}
+
+#[test]
+fn run_passes_on_all_that_a_program_said_before_its_end() {
+    let mut run = Run::start(&["--dma0", "sh", "-c", "seq 1 20000; exit 5"], Stdio::piped(), Stdio::null());
+    let mut said = String::new();
+    run.child.stdout.take().unwrap().read_to_string(&mut said).unwrap();
+    assert_eq!(run.end(), Some(5));
+    assert_eq!(said.lines().count(), 20_000);
+    assert_eq!(said.lines().last(), Some("dma0 | 20000"));
+}
+
+#[test]
+fn run_ends_on_ctrl_c_although_nobody_reads_its_output() {
+    let (reader, writer) = std::io::pipe().unwrap();
+    let error = writer.try_clone().unwrap();
+    let mut run = Run::start(&["--", "yes"], writer.into(), error.into());
+    let size = fcntl(&reader, FcntlArg::F_GETPIPE_SZ).unwrap();
+    // A pipe that can't be written to is full.
+    let full = File::options().write(true).open(format!("/proc/self/fd/{}", reader.as_raw_fd())).unwrap();
+    until(&format!("{size} bytes that nobody reads"), || {
+        use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+        use std::os::fd::AsFd;
+        let mut fds = [PollFd::new(full.as_fd(), PollFlags::POLLOUT)];
+        (poll(&mut fds, PollTimeout::ZERO) == Ok(0)).then_some(())
+    });
+    kill(Pid::from_raw(run.child.id() as i32), Signal::SIGINT).unwrap();
+    assert_eq!(run.end(), Some(130));
+}
+
+#[test]
+fn run_gives_its_programs_code_although_standard_error_is_full() {
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let mut run =
+        Run::start(&["--dma0", "sh", "-c", "exit 3", ":", "sleep", "1000"], Stdio::null(), full().into());
+    assert_eq!(run.end(), Some(3));
+}
