@@ -99,9 +99,9 @@ fn serve_takes_over_what_a_killed_server_left() {
     let mut server = Server::of_machine("proof.toml", &[]);
     server.signal(Signal::SIGKILL);
     server.child.wait().unwrap();
-    assert!(
-        server.directory().join("fifo0.core0").exists() || server.directory().join("admin/control").exists()
-    );
+    for socket in ["fifo0.user0", "admin/control"] {
+        assert!(server.directory().join(socket).exists(), "{socket}");
+    }
     let folder = std::mem::replace(&mut server.folder, tempfile::tempdir().unwrap());
     let again = Server::start_in(folder, Path::new(&machine("proof.toml")), &[]);
     assert_eq!(stat(&again)["machine"], "proof");
