@@ -1,21 +1,34 @@
 //! The directory of a served machine: user sockets in it, control and admin sockets in `admin/`.
 
 use std::{
+    fs::{DirBuilder, File},
+    io::ErrorKind,
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
-use nix::unistd::geteuid;
+use nix::{
+    errno::Errno,
+    fcntl::{Flock, FlockArg},
+    unistd::geteuid,
+};
 
 use crate::failure::{Doing, Failure};
 
 /// The longest path that fits into a socket address.
 const MAX_SOCKET_PATH: usize = 107;
+/// How often to begin anew when others that end here take a directory away again.
+const TRIES: usize = 16;
 
-/// A served machine's directory.
-#[derive(Clone, Debug)]
+/// A served machine's directory. What [`Directory::create`] has made is removed when this is dropped, unless somebody's files are in
+/// it; sockets are removed by who bound them.
+#[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
+    /// The directories that were made, in this order.
+    made: Vec<PathBuf>,
+    /// Held by who serves in it.
+    _lock: Option<Flock<File>>,
 }
 
 impl Directory {
@@ -28,23 +41,49 @@ impl Directory {
         }
     }
 
-    /// Make the directory, and `admin/` in it, for this user alone. What is there already must be this user's, and writable by
-    /// nobody else: who can write a directory can put sockets of their own in the place of ours.
+    /// Make the directory, and `admin/` in it, for this user alone, to serve in it. What is there already must be this user's, and
+    /// writable by nobody else: who can write a directory can put sockets of their own in the place of ours.
+    ///
+    /// Only one can serve in it: a server that is about to listen looks like one that is dead, and its socket would be replaced.
     pub fn create(path: &Path) -> Result<Self, Failure> {
-        let directory = Self { path: std::path::absolute(path).doing(|| path.display().to_string())? };
-        let own_parent = directory.path.parent().filter(|parent| *parent == Self::parent_in_temporary());
-        for part in own_parent.into_iter().chain([directory.path.as_path(), &directory.path.join("admin")]) {
-            std::fs::DirBuilder::new()
-                .recursive(true)
-                .mode(0o700)
-                .create(part)
-                .doing(|| format!("can't make the directory {}", part.display()))?;
-            if let Err(failure) = check_private(part) {
-                directory.remove_if_empty();
-                return Err(failure);
+        let path = std::path::absolute(path).doing(|| path.display().to_string())?;
+        let mut directory = Self { path: path.clone(), made: Vec::new(), _lock: None };
+        if let Some(parent) = path.parent().filter(|parent| *parent == Self::parent_in_temporary()) {
+            directory.make(parent)?;
+        }
+        for _ in 0..TRIES {
+            directory.make(&path)?;
+            directory._lock = lock(&path)?;
+            if directory._lock.is_some() {
+                directory.make(&path.join("admin"))?;
+                return Ok(directory);
             }
         }
-        Ok(directory)
+        Err(Failure::environment(format!("{} is taken away again and again", path.display())))
+    }
+
+    /// Makes a directory, and those that it is in, and says whether it is this user's alone.
+    fn make(&mut self, path: &Path) -> Result<(), Failure> {
+        let mut tries = 0..TRIES;
+        while let Err(error) = self.make_missing(path) {
+            // Another server has removed one that it had made.
+            if error.kind() != ErrorKind::NotFound || tries.next().is_none() {
+                return Err(error).doing(|| format!("can't make the directory {}", path.display()));
+            }
+        }
+        check_private(path)
+    }
+
+    fn make_missing(&mut self, path: &Path) -> std::io::Result<()> {
+        let missing: Vec<_> = path.ancestors().take_while(|part| part.symlink_metadata().is_err()).collect();
+        for part in missing.into_iter().rev() {
+            match DirBuilder::new().mode(0o700).create(part) {
+                Ok(()) => self.made.push(part.to_owned()),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
     }
 
     fn parent_in_temporary() -> PathBuf {
@@ -63,7 +102,7 @@ impl Directory {
                 path.display()
             )));
         }
-        Ok(Self { path })
+        Ok(Self { path, made: Vec::new(), _lock: None })
     }
 
     /// The directory itself.
@@ -88,13 +127,38 @@ impl Directory {
     pub fn control(&self) -> PathBuf {
         self.path.join("admin").join("control")
     }
+}
 
-    /// Remove the directory and `admin/` if they are empty. Sockets are removed by who bound them.
-    pub fn remove_if_empty(&self) {
-        // Somebody's own files in there are no error: the directory then stays.
-        let _ = std::fs::remove_dir(self.path.join("admin"));
-        let _ = std::fs::remove_dir(&self.path);
+impl Drop for Directory {
+    fn drop(&mut self) {
+        for made in self.made.iter().rev() {
+            // Somebody's own files in there are no error: it then stays.
+            let _ = std::fs::remove_dir(made);
+        }
     }
+}
+
+/// Locks a directory. `None` when it is not the one at `path` any more.
+fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
+    let what = || format!("can't lock the directory {}", path.display());
+    let file = match File::open(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
+        file => file.doing(what)?,
+    };
+    let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+        Ok(lock) => lock,
+        Err((_, Errno::EWOULDBLOCK)) => {
+            return Err(Failure::environment(format!(
+                "a machine is served already in {}; stop it or choose another --dir",
+                path.display()
+            )));
+        }
+        Err((_, errno)) => return Err(errno).doing(what),
+    };
+    let locked = lock.metadata().doing(what)?;
+    let same =
+        path.symlink_metadata().is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino()));
+    Ok(same.then_some(lock))
 }
 
 /// Whether nobody but this user can change what is in a directory.
@@ -124,7 +188,36 @@ mod tests {
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
         let failure = Directory::create(&path).unwrap_err();
         assert!(failure.message.contains("can be written by other users"), "{failure}");
+        assert!(path.exists());
         assert!(!path.join("admin").exists());
+    }
+
+    #[test]
+    fn what_was_made_is_removed_and_nothing_else() {
+        let folder = tempfile::tempdir().unwrap();
+        let (own, path) = (folder.path().join("own"), folder.path().join("own/a/b"));
+        std::fs::create_dir(&own).unwrap();
+        drop(Directory::create(&path).unwrap());
+        assert!(own.exists() && !own.join("a").exists());
+        drop(Directory::create(&own).unwrap());
+        assert!(own.exists() && !own.join("admin").exists());
+        let directory = Directory::create(&path).unwrap();
+        std::fs::write(own.join("a/file"), "").unwrap();
+        drop(directory);
+        assert!(own.join("a/file").exists() && !path.exists());
+    }
+
+    #[test]
+    fn only_one_can_serve_in_a_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("m");
+        let first = Directory::create(&path).unwrap();
+        let failure = Directory::create(&path).unwrap_err();
+        assert!(failure.message.contains("served already"), "{failure}");
+        assert!(path.join("admin").exists());
+        drop(first);
+        assert!(!path.exists());
+        assert!(Directory::create(&path).is_ok());
     }
 
     #[test]

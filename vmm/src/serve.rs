@@ -53,11 +53,10 @@ impl Served {
         let (machine, built) = build(description).map_err(|error| Failure::usage(error.to_string()))?;
         let built = Arc::new(built);
         let path = options.dir.clone().unwrap_or_else(|| Directory::default_for(&built.name));
-        let directory = Directory::create(&path)?;
-        Self::start_in(directory.clone(), machine, built, options)
-            .inspect_err(|_| directory.remove_if_empty())
+        Self::start_in(Directory::create(&path)?, machine, built, options)
     }
 
+    /// When it fails, what was started ends before the directory is given up.
     fn start_in(
         directory: Directory,
         machine: Machine,
@@ -127,7 +126,7 @@ impl Served {
         self.thread.as_ref().is_none_or(JoinHandle::is_finished)
     }
 
-    /// Stop serving, remove the sockets, and say whether the engine was well until now.
+    /// Stop serving, remove the sockets and the directory, and say whether the engine was well until now.
     pub fn stop(mut self) -> Result<(), Failure> {
         self.end()
     }
@@ -139,7 +138,6 @@ impl Served {
             Some(thread) => thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".into())),
             None => Ok(()),
         };
-        self.directory.remove_if_empty();
         ended.map_err(Failure::environment)
     }
 }

@@ -59,8 +59,9 @@ impl Machine {
             ..usual
         };
         let engine = || "the engine".to_owned();
-        let (mut serving, stop) = (Engine::new(machine, config).doing(engine)?, Stop::new().doing(engine)?);
+        // Before the engine: what is made first is given up last.
         let directory = Directory::create(&Directory::default_for(&name))?;
+        let (mut serving, stop) = (Engine::new(machine, config).doing(engine)?, Stop::new().doing(engine)?);
         let users =
             (0..REGISTER_USERS).map(|number| (registers, AttachmentId(number), format!("dma0.{number}")));
         let cores = built.nodes.iter().flat_map(|node| {
@@ -109,7 +110,6 @@ impl Machine {
             Some(thread) => thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".into())),
             None => Ok(()),
         };
-        self.directory.remove_if_empty();
         ended.map_err(Failure::environment)
     }
 }

@@ -1,0 +1,83 @@
+//! Where machines are served: whose directories are taken, what is left of them, and who comes second.
+
+use std::{
+    io::{BufRead, BufReader},
+    os::{fd::AsRawFd, unix::fs::PermissionsExt},
+    path::Path,
+    process::{Output, Stdio},
+};
+
+use nix::{
+    fcntl::{Flock, FlockArg},
+    sys::{
+        signal::Signal,
+        socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket},
+    },
+};
+
+use super::{machine, nicforge, output, server::Server, text, wait};
+
+fn serve(directory: &Path) -> Output {
+    output(nicforge(&["serve", &machine("proof.toml"), "--dir"]).arg(directory))
+}
+
+#[test]
+fn a_directory_that_is_refused_is_left_there() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("m");
+    std::fs::create_dir(&directory).unwrap();
+    std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o775)).unwrap();
+    let refused = serve(&directory);
+    assert_eq!(refused.status.code(), Some(3));
+    assert!(text(&refused.stderr).contains("can be written by other users"), "{}", text(&refused.stderr));
+    assert!(directory.exists());
+}
+
+#[test]
+fn a_users_own_directory_stays_and_what_was_made_in_it_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("m")).unwrap();
+    let mut server = Server::start_in(folder, Path::new(&machine("proof.toml")), &[]);
+    server.signal(Signal::SIGTERM);
+    assert_eq!(wait(&mut server.child), Some(0));
+    assert_eq!(std::fs::read_dir(server.directory()).unwrap().count(), 0);
+}
+
+#[test]
+fn parents_that_were_made_for_a_machine_that_was_not_served_are_removed() {
+    let folder = tempfile::tempdir().unwrap();
+    let failed = serve(&folder.path().join("a").join("b".repeat(100)));
+    assert_eq!(failed.status.code(), Some(3));
+    assert!(!folder.path().join("a").exists());
+}
+
+#[test]
+fn the_socket_of_a_server_that_does_not_listen_yet_is_left_to_it() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("m");
+    std::fs::create_dir_all(directory.join("admin")).unwrap();
+    for part in [directory.clone(), directory.join("admin")] {
+        std::fs::set_permissions(part, std::fs::Permissions::from_mode(0o700)).unwrap();
+    }
+    // As a server that is about to start has it.
+    let lock =
+        Flock::lock(std::fs::File::open(&directory).unwrap(), FlockArg::LockExclusiveNonblock).unwrap();
+    let bound = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
+    let control = directory.join("admin/control");
+    bind(bound.as_raw_fd(), &UnixAddr::new(&control).unwrap()).unwrap();
+    let mut second = nicforge(&["serve", &machine("proof.toml"), "--dir"])
+        .arg(&directory)
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    // One that serves says so; one that is refused ends.
+    let mut said = String::new();
+    BufReader::new(second.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    if !said.is_empty() {
+        second.kill().unwrap();
+    }
+    assert_eq!(wait(&mut second), Some(3), "{said}");
+    assert!(control.exists());
+    drop(lock);
+}
