@@ -4,10 +4,13 @@
 //! descriptor; nothing runs in a signal handler. A program that is started does not inherit the mask: the standard library's
 //! `Command` empties it.
 
+#![allow(unsafe_code, reason = "the disposition of a signal can only be asked for by its raw call")]
+
 use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::{
     errno::Errno,
+    libc,
     sys::{
         signal::{SigSet, Signal},
         signalfd::{SfdFlags, SignalFd},
@@ -20,11 +23,14 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Block SIGINT, SIGTERM and SIGHUP for this thread and those it starts.
+    /// Block SIGINT, SIGTERM and SIGHUP for this thread and those it starts. Those that who started this program wants to be
+    /// ignored, as `nohup` does, stay so.
     pub fn block() -> Result<Self, Errno> {
         let mut set = SigSet::empty();
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            set.add(signal);
+            if !is_ignored(signal) {
+                set.add(signal);
+            }
         }
         set.thread_block()?;
         Ok(Self { fd: SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)? })
@@ -40,4 +46,16 @@ impl Signals {
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+fn is_ignored(signal: Signal) -> bool {
+    let mut action = libc::sigaction {
+        sa_sigaction: libc::SIG_DFL,
+        sa_mask: *SigSet::empty().as_ref(),
+        sa_flags: 0,
+        sa_restorer: None,
+    };
+    // SAFETY: nothing is set, and `action` is a structure of the call's that it may write.
+    let asked = unsafe { libc::sigaction(signal as i32, std::ptr::null(), &mut action) };
+    asked == 0 && action.sa_sigaction == libc::SIG_IGN
 }

@@ -4,7 +4,8 @@ use std::{
     io::{BufRead, BufReader},
     os::{fd::AsRawFd, unix::fs::PermissionsExt},
     path::Path,
-    process::{Output, Stdio},
+    process::{Command, Output, Stdio},
+    time::{Duration, Instant},
 };
 
 use nix::{
@@ -80,4 +81,31 @@ fn the_socket_of_a_server_that_does_not_listen_yet_is_left_to_it() {
     assert_eq!(wait(&mut second), Some(3), "{said}");
     assert!(control.exists());
     drop(lock);
+}
+
+#[test]
+fn serve_under_nohup_goes_on_when_its_terminal_is_closed() {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = folder.path().join("m");
+    let child = Command::new("nohup")
+        .args([env!("CARGO_BIN_EXE_nicforge"), "serve", &machine("proof.toml"), "--dir"])
+        .arg(&directory)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let mut server = Server { child, folder };
+    let mut said = String::new();
+    BufReader::new(server.child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    assert!(said.starts_with("serving "), "{said}");
+    server.signal(Signal::SIGHUP);
+    // One that reads the signal ends by it at once.
+    let since = Instant::now();
+    while since.elapsed() < Duration::from_secs(2) {
+        assert_eq!(server.child.try_wait().unwrap(), None);
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    server.signal(Signal::SIGTERM);
+    assert_eq!(wait(&mut server.child), Some(0));
 }
