@@ -13,7 +13,10 @@ use nix::{
     sys::termios::{self, SetArg, Termios},
 };
 
-use crate::failure::{Doing, Failure};
+use crate::{
+    failure::{Doing, Failure},
+    lines::{Stream, is_writable},
+};
 
 /// The guest's name of the line.
 const LINE: &str = "/dev/ttyS2";
@@ -73,7 +76,8 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
         let _ = poll(&mut fds, PollTimeout::from(LOOK));
         let ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
         let (from_guest, from_user) = (ready(0), ready(1));
-        if from_guest {
+        // Nobody may read; that must not keep the time limit from ending the shell.
+        if from_guest && is_writable(Stream::Output, Duration::from_millis(LOOK.into())) {
             let length = line.read(&mut buffer).doing(|| "the guest's line".into())?;
             show(&buffer[..length])?;
         }
