@@ -466,6 +466,8 @@ struct nicforge_extoll_rma_command {
 #define NICFORGE_EXTOLL_RMA_NOTIFY_RESPONDER 2
 /* The completer. */
 #define NICFORGE_EXTOLL_RMA_NOTIFY_COMPLETER 4
+/* Bits of Command::head that must be zero. */
+#define NICFORGE_EXTOLL_RMA_COMMAND_RESERVED (1ULL << 32)
 /* An entry of a notification queue. */
 struct nicforge_extoll_rma_notification {
 	/*
@@ -508,6 +510,8 @@ struct nicforge_extoll_rma_notification {
  * yet.
  */
 #define NICFORGE_EXTOLL_RMA_STATUS_TIMED_OUT 6
+/* In Notification::head of every entry that is filled. */
+#define NICFORGE_EXTOLL_RMA_NOTIFICATION_VALID (1ULL << 63)
 
 /* ---- extoll_velo ---- */
 /* Quadwords of a message at most. */

@@ -1,11 +1,12 @@
 //! `nicforge_hwi.h` from the sources of the crate `nicforge-hwi`.
 //!
-//! Every public constant becomes a macro named after its modules (`tree::window::SEND` is `NICFORGE_TREE_WINDOW_SEND`), every
-//! public `#[repr(C)]` struct a struct. What can't be said in C is an error, not left out.
+//! Every public constant becomes a macro named after its modules (`tree::window::SEND` is `NICFORGE_TREE_WINDOW_SEND`) and the type
+//! that it belongs to (`extoll_rma::Command::RESERVED` is `NICFORGE_EXTOLL_RMA_COMMAND_RESERVED`), every public `#[repr(C)]` struct a
+//! struct. What can't be said in C is an error, not left out.
 
 use std::{fmt::Write, path::Path};
 
-use syn::{Expr, Fields, Item, Lit, Type, Visibility};
+use syn::{Expr, Fields, ImplItem, Item, Lit, Type, Visibility};
 
 use crate::steps::Failed;
 
@@ -66,12 +67,26 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
     for item in items {
         match item {
             Item::Const(constant) if matches!(constant.vis, Visibility::Public(_)) => {
-                let name = macro_name(scope, &constant.ident.to_string());
-                if matches!(*constant.ty, Type::Path(_)) {
-                    let value = expression(&constant.expr, scope)
-                        .map_err(|problem| Failed::new(format!("{}: {problem}", name)))?;
-                    comment(text, "", &constant.attrs);
-                    let _ = writeln!(text, "#define {name} {value}");
+                self::constant(text, scope, scope, &constant.ident, &constant.expr, &constant.attrs)?;
+            }
+            // What a trait asks for is the trait's.
+            Item::Impl(implementation) if implementation.trait_.is_none() => {
+                let Type::Path(of) = &*implementation.self_ty else { continue };
+                let mut inner = scope.to_vec();
+                inner.extend(of.path.segments.last().map(|part| snake(&part.ident.to_string())));
+                for item in &implementation.items {
+                    if let ImplItem::Const(constant) = item
+                        && matches!(constant.vis, Visibility::Public(_))
+                    {
+                        self::constant(
+                            text,
+                            &inner,
+                            scope,
+                            &constant.ident,
+                            &constant.expr,
+                            &constant.attrs,
+                        )?;
+                    }
                 }
             }
             Item::Struct(structure) if is_repr_c(structure) => {
@@ -100,6 +115,22 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
             _ => {}
         }
     }
+    Ok(())
+}
+
+/// A macro in `scope`, for an expression that is in `module`.
+fn constant(
+    text: &mut String,
+    scope: &[String],
+    module: &[String],
+    name: &syn::Ident,
+    value: &Expr,
+    attributes: &[syn::Attribute],
+) -> Result<(), Failed> {
+    let name = macro_name(scope, &name.to_string());
+    let value = expression(value, module).map_err(|problem| Failed::new(format!("{name}: {problem}")))?;
+    comment(text, "", attributes);
+    let _ = writeln!(text, "#define {name} {value}");
     Ok(())
 }
 
@@ -260,4 +291,31 @@ fn snake(name: &str) -> String {
         snake.push(character.to_ascii_lowercase());
     }
     snake
+}
+
+#[cfg(test)]
+#[allow(clippy::unwrap_used, reason = "tests")]
+mod tests {
+    use super::*;
+
+    fn header(source: &str) -> Result<String, Failed> {
+        let mut text = String::new();
+        items(&mut text, &["card".to_owned()], &syn::parse_str::<syn::File>(source).unwrap().items)?;
+        Ok(text)
+    }
+
+    #[test]
+    fn constants_of_types_become_macros_too() {
+        let source = "pub const SIZE: u32 = 8; impl SendQueue { pub const BYTES: u32 = SIZE * 2; const OWN: u32 = 1; }";
+        let text = header(source).unwrap();
+        assert!(text.contains("#define NICFORGE_CARD_SEND_QUEUE_BYTES (NICFORGE_CARD_SIZE * 2)"), "{text}");
+        assert!(!text.contains("OWN"), "{text}");
+    }
+
+    #[test]
+    fn a_constant_that_c_can_not_say_is_an_error() {
+        assert!(header("pub const NAMES: &[&str] = &[\"a\"];").is_err());
+        assert!(header("impl Queue { pub const NAME: &str = \"a\"; }").is_err());
+        assert!(header("const NAMES: &[&str] = &[\"a\"];").is_ok());
+    }
 }
