@@ -6,8 +6,10 @@
 //!
 //! - `row.rs`: rows, goals, what a bench gives back; `report.rs`: how they are shown;
 //! - `host.rs`: which machine this is; `placement.rs`: which thread runs where; `samples.rs`: percentiles and turns;
+//! - `counting.rs`: programs that count something, waited for;
 //! - one folder or file a bench.
 
+pub mod counting;
 pub mod host;
 pub mod placement;
 pub mod report;

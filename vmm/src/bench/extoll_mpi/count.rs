@@ -19,7 +19,7 @@ use nicforge_velo::Address;
 
 use super::{
     super::{
-        Run,
+        Run, counting,
         row::{Backing, Outcome, Row},
     },
     WINDOW, description,
@@ -87,7 +87,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     let mut rows = Vec::new();
     for pairs in PAIRS {
         run.step(format!("instructions, {pairs} pairs"))?;
-        let counts = count(pairs, windows)?;
+        let counts = count(run, pairs, windows)?;
         let messages = f64::from(windows * WINDOW) * f64::from(pairs);
         let all: u64 = counts.values().sum();
         let row = Row {
@@ -113,11 +113,12 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
 }
 
 /// Instructions by part for `windows` windows of `pairs` pairs.
-fn count(pairs: u16, windows: u32) -> Result<HashMap<&'static str, u64>, Failure> {
+fn count(run: &Run<'_>, pairs: u16, windows: u32) -> Result<HashMap<&'static str, u64>, Failure> {
     let program = std::env::current_exe().doing(|| "this program's own file".into())?;
     let directory = tempfile::tempdir().doing(|| "a directory for callgrind's counts".into())?;
     let file = directory.path().join("counts");
-    let status = Command::new("valgrind")
+    let mut command = Command::new("valgrind");
+    command
         .args(["-q", "--tool=callgrind", "--collect-atstart=no"])
         .arg(format!("--toggle-collect={COUNTED}"))
         .arg(format!("--callgrind-out-file={}", file.display()))
@@ -125,9 +126,8 @@ fn count(pairs: u16, windows: u32) -> Result<HashMap<&'static str, u64>, Failure
         .args(["bench", "extoll-mpi", "--part", &format!("{pairs}:{windows}")])
         .stdin(Stdio::null())
         .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .status()
-        .doing(|| "valgrind".into())?;
+        .stderr(Stdio::null());
+    let status = counting::status(run, &mut command)?;
     let text = fs::read_to_string(&file).ok().filter(|_| status.success());
     let counts = text.as_deref().map(by_part).unwrap_or_default();
     if counts.is_empty() {

@@ -4,20 +4,19 @@ use std::{
     env,
     fs::{self, File},
     path::Path,
-    process::{Child, Command, ExitStatus, Stdio},
-    thread,
-    time::Duration,
+    process::{Command, ExitStatus, Stdio},
 };
 
 use tempfile::TempDir;
 
-use super::{super::Run, part::Part};
+use super::{
+    super::{Run, counting},
+    part::Part,
+};
 use crate::failure::{Doing, Failure};
 
 /// The program.
 const VALGRIND: &str = "valgrind";
-/// How often to look whether a child has ended.
-const LOOK: Duration = Duration::from_millis(20);
 /// What the first thread's counts are called behind the name given: callgrind separates threads.
 const FIRST_THREAD: &str = "counts-01";
 
@@ -66,8 +65,7 @@ impl Callgrind {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&errors).doing(|| "a file for callgrind's messages".into())?);
-        let child = command.spawn().doing(|| format!("can't start {VALGRIND}"))?;
-        let status = wait(run, child)?;
+        let status = counting::status(run, &mut command)?;
         if !status.success() {
             return Err(failed(part, status, &errors));
         }
@@ -81,22 +79,6 @@ impl Callgrind {
                 part.name()
             ))),
         }
-    }
-}
-
-/// Waits for a child; ends it when the user ends the run.
-fn wait(run: &Run<'_>, mut child: Child) -> Result<ExitStatus, Failure> {
-    loop {
-        if let Some(status) = child.try_wait().doing(|| format!("waiting for {VALGRIND}"))? {
-            return Ok(status);
-        }
-        if let Err(ended) = run.check() {
-            // It may have ended in this moment.
-            let _ = child.kill();
-            let _ = child.wait();
-            return Err(ended);
-        }
-        thread::sleep(LOOK);
     }
 }
 

@@ -14,7 +14,7 @@ use nicforge_velo::Port;
 
 use super::{
     super::{
-        Run,
+        Run, counting,
         row::{Backing, Goal, Outcome, Row},
     },
     BYTES, description,
@@ -37,15 +37,12 @@ const COUNTED: &str = "*bench::velo::count::round*";
 
 /// Counts, if there is a valgrind.
 pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
-    let valgrind = |arguments: &[&str]| {
-        Command::new("valgrind")
-            .args(arguments)
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .status()
+    let valgrind = || {
+        let mut command = Command::new("valgrind");
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
     };
-    if !valgrind(&["--version"]).is_ok_and(|status| status.success()) {
+    if !valgrind().arg("--version").status().is_ok_and(|status| status.success()) {
         let note = "instructions a message are left out: valgrind can't be started (Debian and Ubuntu: apt install valgrind)";
         return Ok(Outcome { notes: vec![note.into()], ..Outcome::default() });
     }
@@ -54,23 +51,17 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     let mut counts = Vec::new();
     for pairs in PAIRS {
         run.step(format!("instructions, {pairs} pairs"))?;
-        let file = std::env::temp_dir().join(format!("nicforge-bench-velo-{}", std::process::id()));
-        let status = valgrind(&[
-            "-q",
-            "--tool=callgrind",
-            "--collect-atstart=no",
-            &format!("--toggle-collect={COUNTED}"),
-            &format!("--callgrind-out-file={}", file.display()),
-            &program.to_string_lossy(),
-            "bench",
-            "velo",
-            "--part",
-            &format!("{pairs}:{messages}"),
-        ])
-        .doing(|| "valgrind".into())?;
+        let directory = tempfile::tempdir().doing(|| "a directory for callgrind's counts".into())?;
+        let file = directory.path().join("counts");
+        let mut command = valgrind();
+        command
+            .args(["-q", "--tool=callgrind", "--collect-atstart=no"])
+            .arg(format!("--toggle-collect={COUNTED}"))
+            .arg(format!("--callgrind-out-file={}", file.display()))
+            .arg(&program)
+            .args(["bench", "velo", "--part", &format!("{pairs}:{messages}")]);
+        let status = counting::status(run, &mut command)?;
         let text = fs::read_to_string(&file);
-        // It may not be there.
-        let _ = fs::remove_file(&file);
         let total = text.ok().filter(|_| status.success()).and_then(|text| {
             let line = text.lines().find_map(|line| line.strip_prefix("totals:"))?.trim().parse::<f64>();
             line.ok().filter(|total| *total > 0.0)
