@@ -218,6 +218,7 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
     let signals = Signals::block().doing(|| "signals".into())?;
     let machine = host::Host::look();
     let mut reports = Vec::new();
+    let mut failure = None;
     for bench in benches {
         let progress = if options.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
         if let Ok(style) = ProgressStyle::with_template("{prefix:8} {bar:30} {pos}/{len} {msg}") {
@@ -233,8 +234,14 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
         };
         let outcome = (bench.run)(&run);
         run.progress.finish_and_clear();
-        let report =
-            Report { bench: bench.name, machine: machine.clone(), quick: options.quick, outcome: outcome? };
+        let outcome = match outcome {
+            Ok(outcome) => outcome,
+            Err(reason) => {
+                failure = Some(reason);
+                break;
+            }
+        };
+        let report = Report { bench: bench.name, machine: machine.clone(), quick: options.quick, outcome };
         if options.markdown {
             say(report.markdown())?;
         } else if !options.json {
@@ -244,12 +251,19 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
     }
     if options.json {
         match reports.as_slice() {
-            [report] => say(serde_json::to_string_pretty(report).doing(|| "the report".into())?)?,
+            // What is finished is worth keeping when a later one fails.
+            [] => {}
+            [report] if benches.len() == 1 => {
+                say(serde_json::to_string_pretty(report).doing(|| "the report".into())?)?
+            }
             reports => {
                 let all = serde_json::json!({ "bench": "all", "machine": machine, "reports": reports });
                 say(serde_json::to_string_pretty(&all).doing(|| "the report".into())?)?;
             }
         }
+    }
+    if let Some(failure) = failure {
+        return Err(failure);
     }
     let missed = reports.iter().any(|report| report.outcome.goals.iter().any(|goal| !goal.met));
     Ok(if options.check && missed { EXIT_RESULT } else { 0 })
