@@ -90,7 +90,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     // How patient the library is depends on how many processors it may use: ask while it is all of them.
     let _ = Patience::default();
     let watch = watch(run)?;
-    let toolkit = Provision::from_environment().provide(&watch).doing(|| "guests".into())?;
+    let toolkit = Provision::from_environment().provide(&watch)?;
     let mut outcome = Outcome::default();
     let accelerators = accelerators(run, &toolkit, &watch, &mut outcome.notes)?;
     let drivers = drivers(run, &toolkit, &watch, &mut outcome.notes);
@@ -124,7 +124,7 @@ fn accelerators(
     watch: &Watch,
     notes: &mut Vec<String>,
 ) -> Result<Vec<Accelerator>, Failure> {
-    let choice = toolkit.accelerator(watch).doing(|| "guests".into())?;
+    let choice = toolkit.accelerator(watch)?;
     if choice.accelerator == Accelerator::Tcg {
         notes.push(format!("kvm was left out: {}", choice.reason));
     } else if run.quick {
