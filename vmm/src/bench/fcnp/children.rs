@@ -1,15 +1,16 @@
 //! The parent's end of the child processes.
 
 use std::{
-    fs,
     io::{BufRead, BufReader, Write},
-    os::unix::{fs::DirBuilderExt, process::CommandExt},
-    path::{Path as FilePath, PathBuf},
+    os::unix::process::CommandExt,
+    path::Path as FilePath,
     process::{Child as Process, ChildStdin, Command, Stdio},
     sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     thread::JoinHandle,
     time::{Duration, Instant},
 };
+
+use tempfile::TempDir;
 
 use super::{
     machine::Machine,
@@ -38,18 +39,20 @@ struct Child {
 pub(super) struct Children {
     children: Vec<Child>,
     answers: Receiver<(Side, Option<Answer>)>,
-    folder: PathBuf,
+    /// Nothing but the children's sockets is in it; it goes after them.
+    folder: TempDir,
 }
 
 impl Children {
     /// Starts them.
     pub(super) fn start(run: &Run<'_>) -> Result<Self, Failure> {
-        let folder = std::env::temp_dir().join(format!("nicforge-bench-{}", std::process::id()));
-        fs::DirBuilder::new().mode(0o700).create(&folder).doing(|| folder.display().to_string())?;
+        // For this user alone.
+        let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
+        let folder = folder.doing(|| "a directory for the bench's sockets".into())?;
         let (report, answers) = channel();
         let mut all = Self { children: Vec::new(), answers, folder };
         for side in [Side::Io, Side::Compute, Side::Relay] {
-            let child = start(side, &all.folder, &report)?;
+            let child = start(side, all.folder.path(), &report)?;
             all.children.push(child);
         }
         // From here on the channel ends when all children have.
@@ -175,8 +178,6 @@ impl Drop for Children {
                 let _ = reader.join();
             }
         }
-        // Nothing but the children's sockets is in there.
-        let _ = fs::remove_dir_all(&self.folder);
     }
 }
 
