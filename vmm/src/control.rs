@@ -66,6 +66,9 @@ pub enum Response {
     Refused {
         /// Why.
         message: String,
+        /// Whether there is no such thing as was asked for; else it could not be done now.
+        #[serde(default)]
+        asked_wrongly: bool,
     },
 }
 
@@ -157,7 +160,10 @@ fn converse(
     let line = request_line(&mut stream, stop)?;
     let response = match serde_json::from_slice(&line) {
         Ok(request) => answer(request),
-        Err(error) => Response::Refused { message: format!("the request can't be read: {error}") },
+        Err(error) => {
+            let message = format!("the request can't be read: {error}");
+            Response::Refused { message, asked_wrongly: true }
+        }
     };
     stream.set_nonblocking(false)?;
     stream.set_write_timeout(Some(ANSWER))?;
@@ -198,7 +204,7 @@ mod tests {
         let path = folder.path().join("control");
         let server = ControlServer::start(&path, |request| match request {
             Request::Reset { node } if node == "cn0" => Response::Done,
-            _ => Response::Refused { message: "no".into() },
+            _ => Response::Refused { message: "no".into(), asked_wrongly: true },
         })
         .unwrap();
         (folder, path, server)

@@ -207,22 +207,27 @@ fn welcome(served: &Served) -> String {
     text
 }
 
+fn failed(message: String) -> Response {
+    Response::Refused { message, asked_wrongly: false }
+}
+
 fn answer(built: &Built, handle: &EngineHandle, request: &Request) -> Response {
     match request {
         Request::Stat => match snapshot(built, handle) {
             Ok(snapshot) => Response::Stat(snapshot),
-            Err(message) => Response::Refused { message },
+            Err(message) => failed(message),
         },
         Request::Reset { node } => match built.node(node) {
             Some(node) => match handle.reset_function(node.function, PATIENCE) {
                 Ok(Ok(())) => Response::Done,
-                Ok(Err(error)) => Response::Refused { message: error.to_string() },
-                Err(error) => Response::Refused { message: error.to_string() },
+                Ok(Err(error)) => failed(error.to_string()),
+                Err(error) => failed(error.to_string()),
             },
             None => {
                 let names: Vec<_> = built.nodes.iter().take(20).map(|node| node.name.as_str()).collect();
                 Response::Refused {
                     message: format!("there is no node {node}; there are {}", names.join(", ")),
+                    asked_wrongly: true,
                 }
             }
         },

@@ -121,7 +121,7 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
 pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
     match ask(&find(directory)?, &Request::Reset { node: node.to_owned() })? {
         Response::Done => Ok(0),
-        Response::Refused { message } => Err(Failure::usage(message)),
+        Response::Refused { message, asked_wrongly: true } => Err(Failure::usage(message)),
         other => Err(unexpected(&other)),
     }
 }
@@ -139,7 +139,7 @@ fn find(given: &Path) -> Result<Directory, Failure> {
 
 fn unexpected(response: &Response) -> Failure {
     match response {
-        Response::Refused { message } => Failure::environment(message.clone()),
+        Response::Refused { message, .. } => Failure::environment(message.clone()),
         _ => Failure::environment("the server gave an answer that does not fit; is it another version?"),
     }
 }
