@@ -105,6 +105,11 @@ impl Directory {
         Ok(Self { path, made: Vec::new(), _lock: None })
     }
 
+    /// Whether a machine is, or was, served in a directory.
+    pub fn is_served(path: &Path) -> bool {
+        path.join("admin/control").symlink_metadata().is_ok()
+    }
+
     /// The directory itself.
     pub fn path(&self) -> &Path {
         &self.path

@@ -128,11 +128,11 @@ pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
 
 /// A directory, or the name of a machine in its usual place.
 fn find(given: &Path) -> Result<Directory, Failure> {
-    if given.is_dir() {
-        return Directory::open(given);
-    }
     match given.to_str() {
-        Some(name) if !name.contains('/') => Directory::open(&Directory::default_for(name)),
+        // A folder of that name need not be a machine's.
+        Some(name) if !name.contains('/') && !Directory::is_served(given) => {
+            Directory::open(&Directory::default_for(name))
+        }
         _ => Directory::open(given),
     }
 }

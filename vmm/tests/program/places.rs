@@ -11,9 +11,10 @@ use std::{
 use nix::{
     fcntl::{Flock, FlockArg},
     sys::{
-        signal::Signal,
+        signal::{Signal, kill},
         socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket},
     },
+    unistd::Pid,
 };
 
 use super::{machine, nicforge, output, server::Server, text, wait};
@@ -81,6 +82,27 @@ fn the_socket_of_a_server_that_does_not_listen_yet_is_left_to_it() {
     assert_eq!(wait(&mut second), Some(3), "{said}");
     assert!(control.exists());
     drop(lock);
+}
+
+#[test]
+fn stat_of_a_name_is_not_led_astray_by_a_folder_of_that_name() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("machine.toml");
+    std::fs::copy(machine("proof.toml"), &file).unwrap();
+    std::fs::create_dir(folder.path().join("proof")).unwrap();
+    let here = |arguments: &[&str]| {
+        let mut command = nicforge(arguments);
+        command.current_dir(folder.path()).env("XDG_RUNTIME_DIR", folder.path().join("runtime"));
+        command
+    };
+    let mut server = here(&["serve", "machine.toml"]).stdout(Stdio::piped()).spawn().unwrap();
+    let mut said = String::new();
+    BufReader::new(server.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let stat = output(&mut here(&["stat", "proof", "--json"]));
+    kill(Pid::from_raw(server.id() as i32), Signal::SIGTERM).unwrap();
+    assert_eq!(wait(&mut server), Some(0), "{said}");
+    assert_eq!(stat.status.code(), Some(0), "{}", text(&stat.stderr));
+    assert!(!folder.path().join("runtime").exists(), "what was made for it is left behind");
 }
 
 #[test]
