@@ -1,5 +1,5 @@
-//! Builds the book with mdBook's library and checks the links between its pages. Run by `cargo xtask doc`; a program of its
-//! own because mdBook takes longer to compile than all the other tasks together.
+//! Builds the book with mdBook's library and checks the links between its pages, and those of the other Markdown files of the
+//! repository, with the headings that they lead to. Run by `cargo xtask doc`; a program of its own because mdBook takes longer to compile than all the other tasks together.
 
 use std::{
     path::{Component, Path, PathBuf},
@@ -23,7 +23,7 @@ fn main() -> ExitCode {
 /// Build `docs/` into `target/book`.
 fn build(root: &Path) -> Result<(), String> {
     let docs = root.join("docs");
-    check_links(&docs.join("src"))?;
+    check_links(root, &docs.join("src"))?;
     let mut book = MDBook::load(&docs).map_err(|error| format!("docs: {error:#}"))?;
     book.config.build.build_dir = root.join("target/book");
     book.build().map_err(|error| format!("docs: {error:#}"))?;
@@ -31,23 +31,29 @@ fn build(root: &Path) -> Result<(), String> {
     Ok(())
 }
 
-/// Every relative link in a page must lead to a file, and every page must be in SUMMARY.md.
-fn check_links(source: &Path) -> Result<(), String> {
+/// Every relative link in a page must lead to a file, and to a heading if it names one; every page of the book must be in SUMMARY.md.
+fn check_links(root: &Path, source: &Path) -> Result<(), String> {
     let summary = read(&source.join("SUMMARY.md"))?;
     let mut bad = Vec::new();
-    for page in pages(source)? {
+    for page in pages(root)? {
         let text = read(&page)?;
         for link in links(&text) {
-            let path = link.split('#').next().unwrap_or_default();
-            if path.is_empty() || path.contains("://") || path.starts_with("mailto:") {
+            if link.contains("://") || link.starts_with("mailto:") {
                 continue;
             }
-            let target = page.parent().unwrap_or(source).join(path);
+            let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
+            let target = match path {
+                "" => page.clone(),
+                path => page.parent().unwrap_or(root).join(path),
+            };
             if !target.exists() {
                 bad.push(format!("{}: no such file: {path}", page.display()));
+            } else if !anchor.is_empty() && !anchors(&read(&target)?).any(|there| there == anchor) {
+                bad.push(format!("{}: no such heading: {link}", page.display()));
             }
         }
-        let name = normal(page.strip_prefix(source).unwrap_or(&page));
+        let Ok(name) = page.strip_prefix(source) else { continue };
+        let name = normal(name);
         if name != "SUMMARY.md"
             && !summary.contains(&format!("({name})"))
             && !summary.contains(&format!("(./{name})"))
@@ -58,17 +64,29 @@ fn check_links(source: &Path) -> Result<(), String> {
     if bad.is_empty() { Ok(()) } else { Err(format!("the book:\n  {}", bad.join("\n  "))) }
 }
 
+/// The lines outside blocks of code.
+fn prose(text: &str) -> impl Iterator<Item = &str> {
+    let mut in_code = false;
+    text.lines().filter(move |line| {
+        let fence = line.trim_start().starts_with("```");
+        in_code ^= fence;
+        !in_code && !fence
+    })
+}
+
+/// What links can lead to: the headings, as mdBook and others name them.
+fn anchors(text: &str) -> impl Iterator<Item = String> {
+    prose(text).filter(|line| line.starts_with('#')).map(|line| {
+        let heading = line.trim_start_matches('#').trim().to_lowercase();
+        let kept = heading.chars().filter(|kept| kept.is_alphanumeric() || matches!(kept, ' ' | '-' | '_'));
+        kept.map(|kept| if kept == ' ' { '-' } else { kept }).collect()
+    })
+}
+
 /// The targets of inline links outside code.
 fn links(text: &str) -> Vec<&str> {
     let mut found = Vec::new();
-    let mut in_code = false;
-    for line in text.lines() {
-        if line.trim_start().starts_with("```") {
-            in_code = !in_code;
-        }
-        if in_code {
-            continue;
-        }
+    for line in prose(text) {
         for part in line.split("](").skip(1) {
             if let Some(end) = part.find(')') {
                 found.push(part[..end].split(' ').next().unwrap_or_default());
@@ -78,12 +96,15 @@ fn links(text: &str) -> Vec<&str> {
     found
 }
 
+/// The Markdown files below a folder, but for what is built.
 fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut pages = Vec::new();
     let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     for entry in entries.flatten() {
         let path = entry.path();
-        if path.is_dir() {
+        let name = entry.file_name();
+        let ours = !name.to_string_lossy().starts_with('.') && name != "target";
+        if path.is_dir() && ours {
             pages.extend(self::pages(&path)?);
         } else if path.extension().is_some_and(|extension| extension == "md") {
             pages.push(path);

@@ -2,7 +2,7 @@
 //!
 //! - `test`: every test there is, with what they need set up first;
 //! - `lint`: formatting, clippy, generated files up to date;
-//! - `doc`: the API documentation and the book, with all links checked;
+//! - `doc`: the API documentation and the book; links of the former, and of all Markdown files to files and headings, are checked;
 //! - `headers`: write the generated C headers anew.
 //!
 //! `.ci/run` calls the first three.
