@@ -15,7 +15,7 @@ use super::config::quoted;
 const MAX_SCRIPT: usize = 32 << 10;
 /// The longest line of the protocol, in bytes; the agent's are shorter.
 const MAX_LINE: usize = 8 << 10;
-/// How much of a job's output is kept, in bytes.
+/// How much of a job's output is kept, and of a line of it, in bytes.
 const MAX_OUTPUT: usize = 16 << 20;
 /// How many problems of a guest's start are kept.
 const MAX_NOTES: usize = 64;
@@ -31,7 +31,8 @@ pub enum Stream {
     Error,
 }
 
-/// Sees each line of a job when it comes. It runs on the channel's thread and must not wait.
+/// Sees each line of a job when it comes. It runs on the channel's thread: while it waits nothing more comes from the guest, but
+/// jobs can be waited for with a limit, killed, and the guest ended. It may be running for the last time when the guest is gone.
 pub type LineSink = Arc<dyn Fn(Stream, &str) + Send + Sync>;
 
 /// Something to run in a guest.
@@ -125,6 +126,17 @@ struct State {
     jobs: BTreeMap<u64, Entry>,
     next: u64,
     gone: bool,
+    /// The reader is in a sink, for as long as that likes.
+    showing: bool,
+    /// Nobody wants to hear more.
+    closed: bool,
+}
+
+/// A line for a sink.
+struct Shown {
+    sink: LineSink,
+    stream: Stream,
+    line: String,
 }
 
 struct Entry {
@@ -225,19 +237,16 @@ impl Agent {
         line.write_all(format!("{text}\n").as_bytes())
     }
 
-    /// Waits for a job's end. When it has ended, its number is forgotten.
+    /// Waits for a job's end, which is known until the job is forgotten.
     pub(crate) fn wait(&self, number: u64, until: Instant) -> Outcome {
         let mut state = self.shared.state();
         loop {
             let starts = state.starts;
-            let Some(entry) = state.jobs.get_mut(&number) else { return Outcome::Gone };
+            let Some(entry) = state.jobs.get(&number) else { return Outcome::Gone };
             if entry.ended {
-                let output = std::mem::take(&mut entry.output);
-                state.jobs.remove(&number);
-                return Outcome::Done(output);
+                return Outcome::Done(entry.output.clone());
             }
             if entry.start != starts {
-                state.jobs.remove(&number);
                 return Outcome::Restarted;
             }
             if state.gone {
@@ -268,8 +277,14 @@ impl Drop for Agent {
         // The reader ends with it; it may be closed already.
         let _ = line.shutdown(std::net::Shutdown::Both);
         drop(line);
+        let showing = {
+            let mut state = self.shared.state();
+            state.closed = true;
+            state.showing
+        };
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
-        if let Some(reader) = reader {
+        // A sink may wait for somebody who never comes; the reader ends when it returns.
+        if let Some(reader) = reader.filter(|_| !showing) {
             let _ = reader.join();
         }
     }
@@ -292,8 +307,9 @@ fn read(mut line: UnixStream, shared: &Shared) {
             rest.extend_from_slice(&piece[..piece.len().min(room)]);
             if piece.ends_with(b"\n") {
                 let text = String::from_utf8_lossy(&rest);
-                shared.state().take(text.trim_end_matches(['\n', '\r']));
-                shared.changed.notify_all();
+                if !shared.take(text.trim_end_matches(['\n', '\r'])) {
+                    return;
+                }
                 rest.clear();
             }
         }
@@ -302,14 +318,34 @@ fn read(mut line: UnixStream, shared: &Shared) {
     shared.changed.notify_all();
 }
 
-impl State {
-    /// A line of the guest's.
-    fn take(&mut self, line: &str) {
-        let mut words = line.splitn(3, ' ');
-        let (Some(number), Some(kind)) = (words.next().and_then(|number| number.parse().ok()), words.next())
-        else {
-            return;
+impl Shared {
+    /// A line of the guest's; `false` when nobody wants to hear more. The sink runs without the lock: those who wait for the job
+    /// go on meanwhile.
+    fn take(&self, line: &str) -> bool {
+        let shown = {
+            let mut state = self.state();
+            if state.closed {
+                return false;
+            }
+            let shown = state.take(line);
+            state.showing = shown.is_some();
+            shown
         };
+        self.changed.notify_all();
+        if let Some(Shown { sink, stream, line }) = shown {
+            sink(stream, &line);
+            self.state().showing = false;
+        }
+        true
+    }
+}
+
+impl State {
+    /// A line of the guest's; what is to be shown of it.
+    fn take(&mut self, line: &str) -> Option<Shown> {
+        let mut words = line.splitn(3, ' ');
+        let number = words.next()?.parse().ok()?;
+        let kind = words.next()?;
         let text = words.next().unwrap_or_default();
         match (number, kind) {
             (0, "n") => {
@@ -320,18 +356,18 @@ impl State {
             (0, "ready") => self.starts += 1,
             (number, kind) => {
                 let starts = self.starts;
-                if let Some(entry) = self.jobs.get_mut(&number)
-                    && entry.start == starts
-                {
-                    entry.take(kind, text);
+                let entry = self.jobs.get_mut(&number)?;
+                if entry.start == starts && !entry.ended {
+                    return entry.take(kind, text);
                 }
             }
         }
+        None
     }
 }
 
 impl Entry {
-    fn take(&mut self, kind: &str, text: &str) {
+    fn take(&mut self, kind: &str, text: &str) -> Option<Shown> {
         match kind {
             "o" => self.line(Stream::Output, text, true),
             "o+" => self.line(Stream::Output, text, false),
@@ -341,33 +377,36 @@ impl Entry {
                 // A shell's statuses fit.
                 self.output.status = text.parse().unwrap_or(u8::MAX);
                 self.ended = true;
+                None
             }
-            _ => {}
+            _ => None,
         }
     }
 
-    fn line(&mut self, stream: Stream, text: &str, whole: bool) {
+    fn line(&mut self, stream: Stream, text: &str, whole: bool) -> Option<Shown> {
         let Output { stdout, stderr, truncated, .. } = &mut self.output;
-        let kept = stdout.len() + stderr.len() + self.partial.iter().map(String::len).sum::<usize>();
-        if kept + text.len() > MAX_OUTPUT {
-            *truncated = true;
-            return;
-        }
         let line = &mut self.partial[stream as usize];
-        line.push_str(text);
+        if line.len() + text.len() <= MAX_OUTPUT {
+            line.push_str(text);
+        } else {
+            *truncated = true;
+        }
         if !whole {
-            return;
+            return None;
         }
-        if let Some(sink) = &self.sink {
-            sink(stream, line);
+        let line = std::mem::take(line);
+        // What is kept is the beginning; all is shown.
+        *truncated |= stdout.len() + stderr.len() + line.len() >= MAX_OUTPUT;
+        if !*truncated {
+            let all = match stream {
+                Stream::Output => stdout,
+                Stream::Error => stderr,
+            };
+            all.push_str(&line);
+            all.push('\n');
         }
-        let all = match stream {
-            Stream::Output => stdout,
-            Stream::Error => stderr,
-        };
-        all.push_str(line);
-        all.push('\n');
-        line.clear();
+        let sink = self.sink.clone()?;
+        Some(Shown { sink, stream, line })
     }
 }
 
@@ -389,6 +428,8 @@ fn base64(bytes: &[u8]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::mpsc;
+
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -461,6 +502,85 @@ mod tests {
             panic!("it has not ended")
         };
         assert!(output.truncated && output.stdout.len() <= MAX_OUTPUT);
+    }
+
+    #[test]
+    fn a_sink_that_blocks_holds_up_neither_a_wait_nor_the_end() {
+        let (agent, mut guest) = started();
+        let (entered, has_entered) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let released = Mutex::new(released);
+        let sink: LineSink = Arc::new(move |_, _| {
+            entered.send(()).unwrap();
+            // It goes on when the test has ended.
+            let _ = released.lock().unwrap().recv();
+        });
+        let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
+        guest.write_all(b"1 o one\n1 o two\n1 x 0\n").unwrap();
+        has_entered.recv_timeout(LONG).unwrap();
+        let (tell, told) = mpsc::channel();
+        std::thread::spawn(move || {
+            tell.send(agent.wait(job, Instant::now())).unwrap();
+            drop(agent);
+            tell.send(Outcome::Gone).unwrap();
+        });
+        assert_eq!(told.recv_timeout(LONG), Ok(Outcome::Late));
+        assert_eq!(told.recv_timeout(LONG), Ok(Outcome::Gone), "the end waits for the sink");
+        drop(release);
+    }
+
+    #[test]
+    fn a_sink_sees_every_line_although_not_all_is_kept() {
+        let (agent, mut guest) = started();
+        let (tell, told) = mpsc::channel();
+        let sink: LineSink = Arc::new(move |_, line| tell.send(line.to_owned()).unwrap());
+        let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
+        let line = format!("1 o {}\n", "y".repeat(4000));
+        for _ in 0..5000 {
+            guest.write_all(line.as_bytes()).unwrap();
+        }
+        guest.write_all(b"1 o+ the la\n1 o st\n1 e words\n1 x 0\n").unwrap();
+        let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
+            panic!("it has not ended")
+        };
+        assert!(output.truncated && output.stderr.is_empty());
+        let lines: Vec<String> = told.try_iter().collect();
+        assert_eq!(lines.len(), 5002);
+        assert_eq!(lines[5000..], ["the last", "words"]);
+    }
+
+    #[test]
+    fn a_line_without_end_is_cut_and_the_next_one_begins_anew() {
+        let (agent, mut guest) = started();
+        let (tell, told) = mpsc::channel();
+        let sink: LineSink = Arc::new(move |_, line| tell.send(line.to_owned()).unwrap());
+        let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
+        let part = format!("1 o+ {}\n", "y".repeat(4000));
+        for _ in 0..5000 {
+            guest.write_all(part.as_bytes()).unwrap();
+        }
+        guest.write_all(b"1 o \n1 o next\n1 x 0\n").unwrap();
+        let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
+            panic!("it has not ended")
+        };
+        assert!(output.truncated);
+        let lines: Vec<String> = told.try_iter().collect();
+        assert!(lines[0].len() <= MAX_OUTPUT);
+        assert_eq!(lines[1..], ["next"]);
+    }
+
+    #[test]
+    fn a_second_wait_gives_the_same() {
+        let (agent, mut guest) = started();
+        let ended = agent.start(&"x".into()).unwrap();
+        guest.write_all(b"1 o one\n1 x 3\n1 o late\n").unwrap();
+        let first = agent.wait(ended, Instant::now() + LONG);
+        assert!(matches!(first, Outcome::Done(_)));
+        let cut = agent.start(&"x".into()).unwrap();
+        guest.write_all(b"0 ready\n").unwrap();
+        assert_eq!(agent.wait(cut, Instant::now() + LONG), Outcome::Restarted);
+        assert_eq!(agent.wait(cut, Instant::now()), Outcome::Restarted);
+        assert_eq!(agent.wait(ended, Instant::now()), first);
     }
 
     #[test]
