@@ -1,7 +1,7 @@
 //! A guest boots, runs commands, and says how they ended.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use nicforge_guest::{Guest, GuestConfig, Job, Provision, Watch};
 
@@ -19,6 +19,19 @@ fn a_guest_runs_commands_and_gives_their_statuses() {
     assert_eq!((output.status, output.stdout.as_str(), output.stderr.as_str()), (3, "it's\n", "bad\n"));
     let output = guest.run(Job::program(["lspci", "-nn", "-s", "00:00.0"]), LIMIT).unwrap();
     assert!(output.stdout.contains("Host bridge"), "{output:?}");
+    // The last of a long output comes too, however slowly it is taken.
+    let slow = Job::shell("seq 1 15000").on_line(Arc::new(|_, line| {
+        if line.ends_with("00") {
+            std::thread::sleep(Duration::from_millis(10));
+        }
+    }));
+    let output = guest.run(slow, LIMIT).unwrap();
+    assert_eq!((output.status, output.truncated, output.stdout.lines().count()), (0, false, 15_000));
+    // What a program leaves in the background doesn't hold its job up, nor does it die when that ends.
+    let output = guest.run("(sleep 30; echo late; touch /tmp/lives) & echo -n begun", LIMIT).unwrap();
+    assert_eq!((output.status, output.stdout.as_str()), (0, "begun\n"));
+    let output = guest.run("until [ -e /tmp/lives ]; do sleep 1; done", LIMIT).unwrap();
+    assert_eq!(output.status, 0);
     // A program's Ctrl-C is as everywhere.
     let output = guest.run("sh -c 'kill -INT $$; echo lives'", LIMIT).unwrap();
     assert_eq!((output.status, output.stdout.as_str()), (130, ""));

@@ -2,27 +2,60 @@
 run=/nicforge/run
 f=$run/$1
 exec 3>/dev/ttyS1
+# A line that no program writes by chance: what comes after it is not the job's.
+end=end-$(cat /proc/sys/kernel/random/uuid)
 
-frame() { # PREFIX: its input, line by line
-	awk -v p="$1" '{
-		while (length($0) > 1000) { print p "+ " substr($0, 1, 1000); $0 = substr($0, 1001) }
-		print p " " $0
+frame() { # PREFIX FILE: its input, line by line, until it ends or has the end in it; then the file is there
+	awk -v p="$1" -v done="$2" -v end="$end" '
+	function show(text) {
+		while (length(text) > 1000) { print p "+ " substr(text, 1, 1000); text = substr(text, 1001) }
+		print p " " text
 		fflush()
-	}' >&3 3>&-
+	}
+	function finish() { printf "" >done; close(done); over = 1 }
+	over { next } # who still writes is not to die of it
+	{
+		at = length($0) - length(end) + 1
+		if (at < 1 || substr($0, at) != end) { show($0); next }
+		# What was begun without an end of line.
+		if (at > 1) show(substr($0, 1, at - 1))
+		finish()
+	}
+	END { if (!over) finish() }' >&3 3>&-
 }
 
 base64 -d <$f.job >$f.sh
 mkfifo $f.o $f.e
-frame "$1 o" <$f.o &
+frame "$1 o" $f.o.done <$f.o &
 framers=$!
-frame "$1 e" <$f.e &
+frame "$1 e" $f.e.done <$f.e &
 framers="$framers $!"
 # Its number is under its name when it is complete.
 setsid sh -c 'echo $$ >$0.new && mv $0.new $0.pid && exec sh $0.sh' $f >$f.o 2>$f.e </dev/null 3>&-
 status=$?
+
+framing() { # whether a framer has not come to the end
+	[ -e $f.o.done ] && [ -e $f.e.done ] && return 1
+	# One that was killed never does.
+	for framer in $framers; do
+		kill -0 $framer 2>/dev/null && return 0
+	done
+	return 1
+}
+
 # What it left in the background may hold its outputs open; that is no reason to wait for long.
 for _ in 1 2 3 4 5 6 7 8 9 10; do
-	kill -0 $framers 2>/dev/null || break
+	framing || break
+	usleep 50000
+done
+# What the program wrote is in the pipes before this, and gets to the host as fast as the host reads. Opened for both, a pipe does
+# not wait for a reader.
+if framing; then
+	for stream in o e; do
+		echo "$end" 1<>$f.$stream 3>&- &
+	done
+fi
+while framing; do
 	usleep 50000
 done
 rm -f $f.*
