@@ -82,6 +82,10 @@ static int shim_release(struct inode *inode, struct file *file)
 	int ret;
 
 	mutex_lock(&shim->open_lock);
+	/* It may have been used since a reset of its holder's. */
+	down_write(&shim->state);
+	shim->dirty = true;
+	up_write(&shim->state);
 	shim_irqs_teardown(shim);
 	ret = shim_set_master(shim, false);
 	if (!ret)
