@@ -4,7 +4,7 @@ use std::{
     fmt,
     os::fd::{AsFd, BorrowedFd},
     sync::{
-        Arc, OnceLock,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, Instant},
@@ -68,6 +68,14 @@ impl Deadline {
 struct CancelState {
     cancelled: AtomicBool,
     event: EventFd,
+    /// Held while the two above change together.
+    change: Mutex<()>,
+}
+
+impl CancelState {
+    fn change(&self) -> MutexGuard<'_, ()> {
+        self.change.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// A token that ends waits from another thread. Clones stand for the same token.
@@ -85,11 +93,12 @@ impl Cancel {
     pub fn new() -> Result<Self, Error> {
         let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| Error::system("creating an eventfd", errno))?;
-        Ok(Self(Arc::new(CancelState { cancelled: AtomicBool::new(false), event })))
+        Ok(Self(Arc::new(CancelState { cancelled: AtomicBool::new(false), event, change: Mutex::default() })))
     }
 
     /// Ends every wait that has the token, now and later.
     pub fn cancel(&self) {
+        let _held = self.0.change();
         self.0.cancelled.store(true, Ordering::Release);
         // A write to an eventfd fails only when its counter is full, and then it is readable already.
         let _ = self.0.event.write(1);
@@ -112,11 +121,9 @@ impl Cancel {
 
     /// Makes the token usable again. Waits that have not noticed the cancellation yet may miss it.
     pub fn rearm(&self) {
-        self.0.cancelled.store(false, Ordering::Release);
+        let _held = self.0.change();
         while matches!(self.0.event.read(), Ok(_) | Err(Errno::EINTR)) {}
-        if self.is_cancelled() {
-            self.cancel();
-        }
+        self.0.cancelled.store(false, Ordering::Release);
     }
 }
 

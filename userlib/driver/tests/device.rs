@@ -3,9 +3,10 @@
 mod common;
 
 use std::{
+    os::fd::AsFd,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicU32, Ordering},
     },
     time::Duration,
 };
@@ -16,6 +17,7 @@ use nicforge_driver::{
 };
 use nicforge_hwi::{attachment::mirror, pci::AttachmentCapability};
 use nicforge_shm::{MemoryError, SharedMemory};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use proptest::prelude::*;
 
 const LONG: Duration = Duration::from_secs(20);
@@ -358,6 +360,50 @@ fn wait_until_ends_when_cancelled_from_another_thread() {
     assert_eq!(result, Err(Error::Cancelled));
     cancel.rearm();
     assert!(!cancel.is_cancelled());
+}
+
+#[test]
+fn token_rearmed_while_it_is_cancelled_is_not_readable_afterwards() {
+    const ROUNDS: u32 = 20_000;
+    let cancel = Cancel::new().unwrap();
+    let (begun, done) = (AtomicU32::new(0), AtomicU32::new(0));
+    let turn = |count: &AtomicU32, round| {
+        while count.load(Ordering::SeqCst) < round {
+            std::thread::yield_now();
+        }
+    };
+
+    let readable = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            for round in 1..=ROUNDS {
+                turn(&begun, round);
+                cancel.cancel();
+                done.store(round, Ordering::SeqCst);
+            }
+        });
+        (1..=ROUNDS)
+            .filter(|&round| {
+                begun.store(round, Ordering::SeqCst);
+                // As a waiter that sees the cancellation at once; without a second processor it gives way.
+                for turn in 0.. {
+                    if cancel.is_cancelled() {
+                        break;
+                    }
+                    if turn < 10_000 { std::hint::spin_loop() } else { std::thread::yield_now() }
+                }
+                cancel.rearm();
+                turn(&done, round);
+                let readable = poll(&mut [PollFd::new(cancel.as_fd(), PollFlags::POLLIN)], PollTimeout::ZERO);
+                let readable = readable.unwrap() > 0;
+                if readable {
+                    cancel.rearm();
+                }
+                readable
+            })
+            .count()
+    });
+
+    assert_eq!(readable, 0, "of {ROUNDS} rounds");
 }
 
 #[test]
