@@ -98,9 +98,14 @@ impl Interrupt {
             return Ok(count);
         }
         loop {
-            match self.0.source().wait(deadline.at_most(Shared::SLICE), cancel) {
-                Err(Error::Timeout { .. }) => shared.check_alive()?,
-                result => return shared.note(result),
+            let source = self.0.source();
+            let ended = match source.wait(deadline.at_most(Shared::SLICE), cancel) {
+                Ok(count) => return Ok(count),
+                Err(Error::Timeout { .. }) => shared.check_alive(),
+                Err(error) => shared.note(Err(error)),
+            };
+            if let Err(error) = ended {
+                return last_look(&*source, error);
             }
             if deadline.has_passed() {
                 return Err(deadline.timeout(WHAT));
@@ -191,11 +196,13 @@ pub(crate) fn wait_any(
             return shared.wait_for(deadline, cancel, WHAT, || Ok(take_any(interrupts)));
         };
         let slice = deadline.at_most(Shared::SLICE);
-        shared.note(block(&*shared.backing, &fds, slice.remaining(), cancel))?;
+        let ended = shared.note(block(&*shared.backing, &fds, slice.remaining(), cancel));
+        let ended = ended.and_then(|()| shared.check_alive());
+        // What arrived before the end still counts.
         if let Some(found) = take_any(interrupts) {
             return Ok(found);
         }
-        shared.check_alive()?;
+        ended?;
         if deadline.has_passed() {
             return Err(deadline.timeout(WHAT));
         }
@@ -270,9 +277,20 @@ pub fn wait_source(
         if deadline.has_passed() {
             return Err(deadline.timeout(WHAT));
         }
-        match source.raw_fd() {
-            Some(fd) => block(backing, &[fd], deadline.at_most(Shared::SLICE).remaining(), cancel)?,
-            None => backing.relax(&mut relax)?,
+        let ended = match source.raw_fd() {
+            Some(fd) => block(backing, &[fd], deadline.at_most(Shared::SLICE).remaining(), cancel),
+            None => backing.relax(&mut relax),
+        };
+        if let Err(error) = ended {
+            return last_look(source, error);
         }
+    }
+}
+
+/// What ended a wait, unless an interrupt arrived before it: a device signals, and is gone, between two looks.
+fn last_look(source: &dyn InterruptSource, ended: Error) -> Result<u64, Error> {
+    match source.take() {
+        0 => Err(ended),
+        count => Ok(count),
     }
 }

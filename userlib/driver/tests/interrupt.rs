@@ -72,6 +72,22 @@ fn blocked_wait_ends_when_cancelled_or_when_the_device_is_gone() {
 }
 
 #[test]
+fn interrupt_that_comes_with_the_end_of_the_device_is_reported_before_it() {
+    let fake = Fake::new();
+    let device =
+        fake.open_with(OpenOptions { spin: Duration::ZERO, heartbeat: None, ..OpenOptions::default() });
+    let interrupt = device.interrupt(2).unwrap();
+    let last = source(&fake, 2);
+    fake.state().last = Some(last);
+
+    let first = interrupt.wait(Deadline::after(LONG), None);
+    let second = interrupt.wait(Deadline::after(LONG), None);
+
+    assert_eq!(first, Ok(1));
+    assert_eq!(second, Err(Error::DeviceGone { cause: GoneCause::HungUp }));
+}
+
+#[test]
 fn wait_any_names_the_vector_that_fired() {
     let fake = Fake::new();
     let device = fake.open();

@@ -369,6 +369,28 @@ fn server_that_hangs_up_ends_every_kind_of_wait() {
 }
 
 #[test]
+fn interrupt_that_comes_with_the_hang_up_is_reported_to_a_blocked_wait() {
+    for round in 0..100 {
+        let server = Server::start(Fake::new());
+        let device =
+            Device::open_vfio_user(&server.path, OpenOptions { spin: Duration::ZERO, ..options() }).unwrap();
+        let interrupt = device.interrupt(3).unwrap();
+
+        let counted = std::thread::scope(|scope| {
+            let waiter = scope.spawn(|| match round % 2 {
+                0 => interrupt.wait(Deadline::after(LONG), None),
+                _ => device.wait_any(&[&interrupt], Deadline::after(LONG), None).map(|(_, count)| count),
+            });
+            let last = [Order::Fire { index: IRQ_MSIX, vector: 3 }, Order::HangUp];
+            server.shared.orders.lock().unwrap().extend(last);
+            waiter.join().unwrap()
+        });
+
+        assert_eq!(counted, Ok(1), "round {round}");
+    }
+}
+
+#[test]
 fn buffers_dropped_after_the_server_hung_up_do_no_harm() {
     let (server, device) = start();
     let (buffer, interrupt) =

@@ -52,6 +52,10 @@ pub struct State {
     pub generation: u32,
     pub selected: u32,
     pub gone: Option<GoneCause>,
+    /// What fires when the next `relax` ends the device.
+    pub last: Option<Arc<Counter>>,
+    /// Somebody else resets the device right after the next reading of its generation.
+    pub reset_after_generation: bool,
     pub beats: bool,
     pub refuse_dma: bool,
     pub dma: BTreeMap<u64, (DmaMemory, DmaPermission)>,
@@ -161,6 +165,8 @@ impl Fake {
             generation: 1,
             selected: 0,
             gone: None,
+            last: None,
+            reset_after_generation: false,
             beats: true,
             refuse_dma: false,
             dma: BTreeMap::new(),
@@ -284,7 +290,13 @@ impl Backing for Fake {
                 let (cell, phase) = state.rings[state.selected as usize].state();
                 out.copy_from_slice(&(cell | u32::from(phase) << 31).to_le_bytes());
             }
-            (0, control::GENERATION) => out.copy_from_slice(&state.generation.to_le_bytes()),
+            (0, control::GENERATION) => {
+                out.copy_from_slice(&state.generation.to_le_bytes());
+                if std::mem::take(&mut state.reset_after_generation) {
+                    drop(state);
+                    self.start_again();
+                }
+            }
             (0, control::ATTACHMENT) => out.copy_from_slice(&ATTACHMENT.to_le_bytes()),
             (0, _) if offset < REGISTERS => out.copy_from_slice(&state.registers[at..at + out.len()]),
             _ => out.fill(0xff),
@@ -369,6 +381,11 @@ impl Backing for Fake {
     }
 
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
+        let last = self.state().last.take();
+        if let Some(counter) = last {
+            counter.fire();
+            self.state().gone = Some(GoneCause::HungUp);
+        }
         self.alive()?;
         self.step();
         match relax.turn() {
