@@ -1,7 +1,7 @@
 //! The heartbeat in a mirror: whether it moves.
 
 use std::{
-    sync::{Mutex, PoisonError, atomic::Ordering},
+    sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -10,31 +10,106 @@ use nicforge_shm::SharedU64;
 /// How long a heartbeat rests before somebody asks whether its engine lives. An engine with clients beats every 50 ms.
 pub(crate) const RESTS: Duration = Duration::from_millis(250);
 
+/// Two looks so far apart are no looking in between: who looks may have been stopped, and the engine with it, as when a container or
+/// a machine is frozen. A living engine then gets this time to beat.
+const GAP: Duration = Duration::from_secs(1);
+
 /// A heartbeat, and when it was last seen to move.
 pub(crate) struct Heartbeat {
     word: SharedU64,
-    last: Mutex<(u64, Instant)>,
+    seen: Mutex<Seen>,
+}
+
+struct Seen {
+    beat: u64,
+    moved: Instant,
+    looked: Instant,
+    /// The end of the first gap since it moved.
+    gap_ended: Option<Instant>,
+}
+
+impl Seen {
+    fn new(beat: u64, now: Instant) -> Self {
+        Self { beat, moved: now, looked: now, gap_ended: None }
+    }
+
+    fn rests_for(&mut self, beat: u64, now: Instant) -> Duration {
+        if self.beat != beat {
+            *self = Self::new(beat, now);
+        }
+        if now.saturating_duration_since(self.looked) > GAP {
+            // Only the first: an engine that is gone is noticed by those, too, who look rarely.
+            self.gap_ended.get_or_insert(now);
+        }
+        self.looked = now;
+        let rests = now.saturating_duration_since(self.moved);
+        match self.gap_ended {
+            Some(ended) if now.saturating_duration_since(ended) < GAP => rests.min(GAP),
+            _ => rests,
+        }
+    }
 }
 
 impl Heartbeat {
     pub(crate) fn new(word: SharedU64) -> Self {
-        let last = Mutex::new((word.load(Ordering::Relaxed), Instant::now()));
-        Self { word, last }
+        let seen = Mutex::new(Seen::new(word.load(Ordering::Relaxed), Instant::now()));
+        Self { word, seen }
+    }
+
+    fn seen(&self) -> MutexGuard<'_, Seen> {
+        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Forgets how long it has rested.
     pub(crate) fn restart(&self) {
-        *self.last.lock().unwrap_or_else(PoisonError::into_inner) =
-            (self.word.load(Ordering::Relaxed), Instant::now());
+        *self.seen() = Seen::new(self.word.load(Ordering::Relaxed), Instant::now());
     }
 
-    /// For how long it has not moved, as far as those who asked can tell.
+    /// For how long it has not moved, as far as those who asked can tell; at most a second until a second after they were away.
     pub(crate) fn rests_for(&self) -> Duration {
-        let beat = self.word.load(Ordering::Relaxed);
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        if last.0 != beat {
-            *last = (beat, Instant::now());
+        let mut seen = self.seen();
+        seen.rests_for(self.word.load(Ordering::Relaxed), Instant::now())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const TICK: Duration = Duration::from_millis(50);
+
+    #[test]
+    fn rest_is_the_time_since_the_last_beat_for_one_who_keeps_looking() {
+        let start = Instant::now();
+        let mut seen = Seen::new(1, start);
+        assert_eq!(seen.rests_for(2, start + TICK), Duration::ZERO);
+        for tick in 2..=240 {
+            assert_eq!(seen.rests_for(2, start + TICK * tick), TICK * (tick - 1));
         }
-        last.1.elapsed()
+    }
+
+    #[test]
+    fn engine_that_was_frozen_with_its_client_gets_time_to_beat() {
+        let start = Instant::now();
+        let mut seen = Seen::new(1, start);
+        let thawed = start + SECOND * 60;
+        assert_eq!(seen.rests_for(1, thawed), SECOND);
+        assert_eq!(seen.rests_for(1, thawed + TICK), SECOND);
+        assert_eq!(seen.rests_for(2, thawed + TICK * 2), Duration::ZERO);
+    }
+
+    #[test]
+    fn engine_that_is_gone_is_noticed_a_second_after_a_gap_and_at_the_second_look_of_a_rare_one() {
+        let start = Instant::now();
+        let away = start + SECOND * 60;
+        let mut waits = Seen::new(1, start);
+        for tick in 0..20 {
+            assert_eq!(waits.rests_for(1, away + TICK * tick), SECOND);
+        }
+        assert_eq!(waits.rests_for(1, away + SECOND), SECOND * 61);
+        let mut rare = Seen::new(1, start);
+        assert_eq!(rare.rests_for(1, away), SECOND);
+        assert_eq!(rare.rests_for(1, start + SECOND * 120), SECOND * 120);
     }
 }
