@@ -8,7 +8,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicU32, Ordering},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use common::{ATTACHMENT, Access, BAR0_SIZE, BAR2_SIZE, Fake, REGISTERS, WINDOW, capability, config};
@@ -432,6 +432,23 @@ fn reset_from_outside_ends_waits() {
     let result = device.wait_until(Deadline::after(LONG), None, || false);
 
     assert_eq!(result, Err(Error::DeviceGone { cause: GoneCause::Reset }));
+}
+
+#[test]
+fn reset_from_outside_while_the_device_is_opened_or_reset_costs_no_time() {
+    let fake = Fake::new();
+    fake.state().reset_after_generation = true;
+    let options = OpenOptions { timeout: LONG, heartbeat: None, ..OpenOptions::default() };
+    let start = Instant::now();
+
+    let device = fake.open_with(options);
+    fake.state().reset_after_generation = true;
+    device.reset().unwrap();
+
+    assert!(start.elapsed() < LONG / 2);
+    assert_eq!(device.generation(), 4);
+    assert_eq!(fake.state().config[4] & 6, 6, "it is enabled");
+    assert!(device.bar(0).unwrap().read32(0).is_ok());
 }
 
 #[test]

@@ -31,6 +31,9 @@ use crate::{
 /// Turns of a waiting loop between two looks at the mirror.
 const CHECK_EVERY: u32 = 64;
 
+/// Turns of waiting for the mirror's generation between two readings of the register.
+const ASK_AGAIN: u32 = 16;
+
 /// The words of the attachment mirror.
 pub(crate) struct Mirror {
     page: Window,
@@ -165,7 +168,7 @@ impl Shared {
     /// Takes the present generation as ours.
     fn adopt_generation(&self) -> Result<(), Error> {
         let Some(mirror) = self.mirror.get() else { return Ok(()) };
-        let generation = self.control_read(control::GENERATION)?;
+        let mut generation = self.control_read(control::GENERATION)?;
         // The engine may write the mirror a little later than it answers.
         let deadline = Deadline::after(self.options.timeout);
         let mut relax = Relax::with_patience(self.options.patience);
@@ -177,6 +180,14 @@ impl Shared {
                 });
             }
             self.backing.relax(&mut relax)?;
+            if relax.turns().is_multiple_of(ASK_AGAIN) {
+                let present = self.control_read(control::GENERATION)?;
+                if present != generation {
+                    // Somebody else's reset came between. It switched the function off, too.
+                    self.note(capability::enable(&*self.backing))?;
+                    generation = present;
+                }
+            }
         }
         self.generation.store(generation, Ordering::Release);
         mirror.heartbeat.restart();
