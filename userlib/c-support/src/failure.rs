@@ -6,7 +6,7 @@ use std::{
     panic::{AssertUnwindSafe, catch_unwind},
 };
 
-use nicforge_driver::Error as DriverError;
+use nicforge_driver::{Error as DriverError, OpenProblem};
 
 /// A failure that is about to cross the boundary.
 #[derive(Debug)]
@@ -42,7 +42,23 @@ pub fn driver_errno(error: &DriverError) -> i32 {
         DriverError::Environment { .. } => libc::ENOENT,
         DriverError::Connection { .. } => libc::ECONNREFUSED,
         DriverError::RingTaken { .. } => libc::EBUSY,
+        DriverError::RingFull { .. } => libc::EAGAIN,
+        DriverError::Open { problem, .. } => open_errno(problem),
         DriverError::Refused { errno, .. } if *errno > 0 => *errno,
+        _ => libc::EIO,
+    }
+}
+
+/// The number for a device that can't be had.
+fn open_errno(problem: &OpenProblem) -> i32 {
+    match problem {
+        OpenProblem::Address => libc::EINVAL,
+        OpenProblem::NoFunction => libc::ENOENT,
+        OpenProblem::NotBound { .. } | OpenProblem::NoGroup => libc::ENODEV,
+        OpenProblem::NotViable { .. } => libc::EPERM,
+        OpenProblem::Busy => libc::EBUSY,
+        OpenProblem::Version { .. } => libc::EPROTONOSUPPORT,
+        OpenProblem::File { errno, .. } if *errno > 0 => *errno,
         _ => libc::EIO,
     }
 }
@@ -96,6 +112,8 @@ pub fn guarded_count(call: impl FnOnce() -> Result<u64, Failure>) -> i64 {
 
 #[cfg(test)]
 mod tests {
+    use nicforge_driver::{Device, OpenOptions};
+
     use super::*;
 
     fn last() -> String {
@@ -130,7 +148,18 @@ mod tests {
         let errno = |error: DriverError| Failure::from(error).errno();
         assert_eq!(errno(DriverError::Cancelled), libc::ECANCELED);
         assert_eq!(errno(DriverError::RingTaken { ring: 0 }), libc::EBUSY);
+        assert_eq!(errno(DriverError::RingFull { ring: 0 }), libc::EAGAIN);
         assert_eq!(errno(DriverError::Refused { what: "it", errno: libc::EPERM }), libc::EPERM);
         assert_eq!(errno(DriverError::Refused { what: "it", errno: 0 }), libc::EIO);
+    }
+
+    #[test]
+    fn a_device_that_cannot_be_opened_has_the_number_of_its_problem() {
+        let errno =
+            |name: &str| Failure::from(Device::open_named(name, OpenOptions::default()).unwrap_err()).errno();
+        assert_eq!(errno("shim:/nonexistent"), libc::ENOENT);
+        assert_eq!(errno("shim:/dev/null"), libc::ENOTTY);
+        assert_eq!(errno("vfio:nonsense"), libc::EINVAL);
+        assert_eq!(errno("vfio:ffff:ff:1f.7"), libc::ENOENT);
     }
 }
