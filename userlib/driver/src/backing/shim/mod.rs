@@ -8,7 +8,7 @@
 mod sys;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
     path::Path,
     sync::{Arc, Mutex},
@@ -48,8 +48,8 @@ struct Reachable {
 struct Link {
     function: Function,
     info: shim::Info,
-    /// By address for the device.
-    reachable: Mutex<BTreeMap<u64, Reachable>>,
+    /// By address for the device. Without an IOMMU memory that was mapped several times has the same one each time.
+    reachable: Mutex<BTreeMap<u64, Vec<Reachable>>>,
 }
 
 /// A PCI function opened through the shim. Clones stand for the same one, which is closed with the last of them.
@@ -226,7 +226,7 @@ impl Backing for Shim {
         match SharedMemory::map(self.fd(), made.offset, bytes, Access::ReadWrite) {
             Ok(memory) => {
                 let entry = Reachable { handle: made.handle, len, _pinned: None };
-                lock(&self.0.reachable).insert(made.address, entry);
+                lock(&self.0.reachable).entry(made.address).or_default().push(entry);
                 Ok(Some(DmaAllocation { memory, iova: made.address }))
             }
             Err(error) => {
@@ -256,7 +256,8 @@ impl Backing for Shim {
             }
             pinned => self.done("pinning memory for DMA (is `ulimit -l` large enough?)", pinned)?,
         };
-        reachable.insert(pinned.address, Reachable { handle: pinned.handle, len, _pinned: Some(window) });
+        let entry = Reachable { handle: pinned.handle, len, _pinned: Some(window) };
+        reachable.entry(pinned.address).or_default().push(entry);
         Ok(pinned.address)
     }
 
@@ -267,10 +268,15 @@ impl Backing for Shim {
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
         let what = "unmapping memory";
         let mut reachable = lock(&self.0.reachable);
-        let found = reachable.get(&iova).filter(|found| found.len == len);
-        let handle = found.ok_or(Error::system(what, Errno::ENOENT))?.handle;
+        let none = Error::system(what, Errno::ENOENT);
+        let Entry::Occupied(mut at) = reachable.entry(iova) else { return Err(none) };
+        let place = at.get().iter().position(|found| found.len == len).ok_or(none)?;
+        let handle = at.get()[place].handle;
         self.done(what, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;
-        reachable.remove(&iova);
+        at.get_mut().swap_remove(place);
+        if at.get().is_empty() {
+            at.remove();
+        }
         Ok(())
     }
 
