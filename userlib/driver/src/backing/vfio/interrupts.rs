@@ -102,7 +102,13 @@ impl Interrupts {
             }
             Some(_) => (),
         }
-        bind(&[Some(event.as_fd())]).map_err(|errno| Error::system(what, errno))?;
+        if let Err(errno) = bind(&[Some(event.as_fd())]) {
+            if bound.events.is_empty() && bound.index.is_some() {
+                // Nobody has any of this kind: leave the function to the others. The first error is the one to tell.
+                let _ = self.disable(&mut bound, index);
+            }
+            return Err(Error::system(what, errno));
+        }
         bound.index = Some(index);
         bound.events.insert(vector, event.clone());
         Ok(event)
@@ -114,6 +120,10 @@ impl Interrupts {
         if bound.index != Some(index) {
             return Ok(());
         }
+        self.disable(&mut bound, index)
+    }
+
+    fn disable(&self, bound: &mut Bound, index: u32) -> Result<(), Errno> {
         sys::act_on_irqs(self.fd(), index, 0, 0, VFIO_IRQ_SET_ACTION_TRIGGER)?;
         *bound = Bound::default();
         Ok(())
