@@ -18,6 +18,8 @@ pub(crate) struct Monitor {
     stream: UnixStream,
     buffer: Vec<u8>,
     events: Vec<Value>,
+    /// Of the last command. An answer that came too late must not be taken for the next command's.
+    id: u64,
 }
 
 /// Why a command of the monitor has no result.
@@ -43,7 +45,7 @@ impl From<io::Error> for Trouble {
 impl Monitor {
     /// Greets.
     pub(crate) fn new(stream: UnixStream, until: Instant) -> Result<Self, Trouble> {
-        let mut monitor = Self { stream, buffer: Vec::new(), events: Vec::new() };
+        let mut monitor = Self { stream, buffer: Vec::new(), events: Vec::new(), id: 0 };
         monitor.message(until)?;
         monitor.execute("qmp_capabilities", json!({}), until)?;
         Ok(monitor)
@@ -56,11 +58,17 @@ impl Monitor {
         arguments: Value,
         until: Instant,
     ) -> Result<Value, Trouble> {
-        let request = json!({ "execute": command, "arguments": arguments });
+        self.id += 1;
+        let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
         self.stream.set_write_timeout(Some(left(until)?))?;
         self.stream.write_all(format!("{request}\n").as_bytes())?;
         loop {
             let mut message = self.message(until)?;
+            // What QEMU can't make out it refuses without one.
+            if message.get("id").map_or(message.get("error").is_none(), |id| *id != self.id) {
+                self.keep(message);
+                continue;
+            }
             if let Some(result) = message.get_mut("return") {
                 return Ok(result.take());
             }
@@ -68,7 +76,6 @@ impl Monitor {
                 let text = error["desc"].as_str().map_or_else(|| error.to_string(), str::to_owned);
                 return Err(Trouble::Refused(text));
             }
-            self.keep(message);
         }
     }
 
@@ -139,7 +146,7 @@ mod tests {
 
     fn monitor(says: &str) -> (Monitor, UnixStream) {
         let (host, mut qemu) = UnixStream::pair().unwrap();
-        qemu.write_all(b"{\"QMP\": {}}\n{\"return\": {}}\n").unwrap();
+        qemu.write_all(b"{\"QMP\": {}}\n{\"return\": {}, \"id\": 1}\n").unwrap();
         qemu.write_all(says.as_bytes()).unwrap();
         (Monitor::new(host, soon()).unwrap(), qemu)
     }
@@ -147,18 +154,28 @@ mod tests {
     #[test]
     fn an_event_before_the_answer_is_kept() {
         let (mut monitor, _qemu) =
-            monitor("{\"event\": \"RESET\", \"data\": {}}\n{\"return\": {\"a\": 1}}\n");
+            monitor("{\"event\": \"RESET\", \"data\": {}}\n{\"return\": {\"a\": 1}, \"id\": 2}\n");
         assert_eq!(monitor.execute("x", json!({}), soon()).unwrap()["a"], 1);
         monitor.event(|name, _| name == "RESET", soon()).unwrap();
     }
 
     #[test]
     fn a_refusal_has_qemus_words() {
-        let (mut monitor, _qemu) = monitor("{\"error\": {\"class\": \"G\", \"desc\": \"no such device\"}}\n");
+        let (mut monitor, _qemu) =
+            monitor("{\"error\": {\"class\": \"G\", \"desc\": \"no such device\"}, \"id\": 2}\n");
         match monitor.execute("x", json!({}), soon()) {
             Err(Trouble::Refused(text)) => assert_eq!(text, "no such device"),
             other => panic!("{other:?}"),
         }
+    }
+
+    #[test]
+    fn a_late_answer_is_not_taken_for_the_next_commands() {
+        let (mut monitor, mut qemu) = monitor("");
+        let now = Instant::now() + Duration::from_millis(20);
+        assert!(matches!(monitor.execute("slow", json!({}), now), Err(Trouble::Late)));
+        qemu.write_all(b"{\"return\": \"late\", \"id\": 2}\n{\"return\": \"mine\", \"id\": 3}\n").unwrap();
+        assert_eq!(monitor.execute("next", json!({}), soon()).unwrap(), "mine");
     }
 
     #[test]
