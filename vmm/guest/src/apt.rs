@@ -19,6 +19,9 @@ use crate::{
 /// The environment variable that names a Debian mirror, as an apt source's URI.
 pub(crate) const MIRROR_VARIABLE: &str = "NICFORGE_DEBIAN_MIRROR";
 
+/// In a cache that stays empty.
+const NO_ARCHIVES: &str = "none/partial";
+
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
@@ -147,7 +150,7 @@ struct Apt {
 impl Apt {
     fn set_up(selection: &Selection, mirror: &str, folder: &Path) -> Result<Self, GuestError> {
         let folder = std::path::absolute(folder).doing(|| folder.display().to_string())?;
-        for part in ["lists/partial", "cache/archives/partial", "log"] {
+        for part in ["lists/partial", "cache/archives/partial", NO_ARCHIVES, "log"] {
             std::fs::create_dir_all(folder.join(part)).doing(|| folder.join(part).display().to_string())?;
         }
         let write = |name: &str, text: &str| {
@@ -179,29 +182,46 @@ impl Apt {
     fn download(&self, selection: &Selection, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
         watch.step(&format!("downloading {}", self.what));
         let mut command = self.command();
-        command.args(["--yes", "--download-only", "--no-install-recommends"]);
+        self.install(command.arg("--download-only"), selection);
+        let percent = watch.clone();
+        let what = format!("downloading packages of {}", self.what);
+        tool::run(&what, &mut command, watch, move |line| show(line, &percent))?;
+        self.archives(selection, watch)
+    }
+
+    fn install(&self, command: &mut Command, selection: &Selection) {
+        command.args(["--yes", "--no-install-recommends"]);
         if let Some(target) = self.target {
             command.args(["--target-release", target]);
         }
         command.arg("install").args(&selection.packages);
-        let percent = watch.clone();
-        let what = format!("downloading packages of {}", self.what);
-        tool::run(&what, &mut command, watch, move |line| show(line, &percent))?;
-        self.archives()
     }
 
-    fn archives(&self) -> Result<Vec<PathBuf>, GuestError> {
+    /// The files of the selection as it is now. An interrupted download may have left those of older versions beside them.
+    fn archives(&self, selection: &Selection, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
+        let mut command = self.command();
+        // apt leaves out what it finds in its cache.
+        let none = format!("Dir::Cache::archives={}", self.folder.join("none").display());
+        self.install(command.args(["--print-uris", "-o", &none]), selection);
+        let what = format!("listing the packages of {}", self.what);
+        let lines = tool::run_quietly(&what, &mut command, watch)?;
         let folder = self.folder.join("cache/archives");
-        let mut files = Vec::new();
-        for entry in std::fs::read_dir(&folder).doing(|| folder.display().to_string())? {
-            let path = entry.doing(|| folder.display().to_string())?.path();
-            if path.extension().is_some_and(|extension| extension == "deb") {
-                files.push(path);
-            }
+        let files: Vec<_> =
+            lines.iter().filter_map(|line| file_name(line)).map(|name| folder.join(name)).collect();
+        match files.iter().find(|file| !file.is_file()) {
+            Some(missing) => Err(GuestError::Unsuitable {
+                path: missing.clone(),
+                problem: "was not downloaded; did the mirror change meanwhile? try again".into(),
+            }),
+            None => Ok(files),
         }
-        files.sort();
-        Ok(files)
     }
+}
+
+/// The file's name in a line of `--print-uris`: `'URI' NAME SIZE HASH`.
+fn file_name(line: &str) -> Option<&str> {
+    let (_, rest) = line.strip_prefix('\'')?.split_once("' ")?;
+    rest.split(' ').next().filter(|name| name.ends_with(".deb") && !name.contains('/'))
 }
 
 /// apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
@@ -330,5 +350,13 @@ mod tests {
             "Packages noble main file:/ubuntu/ Ubuntu\nPackages stable main file:/g/ Graphs",
         ));
         assert!(none.is_empty(), "{none:?}");
+    }
+
+    #[test]
+    fn a_packages_file_is_the_second_word_of_its_line() {
+        let line = "'http://mirror/debian/pool/main/a/a/a_2%3a1_amd64.deb' a_2%3a1_amd64.deb 1234 SHA256:00";
+        assert_eq!(file_name(line), Some("a_2%3a1_amd64.deb"));
+        assert_eq!(file_name("Reading package lists..."), None);
+        assert_eq!(file_name("'http://mirror/x' ../x.deb 1"), None);
     }
 }

@@ -256,10 +256,10 @@ fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
         .filter(|entry| entry.file_name().to_str().is_some_and(fits))
         .map(|entry| entry.path())
         .collect();
-    found.sort();
-    found.pop().ok_or_else(|| GuestError::Unsuitable {
+    let only = found.pop().filter(|_| found.is_empty());
+    only.ok_or_else(|| GuestError::Unsuitable {
         path: folder.to_owned(),
-        problem: format!("has no {start}*{end}; remove the tree to provision it anew"),
+        problem: format!("has none or several of {start}*{end}; remove the tree to provision it anew"),
     })
 }
 
