@@ -5,7 +5,7 @@
 //! CACHE/downloads/...     packages of an interrupted download; gone when it was complete
 //! CACHE/qemu-...          a private tree with QEMU
 //! CACHE/linux-...         a private tree with a kernel, its modules and headers, busybox, lspci
-//! CACHE/shim/HASH/*.ko    the kernel module, for its sources and a kernel
+//! CACHE/modules/NAME-HASH a kernel module, for its sources and a kernel
 //! CACHE/accel             what was found out about KVM since the host started
 //! ```
 //! A tree is made beside its place and renamed: what has its name is complete.
@@ -136,8 +136,9 @@ impl Cache {
 
     /// Removes what processes left that were killed while they made something. Only under the lock.
     pub(crate) fn sweep(&self, _lock: &Locked) {
-        let Ok(entries) = std::fs::read_dir(&self.root) else { return };
-        for entry in entries.flatten() {
+        let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
+        let beside = entries(&self.root).flat_map(|entry| entries(&entry.path()));
+        for entry in entries(&self.root).chain(beside) {
             if entry.file_name().to_string_lossy().starts_with(".making-") {
                 // What can't be removed costs space only.
                 let _ = std::fs::remove_dir_all(entry.path());
@@ -167,6 +168,19 @@ mod tests {
         let error = cache.make("a", |_| Err(GuestError::Cancelled)).unwrap_err();
         assert!(matches!(error, GuestError::Cancelled));
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn what_a_killed_process_was_making_is_swept_away() {
+        let folder = tempfile::tempdir().unwrap();
+        let cache = Cache::at(folder.path()).unwrap();
+        let made = cache.make("x/a", |path| std::fs::write(path.join("f"), "1").doing(String::new)).unwrap();
+        for left in [".making-1/y", "x/.making-2/y"] {
+            std::fs::create_dir_all(folder.path().join(left)).unwrap();
+        }
+        cache.sweep(&cache.lock(&Watch::silent()).unwrap());
+        assert!(made.join("f").is_file());
+        assert!(!folder.path().join(".making-1").exists() && !folder.path().join("x/.making-2").exists());
     }
 
     #[test]
