@@ -1,6 +1,6 @@
 //! Running the host's tools: stopped by the watch, ended with us, their output kept for the error.
 //!
-//! UNSAFETY: what a child does between fork and exec is unsafe by its interface; here it is one system call.
+//! UNSAFETY: what a child does between fork and exec is unsafe by its interface; here it is two system calls.
 #![allow(unsafe_code, reason = "a child asks the kernel to be ended with its parent")]
 
 use std::{
@@ -11,11 +11,12 @@ use std::{
 };
 
 use nix::{
+    errno::Errno,
     sys::{
         prctl,
         signal::{Signal, killpg},
     },
-    unistd::Pid,
+    unistd::{Pid, getpid, getppid},
 };
 
 use crate::{
@@ -33,8 +34,14 @@ const MAX_LINE: u64 = 64 * 1024;
 /// It is the *thread* that counts: it must outlive the child.
 pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
     command.process_group(0);
-    // SAFETY: the closure makes one system call, which is async-signal-safe, and allocates nothing.
-    unsafe { command.pre_exec(|| prctl::set_pdeathsig(Signal::SIGKILL).map_err(Into::into)) }
+    let parent = getpid();
+    let ask = move || {
+        prctl::set_pdeathsig(Signal::SIGKILL)?;
+        // Whose parent ended before that is never told.
+        if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
+    };
+    // SAFETY: the closure makes two system calls, which are async-signal-safe, and allocates nothing.
+    unsafe { command.pre_exec(ask) }
 }
 
 /// Runs a tool to its end and gives the lines of its standard output, each of which `line` has seen before.
