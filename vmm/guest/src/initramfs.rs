@@ -60,15 +60,15 @@ pub(crate) struct Contents<'a> {
     pub(crate) shim: Option<&'a Path>,
 }
 
-/// Writes a guest's initramfs to a file.
+/// Writes a guest's initramfs to an open file.
 pub(crate) fn write(
     toolkit: &Toolkit,
     contents: &Contents<'_>,
-    path: &Path,
+    file: &File,
     watch: &Watch,
 ) -> Result<(), GuestError> {
-    let shown = || path.display().to_string();
-    let mut out = BufWriter::new(File::create(path).doing(shown)?);
+    let shown = || "a guest's initramfs".to_owned();
+    let mut out = BufWriter::new(file);
     if let Some(initrd) = &toolkit.initrd {
         // Archives may follow each other, packed or not; what comes later is added to what is there.
         let mut base = File::open(initrd).doing(|| initrd.display().to_string())?;
@@ -102,13 +102,13 @@ pub(crate) fn write(
     Ok(())
 }
 
-struct Builder {
-    archive: Archive<BufWriter<File>>,
+struct Builder<'a> {
+    archive: Archive<BufWriter<&'a File>>,
     libraries: BTreeSet<PathBuf>,
     shown: String,
 }
 
-impl Builder {
+impl Builder<'_> {
     fn file(&mut self, place: &str, mode: u32, content: &[u8]) -> Result<(), GuestError> {
         self.archive.file(place, mode, content).doing(|| self.shown.clone())
     }

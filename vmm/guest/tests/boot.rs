@@ -1,7 +1,7 @@
 //! A guest boots, runs commands, and says how they ended.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use nicforge_guest::{Guest, GuestConfig, Job, Provision, Watch};
 
@@ -39,4 +39,23 @@ fn a_guest_runs_commands_and_gives_their_statuses() {
     endless.kill().unwrap();
     assert_eq!(endless.wait(LIMIT).unwrap().status, 137);
     guest.power_off(LIMIT).unwrap();
+}
+
+#[test]
+fn a_guest_that_is_reset_boots_again_from_files_that_have_no_names() {
+    let watch = Watch::on_stderr();
+    let toolkit = Provision::from_environment().provide(&watch).unwrap_or_else(|error| panic!("{error}"));
+    let logs = tempfile::tempdir().unwrap();
+    let config = GuestConfig::new("n0").boot_deadline(LIMIT).reboots(true).logs(logs.path());
+    let guest = Guest::boot(&toolkit, &config, &watch).unwrap_or_else(|error| panic!("{error}"));
+    let words = std::fs::read(format!("/proc/{}/cmdline", guest.pid())).unwrap();
+    let words = String::from_utf8(words).unwrap();
+    let sockets: Vec<_> = words.split([',', '\0']).filter_map(|word| word.strip_prefix("path=")).collect();
+    assert_eq!(sockets.len(), 3, "{words}");
+    assert!(sockets.iter().all(|path| !Path::new(path).exists()), "{words}");
+    assert!(words.contains("\0-initrd\0/proc/self/fd/0\0"), "{words}");
+    guest.reset().unwrap_or_else(|error| panic!("{error}"));
+    assert_eq!(guest.run("exit 3", LIMIT).unwrap().status, 3);
+    guest.power_off(LIMIT).unwrap();
+    assert!(logs.path().join("n0.trace.log").is_file());
 }

@@ -9,8 +9,9 @@ use crate::{accel::Accelerator, provision::Toolkit};
 
 /// Where a guest's sockets and files are.
 pub(crate) struct Files<'a> {
-    pub(crate) initrd: &'a Path,
-    pub(crate) trace: &'a Path,
+    pub(crate) initrd: &'a str,
+    /// Where QEMU writes its trace, if anywhere.
+    pub(crate) trace: Option<&'a Path>,
     /// The directory of the sockets that QEMU connects to.
     pub(crate) sockets: &'a Path,
 }
@@ -89,8 +90,8 @@ pub(crate) fn command(
     for device in &config.devices {
         command.args(["-device", device]);
     }
-    if config.logs.is_some() {
-        command.args(["-d", "guest_errors", "-D"]).arg(files.trace);
+    if let Some(trace) = files.trace {
+        command.args(["-d", "guest_errors", "-D"]).arg(trace);
     }
     for events in &config.trace {
         command.args(["-trace", events]);

@@ -239,14 +239,14 @@ impl GuestConfig {
         self
     }
 
-    /// Events of QEMU to be traced into the folder of logs, as in `vfio_user_*`.
+    /// Events of QEMU to be traced into the folder of logs, as in `vfio_user_*`. Its file then grows without a limit.
     pub fn trace(mut self, events: &str) -> Self {
         self.trace.push(events.to_owned());
         self
     }
 
     /// Where console, QEMU's messages and its trace go, as `NODE.console.log`, `NODE.qemu.log`, `NODE.trace.log`; without it
-    /// they end with the guest.
+    /// they end with the guest. Console and trace begin anew when they have 4 MiB.
     pub fn logs(mut self, folder: impl Into<PathBuf>) -> Self {
         self.logs = Some(folder.into());
         self

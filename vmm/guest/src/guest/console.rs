@@ -1,9 +1,8 @@
-//! The guest's console, written to a file that a guest can't make larger than a limit.
+//! What a guest can write as much of as it likes, its console and QEMU's trace, in a file that can't grow beyond a limit.
 
 use std::{
     fs::File,
     io::{self, Read, Seek, Write},
-    os::unix::net::UnixStream,
     thread::JoinHandle,
 };
 
@@ -11,8 +10,8 @@ use std::{
 const LIMIT: usize = 4 << 20;
 
 /// Writes what comes to the file until the guest is gone.
-pub(crate) fn keep(mut line: UnixStream, mut file: File) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name("guest-console".into()).spawn(move || {
+pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name("guest-log".into()).spawn(move || {
         let mut buffer = vec![0; 16 << 10];
         let mut written = 0;
         loop {
@@ -35,6 +34,8 @@ pub(crate) fn keep(mut line: UnixStream, mut file: File) -> io::Result<JoinHandl
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::net::UnixStream;
+
     use super::*;
 
     #[test]

@@ -15,6 +15,7 @@ use std::{
         fd::AsFd,
         unix::net::{UnixListener, UnixStream},
     },
+    path::Path,
     process::Stdio,
     sync::{Arc, Mutex, PoisonError},
     time::{Duration, Instant},
@@ -48,6 +49,10 @@ use crate::{
 const LOOK: Duration = Duration::from_millis(50);
 /// How long QEMU may take to answer its monitor.
 const ANSWER: Duration = Duration::from_secs(30);
+
+/// Names of QEMU's for files that have none.
+const STANDARD_INPUT: &str = "/proc/self/fd/0";
+const STANDARD_OUTPUT: &str = "/proc/self/fd/1";
 
 /// A guest that has started. It is killed when this is dropped.
 pub struct Guest {
@@ -94,7 +99,8 @@ impl Guest {
         std::fs::create_dir_all(logs_folder).doing(|| logs_folder.display().to_string())?;
         let logs = Logs::in_folder(logs_folder, &config.node);
         let in_folder = |name: &str| folder.path().join(name);
-        let initrd = in_folder("initrd");
+        // A file without a name: it is gone with QEMU, however this process ends.
+        let initrd = tempfile::tempfile_in(folder.path()).doing(|| "a guest's initramfs".into())?;
         let contents = Contents {
             extras: &config.extras,
             modules: &config.modules,
@@ -109,12 +115,25 @@ impl Guest {
         };
         let [console, agent, monitor] = command_line::LINES.map(listen);
         let terminal = config.terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
-        let files = command_line::Files { initrd: &initrd, trace: &logs.trace, sockets: folder.path() };
+        // What a guest does wrong it can do for ever; events that were asked for are wanted as they happen, and all of them.
+        let limited = config.logs.is_some() && config.trace.is_empty();
+        let trace = if limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
+        let files = command_line::Files {
+            initrd: STANDARD_INPUT,
+            trace: config.logs.as_ref().map(|_| trace),
+            sockets: folder.path(),
+        };
         let mut command = command_line::command(toolkit, config, &functions, &files);
         let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
         writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
-        let errors = log.try_clone().doing(|| logs.qemu.display().to_string())?;
-        command.stdin(Stdio::null()).stdout(log).stderr(errors);
+        command.stdin(initrd).stdout(Stdio::null()).stderr(log);
+        if limited {
+            let (line, trace) = std::io::pipe().doing(|| "a pipe for QEMU's trace".into())?;
+            command.stdout(trace);
+            let file = File::create(&logs.trace).doing(|| logs.trace.display().to_string())?;
+            // It ends with QEMU.
+            console::keep(line, file).doing(|| format!("{}: QEMU's trace", config.node))?;
+        }
         let process = Process::start(command, || ()).doing(|| format!("{}: start QEMU", config.node))?;
         let starting = Starting {
             config,
@@ -129,6 +148,10 @@ impl Guest {
         let agent = Agent::new(starting.accept(&agent?)?).doing(|| format!("{}: its agent", config.node))?;
         let monitor = starting.accept(&monitor?)?;
         let terminal = terminal.map(|listener| starting.accept(&listener)).transpose()?;
+        for name in command_line::LINES.into_iter().chain([command_line::TERMINAL]) {
+            // They are connected. What can't be removed now goes with the folder.
+            let _ = std::fs::remove_file(in_folder(name));
+        }
         let monitor = Monitor::new(monitor, starting.until).map_err(|trouble| starting.monitor(trouble))?;
         starting.wait(&agent)?;
         let guest = Self {
@@ -379,7 +402,8 @@ impl Running {
         }
     }
 
-    /// Kills all processes of the job; it ends with 137 soon after.
+    /// Kills the processes of the job's process group, which are all but those that made one of their own; it ends with 137 soon
+    /// after.
     ///
     /// # Errors
     /// [`GuestError::Io`] when the guest takes no requests.

@@ -1,8 +1,8 @@
 # Runs the host's commands. The channel is a serial line in raw mode.
 #
 # Host to guest, a line each:
-#   ID run SCRIPT   SCRIPT is base64; it runs in a session of its own
-#   ID kill         ends all processes of that session
+#   ID run SCRIPT   SCRIPT is base64; it runs in a session and a process group of its own
+#   ID kill         ends all processes of that group
 #   ID quit         powers off
 # Guest to host, a line each:
 #   0 n TEXT        a problem while starting
