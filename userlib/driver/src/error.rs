@@ -98,7 +98,8 @@ fn bind_commands(address: &str, wanted: &str) -> String {
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device is lost. Every later call fails too, until [`crate::Device::reset`] where the cause allows it.
+    /// The device is lost, until [`crate::Device::reset`] where the cause allows that. Every later wait fails too; after
+    /// [`GoneCause::Stopped`] and [`GoneCause::Reset`] a trapped read, or a record for a ring, may still find who takes it.
     #[error("the device is gone: {cause}")]
     DeviceGone {
         /// How it was lost.

@@ -1,7 +1,7 @@
 //! How software reaches a device: BARs, DMA buffers and interrupts over interchangeable backings.
 //!
-//! A [`Device`] is opened over a [`Backing`]: a machine in this process, or a vfio-user server. What a library does with it
-//! is the same through every door.
+//! A [`Device`] is opened over a [`Backing`]: a machine in this process, a vfio-user server, or a PCI function through Linux VFIO
+//! or the kernel shim. What a library does with it is the same through every door.
 //!
 //! - [`Bar`]: registers (trapped, or plain loads and stores where the BAR is mapped memory) and [`Bar::window`]s of memory;
 //! - [`Poster`], [`SharedPoster`], [`Bar::posted_write`]: registers with effects without a system call;

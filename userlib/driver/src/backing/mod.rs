@@ -327,8 +327,9 @@ pub trait Backing: Send + Sync + 'static {
     /// [`Error::Refused`] (`EEXIST` for an overlap, `ENOSPC`/`EDQUOT` for a quota), [`Error::DeviceGone`].
     fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error>;
 
-    /// Takes `[iova, iova + len)`, as it was mapped, registered or allocated, away from the device. When it returns without an error the device does not touch the
-    /// memory any more.
+    /// Takes `[iova, iova + len)`, as it was mapped, registered or allocated, away from the device. When it returns without an error the
+    /// device does not touch the memory any more. What was allocated may stay the device's until the program's last mapping of it is
+    /// gone, but is given to nobody else before.
     ///
     /// # Errors
     /// [`Error::Refused`], [`Error::DeviceGone`].

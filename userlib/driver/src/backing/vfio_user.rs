@@ -177,8 +177,8 @@ impl VfioUser {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// [`Error::Connection`] when nobody listens there or the server is no vfio-user server, [`Error::DeviceGone`] when it
-    /// hangs up at once (the attachment may be taken), [`Error::Timeout`].
+    /// [`Error::Connection`] when nobody listens there or the server is no vfio-user server, [`Error::Refused`] (`EBUSY`) when
+    /// the attachment is taken, [`Error::DeviceGone`] when the server hangs up, [`Error::Timeout`].
     pub fn connect(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, Error> {
         Self::negotiate(options, |config| Client::connect_with(path, config))
     }

@@ -157,7 +157,8 @@ impl DmaBuffer {
         self.memory.is_none()
     }
 
-    /// The memory as a window. The device can not reach it any more once the buffer is dropped, but it stays mapped here.
+    /// The memory as a window. The device can not reach it any more once the buffer is dropped, but it stays mapped here; only what
+    /// [`Backing::dma_allocate`](crate::Backing::dma_allocate) of the kernel shim made stays the device's until the last window is gone.
     pub fn window(&self) -> &Window {
         &self.window
     }
