@@ -82,8 +82,10 @@ fn server() -> &'static (PathBuf, ControlServer, TempDir) {
         let path = folder.path().join("control");
         let server = ControlServer::start(&path, |request| match request {
             Request::Reset { node } if node == "cn0" => Response::Done,
-            Request::Reset { node } => Response::Refused { message: format!("there is no node {node}") },
-            Request::Stat => Response::Refused { message: "nothing to tell".into() },
+            Request::Reset { node } => {
+                Response::Refused { message: format!("there is no node {node}"), asked_wrongly: true }
+            }
+            Request::Stat => Response::Refused { message: "nothing to tell".into(), asked_wrongly: false },
         })
         .unwrap();
         (path, server, folder)
