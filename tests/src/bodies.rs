@@ -17,6 +17,7 @@ macro_rules! bodies_of {
             register_access_of_another_width_reads_ones_and_writes_nothing
             a_bad_read_pointer_sets_the_error_and_frees_nothing
             the_receive_interrupt_says_that_the_slots_are_not_empty_any_more
+            the_receive_interrupt_is_enough_to_receive_by
             intx_fires_again_until_the_error_is_cleared
             a_masked_intx_fires_when_it_is_unmasked
             two_clients_have_nothing_in_common
@@ -74,6 +75,7 @@ macro_rules! bodies_of {
             a_half_written_record_wedges_nothing
             malformed_records_are_skipped
             the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more
+            the_receive_interrupt_is_enough_to_receive_by
             a_full_ring_times_out
             any_sequence_arrives_in_order
         }

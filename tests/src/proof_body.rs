@@ -6,6 +6,8 @@ pub mod addressed_send;
 pub mod dma_engine;
 pub mod slot_fifo;
 
+use std::time::{Duration, Instant};
+
 use nicforge_core::{device::FunctionId, machine::Machine};
 use nicforge_driver::Device;
 use nicforge_proof::{AddressedSend, DmaEngine, SlotFifo};
@@ -27,4 +29,12 @@ const SEND: FunctionId = FunctionId(2);
 /// Waits until `condition` holds, driving the machine if that is this thread's business.
 fn until(device: &Device, condition: impl FnMut() -> bool) {
     device.wait_until(soon(), None, condition).expect("the condition comes true");
+}
+
+/// Lets a little time pass, another one each round, so that what others do meanwhile comes at all moments of it.
+fn pause(round: u64) {
+    let (begin, time) = (Instant::now(), Duration::from_nanos(round * 37 % 3000));
+    while begin.elapsed() < time {
+        std::hint::spin_loop();
+    }
 }

@@ -33,7 +33,8 @@ pub mod slot_fifo {
     pub const ERROR_WIDTH: u32 = 1 << 2;
     /// Error: a read pointer in [`WIN_HEAD`] that is not between the last one and the messages delivered.
     pub const ERROR_POINTER: u32 = 1 << 3;
-    /// MSI-X vector: the receive slots were empty, and are not any more.
+    /// MSI-X vector: a message was put into the receive slots, and [`WIN_HEAD`] says after that that all before were taken. A client that
+    /// stores [`WIN_HEAD`], makes a full fence, finds no message and then waits is told of the next one.
     pub const VECTOR_RECEIVE: u16 = 0;
     /// MSI-X vector: an error bit was set that was not set before. INTx is asserted as long as one is set.
     pub const VECTOR_ERROR: u16 = 1;
@@ -143,6 +144,7 @@ pub mod addressed_send {
     pub const REG_BAD: u64 = 0x08;
     /// BAR 0, read: bit `n` is set while somebody has attachment `n` (32-bit).
     pub const REG_PRESENT: u64 = 0x10;
-    /// MSI-X vector: the mailbox was empty, and is not any more.
+    /// MSI-X vector: a message was put into the mailbox, and [`WIN_HEAD`] says after that that all before were taken. A client that
+    /// stores [`WIN_HEAD`], makes a full fence, finds no message and then waits is told of the next one.
     pub const VECTOR_RECEIVE: u16 = 0;
 }

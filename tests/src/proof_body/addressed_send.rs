@@ -8,7 +8,7 @@ use nicforge_hwi::{attachment::control, posted, proof::addressed_send::*};
 use nicforge_proof_driver::addressed_send::{AddressedSend, Message, address};
 use proptest::{prelude::*, test_runner::TestRunner};
 
-use super::{SEND, until};
+use super::{SEND, pause, until};
 use crate::backing::{Rig, ask, soon};
 
 const CREDITS: u64 = SLOTS;
@@ -18,6 +18,8 @@ const RING: u64 = 64;
 const CONTROL: u64 = 0x1000;
 /// Long enough to be sure of a time-out's cause, short enough to wait for it.
 const SHORT: Duration = Duration::from_millis(20);
+/// Messages for a receiver that waits for interrupts.
+const MANY: u64 = 4_000;
 
 fn open(rig: &dyn Rig, who: u16) -> (Device, AddressedSend) {
     let device = rig.open("send0", &format!("user{who}"));
@@ -307,6 +309,30 @@ pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &d
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[2]);
     sender.send(1, 0, &[3]).unwrap();
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+}
+
+/// Who takes all there is and then waits for the interrupt gets everything, also what arrives while it takes.
+pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
+    let (_device, mut sender) = open(rig, 0);
+    let (_target_device, mut target) = open(rig, 1);
+    let interrupt = target.receive_interrupt().unwrap();
+    for number in (0..MANY).step_by(2) {
+        sender.send(1, 0, &number.to_le_bytes()).unwrap();
+        // Of that one, so that none is left that the next one's could be taken for.
+        interrupt.wait(soon(), None).unwrap();
+        // It comes about when the one before is taken.
+        sender.send(1, 0, &(number + 1).to_le_bytes()).unwrap();
+        pause(number);
+        for number in number..number + 2 {
+            let received = loop {
+                match target.try_receive().unwrap() {
+                    Some(received) => break received,
+                    None => interrupt.wait(soon(), None).unwrap(),
+                };
+            };
+            expect(&received, 0, 0, &number.to_le_bytes());
+        }
+    }
 }
 
 /// Who waits longer than the deadline is told, and nothing is sent.

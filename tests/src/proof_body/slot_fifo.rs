@@ -7,12 +7,14 @@ use nicforge_hwi::proof::slot_fifo::*;
 use nicforge_proof_driver::slot_fifo::{Message, SlotFifo};
 use proptest::{prelude::*, test_runner::TestRunner};
 
-use super::until;
+use super::{pause, until};
 use crate::backing::{Rig, soon};
 
 const SLOT_COUNT: usize = SLOTS as usize;
 /// Long enough to be sure of a time-out's cause, short enough to wait for it.
 const SHORT: Duration = Duration::from_millis(20);
+/// Messages for a receiver that waits for interrupts.
+const MANY: u64 = 4_000;
 
 fn open(rig: &dyn Rig, user: &str) -> (Device, SlotFifo) {
     let device = rig.open("fifo0", user);
@@ -198,10 +200,32 @@ pub fn the_receive_interrupt_says_that_the_slots_are_not_empty_any_more(rig: &dy
     assert_eq!(interrupt.take(), 0);
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(0));
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
-    device.flush().unwrap();
     fifo.send(&message(2), soon(), None).unwrap();
 
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+}
+
+/// Who takes all there is and then waits for the interrupt gets everything, also what arrives while it takes.
+pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
+    let (_device, mut fifo) = open(rig, "user0");
+    let interrupt = fifo.receive_interrupt().unwrap();
+    for number in (0..MANY).step_by(2) {
+        fifo.send(&message(number), soon(), None).unwrap();
+        // Of that one, so that none is left that the next one's could be taken for.
+        interrupt.wait(soon(), None).unwrap();
+        // It comes about when the one before is taken.
+        fifo.send(&message(number + 1), soon(), None).unwrap();
+        pause(number);
+        for number in number..number + 2 {
+            let received = loop {
+                match fifo.try_receive().unwrap() {
+                    Some(received) => break received,
+                    None => interrupt.wait(soon(), None).unwrap(),
+                };
+            };
+            assert_eq!(received, message(number));
+        }
+    }
 }
 
 /// INTx is a level: it fires once and masks itself, and fires again when it is unmasked while still asserted.

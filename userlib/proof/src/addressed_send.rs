@@ -1,6 +1,6 @@
 //! Driver of *addressed send*: messages to the other clients of a card.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use nicforge_driver::{Bar, Cancel, Deadline, Device, Doorbell, Error, Interrupt, Poster};
 use nicforge_hwi::{pci, proof::addressed_send::*};
@@ -90,14 +90,18 @@ impl AddressedSend {
         self.poster.try_post(SEND_BAR, address(target, tag)?, data)
     }
 
-    /// The next message, if there is one.
+    /// The next message, if there is one. After a `None` the next message raises the interrupt.
     ///
     /// # Errors
     /// [`Error::DeviceGone`].
     pub fn try_receive(&mut self) -> Result<Option<Message>, Error> {
         let slot = self.mailbox.window(self.received % SLOTS * SLOT, SLOT)?;
         if slot.load_u64_acquire(0)? != self.received + 1 {
-            return Ok(None);
+            // The card has to see that the slots before were given back, or the second look what it has put into this one.
+            fence(Ordering::SeqCst);
+            if slot.load_u64_acquire(0)? != self.received + 1 {
+                return Ok(None);
+            }
         }
         let mut message = Message {
             source: slot.load_u16_relaxed(SLOT_SOURCE)?,
@@ -122,7 +126,8 @@ impl AddressedSend {
         device.wait_for(deadline, cancel, "a message", || self.try_receive())
     }
 
-    /// The interrupt for messages that arrive in an empty mailbox.
+    /// The interrupt for messages that arrive when all before were taken. Wait for it after [`AddressedSend::try_receive`] has found nothing; it
+    /// may also come for a message that was taken already.
     ///
     /// # Errors
     /// As [`Device::interrupt`].

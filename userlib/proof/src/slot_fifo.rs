@@ -1,6 +1,6 @@
 //! Driver of the *slot FIFO*: what is sent comes back.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use nicforge_driver::{Bar, Cancel, Deadline, Device, Doorbell, Error, Interrupt};
 use nicforge_hwi::{pci, proof::slot_fifo::*};
@@ -92,12 +92,18 @@ impl SlotFifo {
         Ok(Some(message))
     }
 
-    /// Takes the next message, if there is one, and gives its slot back.
+    /// Takes the next message, if there is one, and gives its slot back. After a `None` the next message raises the interrupt.
     ///
     /// # Errors
     /// [`Error::DeviceGone`].
     pub fn try_receive(&mut self) -> Result<Option<Message>, Error> {
-        let Some(message) = self.peek()? else { return Ok(None) };
+        let mut message = self.peek()?;
+        if message.is_none() {
+            // The device has to see that the slots before were given back, or this look what it has put into the next one.
+            fence(Ordering::SeqCst);
+            message = self.peek()?;
+        }
+        let Some(message) = message else { return Ok(None) };
         self.received += 1;
         // Release: the device may overwrite the slot from here on.
         self.head.store(self.received, Ordering::Release);
@@ -114,7 +120,8 @@ impl SlotFifo {
         device.wait_for(deadline, cancel, "a message", || self.try_receive())
     }
 
-    /// The interrupt for messages that arrive in empty receive slots.
+    /// The interrupt for messages that arrive when all before were taken. Wait for it after [`SlotFifo::try_receive`] has found nothing; it may
+    /// also come for a message that was taken already.
     ///
     /// # Errors
     /// As [`Device::interrupt`].

@@ -9,7 +9,7 @@
 //! credits, [`Device::write`] answers [`Write::Stalled`]; the core offers the same write again, and keeps everything behind it
 //! in the same ring waiting. A reset of the target gives all credits back, so that nothing waits for ever.
 
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{Ordering, fence};
 
 use nicforge_core::{
     context::Context,
@@ -76,10 +76,14 @@ impl AddressedSend {
         if mailbox.credits() == 0 {
             return Some(Write::Stalled);
         }
-        let was_empty = mailbox.delivered == mailbox.head;
+        let before = mailbox.delivered;
         mailbox.put(from, tag, data).ok()?;
         self.delivered += 1;
-        if was_empty {
+        // The target stores its read pointer, then looks for a message once more, then waits. Here it is the other way round: the message, then
+        // the pointer. With a fence between the two on either side, one of them sees the other's store.
+        fence(Ordering::SeqCst);
+        mailbox.look_at_head();
+        if mailbox.head >= before {
             context.interrupt(target, VECTOR_RECEIVE);
         }
         Some(Write::Accepted)
@@ -185,12 +189,17 @@ impl Mailbox {
         Some(Self { slots, head_word, delivered: 0, head: 0 })
     }
 
-    /// Slots that are free. A read pointer that makes no sense returns nothing.
-    fn credits(&mut self) -> u64 {
+    /// Take over the client's read pointer. One that makes no sense returns nothing.
+    fn look_at_head(&mut self) {
         let head = self.head_word.load(Ordering::Acquire);
         if (self.head..=self.delivered).contains(&head) {
             self.head = head;
         }
+    }
+
+    /// Slots that are free.
+    fn credits(&mut self) -> u64 {
+        self.look_at_head();
         SLOTS - (self.delivered - self.head)
     }
 

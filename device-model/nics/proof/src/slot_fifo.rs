@@ -13,7 +13,10 @@
 //! Nothing is ever lost for want of room. A client that does not take its messages out of the receive slots fills them up,
 //! then the queue, then the send slots, and then its own sends have to wait.
 
-use std::{collections::VecDeque, sync::atomic::Ordering};
+use std::{
+    collections::VecDeque,
+    sync::atomic::{Ordering, fence},
+};
 
 use nicforge_core::{
     context::Context,
@@ -159,7 +162,7 @@ impl Device for SlotFifo {
                     if delivery.bad_pointer {
                         self.fail(context, who, ERROR_POINTER);
                     }
-                    if delivery.was_empty && delivery.count > 0 {
+                    if delivery.all_taken {
                         context.interrupt(who, VECTOR_RECEIVE);
                     }
                     delivery.count
@@ -188,7 +191,8 @@ impl Device for SlotFifo {
 #[derive(Default)]
 struct Delivery {
     count: u64,
-    was_empty: bool,
+    /// The client has taken all that was there before, and may have found nothing more.
+    all_taken: bool,
     bad_pointer: bool,
 }
 
@@ -221,14 +225,8 @@ impl Lane {
     fn deliver(&mut self, budget: u32) -> Result<Delivery, MemoryError> {
         let mut delivery = Delivery::default();
         let Some(slots) = &mut self.slots else { return Ok(delivery) };
-        let head = slots.head_word.load(Ordering::Acquire);
-        if (slots.head..=slots.delivered).contains(&head) {
-            slots.head = head;
-        } else if head != slots.bad_head {
-            slots.bad_head = head;
-            delivery.bad_pointer = true;
-        }
-        delivery.was_empty = slots.head == slots.delivered;
+        delivery.bad_pointer = slots.look_at_head();
+        let before = slots.delivered;
         while !self.hold && slots.delivered - slots.head < SLOTS && delivery.count < u64::from(budget) {
             let Some(message) = self.queue.pop_front() else { break };
             let slot = slots.delivered % SLOTS * SLOT;
@@ -237,6 +235,13 @@ impl Lane {
             slots.receive.store_u64_release(slot, slots.delivered + 1)?;
             slots.delivered += 1;
             delivery.count += 1;
+        }
+        if delivery.count > 0 {
+            // The client stores its read pointer, then looks for a message once more, then waits. Here it is the other way round: messages,
+            // then the pointer. With a fence between the two on either side, one of them sees the other's store.
+            fence(Ordering::SeqCst);
+            delivery.bad_pointer |= slots.look_at_head();
+            delivery.all_taken = slots.head >= before;
         }
         Ok(delivery)
     }
@@ -286,6 +291,16 @@ impl Slots {
         };
         // The places are constants inside BARs that `spec` asked for.
         open().ok()
+    }
+
+    /// Take over the client's read pointer, if it makes sense. Whether it has to be complained of.
+    fn look_at_head(&mut self) -> bool {
+        let head = self.head_word.load(Ordering::Acquire);
+        if (self.head..=self.delivered).contains(&head) {
+            self.head = head;
+            return false;
+        }
+        std::mem::replace(&mut self.bad_head, head) != head
     }
 }
 
