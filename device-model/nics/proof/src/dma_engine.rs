@@ -21,6 +21,7 @@ use nicforge_core::{
     device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, Progress, Reset, Write},
     dma::{DmaError, MAX_DMA},
     spec::FunctionSpec,
+    time::Nanos,
 };
 use nicforge_hwi::{pci, proof::dma_engine::*};
 use nicforge_shm::SharedMemory;
@@ -54,6 +55,8 @@ struct Channel {
     state: State,
     /// The list that is worked on, read once.
     descriptors: Vec<Descriptor>,
+    /// The core was busy: nothing is tried before.
+    retry_at: Option<Nanos>,
 }
 
 /// Where a channel is in its work.
@@ -96,7 +99,7 @@ impl DmaEngine {
             Next::Nothing => {}
             Next::Read { iova, length } => match context.dma_read(who, iova, length, TOKEN) {
                 Ok(()) => channel.set_under_way(true),
-                Err(Busy) => context.wake_at(context.now() + RETRY),
+                Err(Busy) => channel.retry_later(context),
             },
             Next::Finish => self.end(context, who, 0),
             Next::Fail(status) => self.end(context, who, status),
@@ -201,7 +204,7 @@ impl Device for DmaEngine {
                     None
                 }
                 // No room for the write now. The data is in the client's memory still, and is read again in a later step.
-                Err(DmaError::Busy) => return context.wake_at(context.now() + RETRY),
+                Err(DmaError::Busy) => return channel.retry_later(context),
                 Err(_) => Some(STATUS_DMA_ERROR),
             },
         };
@@ -212,9 +215,17 @@ impl Device for DmaEngine {
     }
 
     fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
-        // Completions drive the copying; here is only what was busy before.
+        // Completions drive the copying; here is only what was busy before. Steps come much more often than room for it, and each try costs a read.
         for index in 0..self.channels.len() {
-            self.advance(context, AttachmentId(index as u16));
+            match self.channels[index].retry_at {
+                None => {}
+                // The function has one timer, which was for another channel perhaps.
+                Some(time) if context.now() < time => context.wake_at(time),
+                Some(_) => {
+                    self.channels[index].retry_at = None;
+                    self.advance(context, AttachmentId(index as u16));
+                }
+            }
         }
         Progress::Idle
     }
@@ -268,6 +279,13 @@ impl Channel {
             }
             _ => Next::Nothing,
         }
+    }
+
+    /// The core has no room: have [`Device::step`] try again, but not at once.
+    fn retry_later(&mut self, context: &mut Context<'_>) {
+        let time = context.now() + RETRY;
+        self.retry_at = Some(time);
+        context.wake_at(time);
     }
 
     fn set_under_way(&mut self, now: bool) {

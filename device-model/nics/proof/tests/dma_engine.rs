@@ -1,0 +1,88 @@
+//! The DMA engine when its client does not answer, in time that the test makes.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
+
+use nicforge_core::{
+    context::MAX_REMOTE,
+    device::{AttachmentId, FunctionId},
+    dma::{DmaBacking, DmaPermission},
+    machine::{Access, Machine, Next, Outgoing, region},
+    time::Nanos,
+};
+use nicforge_hwi::proof::dma_engine::*;
+use nicforge_proof::DmaEngine;
+use nicforge_shm::SharedMemory;
+use zerocopy::IntoBytes;
+
+const CARD: FunctionId = FunctionId(0);
+const USER: AttachmentId = AttachmentId(0);
+/// The list and what is copied are mapped; where it goes is reached by messages.
+const LIST: u64 = 0x1_0000;
+const SOURCE: u64 = 0x2_0000;
+const DESTINATION: u64 = 0x8_0000;
+/// More than writes that may be under way.
+const COPIES: usize = MAX_REMOTE + 8;
+
+fn write(machine: &mut Machine, region: u32, offset: u64, data: &[u8]) {
+    assert_eq!(machine.write(CARD, USER, region, offset, data).unwrap(), Access::Done);
+}
+
+fn register(machine: &mut Machine, offset: u64) -> u32 {
+    let mut data = [0; 4];
+    assert_eq!(machine.read(CARD, USER, region::BAR0, offset, &mut data).unwrap(), Access::Done);
+    u32::from_le_bytes(data)
+}
+
+/// Steps until the machine says that there is nothing to do at once. Gives the writes that came out.
+fn rest(machine: &mut Machine, time: u64) -> Vec<u64> {
+    let mut writes = Vec::new();
+    for _ in 0..1000 {
+        let next = machine.step(Nanos(time), 64);
+        while let Some(message) = machine.pop_outgoing() {
+            let Outgoing::DmaWrite { id, .. } = message else { panic!("the source is mapped: {message:?}") };
+            writes.push(id);
+        }
+        if next != Next::Now {
+            return writes;
+        }
+    }
+    panic!("it goes on without the answers that it waits for");
+}
+
+#[test]
+fn an_engine_whose_writes_are_not_answered_rests() {
+    let mut machine = Machine::new();
+    machine.add_function("dma0", Box::new(DmaEngine::new())).unwrap();
+    machine.attach(CARD, USER).unwrap();
+    write(&mut machine, region::CONFIG, 0x04, &0x0006u16.to_le_bytes());
+    let list: Vec<_> = (0..COPIES as u64)
+        .map(|number| Descriptor {
+            source: SOURCE + 8 * number,
+            destination: DESTINATION + 8 * number,
+            length: 8,
+            reserved: 0,
+        })
+        .collect();
+    for (iova, content) in [(LIST, list.as_bytes()), (SOURCE, &[7; 8 * COPIES])] {
+        let memory = SharedMemory::create("client", 4096).unwrap();
+        memory.write(0, content).unwrap();
+        let backing = DmaBacking::Memory(memory.whole());
+        machine.dma_map(CARD, USER, iova, 4096, DmaPermission::READ_WRITE, backing).unwrap();
+    }
+    let remote = DmaBacking::Remote;
+    machine.dma_map(CARD, USER, DESTINATION, 4096, DmaPermission::READ_WRITE, remote).unwrap();
+
+    write(&mut machine, region::BAR0, REG_LIST, &LIST.to_le_bytes());
+    write(&mut machine, region::BAR0, REG_COUNT, &(COPIES as u32).to_le_bytes());
+    write(&mut machine, region::BAR0, REG_START, &1u32.to_le_bytes());
+    let first = rest(&mut machine, 0);
+    assert_eq!((first.len(), register(&mut machine, REG_DONE)), (MAX_REMOTE, MAX_REMOTE as u32));
+    // Also when its time has come and there is still no room.
+    assert_eq!(rest(&mut machine, 100_000), []);
+
+    for id in first {
+        machine.dma_write_done(CARD, USER, id, Ok(())).unwrap();
+    }
+    assert_eq!(rest(&mut machine, 200_000).len(), COPIES - MAX_REMOTE);
+    let outcome = (register(&mut machine, REG_STATUS), register(&mut machine, REG_DONE));
+    assert_eq!(outcome, (0, COPIES as u32));
+}
