@@ -269,6 +269,8 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     let memory = buffer(&device, 4096, false);
     let list = registers.read64(REG_LIST).unwrap();
 
+    // Not with the error of the start before.
+    assert_eq!(engine.copy(&[piece(NOWHERE, memory.iova(), 1)], soon()).unwrap().errors, STATUS_DMA_ERROR);
     assert_eq!(engine.copy(&[], soon()).unwrap().errors, STATUS_BAD_START);
     registers.write64(REG_LIST, list + 4).unwrap();
     assert_eq!(engine.copy(&[piece(0, 0, 1)], soon()).unwrap().errors, STATUS_BAD_START);

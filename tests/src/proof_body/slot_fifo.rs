@@ -185,6 +185,12 @@ pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
     for number in 0..sent {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
+
+    // Back to where it began.
+    head.store_u64_release(0, 0).unwrap();
+    device.doorbell().after_store().unwrap();
+    assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+    assert_eq!(fifo.errors().unwrap(), ERROR_POINTER);
 }
 
 /// The receive interrupt comes when the receive slots were empty, and not for each message.

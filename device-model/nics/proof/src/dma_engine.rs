@@ -242,8 +242,13 @@ impl Device for DmaEngine {
 impl Channel {
     /// Begin with the list that the registers name. False when they make no sense or a list is being worked on.
     fn start(&mut self) -> bool {
+        if self.state != State::Idle {
+            return false;
+        }
+        // A start that is refused for its own sake has only its own error.
+        self.status = 0;
         let sound = (1..=MAX_DESCRIPTORS).contains(&self.count) && self.list.is_multiple_of(8);
-        if self.state != State::Idle || !sound {
+        if !sound {
             return false;
         }
         self.state = State::List { under_way: false };

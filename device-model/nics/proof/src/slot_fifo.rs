@@ -62,7 +62,7 @@ struct Slots {
     delivered: u64,
     /// The last good value of the client's read pointer, and the last bad one that was complained of.
     head: u64,
-    bad_head: u64,
+    bad_head: Option<u64>,
 }
 
 impl SlotFifo {
@@ -286,7 +286,7 @@ impl Slots {
                 taken: 0,
                 delivered: 0,
                 head: 0,
-                bad_head: 0,
+                bad_head: None,
             })
         };
         // The places are constants inside BARs that `spec` asked for.
@@ -300,7 +300,7 @@ impl Slots {
             self.head = head;
             return false;
         }
-        std::mem::replace(&mut self.bad_head, head) != head
+        self.bad_head.replace(head) != Some(head)
     }
 }
 
