@@ -92,8 +92,6 @@ pub(crate) struct Tenant {
     pub(crate) mirror: Option<MirrorWords>,
     pub(crate) remote_reads: Vec<RemoteRead>,
     pub(crate) remote_writes: Vec<u64>,
-    /// An interrupt was raised behind `remote_writes` and is held.
-    pub(crate) interrupt_waits: bool,
 }
 
 /// One attachment of a function.
@@ -170,13 +168,8 @@ impl Attachment {
                 }
             }
         }
-        self.tenant = Some(Tenant {
-            rings,
-            mirror: words,
-            remote_reads: Vec::new(),
-            remote_writes: Vec::new(),
-            interrupt_waits: false,
-        });
+        self.tenant =
+            Some(Tenant { rings, mirror: words, remote_reads: Vec::new(), remote_writes: Vec::new() });
         self.next_generation();
         Ok(())
     }
@@ -225,7 +218,6 @@ impl Attachment {
         if let Some(tenant) = &mut self.tenant {
             tenant.remote_reads.clear();
             tenant.remote_writes.clear();
-            tenant.interrupt_waits = false;
             for ring in &mut tenant.rings {
                 ring.reset();
             }

@@ -267,16 +267,14 @@ impl Context<'_> {
     /// client has the attachment.
     pub fn interrupt(&mut self, who: AttachmentId, vector: u16) {
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
-        let Some(tenant) = &mut attachment.tenant else { return };
+        if attachment.tenant.is_none() {
+            return;
+        }
         attachment.counters.interrupts += 1;
-        match attachment.interrupts.raise_msix(vector) {
-            Raised::Held => tenant.interrupt_waits = true,
-            Raised::Pending => {
-                if let Some(msix) = &mut attachment.msix {
-                    msix.set_pending(vector);
-                }
-            }
-            Raised::Delivered | Raised::Spurious => {}
+        if attachment.interrupts.raise_msix(vector) == Raised::Pending
+            && let Some(msix) = &mut attachment.msix
+        {
+            msix.set_pending(vector);
         }
         self.shared.trace(self.function.id, who, Event::Interrupt { vector });
     }
@@ -284,9 +282,10 @@ impl Context<'_> {
     /// Drive an attachment's INTx line: a level, which a reset takes back. Nothing happens while no client has the attachment.
     pub fn set_intx(&mut self, who: AttachmentId, asserted: bool) {
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
-        let Some(tenant) = &mut attachment.tenant else { return };
+        if attachment.tenant.is_none() {
+            return;
+        }
         let rises = asserted && !attachment.intx;
-        tenant.interrupt_waits |= rises && attachment.interrupts.is_holding();
         attachment.counters.interrupts += u64::from(rises);
         let changes = asserted != attachment.intx;
         attachment.intx = asserted;
@@ -361,7 +360,7 @@ impl Context<'_> {
             Ok(Reach::Remote) => {
                 let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
                 // An interrupt waits until no write is under way; with more and more writes it would wait for ever.
-                if tenant.interrupt_waits || tenant.remote_writes.len() >= MAX_REMOTE {
+                if attachment.interrupts.has_held() || tenant.remote_writes.len() >= MAX_REMOTE {
                     return Err(DmaError::Busy);
                 }
                 let id = self.shared.next_id;

@@ -3,8 +3,11 @@
 
 mod common;
 
+use std::sync::Arc;
+
 use common::*;
 use nicforge_core::{
+    context::Context,
     device::AttachmentId,
     dma::DmaError,
     interrupt::{INTX, MSIX},
@@ -13,11 +16,7 @@ use nicforge_core::{
 };
 
 /// Have the device raise or do something in a step.
-fn act(
-    machine: &mut Machine,
-    probe: &Probe,
-    action: impl FnOnce(&mut nicforge_core::context::Context<'_>) + Send + 'static,
-) {
+fn act(machine: &mut Machine, probe: &Probe, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
     probe.tell(action);
     machine.wake(F);
     machine.step(Nanos(0), 64);
@@ -161,6 +160,74 @@ fn intx_does_not_overtake_remote_writes_and_they_wait_for_it() {
     answer_writes(&mut machine, &ids);
 
     assert_eq!((ids.len(), early, sink.get()), (1, 0, 1));
+}
+
+/// Something is raised that is not delivered yet, a write is under way, and then the client lets the interrupt come. The next write has to wait for
+/// it: a device that always has one under way would put it off for ever.
+fn next_write_waits(
+    prepare: impl FnOnce(&mut Machine) -> Option<Arc<Count>>,
+    raise: impl FnOnce(&mut Context<'_>) + Send + 'static,
+    let_come: impl FnOnce(&mut Machine) -> Option<Arc<Count>>,
+) {
+    let (mut machine, probe) = attached();
+    map_remote(&mut machine, A, 0x1000, 0x1000);
+    let prepared = prepare(&mut machine);
+    act(&mut machine, &probe, |context| {
+        raise(context);
+        context.dma_write(A, 0x1000, &[1]).unwrap();
+        context.dma_write(A, 0x1000, &[2]).unwrap();
+    });
+    let sink = let_come(&mut machine).or(prepared).unwrap();
+    act(&mut machine, &probe, |context| {
+        assert_eq!(context.dma_write(A, 0x1000, &[3]), Err(DmaError::Busy));
+    });
+    let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
+    let early = sink.get();
+
+    answer_writes(&mut machine, &ids);
+
+    assert_eq!((ids.len(), early, sink.get()), (2, 0, 1));
+}
+
+#[test]
+fn remote_writes_wait_for_a_line_that_is_unmasked() {
+    next_write_waits(
+        |machine| {
+            let sink = bind(machine, A, INTX, 0);
+            machine.interrupts(F, A).unwrap().mask(INTX, 0, 1).unwrap();
+            Some(sink)
+        },
+        |context| context.set_intx(A, true),
+        |machine| {
+            machine.interrupts(F, A).unwrap().unmask(INTX, 0, 1).unwrap();
+            None
+        },
+    );
+}
+
+#[test]
+fn remote_writes_wait_for_a_line_that_is_enabled() {
+    next_write_waits(
+        |machine| {
+            write(machine, A, region::CONFIG, 0x04, &0x0406u16.to_le_bytes());
+            Some(bind(machine, A, INTX, 0))
+        },
+        |context| context.set_intx(A, true),
+        |machine| {
+            set_bus_master(machine, A);
+            None
+        },
+    );
+}
+
+#[test]
+fn remote_writes_wait_for_a_line_or_a_vector_that_is_bound() {
+    next_write_waits(
+        |_| None,
+        |context| context.set_intx(A, true),
+        |machine| Some(bind(machine, A, INTX, 0)),
+    );
+    next_write_waits(|_| None, |context| context.interrupt(A, 1), |machine| Some(bind(machine, A, MSIX, 1)));
 }
 
 #[test]

@@ -341,6 +341,12 @@ impl Interrupts {
         self.holding
     }
 
+    /// Whether something waits for [`Interrupts::release`], whoever brought it there: the device, or a client that has just unmasked, enabled or
+    /// bound what was raised before.
+    pub fn has_held(&self) -> bool {
+        self.holding && !self.held.is_empty()
+    }
+
     /// How often what happened.
     pub fn counters(&self) -> InterruptCounters {
         self.counters

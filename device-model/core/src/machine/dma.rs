@@ -89,7 +89,6 @@ impl Machine {
         };
         tenant.remote_writes.swap_remove(position);
         let last = tenant.remote_writes.is_empty();
-        tenant.interrupt_waits &= !last;
         let attachment = self.attachment_mut(function, who)?;
         if let Err(error) = &result {
             attachment.note(error);
