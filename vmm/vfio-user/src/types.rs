@@ -127,9 +127,9 @@ pub struct DmaMap {
     pub flags: u32,
     /// Where the range starts in the descriptor's file, in bytes; zero without one.
     pub offset: u64,
-    /// First DMA address.
+    /// First DMA address, at the start of a page.
     pub address: u64,
-    /// Size in bytes, not zero; `address + size - 1` does not overflow.
+    /// Size in bytes, whole pages, not zero; `address + size - 1` does not overflow.
     pub size: u64,
 }
 

@@ -158,12 +158,25 @@ fn unmap_is_answered_with_its_entry() {
 }
 
 #[test]
+fn maps_of_parts_of_pages_are_refused() {
+    let mut pair = Pair::negotiated();
+
+    for (address, size) in [(0, 1), (0x1000, 0xfff), (0x1001, 0x1000), (0x1800, 0x800), (0x1000, 0x1800)] {
+        pair.refuses(Command::DmaMap, &map_payload(3, 0, address, size), Errno::EINVAL);
+    }
+
+    assert!(pair.device.maps.is_empty());
+    // The last page of the address space is one like any other.
+    pair.ask(Command::DmaMap, &map_payload(3, 0, u64::MAX - 0xfff, 0x1000));
+}
+
+#[test]
 fn maps_that_are_empty_overflow_or_have_unknown_flags_are_refused() {
     let mut pair = Pair::negotiated();
 
     pair.refuses(Command::DmaMap, &map_payload(3, 0, 0, 0), Errno::EINVAL);
-    pair.refuses(Command::DmaMap, &map_payload(3, 0, u64::MAX, 2), Errno::EINVAL);
-    pair.refuses(Command::DmaMap, &map_payload(3, u64::MAX, 0, 2), Errno::EINVAL);
+    pair.refuses(Command::DmaMap, &map_payload(3, 0, u64::MAX - 0xfff, 0x2000), Errno::EINVAL);
+    pair.refuses(Command::DmaMap, &map_payload(3, u64::MAX, 0, 0x1000), Errno::EINVAL);
     pair.refuses(Command::DmaMap, &map_payload(8, 0, 0, 4096), Errno::EINVAL);
     pair.refuses(Command::DmaMap, &map_payload(3, 0, 0, 4096)[..31], Errno::EINVAL);
 
@@ -264,7 +277,7 @@ fn replies_carry_the_handlers_own_errno() {
     let mut pair = Pair::negotiated();
     pair.ask(Command::DmaMap, &map_payload(3, 0, 0x1000, 0x1000));
 
-    pair.refuses(Command::DmaMap, &map_payload(3, 0, 0x1fff, 0x1000), Errno::EEXIST);
+    pair.refuses(Command::DmaMap, &map_payload(3, 0, 0, 0x2000), Errno::EEXIST);
     pair.refuses(Command::DmaUnmap, &unmap_payload(0, 0x1000, 0x800), Errno::ENOENT);
     pair.refuses(Command::RegionRead, &access(0, 4, 4, &[]), Errno::EINVAL);
 }

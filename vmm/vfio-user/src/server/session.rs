@@ -225,8 +225,12 @@ impl Session {
             address: raw.address.get(),
             size: raw.size.get(),
         };
+        // As VFIO's type 1 IOMMU: whole pages, of the smallest size. Ranges of a few bytes would make one DMA operation look at thousands.
+        let page = 1 << self.config.pgsizes.trailing_zeros().min(63);
         let valid = map.flags & !(DMA_FLAG_READ | DMA_FLAG_WRITE) == 0
             && range_is_valid(map.address, map.size)
+            && map.address.is_multiple_of(page)
+            && map.size.is_multiple_of(page)
             && map.offset.checked_add(map.size).is_some()
             && message.fds.len() <= 1;
         if !valid {
