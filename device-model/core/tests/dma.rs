@@ -285,6 +285,25 @@ fn reads_of_one_attachment_are_bounded_and_the_bound_gives_way_again() {
 }
 
 #[test]
+fn reads_are_handed_over_within_the_budget_of_a_step() {
+    let (mut machine, probe) = attached();
+    map_local(&mut machine, A, 0x1000, 0x1000);
+    probe.tell(|context| {
+        for token in 0..20 {
+            context.dma_read(A, 0x1000, 4, DmaToken(token)).unwrap();
+        }
+    });
+    machine.wake(F);
+    let mut handed_over = Vec::new();
+    while handed_over.iter().sum::<usize>() < 20 {
+        assert_eq!(machine.step(Nanos(0), 8), Next::Now);
+        handed_over.push(probe.done().len());
+    }
+
+    assert_eq!(handed_over, [8, 8, 4]);
+}
+
+#[test]
 fn reads_that_fail_are_bounded_too() {
     let (mut machine, probe) = attached();
     let mut failed = 0;

@@ -18,8 +18,6 @@ use crate::{
 pub(super) const COOL_AFTER: u64 = 50_000;
 /// How often the heartbeat of every client's mirror moves, in nanoseconds.
 const HEARTBEAT: u64 = 50_000_000;
-/// Completions handed to a device in a row.
-const COMPLETIONS: usize = 64;
 
 /// When to step again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +160,8 @@ impl Machine {
     /// Rings, completions and the device itself. True when anything moved.
     #[inline(always)]
     fn run(&mut self, function: FunctionId, budget: u32) -> bool {
-        let mut busy = self.complete(function);
+        let handed_over = self.complete(function, budget);
+        let mut busy = handed_over > 0;
         let mut from = (0, 0);
         let mut stalled = false;
         while let Some((who, ring)) = self.next_posted(function, &mut from) {
@@ -185,7 +184,7 @@ impl Machine {
         if wishes {
             self.arm(function);
         }
-        busy | (ended && self.complete_some(function))
+        busy | (ended && self.complete_some(function, budget - handed_over) > 0)
     }
 
     /// The next ring in which there is something, from a place on (a client among the function's clients, and a ring of it), which then is the
@@ -207,22 +206,20 @@ impl Machine {
         None
     }
 
-    /// Hand finished DMA reads to the device. True when there were any.
+    /// Hand finished DMA reads to the device, no more than `most`. Gives how many there were.
     #[inline]
-    fn complete(&mut self, function: FunctionId) -> bool {
+    fn complete(&mut self, function: FunctionId, most: u32) -> u32 {
         let any = self.slots.get(function.0 as usize).is_some_and(|slot| !slot.state.completions.is_empty());
-        any && self.complete_some(function)
+        if any { self.complete_some(function, most) } else { 0 }
     }
 
-    fn complete_some(&mut self, function: FunctionId) -> bool {
-        let mut any = false;
-        for _ in 0..COMPLETIONS {
+    fn complete_some(&mut self, function: FunctionId, most: u32) -> u32 {
+        for done in 0..most {
             let Some(completion) =
                 self.slots.get_mut(function.0 as usize).and_then(|slot| slot.state.completions.pop_front())
             else {
-                break;
+                return done;
             };
-            any = true;
             if let Ok(attachment) = self.attachment_mut(function, completion.who) {
                 attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
             }
@@ -241,7 +238,7 @@ impl Machine {
                 }
             }
         }
-        any
+        most
     }
 
     /// Let the functions in `cooling` go cold, unless a client wrote something in the meantime.
