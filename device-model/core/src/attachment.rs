@@ -51,6 +51,8 @@ pub(crate) struct Ring {
     pub(crate) registers: Registers,
     /// The record in front was refused once already.
     pub(crate) stalled: bool,
+    /// How far it had been read when a trapped access came that waits for what was in it then.
+    pub(crate) waited_from: Option<u32>,
 }
 
 impl Ring {
@@ -67,6 +69,7 @@ impl Ring {
     pub(crate) fn reset(&mut self) {
         self.consumer.reset();
         self.stalled = false;
+        self.waited_from = None;
         self.publish();
     }
 }
@@ -164,6 +167,7 @@ impl Attachment {
                         published: 0,
                         registers: Registers::NONE,
                         stalled: false,
+                        waited_from: None,
                     });
                 }
             }

@@ -161,6 +161,8 @@ pub(crate) struct FunctionState {
     pub(crate) attachments: Vec<Attachment>,
     /// Those that have a client, in the order in which a turn carries out what they have posted.
     pub(crate) clients: Vec<AttachmentId>,
+    /// In the last turn a record stalled, and there are several clients: who gets what there is of it next, the turns say.
+    pub(crate) contended: bool,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) wake_at: Nanos,
 }

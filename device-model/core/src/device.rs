@@ -35,7 +35,8 @@ pub enum Write {
     ///
     /// A record in a ring is offered in each turn of the function, and does not keep it from going cold: what gives the credit
     /// back (the fabric, a timer, a client's store to memory) wakes it. After a turn in which a record stalled, the clients to which the least was
-    /// given of late come first: a device takes records as they come, and those who want the same thing share it.
+    /// given of late come first, and the records of all are carried out in turns only, not in front of trapped accesses: a device takes records as
+    /// they come, and those who want the same thing share it.
     Stalled,
 }
 

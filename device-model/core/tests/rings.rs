@@ -102,6 +102,67 @@ fn accesses_wait_behind_a_stalled_record_and_the_control_page_passes() {
     assert_eq!(read::<1>(&mut machine, A, 7, 0), [0x34]);
 }
 
+/// A machine whose second client waits for something that the device does not have.
+fn contended() -> (Machine, Probe, Ring) {
+    let (mut machine, probe) = attached();
+    attach(&mut machine, B);
+    Ring::new(&machine, F, B).push_number(100);
+    probe.script().stalled.push(B);
+    machine.step(Nanos(0), 64);
+    probe.calls();
+    let ring = Ring::new(&machine, F, A);
+    (machine, probe, ring)
+}
+
+#[test]
+fn an_access_takes_nothing_out_of_turn_while_another_client_waits() {
+    let (mut machine, probe, mut ring) = contended();
+    (0..3).for_each(|number| ring.push_number(number));
+
+    let before = try_read(&mut machine, 0, 0x30, 4).unwrap();
+    let taken = numbers(&probe);
+    machine.step(Nanos(0), 2);
+    let between = try_read(&mut machine, 0, 0x30, 4).unwrap();
+    machine.step(Nanos(0), 2);
+
+    assert_eq!((before, taken, between), (Access::Stalled, vec![], Access::Stalled));
+    assert_eq!(numbers(&probe), [0, 1, 2]);
+    read::<4>(&mut machine, A, 0, 0x30);
+    // Nobody waits any more.
+    probe.script().stalled.clear();
+    machine.step(Nanos(0), 64);
+    probe.calls();
+    ring.push_number(3);
+    read::<4>(&mut machine, A, 0, 0x30);
+    assert!(matches!(&probe.calls()[..], [Call::Write(..), Call::Read(..)]));
+}
+
+#[test]
+fn an_access_waits_for_no_more_than_a_ring_of_records() {
+    let (mut machine, probe, mut ring) = contended();
+    let mut number = 0;
+    let mut fill = |ring: &mut Ring| {
+        while ring.push(0, 0x10, &u32::to_le_bytes(number)).is_ok() {
+            number += 1;
+        }
+    };
+    fill(&mut ring);
+    // Given up: it counts for nothing.
+    assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Stalled);
+    machine.step(Nanos(0), 16);
+    machine.give_up_access(F, A).unwrap();
+
+    for turn in 0..RING_CELLS / 16 {
+        fill(&mut ring);
+        assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Stalled, "turn {turn}");
+        machine.step(Nanos(0), 16);
+    }
+    fill(&mut ring);
+
+    assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Done);
+    assert_eq!(numbers(&probe).len() as u32, RING_CELLS + 16);
+}
+
 #[test]
 fn reading_the_generation_in_any_width_is_a_flush() {
     let (mut machine, probe) = attached();

@@ -131,6 +131,9 @@ impl Session {
             Ok(Access::Stalled) if now < stalled.until => return false,
             Ok(Access::Stalled) => {
                 counters.stall_timeouts += 1;
+                if let Err(error) = machine.give_up_access(self.function, self.who) {
+                    tracing::debug!(%error, "an access ended whose client is gone");
+                }
                 Err(Errno::EAGAIN)
             }
             Err(error) => Err(errno::of_access(&error)),

@@ -63,7 +63,11 @@ pub enum AccessError {
 
 impl Machine {
     /// A trapped read of a region. The attachment's rings are drained first; while a record in them is stalled the read waits
-    /// behind it, except in the control page (of which the generation does wait: reading it is a flush).
+    /// behind it, except in the control page (of which the generation does wait: reading it is a flush). While a record of any of several
+    /// clients is stalled, the rings are drained in the function's turns only, and the read waits for that: what the device has for all of them
+    /// is not taken by accesses out of turn.
+    ///
+    /// Who does not offer a stalled access again says so by [`Machine::give_up_access`].
     ///
     /// Configuration space is apart: it waits for nothing.
     pub fn read(
@@ -88,7 +92,7 @@ impl Machine {
         let at = Address { bar: region_index as u8, offset };
         self.wake(function);
         let passes = place::passes_rings(&self.slot(function, who)?.0.state.spec, at, length, false);
-        if !passes && !self.drain_rings(function, who) {
+        if !passes && !self.is_next(function, who) {
             return Ok(Access::Stalled);
         }
         self.attachment_mut(function, who)?.counters.trapped_reads += 1;
@@ -186,7 +190,7 @@ impl Machine {
         }
         let passes = place::passes_rings(spec, at, length, true);
         self.wake(function);
-        if !passes && !self.drain_rings(function, who) {
+        if !passes && !self.is_next(function, who) {
             return Ok(Access::Stalled);
         }
         match place {
@@ -231,6 +235,14 @@ impl Machine {
         self.attachment_mut(function, who)?.counters.trapped_writes += 1;
         self.shared.trace(function, who, Event::Write { at, length });
         Ok(Access::Done)
+    }
+
+    /// A stalled access of the attachment is not offered again: the next one waits for all that is in front of it.
+    pub fn give_up_access(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
+        for ring in &mut self.tenant(function, who)?.rings {
+            ring.waited_from = None;
+        }
+        Ok(())
     }
 
     fn write_config(

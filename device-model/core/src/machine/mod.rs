@@ -163,6 +163,7 @@ impl Machine {
             spec,
             attachments,
             clients: Vec::new(),
+            contended: false,
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
         };

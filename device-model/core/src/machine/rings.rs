@@ -30,6 +30,30 @@ impl Machine {
         all_drained
     }
 
+    /// Whether what an attachment's rings held when a trapped access was first offered has been carried out: then it is next. It is here and now
+    /// unless clients of the function wait for something that only its turns share out.
+    pub(super) fn is_next(&mut self, function: FunctionId, who: AttachmentId) -> bool {
+        let contended = self.slots.get(function.0 as usize).is_some_and(|slot| slot.state.contended);
+        if !contended && !self.drain_rings(function, who) {
+            return false;
+        }
+        let Ok(tenant) = self.tenant(function, who) else { return true };
+        let mut next = true;
+        if contended {
+            for ring in &mut tenant.rings {
+                let read = ring.consumer.consumed();
+                let from = *ring.waited_from.get_or_insert(read);
+                // All cells have been read since: what a client goes on posting is behind the access.
+                let all = read.wrapping_sub(from) >= ring.consumer.cells().count() as u32;
+                next &= all || ring.consumer.is_empty();
+            }
+        }
+        if next {
+            tenant.rings.iter_mut().for_each(|ring| ring.waited_from = None);
+        }
+        next
+    }
+
     /// How many rings an attachment has. None while nobody has it.
     pub(super) fn rings(&self, function: FunctionId, who: AttachmentId) -> usize {
         self.slots

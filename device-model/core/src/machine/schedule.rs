@@ -169,13 +169,11 @@ impl Machine {
             busy |= drained.moved;
             stalled |= drained.stalled;
         }
-        if stalled
-            && let Some(slot) = self.slots.get_mut(function.0 as usize)
-            && slot.state.clients.len() > 1
-        {
+        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return busy };
+        slot.state.contended = stalled && slot.state.clients.len() > 1;
+        if slot.state.contended {
             slot.state.reorder_clients(budget);
         }
-        let Some(slot) = self.slots.get_mut(function.0 as usize) else { return busy };
         let mut context =
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
         busy |= slot.device.step(&mut context, budget) == Progress::Busy;

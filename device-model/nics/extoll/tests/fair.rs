@@ -4,7 +4,11 @@
 mod common;
 
 use common::{Client, Rig, plain_link, posting::Posting};
-use nicforge_core::{fabric::LinkSpec, time::Nanos};
+use nicforge_core::{
+    fabric::LinkSpec,
+    machine::{Access, region},
+    time::Nanos,
+};
 use nicforge_extoll::{Link, Topology, wire::CHANNELS};
 use nicforge_hwi::{
     extoll::{BAR_VELO, error, mirror},
@@ -231,9 +235,9 @@ fn a_ping_pong_costs_a_stream_no_more_than_its_own_messages() {
     }
 }
 
-#[test]
-fn vpids_that_wait_for_the_same_receiver_take_turns() {
-    // Both fill one ring, which has 8 messages a turn taken out of it.
+/// Two VPIDs fill one ring, which has 8 messages a turn taken out of it. Gives what has come from each. Before each turn one of them reads a register,
+/// if it is to.
+fn to_one_receiver(reader: Option<usize>) -> [u64; 2] {
     let mut rig = Rig::with(&chain(2), 4, &link(64), |_| {});
     let mut receiver = rig.receiver(1, 0, 64);
     let senders = [rig.attach(0, 0), rig.attach(0, 1)];
@@ -248,9 +252,23 @@ fn vpids_that_wait_for_the_same_receiver_take_turns() {
         }
         receiver.give_back();
         rig.now = Nanos(rig.now.0 + 1_000_000);
+        if let Some(reader) = reader {
+            // What it posted waits, and so this does.
+            let Client { function, who, .. } = senders[reader];
+            let outcome = rig.machine.read(function, who, region::BAR0, 0, &mut [0; 8]).unwrap();
+            assert_eq!(outcome, Access::Stalled);
+        }
         step(&mut rig);
     }
     let errors = senders.each_ref().map(|sender| (sender.shown(mirror::ERRORS), sender.last_error()));
     assert_eq!(errors.map(|(errors, _)| errors), [0; 2], "{errors:?}, {came:?}");
-    assert!(came[0] * 10 >= came[1] * 9 && came[1] * 10 >= came[0] * 9, "{came:?}");
+    came
+}
+
+#[test]
+fn vpids_that_wait_for_the_same_receiver_take_turns() {
+    for reader in [None, Some(0), Some(1)] {
+        let came = to_one_receiver(reader);
+        assert!(came[0] * 10 >= came[1] * 9 && came[1] * 10 >= came[0] * 9, "{reader:?}: {came:?}");
+    }
 }

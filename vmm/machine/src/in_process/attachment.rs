@@ -91,6 +91,9 @@ impl LocalAttachment {
             }
             let waited = started.elapsed();
             if waited >= STALL_LIMIT {
+                self.with(|inner| {
+                    inner.machine.give_up_access(self.function, self.who).map_err(machine_error)
+                })?;
                 return Err(Error::Timeout { what, waited });
             }
             self.machine.relax(&mut relax)?;
