@@ -337,6 +337,11 @@ impl SharedMemory {
         self.all.faulted()
     }
 
+    /// Whether there are other handles to it: clones, windows, words. Then the mapping stays when this one is dropped.
+    pub fn has_other_handles(&self) -> bool {
+        self.all.is_shared()
+    }
+
     /// The whole of it as a window.
     pub fn whole(&self) -> Window {
         self.all.clone()

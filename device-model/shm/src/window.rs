@@ -94,6 +94,11 @@ impl Window {
         self.mapping.clone()
     }
 
+    /// Whether something else has the mapping, too.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.mapping) > 1
+    }
+
     /// The first byte, for accesses of this crate that were checked against the whole window.
     pub(crate) fn base_pointer(&self) -> *mut u8 {
         self.base

@@ -257,6 +257,7 @@ impl Engine {
             return self.machine.step(time, self.config.budget);
         }
         self.scanned = now;
+        self.sweep();
         if asleep {
             self.machine.set_cool_after(0);
         }

@@ -160,6 +160,7 @@ impl Handler for Glue<'_> {
     }
 
     fn dma_map(&mut self, map: DmaMap, fd: Option<OwnedFd>) -> Outcome {
+        self.helper.drop_memory(self.session.memory.sweep());
         match self.session.memory.prepare(&map, fd) {
             Ok(Backing::Remote) => place(self.machine, self.session, &map, None, DmaBacking::Remote).into(),
             Ok(Backing::Ready(file, window)) => {

@@ -1,7 +1,7 @@
 //! The memory that one client has mapped for DMA.
 //!
 //! Several ranges may come from one file; it is mapped once, as a whole where the quota allows, and unmapped with the last
-//! range. What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
+//! range; if a device holds on to it then, when that lets go of it, and until then it counts. What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
 //! only files of tmpfs and hugetlbfs have any.
 
 use std::{
@@ -80,11 +80,13 @@ pub(crate) struct ClientMemory {
     ranges: BTreeMap<u64, Range>,
     bytes: u64,
     next: u64,
+    /// There are files that no range uses, but a device.
+    leftover: bool,
 }
 
 impl ClientMemory {
     pub(crate) fn new(quotas: Quotas) -> Self {
-        Self { quotas, files: Vec::new(), ranges: BTreeMap::new(), bytes: 0, next: 0 }
+        Self { quotas, files: Vec::new(), ranges: BTreeMap::new(), bytes: 0, next: 0, leftover: false }
     }
 
     /// Check a range and its file, and find what backs it.
@@ -187,12 +189,22 @@ impl ClientMemory {
         }
     }
 
-    /// The mappings that no range uses.
+    /// The mappings that nobody uses any more. Those that a device holds on to without a range (a lease that is over, as of memory that is still
+    /// registered) take room of the quotas as before: a later call finds them.
     pub(crate) fn sweep(&mut self) -> Vec<SharedMemory> {
-        let unused =
-            self.files.extract_if(.., |file| file.ranges == 0).map(|file| file.memory).collect::<Vec<_>>();
+        let unused = self
+            .files
+            .extract_if(.., |file| file.ranges == 0 && !file.memory.has_other_handles())
+            .map(|file| file.memory)
+            .collect::<Vec<_>>();
         self.bytes -= unused.iter().map(|memory| memory.len() as u64).sum::<u64>();
+        self.leftover = self.files.iter().any(|file| file.ranges == 0);
         unused
+    }
+
+    /// Whether [`ClientMemory::sweep`] left something for later.
+    pub(crate) fn has_leftover(&self) -> bool {
+        self.leftover
     }
 
     /// All of it, at the end.
@@ -255,11 +267,29 @@ mod tests {
         let first = place(&mut memory, &map(0, 0, 0x1000), &fd);
         let second = place(&mut memory, &map(0x8000, 0x2000, 0x1000), &fd);
         assert_eq!(second.base_address() - first.base_address(), 0x2000);
+        drop((first, second));
         memory.remove(&DmaUnmap::Range { address: 0, size: 0x1000 });
         assert_eq!(memory.sweep().len(), 0);
         memory.remove(&DmaUnmap::Range { address: 0x8000, size: 0x1000 });
         assert_eq!(memory.sweep().len(), 1);
         assert_eq!((memory.mapped_bytes(), memory.ranges()), (0, 0));
+    }
+
+    #[test]
+    fn a_file_that_is_held_on_to_counts_and_serves_new_ranges() {
+        let mut memory = ClientMemory::new(Quotas { files: 1, ..Quotas::default() });
+        let (_keep, fd) = file(0x2000);
+        let (_other, other) = file(0x1000);
+        let held = place(&mut memory, &map(0, 0, 0x1000), &fd);
+        memory.remove(&DmaUnmap::All);
+        assert_eq!((memory.sweep().len(), memory.mapped_bytes(), memory.has_leftover()), (0, 0x2000, true));
+        assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(other)), Err(Errno::ENOSPC)));
+        let again = place(&mut memory, &map(0, 0x1000, 0x1000), &fd);
+        assert_eq!(again.base_address() - held.base_address(), 0x1000);
+        drop((held, again));
+        assert_eq!((memory.sweep().len(), memory.has_leftover()), (0, false));
+        memory.remove(&DmaUnmap::All);
+        assert_eq!((memory.sweep().len(), memory.mapped_bytes()), (1, 0));
     }
 
     #[test]

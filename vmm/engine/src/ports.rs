@@ -380,6 +380,17 @@ impl Engine {
         }
     }
 
+    /// Unmap what devices have let go of since its ranges were unmapped.
+    pub(crate) fn sweep(&mut self) {
+        for port in &mut self.ports {
+            if let Some(client) = &mut port.client
+                && client.session.memory.has_leftover()
+            {
+                self.helper.drop_memory(client.session.memory.sweep());
+            }
+        }
+    }
+
     /// End the clients that cut a file short which is mapped here.
     pub(crate) fn end_faulted(&mut self) {
         for index in 0..self.ports.len() {

@@ -21,7 +21,7 @@ use nicforge_engine::{Engine, EngineConfig, EngineError, EventLoopKind, Quotas};
 use nicforge_hwi::attachment::mirror;
 use nicforge_shm::Access;
 use nicforge_vfio_user::{
-    Client, ClientConfig, DMA_FLAG_READ, DmaMap, Errno, GuestMemory, PCI_MSIX_IRQ,
+    Client, ClientConfig, DMA_FLAG_READ, DmaMap, DmaUnmap, Errno, GuestMemory, PCI_MSIX_IRQ,
     wire::{Command as Message, Header},
 };
 use nix::{
@@ -149,6 +149,29 @@ both_loops! {
         let small = [(); 2].map(|()| memory(0x1000));
         assert_eq!(errno(client.dma_map(range(0x1_0000, 0, 0x1000), small[0].fd())), None);
         assert_eq!(errno(client.dma_map(range(0x2_0000, 0, 0x1000), small[1].fd())), Some(Errno::ENOSPC));
+    }
+
+    fn memory_that_a_device_holds_on_to_is_in_the_quotas_until_it_lets_go(config) {
+        config.quotas.files = 4;
+        let served = Served::start(config);
+        let client = served.client(A);
+        enable(&client);
+        // Mapped, leased and unmapped: another file each time.
+        let take = || {
+            let file = memory(0x1000);
+            client.dma_map(range(0, 0, 0x1000), file.fd()).map_err(|error| error.errno())?;
+            write32(&client, reg::LEASE, 0);
+            client.dma_unmap(DmaUnmap::All).unwrap();
+            Ok(())
+        };
+        let taken = (0..100).map_while(|_| take().ok()).count();
+        assert_eq!((taken, take()), (4, Err(Errno::ENOSPC)));
+        assert_eq!(client_of(&served.snapshot(), A).unwrap().mapped_bytes, 0x4000);
+        write32(&client, reg::LET_GO, 0);
+        assert_eq!(take(), Ok(()));
+        write32(&client, reg::LET_GO, 0);
+        // Also when the client asks for nothing more.
+        served.until("all is unmapped", |snapshot| client_of(snapshot, A).unwrap().mapped_bytes == 0);
     }
 
     fn a_client_that_stops_reading_is_left_alone_and_goes_on_when_it_reads(config) {

@@ -19,7 +19,7 @@ use std::{
 use nicforge_core::{
     context::Context,
     device::{Address, AttachmentId, Counter, Device, DmaToken, Ended, FunctionId, Progress, Reset, Write},
-    dma::DmaError,
+    dma::{DmaError, DmaLease},
     machine::Machine,
     spec::{AttachmentSpec, FunctionSpec, Identity},
 };
@@ -60,6 +60,10 @@ pub mod reg {
     pub const LINE: u64 = 0x40;
     /// A write keeps the device busy with nothing, until 0 is written.
     pub const BUSY: u64 = 0x48;
+    /// A write takes a lease of the page at the address written, and keeps it.
+    pub const LEASE: u64 = 0x50;
+    /// A write lets go of all leases.
+    pub const LET_GO: u64 = 0x58;
 }
 
 const WINDOW: u64 = 0x1_0000;
@@ -77,6 +81,7 @@ struct Side {
 #[derive(Default)]
 pub struct TestDevice {
     sides: [Side; 2],
+    leases: [Vec<DmaLease>; 2],
     credits: u64,
     busy: bool,
     sent: u64,
@@ -132,6 +137,10 @@ impl Device for TestDevice {
                 side.bad += u32::from(started.is_err());
             }
             reg::BUSY => self.busy = value != 0,
+            reg::LEASE => {
+                self.leases[usize::from(from.0)].extend(context.dma_lease(from, value, 0x1000, true))
+            }
+            reg::LET_GO => self.leases[usize::from(from.0)].clear(),
             reg::LINE => context.set_intx(from, value != 0),
             _ => {}
         }
@@ -148,8 +157,14 @@ impl Device for TestDevice {
     fn reset(&mut self, _: &mut Context<'_>, reach: Reset) {
         self.resets += 1;
         match reach {
-            Reset::Attachment(who) => self.sides[usize::from(who.0)] = Side::default(),
-            Reset::Function => self.sides = Default::default(),
+            Reset::Attachment(who) => {
+                self.sides[usize::from(who.0)] = Side::default();
+                self.leases[usize::from(who.0)].clear();
+            }
+            Reset::Function => {
+                self.sides = Default::default();
+                self.leases = Default::default();
+            }
         }
     }
 
