@@ -427,6 +427,7 @@ impl Engine {
                 && let Some(client) = &mut self.ports[index].client
             {
                 client.session.cancel_dma(&mut self.machine);
+                client.session.cancel_access(&mut client.connection);
                 self.drive(index);
             }
         }

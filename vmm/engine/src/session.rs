@@ -228,6 +228,18 @@ impl Session {
         self.was_cancelled = true;
     }
 
+    /// The access that waits was lost with what was in front of it: an operator reset the function.
+    pub(crate) fn cancel_access(&mut self, connection: &mut ServerConnection) {
+        let Some(stalled) = self.stalled.take() else { return };
+        let told = match stalled.kind {
+            StalledKind::Read(_) => connection.complete_read(stalled.token, Err(Errno::ECANCELED)),
+            StalledKind::Write(_) => connection.complete(stalled.token, Err(Errno::ECANCELED)),
+        };
+        if let Err(error) = told {
+            tracing::warn!(%error, "an access ended that its connection does not wait for");
+        }
+    }
+
     fn fail(&self, machine: &mut Machine, id: u64, write: bool, errno: Errno) {
         let error = errno::refused(errno);
         let told = if write {

@@ -72,6 +72,21 @@ both_loops! {
         assert_eq!(served.counter("sent"), 0);
     }
 
+    fn an_operators_reset_cancels_a_stalled_write(config) {
+        config.stall_limit = LONG * 10;
+        let served = Served::start(config);
+        let (a, b) = (served.client(A), served.client(B));
+        std::thread::scope(|scope| {
+            let write = scope.spawn(|| a.region_write(0, reg::SEND, &[0; 4], false));
+            served.until("the write stalls", |snapshot| client_of(snapshot, A).unwrap().stalled);
+            served.handle.reset_function(FUNCTION, LONG).unwrap().unwrap();
+            assert_eq!(write.join().unwrap().unwrap_err().errno(), Errno::ECANCELED);
+        });
+        write32(&b, reg::CREDITS, 1);
+        assert_eq!(read32(&a, reg::SCRATCH), 0);
+        assert_eq!(served.counter("sent"), 0);
+    }
+
     fn a_stalled_client_does_not_hold_up_another(config) {
         config.stall_limit = LONG * 10;
         let served = Served::start(config);
