@@ -279,8 +279,8 @@ fn link_spec(link: &Link, channels: usize, credits: u32) -> LinkSpec {
         spec.delay = *delay.as_ref();
     }
     if let Some(rate) = &link.gbit_s {
-        // The description allows 0 to 10,000 Gb/s, which a u64 of bits holds.
-        spec.bits_per_second = (rate.as_ref() * 1e9) as u64;
+        // The description allows 0 and a bit to 10,000 Gb a second, which a u64 of bits holds.
+        spec.bits_per_second = (rate.as_ref() * 1e9).round() as u64;
     }
     if let Some(credits) = &link.credits {
         spec.credits = vec![*credits.as_ref(); channels];

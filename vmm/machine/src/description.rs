@@ -122,7 +122,7 @@ pub struct Link {
     /// Time on the wire in nanoseconds, 0 to one second.
     #[serde(default)]
     pub delay_ns: Option<Spanned<u64>>,
-    /// Bandwidth in Gb/s, 0 (no limit) to 10,000.
+    /// Bandwidth in Gb/s, 0 (no limit), or 1e-9 to 10,000.
     #[serde(default)]
     pub gbit_s: Option<Spanned<f64>>,
     /// Packets of buffer at the receiving end of each virtual channel, 1 to 1024.
@@ -333,9 +333,10 @@ impl Checker<'_> {
             self.range("credits", credits, 1, 1024)?;
         }
         if let Some(rate) = &link.gbit_s
-            && !(0.0..=10_000.0).contains(rate.as_ref())
+            // A bit a second is the least that is not taken for no limit.
+            && !(*rate.as_ref() == 0.0 || (1e-9..=10_000.0).contains(rate.as_ref()))
         {
-            return Err(self.value(rate.span(), "gbit_s", rate.as_ref(), "0 (no limit) to 10000"));
+            return Err(self.value(rate.span(), "gbit_s", rate.as_ref(), "0 (no limit), or 1e-9 to 10000"));
         }
         Ok(())
     }
@@ -465,5 +466,11 @@ mod tests {
     fn an_infinite_bandwidth_is_refused() {
         let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[pset.link]\ngbit_s = nan\n");
         assert!(message.starts_with("m.toml, line 5: gbit_s is NaN"), "{message}");
+    }
+
+    #[test]
+    fn a_bandwidth_of_less_than_a_bit_a_second_is_refused_and_not_taken_for_no_limit() {
+        let message = error("name = \"p\"\n[[pset]]\ncompute_nodes = 1\n[pset.link]\ngbit_s = 1e-10\n");
+        assert!(message.ends_with("expected 0 (no limit), or 1e-9 to 10000"), "{message}");
     }
 }
