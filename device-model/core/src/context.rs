@@ -130,6 +130,15 @@ impl Shared {
         }
     }
 
+    /// The messages of an attachment that nobody has taken yet.
+    pub(crate) fn take_outgoing(&mut self, function: FunctionId, who: AttachmentId) -> Vec<Outgoing> {
+        let (taken, left): (VecDeque<_>, _) = std::mem::take(&mut self.outgoing)
+            .into_iter()
+            .partition(|message| message.owner() == (function, who));
+        self.outgoing = left;
+        Vec::from(taken)
+    }
+
     /// Forget what `who`, or every attachment of the function, has not sent or not been handed yet.
     pub(crate) fn forget(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
         let id = function.id;

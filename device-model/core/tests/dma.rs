@@ -428,3 +428,28 @@ fn truncated_file_is_seen_until_a_reset() {
     assert_eq!((outcome, faulted), (Err(DmaError::Faulted { iova: 0x1000 }), true));
     assert!(!machine.is_faulted(F, A));
 }
+
+#[test]
+fn messages_that_wait_when_bus_mastering_ends_fail() {
+    let (mut machine, probe) = attached();
+    map_remote(&mut machine, A, 0x1000, 0x1000);
+    let sink = bind(&mut machine, A, nicforge_core::interrupt::MSIX, 0);
+    in_step(&mut machine, &probe, |context| {
+        context.dma_read(A, 0x1000, 4, DmaToken(7)).unwrap();
+        context.dma_write(A, 0x1000, &[1]).unwrap();
+        context.interrupt(A, 0);
+    });
+    let early = sink.get();
+
+    write(&mut machine, A, region::CONFIG, 0x04, &0x0002u16.to_le_bytes());
+
+    assert_eq!((outgoing(&mut machine), early, sink.get()), (vec![], 0, 1));
+    settle(&mut machine, 0);
+    assert_eq!(probe.done(), [(7, Err(DmaError::NotBusMaster))]);
+    // Nothing is under way: there is room for as much as ever.
+    set_bus_master(&mut machine, A);
+    let started = in_step(&mut machine, &probe, |context| {
+        (0..100).take_while(|_| context.dma_write(A, 0x1000, &[1]).is_ok()).count()
+    });
+    assert_eq!(started, MAX_REMOTE);
+}

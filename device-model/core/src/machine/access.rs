@@ -254,7 +254,8 @@ impl Machine {
     ) -> Result<(), MachineError> {
         let attachment = self.attachment_mut(function, who)?;
         let effect = attachment.config.write(offset, data);
-        if !attachment.config.bus_master() {
+        let stopped = !attachment.config.bus_master();
+        if stopped {
             attachment.dma.take_back_leases();
         }
         if effect.function_level_reset {
@@ -263,7 +264,7 @@ impl Machine {
         if effect.interrupts_changed {
             attachment.drive_intx();
         }
-        Ok(())
+        if stopped { self.stop_messages(function, who) } else { Ok(()) }
     }
 
     fn check(

@@ -22,7 +22,8 @@ impl Machine {
         Ok(self.attachment_mut(function, who)?.dma.map(iova, length, permission, backing)?)
     }
 
-    /// Take memory back. When this returns, no DMA reaches it any more.
+    /// Take memory back. When this returns, no DMA of this process reaches it any more. Messages that are on their way or wait in
+    /// [`Machine::pop_outgoing`] still go to the client, which knows what it has unmapped.
     pub fn dma_unmap(
         &mut self,
         function: FunctionId,
@@ -44,6 +45,25 @@ impl Machine {
     /// The next DMA message for a client.
     pub fn pop_outgoing(&mut self) -> Option<Outgoing> {
         self.shared.outgoing.pop_front()
+    }
+
+    /// The function may start no DMA any more: messages that nobody has taken yet fail.
+    pub(super) fn stop_messages(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+    ) -> Result<(), MachineError> {
+        for message in self.shared.take_outgoing(function, who) {
+            match message {
+                Outgoing::DmaRead { id, .. } => {
+                    self.dma_read_done(function, who, id, Err(DmaError::NotBusMaster))?
+                }
+                Outgoing::DmaWrite { id, .. } => {
+                    self.dma_write_done(function, who, id, Err(DmaError::NotBusMaster))?
+                }
+            }
+        }
+        Ok(())
     }
 
     /// A client answered a DMA read. An answer nobody waits for (after a reset) is ignored.
