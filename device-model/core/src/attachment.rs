@@ -1,7 +1,7 @@
 //! An attachment: one client's view of a function.
 //!
 //! It has configuration space, windows, posted-write rings, a DMA map and interrupts of its own, and ends alone. While no
-//! client has it, it has no memory at all; each tenant gets new files, so that whoever kept the old ones reaches nothing.
+//! client has it, it has no files, and of its own little more than configuration space; each tenant gets new files, so that whoever kept the old ones reaches nothing.
 
 use std::sync::atomic::Ordering;
 
@@ -122,10 +122,11 @@ pub(crate) struct Attachment {
 }
 
 impl Attachment {
-    pub(crate) fn new(spec: &FunctionSpec) -> Self {
+    /// One that nobody has, with configuration space as after power-on.
+    pub(crate) fn new(spec: &FunctionSpec, config: ConfigSpace) -> Self {
         Self {
             generation: 0,
-            config: ConfigSpace::new(spec),
+            config,
             msix: spec.msix.map(|msix| MsixTable::new(msix.vectors)),
             interrupts: Interrupts::new(spec),
             dma: DmaMap::new(DMA_QUOTA),
@@ -183,7 +184,7 @@ impl Attachment {
         self.tenant = None;
         self.dma = DmaMap::new(DMA_QUOTA);
         self.interrupts.reset();
-        self.config = ConfigSpace::new(spec);
+        self.config.power_on();
         self.msix = spec.msix.map(|msix| MsixTable::new(msix.vectors));
         self.memories = Default::default();
         self.ring_selected = 0;

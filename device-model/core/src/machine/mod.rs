@@ -44,6 +44,7 @@ use crate::{
     dma::DmaMapError,
     fabric::Fabric,
     interrupt::{IrqError, MSIX, Raised, Sink},
+    pci::ConfigSpace,
     spec::{MAX_NAME, Scope, SpecError},
     time::Nanos,
     trace::{Event, TraceSink},
@@ -156,7 +157,8 @@ impl Machine {
         let spec = device.spec();
         spec.validate()?;
         let id = FunctionId(self.slots.len() as u32);
-        let attachments = spec.attachments.iter().map(|_| Attachment::new(&spec)).collect();
+        let config = ConfigSpace::new(&spec);
+        let attachments = spec.attachments.iter().map(|_| Attachment::new(&spec, config.clone())).collect();
         let state = FunctionState {
             id,
             name: name.to_owned(),

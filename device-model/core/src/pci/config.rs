@@ -1,5 +1,7 @@
 //! Configuration space: 4096 bytes with a rule for each bit.
 
+use std::sync::Arc;
+
 use crate::spec::{BarKind, FunctionSpec};
 
 use super::capabilities::{self, Places};
@@ -40,7 +42,8 @@ const STATUS_ERRORS: u16 = 0xf900;
 pub enum PowerState {
     /// On.
     D0,
-    /// Asleep with power: configuration space answers, nothing else does. The registers keep their values.
+    /// Asleep with power: the function starts no DMA. Of what a card does besides, answering at no BAR, nothing is modelled: its registers and rings
+    /// go on working.
     D3Hot,
 }
 
@@ -87,11 +90,17 @@ impl Image {
     }
 }
 
-/// Configuration space of a function as one attachment sees it.
-pub struct ConfigSpace {
-    value: Bytes,
+/// What configuration spaces of one function have in common: the values of power-on, and the rules.
+struct Function {
     power_on: Image,
     places: Places,
+}
+
+/// Configuration space of a function as one attachment sees it. Clones are of the same function, and otherwise apart.
+#[derive(Clone)]
+pub struct ConfigSpace {
+    value: Bytes,
+    function: Arc<Function>,
 }
 
 impl ConfigSpace {
@@ -100,7 +109,7 @@ impl ConfigSpace {
         let mut image = Image::new();
         put_header(&mut image, spec);
         let places = capabilities::put(&mut image, spec);
-        Self { value: image.value.clone(), power_on: image, places }
+        Self { value: image.value.clone(), function: Arc::new(Function { power_on: image, places }) }
     }
 
     /// Read bytes; ones where there is no configuration space.
@@ -120,15 +129,16 @@ impl ConfigSpace {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         for (at, &byte) in (start..CONFIG_SIZE).zip(data) {
             let old = self.value[at];
-            let mut writable = self.power_on.writable[at];
-            if at == self.places.power_control && !matches!(byte & capabilities::POWER_STATE, 0 | 3) {
+            let mut writable = self.function.power_on.writable[at];
+            if at == self.function.places.power_control && !matches!(byte & capabilities::POWER_STATE, 0 | 3)
+            {
                 // D1 and D2 don't exist; a write of them is completed and changes no state.
                 writable &= !capabilities::POWER_STATE;
             }
-            if at == self.places.device_control + 1 && byte & capabilities::INITIATE_RESET != 0 {
+            if at == self.function.places.device_control + 1 && byte & capabilities::INITIATE_RESET != 0 {
                 effect.function_level_reset = true;
             }
-            let new = ((old & !writable) | (byte & writable)) & !(byte & self.power_on.clears[at]);
+            let new = ((old & !writable) | (byte & writable)) & !(byte & self.function.power_on.clears[at]);
             self.value[at] = new;
             effect.changed |= new != old;
         }
@@ -168,7 +178,7 @@ impl ConfigSpace {
 
     /// The power state that software set.
     pub fn power_state(&self) -> PowerState {
-        match self.value[self.places.power_control] & capabilities::POWER_STATE {
+        match self.value[self.function.places.power_control] & capabilities::POWER_STATE {
             0 => PowerState::D0,
             _ => PowerState::D3Hot,
         }
@@ -177,7 +187,7 @@ impl ConfigSpace {
     /// Where software put a BAR: its address, or for the I/O kind its port. `None` when there is no such BAR.
     pub fn bar_address(&self, bar: u8) -> Option<u64> {
         let index = usize::from(bar);
-        let wide = *self.places.bars.get(index)?;
+        let wide = *self.function.places.bars.get(index)?;
         let at = header::BARS + 4 * index;
         let low = u64::from(u32::from_le_bytes(self.get(at)));
         match wide? {
@@ -201,15 +211,20 @@ impl ConfigSpace {
     pub fn set_master_abort(&mut self) {
         let status = u16::from_le_bytes(self.get(header::STATUS)) | STATUS_RECEIVED_MASTER_ABORT;
         self.set(header::STATUS, status.to_le_bytes());
-        self.value[self.places.device_control + 2] |= capabilities::UNSUPPORTED_REQUEST;
+        self.value[self.function.places.device_control + 2] |= capabilities::UNSUPPORTED_REQUEST;
+    }
+
+    /// As it was made.
+    pub fn power_on(&mut self) {
+        self.value.copy_from_slice(&self.function.power_on.value);
     }
 
     /// A function-level reset: values of power-on, but for the few fields that it leaves alone (PCI Express Base 4.0,
     /// 6.6.2): maximum payload size and the settings of the link.
     pub fn reset(&mut self) {
         for (at, value) in self.value.iter_mut().enumerate() {
-            let sticky = self.power_on.sticky[at];
-            *value = (*value & sticky) | (self.power_on.value[at] & !sticky);
+            let sticky = self.function.power_on.sticky[at];
+            *value = (*value & sticky) | (self.function.power_on.value[at] & !sticky);
         }
     }
 
@@ -222,7 +237,7 @@ impl ConfigSpace {
     }
 
     fn msix_control(&self) -> u16 {
-        self.places.msix_control.map_or(0, |at| u16::from_le_bytes(self.get(at)))
+        self.function.places.msix_control.map_or(0, |at| u16::from_le_bytes(self.get(at)))
     }
 
     fn interrupt_controls(&self) -> (bool, u16) {
