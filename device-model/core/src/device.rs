@@ -65,7 +65,7 @@ pub enum Reset {
 pub enum Ended {
     /// The client closed it.
     Closed,
-    /// The operator or the engine took it away (a quota, a truncated file).
+    /// The operator or the engine took it away (a truncated file, an eventfd that made the engine wait, the end of the server).
     Evicted,
 }
 

@@ -41,7 +41,8 @@ pub mod mirror {
     pub const SLEEPING: u64 = 0x80;
     /// Bits of [`super::mirror::FLAG_DEAD`] and so on.
     pub const FLAGS: u64 = 0x84;
-    /// In [`FLAGS`]: the engine gave this attachment up (its memory was truncated, a quota was passed); reset it.
+    /// In [`FLAGS`]: this attachment was taken from its client (which truncated memory that was mapped, or by the operator). Its connection is shut:
+    /// open it again.
     pub const FLAG_DEAD: u32 = 1 << 0;
     /// Cells consumed so far of ring 0, modulo 2^32. Ring `i` at `RING_HEAD + 64 * i`.
     pub const RING_HEAD: u64 = 0x100;
