@@ -142,8 +142,23 @@ int32_t matching_irecv(const struct matching_endpoint *endpoint,
                        uint64_t *request);
 
 /*
- Waits until a request is complete. Gives 0, or a negative error number: -ETIMEDOUT when it is not, and can be waited for again; -EIO and -ENODEV
- when the endpoint as a whole has failed, and buffers stay in use until matching_close; any other is the request's own, which is over then. -EMSGSIZE: the message was longer than the buffer, which has its beginning. `status` may be NULL.
+ Waits until a request is complete. Gives 0, or a negative error number.
+
+ The request is still outstanding, its buffer in use, and it can be waited for again, after
+ - -ETIMEDOUT: it took too long;
+ - -EINTR: matching_interrupt has ended the wait;
+ - -EBUSY: another thread is in a call for this endpoint;
+ - -EIO: the endpoint as a whole has failed; buffers stay in use until matching_close.
+
+ The request is over, and its buffer free, after
+ - -EMSGSIZE: the message was longer than the buffer, which has its beginning;
+ - -ECANCELED: matching_cancel has cancelled it;
+ - -ECONNRESET: the other rank is gone; -EPROTO: it broke the protocol;
+ - -EREMOTEIO: the data of a long message could not be fetched;
+ - -ENOBUFS: too many messages of this rank to itself wait.
+
+ Nothing was looked at after -EFAULT (`endpoint` is NULL) and -EBADF (`request` is no outstanding request of this endpoint). `status` may be NULL; it
+ is written when the request is over.
 
  # Safety
  `endpoint` is NULL or a handle; `status` is NULL or valid.
@@ -153,7 +168,8 @@ int32_t matching_wait(const struct matching_endpoint *endpoint,
                       struct matching_status *status);
 
 /*
- As matching_wait, without waiting: makes some progress and gives 1 when the request is complete, 0 when it is not.
+ As matching_wait, without waiting: makes some progress and gives 1 when the request is complete, 0 when it is not; errors are those of
+ matching_wait, but for -ETIMEDOUT and -EINTR.
 
  # Safety
  As matching_wait.
@@ -172,8 +188,9 @@ int32_t matching_cancel(const struct matching_endpoint *endpoint,
                         uint64_t request);
 
 /*
- Sends, and waits until the data can be written again: 0, or a negative error number. -ETIMEDOUT: nothing was sent. -EINPROGRESS: it took too long as
- well, but some of it has left; the data stay in use until matching_close.
+ Sends, and waits until the data can be written again: 0, or a negative error number. -ETIMEDOUT, -EINTR: nothing was sent. -EINPROGRESS: it took too long
+ or was interrupted as well, but some of it has left; the data stay in use until matching_close. -EBUSY: nothing was started. All others as
+ matching_wait has them.
 
  # Safety
  As matching_isend.
@@ -201,7 +218,7 @@ int32_t matching_recv(const struct matching_endpoint *endpoint,
                       struct matching_status *status);
 
 /*
- Ends the waits of other threads for this endpoint, and those that follow, with -ECANCELED (matching_barrier excepted), until it is called with false.
+ Ends the waits of other threads for this endpoint, and those that follow, with -EINTR (matching_barrier excepted), until it is called with false.
 
  # Safety
  `endpoint` is NULL or a handle.

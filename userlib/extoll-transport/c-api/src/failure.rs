@@ -10,9 +10,11 @@ use nicforge_velo::Error as VeloError;
 pub(crate) fn failure(error: Error) -> Failure {
     let errno = match &error {
         Error::Truncated { .. } => libc::EMSGSIZE,
-        Error::Cancelled | Error::Interrupted { .. } => libc::ECANCELED,
+        Error::Cancelled => libc::ECANCELED,
+        Error::Interrupted { .. } => libc::EINTR,
         Error::PeerGone { .. } => libc::ECONNRESET,
         Error::BadPeer { .. } => libc::EPROTO,
+        Error::NotFetched { .. } => libc::EREMOTEIO,
         Error::NoSuchPeer { .. } => libc::EADDRNOTAVAIL,
         Error::NoSuchRequest { .. } | Error::NoSuchMessage { .. } => libc::EBADF,
         Error::TooManyRequests { .. } => libc::ENOBUFS,
@@ -21,6 +23,14 @@ pub(crate) fn failure(error: Error) -> Failure {
         _ => libc::EIO,
     };
     Failure::new(errno, error.to_string())
+}
+
+/// Why a request, which is over, has failed: what EIO says of the whole endpoint has a number of its own.
+pub(crate) fn of_request(error: Error) -> Failure {
+    match error {
+        Error::Transport(_) => Failure::new(libc::EREMOTEIO, error.to_string()),
+        other => failure(other),
+    }
 }
 
 /// An error of the transport.

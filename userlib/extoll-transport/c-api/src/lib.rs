@@ -24,7 +24,7 @@ use nicforge_extoll_transport::{Config as TransportConfig, ExtollTransport};
 use nicforge_matching::{Buffer, Completion, Config, Endpoint, Envelope, Error, Mode, Request, Selector};
 use nicforge_mpi_programs::collective;
 
-use crate::failure::{failure, of_program, of_transport};
+use crate::failure::{failure, of_program, of_request, of_transport};
 
 /// For receives: from any rank.
 pub const MATCHING_ANY_SOURCE: i32 = -1;
@@ -78,6 +78,10 @@ impl Inner {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
+        // The last turn may have completed it.
+        if let Some(done) = self.endpoint.test(request).map_err(failure)? {
+            return Ok(done);
+        }
         if self.endpoint.cancel(request).map_err(failure)? {
             self.endpoint.test(request).map_err(failure)?;
             return Err(failure(error));
@@ -230,8 +234,23 @@ pub unsafe extern "C" fn matching_irecv(
     })
 }
 
-/// Waits until a request is complete. Gives 0, or a negative error number: -ETIMEDOUT when it is not, and can be waited for again; -EIO and -ENODEV
-/// when the endpoint as a whole has failed, and buffers stay in use until matching_close; any other is the request's own, which is over then. -EMSGSIZE: the message was longer than the buffer, which has its beginning. `status` may be NULL.
+/// Waits until a request is complete. Gives 0, or a negative error number.
+///
+/// The request is still outstanding, its buffer in use, and it can be waited for again, after
+/// - -ETIMEDOUT: it took too long;
+/// - -EINTR: matching_interrupt has ended the wait;
+/// - -EBUSY: another thread is in a call for this endpoint;
+/// - -EIO: the endpoint as a whole has failed; buffers stay in use until matching_close.
+///
+/// The request is over, and its buffer free, after
+/// - -EMSGSIZE: the message was longer than the buffer, which has its beginning;
+/// - -ECANCELED: matching_cancel has cancelled it;
+/// - -ECONNRESET: the other rank is gone; -EPROTO: it broke the protocol;
+/// - -EREMOTEIO: the data of a long message could not be fetched;
+/// - -ENOBUFS: too many messages of this rank to itself wait.
+///
+/// Nothing was looked at after -EFAULT (`endpoint` is NULL) and -EBADF (`request` is no outstanding request of this endpoint). `status` may be NULL; it
+/// is written when the request is over.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle; `status` is NULL or valid.
@@ -253,7 +272,8 @@ pub unsafe extern "C" fn matching_wait(
     })
 }
 
-/// As matching_wait, without waiting: makes some progress and gives 1 when the request is complete, 0 when it is not.
+/// As matching_wait, without waiting: makes some progress and gives 1 when the request is complete, 0 when it is not; errors are those of
+/// matching_wait, but for -ETIMEDOUT and -EINTR.
 ///
 /// # Safety
 /// As matching_wait.
@@ -290,8 +310,9 @@ pub unsafe extern "C" fn matching_cancel(endpoint: *const matching_endpoint, req
     guarded(|| unsafe { with(endpoint, cancel) })
 }
 
-/// Sends, and waits until the data can be written again: 0, or a negative error number. -ETIMEDOUT: nothing was sent. -EINPROGRESS: it took too long as
-/// well, but some of it has left; the data stay in use until matching_close.
+/// Sends, and waits until the data can be written again: 0, or a negative error number. -ETIMEDOUT, -EINTR: nothing was sent. -EINPROGRESS: it took too long
+/// or was interrupted as well, but some of it has left; the data stay in use until matching_close. -EBUSY: nothing was started. All others as
+/// matching_wait has them.
 ///
 /// # Safety
 /// As matching_isend.
@@ -314,7 +335,7 @@ pub unsafe extern "C" fn matching_send(
         };
         // SAFETY: by this function's contract.
         let done = unsafe { with(endpoint, send) }?;
-        done.result.map(|()| 0).map_err(failure)
+        done.result.map(|()| 0).map_err(of_request)
     })
 }
 
@@ -348,7 +369,7 @@ pub unsafe extern "C" fn matching_recv(
     })
 }
 
-/// Ends the waits of other threads for this endpoint, and those that follow, with -ECANCELED (matching_barrier excepted), until it is called with false.
+/// Ends the waits of other threads for this endpoint, and those that follow, with -EINTR (matching_barrier excepted), until it is called with false.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -431,12 +452,66 @@ unsafe fn tell(done: Completion, status: *mut matching_status) -> Result<i32, Fa
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { status.write(told) };
     }
-    done.result.map(|()| 0).map_err(failure)
+    done.result.map(|()| 0).map_err(of_request)
 }
 
 #[cfg(test)]
 mod tests {
+    use nicforge_driver::Device;
+    use nicforge_extoll_transport::Job;
+    use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+    use nicforge_matching::TransportError;
+
     use super::*;
+
+    /// The only rank of a job, on a card of this process.
+    fn alone() -> matching_endpoint {
+        let text = "name = \"alone\"\n[[extoll]]\nmesh = 2\n";
+        let machine = build(&Description::parse(text, "alone.toml").unwrap()).unwrap().0;
+        let backing = LocalMachine::new(machine).open_named("ex0", "vpid0").unwrap();
+        let (device, job) = (Device::from_backing(backing).unwrap(), Job::of_nodes(1, 1));
+        let transport = ExtollTransport::open(device, &job, TransportConfig::default()).unwrap();
+        let endpoint = Endpoint::new(transport, Config::default()).unwrap();
+        let timeout = Some(Duration::from_secs(60));
+        matching_endpoint { inner: Handle::new(Inner { endpoint, timeout }).unwrap() }
+    }
+
+    /// An interrupted wait is no cancelled request: the request goes on, and its number says so.
+    #[test]
+    fn an_interrupted_wait_leaves_its_request_outstanding() {
+        let endpoint = alone();
+        let handle = &raw const endpoint;
+        let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
+        let mut status = matching_status::default();
+        let place = received.as_mut_ptr().cast();
+        // SAFETY: the handle and all places live until the end, here and below.
+        assert_eq!(unsafe { matching_irecv(handle, 0, 1, 2, 0, place, 8, &raw mut request) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { matching_interrupt(handle, true) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { matching_wait(handle, request, &raw mut status) }, -libc::EINTR);
+        // SAFETY: as above.
+        assert_eq!(unsafe { matching_interrupt(handle, false) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { matching_send(handle, 0, 1, 2, sent.as_ptr().cast(), 8) }, 0);
+        // SAFETY: as above.
+        assert_eq!(unsafe { matching_wait(handle, request, &raw mut status) }, 0);
+        assert_eq!((status.size, received), (8, sent));
+        // SAFETY: as above.
+        let again = unsafe { matching_wait(handle, request, &raw mut status) };
+        assert_eq!(again, -libc::EBADF);
+    }
+
+    /// What ends one request has other numbers than what ends the endpoint.
+    #[test]
+    fn numbers_tell_whether_a_request_is_over() {
+        let transport = || Error::Transport(TransportError { what: "it", value: 0 });
+        assert_eq!(failure(transport()).errno(), libc::EIO);
+        assert_eq!(of_request(transport()).errno(), libc::EREMOTEIO);
+        assert_eq!(of_request(Error::NotFetched { peer: 1 }).errno(), libc::EREMOTEIO);
+        assert_eq!(of_request(Error::Cancelled).errno(), libc::ECANCELED);
+        assert_eq!(failure(Error::Interrupted { what: "it" }).errno(), libc::EINTR);
+    }
 
     #[test]
     fn null_gives_efault() {
