@@ -135,3 +135,22 @@ fn progress_is_bounded() {
     let steps: Vec<_> = (0..100).map(|_| world.ranks[1].progress().unwrap()).collect();
     assert!(steps.iter().all(|&steps| steps <= 10), "{steps:?}");
 }
+
+/// A send that waits for the window holds up those behind it, which may need less of it, only as long as it is there.
+#[test]
+fn a_cancelled_send_does_not_hold_up_those_behind_it() {
+    let mut world = World::pair();
+    let units = Config::default().window / wire::UNIT;
+    for number in 0..units as u64 / wire::cost(8) - 1 {
+        let send = world.send(0, 1, number, &[1; 8]);
+        assert_eq!(world.wait(0, send).result, Ok(()));
+    }
+    let large = world.send(0, 1, 1000, &[2; 2048]);
+    let small = world.send(0, 1, 1001, &[3; 8]);
+    world.turns(100);
+    assert!(world.ranks[0].test(small).unwrap().is_none());
+    assert_eq!(world.ranks[0].cancel(large), Ok(true));
+    assert_eq!(world.wait(0, small).result, Ok(()));
+    let receive = world.receive(1, Selector::exact(0, 0, 1001), 8);
+    assert_eq!(world.wait(1, receive).buffer.as_slice(), [3; 8]);
+}

@@ -53,15 +53,19 @@ impl<T: Transport> Endpoint<T> {
     pub(super) fn fail(&mut self, op: u32, error: Error) {
         let core = &mut self.core;
         let request = &mut core.ops[op];
-        let peer = request.envelope.peer as usize;
+        let peer = request.envelope.peer;
         match request.state {
-            State::Queued | State::Sending => core.places.remove(&mut core.peers[peer].sends, op),
+            State::Queued | State::Sending => {
+                core.places.remove(&mut core.peers[peer as usize].sends, op);
+                // What stood behind it may need less of the window.
+                core.activate(peer);
+            }
             State::Posted => core.queues.unpost(op),
             State::Pulling => core.places.remove(&mut core.transfers, op),
             State::Offered | State::Filling | State::Draining => {}
             State::Settling | State::Done => return,
         }
-        if let Some(region) = request.region.take() {
+        if let Some(region) = core.ops[op].region.take() {
             self.transport.deregister(region);
         }
         core.fail(op, error);
