@@ -495,11 +495,13 @@ impl Card {
     fn give_up_splits(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         for who in self.splits.iter() {
-            let Some(since) = self.vpids[usize::from(who)].assembly.waiting_since() else {
+            let vpid = &self.vpids[usize::from(who)];
+            let Some(since) = vpid.assembly.waiting_since() else {
                 self.splits.remove(who);
                 continue;
             };
-            let end = since.after(SPLIT_TIMEOUT);
+            // Whose last piece has come and waits for credit is whole. The watchdog looks after it.
+            let end = vpid.stalled.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
             if now < end {
                 context.wake_at(end);
                 continue;

@@ -162,6 +162,34 @@ fn a_split_burst_is_completed_and_a_torn_one_never_delivered() {
     assert!(receiver.take().is_none());
 }
 
+/// A message whose last piece waits for credit is whole, however long that takes.
+#[test]
+fn a_split_burst_that_waits_for_credit_is_not_torn() {
+    let mut rig = Rig::pair();
+    let sender = rig.attach(0, 0);
+    let mut receiver = rig.receiver(1, 0, 64);
+    while rig.send(&sender, (1, 0), 0, &[7; 8]) {
+        rig.run();
+    }
+    for _ in 0..16 {
+        rig.pass(reg::WATCHDOG_DEFAULT / 16);
+        let _ = rig.send(&sender, (1, 0), 0, &[7; 8]);
+    }
+    let (base, bytes) = (address::encode(1, 0, 5, 2), pattern(3, 16));
+    assert_eq!(rig.store(&sender, base, &bytes[..8]), Access::Done);
+    for _ in 0..10 {
+        assert_eq!(rig.store(&sender, base + 8, &bytes[8..]), Access::Stalled);
+        rig.pass(reg::WATCHDOG_DEFAULT / 16);
+    }
+    assert_eq!(receiver.take_all().len(), 32);
+    rig.machine.wake(receiver.function);
+    rig.run();
+    assert_eq!(rig.store(&sender, base + 8, &bytes[8..]), Access::Done);
+    rig.run();
+    assert_eq!(receiver.take_all(), [Message { from: (0, 0), tag: 5, bytes }]);
+    assert_eq!(rig.counter(0, "velo_torn"), 0);
+}
+
 #[test]
 fn the_card_says_which_sends_it_is_done_with() {
     let mut rig = Rig::pair();
