@@ -66,6 +66,8 @@ pub struct Card {
     greeting: Option<u32>,
     pub(crate) delivered: u64,
     pub(crate) undelivered: u64,
+    /// Messages that earlier tenants have sent.
+    sent_before: u64,
     stalls: u64,
     errors: u64,
     watchdogs: u64,
@@ -107,6 +109,7 @@ impl Card {
             greeting: None,
             delivered: 0,
             undelivered: 0,
+            sent_before: 0,
             stalls: 0,
             errors: 0,
             watchdogs: 0,
@@ -532,13 +535,14 @@ impl Card {
         self.rma_power_on(who);
         let (node, nodes, vpids) = (self.config.node, self.config.nodes, self.config.vpids);
         let Some(vpid) = self.vpid(who) else { return };
-        let (generation, announcement) = (vpid.generation, vpid.announcement);
+        let (generation, announcement, sent) = (vpid.generation, vpid.announcement, vpid.counts.sent);
         *vpid = Vpid { generation, announcement, windows: Windows::open(context, who), ..Vpid::default() };
         if let Some(windows) = &vpid.windows {
             windows.show(mirror::NODE, u64::from(node) | u64::from(who.0) << 32);
             windows.show(mirror::NODES, u64::from(nodes) | u64::from(vpids) << 32);
         }
         vpid.show_counts(Counts::default());
+        self.sent_before += sent;
     }
 
     /// What this card is by itself: nothing is known, and everybody is asked.
@@ -731,7 +735,7 @@ impl Device for Card {
 
     fn counters(&self) -> Vec<Counter> {
         let rma = self.rma.totals();
-        let sent = self.vpids.iter().map(|vpid| vpid.counts.sent).sum();
+        let sent = self.sent_before + self.vpids.iter().map(|vpid| vpid.counts.sent).sum::<u64>();
         vec![
             Counter { name: "velo_sent", value: sent },
             Counter { name: "velo_received", value: self.delivered },

@@ -259,6 +259,21 @@ fn a_vpid_that_gets_a_new_owner_shows_it_nothing_old() {
     assert!(first.ring.unwrap().0.window(0, 8).unwrap().load_u64_acquire(0).unwrap() == 0);
 }
 
+/// What a card has done is counted over all that have used it.
+#[test]
+fn counters_do_not_go_backwards_with_a_new_tenant() {
+    let mut rig = Rig::pair();
+    let _receiver = rig.receiver(1, 0, 64);
+    for round in 1..=3 {
+        let sender = rig.attach(0, 0);
+        assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
+        rig.run();
+        assert_eq!((rig.counter(0, "velo_sent"), sender.shown(mirror::VELO_SENT)), (round, 1));
+        rig.kill(&sender);
+        assert_eq!(rig.counter(0, "velo_sent"), round);
+    }
+}
+
 #[test]
 fn an_interrupt_comes_once_for_each_time_it_is_enabled() {
     let mut rig = Rig::pair();

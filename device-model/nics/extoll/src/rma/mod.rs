@@ -65,6 +65,17 @@ pub(crate) struct Counts {
     pub(crate) overflows: u64,
 }
 
+impl Counts {
+    fn and(self, other: Self) -> Self {
+        Self {
+            commands: self.commands + other.commands,
+            completed: self.completed + other.completed,
+            notifications: self.notifications + other.notifications,
+            overflows: self.overflows + other.overflows,
+        }
+    }
+}
+
 /// What an attachment has of RMA.
 #[derive(Default)]
 pub(crate) struct Client {
@@ -96,6 +107,8 @@ pub(crate) struct Rma {
     pub(crate) waiting: [Waiting; QUEUES],
     /// For memory that is reached by messages.
     pub(crate) scratch: Box<[u8]>,
+    /// What attachments have counted before they started anew.
+    before: Counts,
     /// Accesses to this card's memory that were refused.
     pub(crate) refused: u64,
     /// Bytes moved to this card's memory.
@@ -112,6 +125,7 @@ impl Rma {
             streams: HashMap::<Stream, _>::new(),
             waiting: [Waiting::default(); QUEUES],
             scratch: Box::default(),
+            before: Counts::default(),
             refused: 0,
             bytes: 0,
             watch: Watch::new(watchdog),
@@ -128,14 +142,10 @@ impl Rma {
         self.clients.get(usize::from(who.0)).map_or_else(Counts::default, |client| client.counts)
     }
 
-    /// Commands taken, commands ended and notifications lost, of all attachments' present tenants.
+    /// Commands taken, commands ended and notifications lost, of all attachments and all their tenants. What was under way when one started anew has
+    /// ended uncounted.
     pub(crate) fn totals(&self) -> Counts {
-        self.clients.iter().fold(Counts::default(), |sum, client| Counts {
-            commands: sum.commands + client.counts.commands,
-            completed: sum.completed + client.counts.completed,
-            notifications: sum.notifications + client.counts.notifications,
-            overflows: sum.overflows + client.counts.overflows,
-        })
+        self.clients.iter().fold(self.before, |sum, client| sum.and(client.counts))
     }
 }
 
@@ -148,7 +158,7 @@ impl Card {
         client.queue = None;
         client.tenancy = client.tenancy.wrapping_add(1);
         client.bad_pointer = None;
-        client.counts = Counts::default();
+        let counted = std::mem::take(&mut client.counts);
         client.asking.abandon();
         client.answering.abandon();
         client.unresponsive = false;
@@ -158,6 +168,7 @@ impl Card {
         } else {
             self.rma.sending.remove(who.0);
         }
+        self.rma.before = self.rma.before.and(counted);
     }
 
     /// Handles the RMA packet in front of a queue: what it cost, or `None` when it has to stay there for now.
