@@ -462,9 +462,11 @@ impl Card {
                 self.vpids[index].announcement = None;
                 break;
             }
+            // This node is the last one, so that whoever sees the news here, and sends because of them, sends behind them.
+            let node = (self.config.node + 1 + next) % self.config.nodes;
             let vpid = &self.vpids[index];
-            let credit = vpid.ring.as_ref().map_or(0, |ring| ring.left_to(next));
-            if !self.tell(context, Kind::Directory, next, who, vpid.generation, credit) {
+            let credit = vpid.ring.as_ref().map_or(0, |ring| ring.left_to(node));
+            if !self.tell(context, Kind::Directory, node, who, vpid.generation, credit) {
                 return true;
             }
             self.vpids[index].announcement = Some(Announcement { next: next + 1 });

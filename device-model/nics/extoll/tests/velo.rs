@@ -3,12 +3,12 @@
 
 mod common;
 
-use common::{Message, Rig};
-use nicforge_core::machine::Access;
+use common::{Message, RING_BASE, Rig};
+use nicforge_core::{machine::Access, time::Nanos};
 use nicforge_extoll::Topology;
 use nicforge_hwi::{
     extoll::{error, mirror, reg, vector},
-    extoll_velo::{MAX_MESSAGE, address},
+    extoll_velo::{MAX_MESSAGE, SLOT, address},
 };
 
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
@@ -257,6 +257,41 @@ fn a_vpid_that_gets_a_new_owner_shows_it_nothing_old() {
     rig.run();
     assert_eq!(second.take_all(), [Message { from: (0, 0), tag: 0, bytes: vec![2; 8] }]);
     assert!(first.ring.unwrap().0.window(0, 8).unwrap().load_u64_acquire(0).unwrap() == 0);
+}
+
+/// Whoever sees on its own card that its ring is enabled can send at once: the news of it go ahead of its messages, however many nodes there are.
+#[test]
+fn the_news_of_a_ring_are_ahead_of_what_its_owner_sends() {
+    let topology = Topology::torus(&[4, 4, 4]).unwrap();
+    let mut rig = Rig::new(&topology, 1);
+    let last = topology.nodes() - 1;
+    let mut receiver = rig.receiver(last, 0, 64);
+    let mut sender = rig.attach(0, 0);
+    let ring = rig.map(&sender, RING_BASE, 64 * SLOT);
+    sender.ring = Some((ring, 64));
+    for (register, value) in
+        [(reg::VELO_RING_BASE, RING_BASE), (reg::VELO_RING_SLOTS, 64), (reg::VELO_RING_ENABLE, 1)]
+    {
+        rig.write64(&sender, register, value);
+    }
+    let step = |rig: &mut Rig| {
+        let _ = rig.machine.step(rig.now, 64);
+        let next = rig.machine.fabric().next_event();
+        rig.now = if next == Nanos::NEVER { rig.now } else { next.max(rig.now) };
+    };
+    for _ in 0..1000 {
+        if sender.generation(0, 0) != 0 {
+            break;
+        }
+        step(&mut rig);
+    }
+    assert!(rig.send(&sender, (last, 0), 1, &[1; 8]));
+    let message = (0..1000).find_map(|_| {
+        step(&mut rig);
+        receiver.take()
+    });
+    assert_eq!(message.map(|message| message.from), Some((0, 0)));
+    assert_eq!(receiver.generation(0, 0), 1, "its card does not know yet who sent");
 }
 
 /// What a card has done is counted over all that have used it.
