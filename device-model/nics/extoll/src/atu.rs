@@ -161,6 +161,9 @@ impl Shares {
 pub(crate) struct Atu {
     /// By page size: sorted by first entry.
     spans: [Vec<Span>; 4],
+    /// By page size: the entry behind the last grant, where the next one is looked for first. What was freed is so not granted again before all the
+    /// others were: who has an address of it, of somebody who is gone, finds nothing there rather than a successor's memory.
+    next: [u32; 4],
     regions: Vec<Option<Region>>,
     free: Vec<u32>,
     shares: Shares,
@@ -173,6 +176,7 @@ impl Atu {
     pub(crate) fn new(vpids: u16) -> Self {
         Self {
             spans: Default::default(),
+            next: [0; 4],
             regions: Vec::new(),
             free: Vec::new(),
             shares: Shares::new(vpids),
@@ -266,7 +270,8 @@ impl Atu {
         self.admit(owner, MAPPINGS, mappings)?;
         let spans = &self.spans[resource];
         work.spend(rows(spans) + mappings);
-        let (place, first) = gap(spans, count, page::entries(class)).ok_or(command::NO_ENTRIES)?;
+        let (place, first) =
+            gap(spans, count, page::entries(class), self.next[resource]).ok_or(command::NO_ENTRIES)?;
         let term = Term::default();
         let mut mapped = DmaPermission::READ_WRITE;
         let mut extents = Vec::new();
@@ -297,6 +302,7 @@ impl Atu {
             }
         };
         self.spans[resource].insert(place, Span { first, pages: count, region: index });
+        self.next[resource] = first + count;
         Ok(nla::of_entry(class, first))
     }
 
@@ -363,16 +369,21 @@ fn rows(spans: &[Span]) -> u32 {
     spans.len().div_ceil(ROW) as u32
 }
 
-/// The first gap of so many entries: where its span goes, and its first entry.
-fn gap(spans: &[Span], pages: u32, entries: u32) -> Option<(usize, u32)> {
+/// The first gap of so many entries from `from` on, else the first there is: where its span goes, and its first entry.
+fn gap(spans: &[Span], pages: u32, entries: u32, from: u32) -> Option<(usize, u32)> {
+    let mut earlier = None;
     let mut first = 0;
-    for (place, span) in spans.iter().enumerate() {
-        if span.first - first >= pages {
-            return Some((place, first));
+    for (place, end) in spans.iter().map(|span| span.first).chain([entries]).enumerate() {
+        let behind = first.max(from);
+        if end.saturating_sub(behind) >= pages {
+            return Some((place, behind));
         }
-        first = span.first + span.pages;
+        if earlier.is_none() && end - first >= pages {
+            earlier = Some((place, first));
+        }
+        first = spans.get(place).map_or(end, |span| span.first + span.pages);
     }
-    (entries - first >= pages).then_some((spans.len(), first))
+    earlier
 }
 
 #[cfg(test)]
@@ -385,14 +396,26 @@ mod tests {
 
     #[test]
     fn the_first_gap_that_is_long_enough_is_taken() {
-        assert_eq!(gap(&[], 64, 64), Some((0, 0)));
-        assert_eq!(gap(&[], 65, 64), None);
+        assert_eq!(gap(&[], 64, 64, 0), Some((0, 0)));
+        assert_eq!(gap(&[], 65, 64, 0), None);
         let spans = [span(1, 3), span(6, 2), span(11, 1)];
-        assert_eq!(gap(&spans, 1, 16), Some((0, 0)));
-        assert_eq!(gap(&spans, 2, 16), Some((1, 4)));
-        assert_eq!(gap(&spans, 3, 16), Some((2, 8)));
-        assert_eq!(gap(&spans, 4, 16), Some((3, 12)));
-        assert_eq!(gap(&spans, 5, 16), None);
+        assert_eq!(gap(&spans, 1, 16, 0), Some((0, 0)));
+        assert_eq!(gap(&spans, 2, 16, 0), Some((1, 4)));
+        assert_eq!(gap(&spans, 3, 16, 0), Some((2, 8)));
+        assert_eq!(gap(&spans, 4, 16, 0), Some((3, 12)));
+        assert_eq!(gap(&spans, 5, 16, 0), None);
+    }
+
+    #[test]
+    fn what_was_freed_is_used_again_when_all_behind_the_last_grant_is() {
+        let spans = [span(1, 3), span(6, 2), span(11, 1)];
+        assert_eq!(gap(&spans, 2, 16, 8), Some((2, 8)));
+        assert_eq!(gap(&spans, 2, 16, 10), Some((3, 12)));
+        assert_eq!(gap(&spans, 2, 16, 13), Some((3, 13)));
+        assert_eq!(gap(&spans, 2, 16, 15), Some((1, 4)));
+        assert_eq!(gap(&spans, 1, 16, 16), Some((0, 0)));
+        assert_eq!(gap(&spans, 5, 16, 12), None);
+        assert_eq!(gap(&[], 64, 64, 1), Some((0, 0)));
     }
 
     #[test]

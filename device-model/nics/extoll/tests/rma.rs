@@ -331,6 +331,8 @@ fn nothing_is_touched_once_a_deregistration_or_unmapping_is_over() {
                 let (mut here, mut there) = pair(&mut rig, 4 * MIB);
                 here.write(0, &vec![7; 4 << 20]);
                 there.write(0, &vec![9; 4 << 20]);
+                let asked = if at_requester { &here } else { &there };
+                rig.go_round(&asked.client, DATA_BASE, 1024);
                 under_way(&mut rig, &here, &there, put);
                 let ended = if at_requester { &here } else { &there };
                 if unmap {

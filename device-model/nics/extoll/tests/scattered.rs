@@ -251,7 +251,7 @@ fn a_packet_refers_to_as_much_of_pieces_as_of_one_mapping() {
 fn a_region_ends_as_a_whole_with_any_of_its_pages() {
     let mut rig = Rig::pair();
     let mut here = Peer::new(&mut rig, 0, &[PAGE], &[PAGE; 16]);
-    let there = Peer::new(&mut rig, 1, &[PAGE], &[PAGE; 16]);
+    let mut there = Peer::new(&mut rig, 1, &[PAGE], &[PAGE; 16]);
     here.memory.write(0, &[7; 4096]);
     let Client { function, who, .. } = there.client;
     rig.machine.dma_unmap(function, who, DATA_BASE + 9 * PAGE, PAGE).unwrap();
@@ -262,7 +262,7 @@ fn a_region_ends_as_a_whole_with_any_of_its_pages() {
     assert_eq!(there.memory.read(0, 4096), [0; 4096]);
     // Registered anew, what is left is as good as before.
     assert_eq!(rig.deregister(&there.client, there.nla), 0);
-    assert_eq!(rig.register(&there.client, DATA_BASE, 9, page::SIZE_4K, OPEN), Ok(there.nla));
+    there.nla = rig.register(&there.client, DATA_BASE, 9, page::SIZE_4K, OPEN).unwrap();
     here.transfer(&mut rig, &there, command::PUT, 4096, 0, 0);
     assert_eq!(here.told(), Some((notify::REQUESTER, status::DONE)));
     assert_eq!(there.memory.read(0, 4096), [7; 4096]);

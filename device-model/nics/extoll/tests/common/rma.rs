@@ -6,7 +6,7 @@ use nicforge_core::{
 };
 use nicforge_hwi::{
     extoll::{reg, window},
-    extoll_atu::{command as atu, page},
+    extoll_atu::{command as atu, nla, page},
     extoll_rma::{Command, Notification, command},
 };
 use nicforge_shm::SharedMemory;
@@ -95,6 +95,18 @@ impl Rig {
         match self.translate(client, (client.vpid, iova, pages), command) {
             atu::DONE => Ok(self.read64(client, atu::RESULT)),
             status => Err(status),
+        }
+    }
+
+    /// Registers and deregisters until all entries were granted once, so that the next ones are those of the first gap.
+    pub(crate) fn go_round(&mut self, client: &Client, iova: u64, pages: u64) {
+        let entries = page::entries(page::SIZE_4K);
+        loop {
+            let nla = self.register(client, iova, pages, page::SIZE_4K, 0).unwrap();
+            assert_eq!(self.deregister(client, nla), atu::DONE);
+            if nla >= nla::of_entry(page::SIZE_4K, entries - pages as u32) {
+                return;
+            }
         }
     }
 
