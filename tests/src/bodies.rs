@@ -243,6 +243,7 @@ macro_rules! bodies_of {
             an_evicted_port_says_so
             a_port_is_opened_again
             a_reset_asks_to_open_again
+            a_reset_by_the_admin_asks_to_open_again
             link_errors_are_repaired
         }
     };

@@ -24,7 +24,8 @@ use nicforge_core::{
     fabric::{Direction, Fault, LinkId},
     machine::Machine,
 };
-use nicforge_driver::{Cancel, Deadline, Relax};
+use nicforge_driver::{Cancel, Deadline, Relax, SharedPoster};
+use nicforge_hwi::extoll::reg;
 use nicforge_machine::{build::build, description::Description};
 use nicforge_velo::{Address, Config, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
 
@@ -345,6 +346,22 @@ pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
     let to = link(&mut stays, &mut here);
     stays.send(to, 2, &[9; 8], soon(), None).unwrap();
     assert_eq!(here.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
+}
+
+/// A VPID that the admin resets: waits say so, and the port that was there does not take the next one along when it is dropped late.
+pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
+    let mut stays = port(rig, at(1, 0));
+    let device = rig.open("ex0", "vpid0");
+    let poster = SharedPoster::new(device.poster(0).unwrap());
+    let mut old = Port::open_sharing(device.clone(), poster.clone(), Config::default()).unwrap();
+    rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
+    assert_eq!(old.recv(Filter::ANY, soon(), None), Err(Error::Reset));
+    assert_eq!(old.connect(at(1, 3), soon(), None), Err(Error::Reset));
+    let mut new = Port::open_sharing(device, poster, Config::default()).unwrap();
+    drop(old);
+    let to = link(&mut stays, &mut new);
+    stays.send(to, 2, &[9; 8], soon(), None).unwrap();
+    assert_eq!(new.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
 }
 
 /// Links that corrupt many of their packets, so that they are sent again: nothing is lost, doubled, or out of order.

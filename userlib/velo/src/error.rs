@@ -125,7 +125,7 @@ pub enum Error {
         /// What was waited for.
         what: &'static str,
     },
-    /// The device was reset since the port was opened: nobody can send to it any more.
+    /// The device was reset since the port was opened, by this process or by the admin: nobody can send to it any more.
     #[error("the device was reset: drop the port and open it again")]
     Reset,
     /// The device is no VPID of an EXTOLL card.

@@ -317,6 +317,25 @@ impl Port {
         }
     }
 
+    /// Whether the VPID is still this port's, as far as the card has told.
+    #[inline]
+    pub(crate) fn is_tenant(&self) -> bool {
+        self.tenant(self.address) == self.generation
+    }
+
+    /// Why nothing will come any more.
+    #[cold]
+    pub(crate) fn ended(&self) -> Error {
+        let count = self.errors.load(Ordering::Acquire).wrapping_sub(self.errors_seen);
+        let found = DeviceError::of_word(self.last_error.load(Ordering::Acquire));
+        match self.registers.read64(reg::VELO_RING_ENABLE) {
+            Err(error) => error.into(),
+            Ok(_) if count > 0 && found == DeviceError::RingMemory => Error::Device { error: found, count },
+            // By this process, or by the admin.
+            Ok(_) => Error::Reset,
+        }
+    }
+
     /// Enables the interrupt that tells of messages, and leaves those of the VPID's other libraries as they are.
     pub(crate) fn arm(&self) -> Result<(), Error> {
         Ok(self.registers.write64(reg::INTERRUPT_SET, 1 << vector::VELO_RECEIVE)?)
@@ -357,8 +376,10 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // A device that is gone has disabled it.
-        let _ = self.registers.write64(reg::VELO_RING_ENABLE, 0);
+        // A device that is gone or was reset has disabled it, and the ring there may be another port's.
+        if self.generation == 0 || self.is_tenant() {
+            let _ = self.registers.write64(reg::VELO_RING_ENABLE, 0);
+        }
     }
 }
 

@@ -267,8 +267,8 @@ impl<'a> Waiter<'a> {
             return Err(Error::Timeout { what });
         }
         // What arrived before is taken first, by whoever waits.
-        if port.device.resets() != port.resets {
-            return Err(Error::Reset);
+        if port.device.resets() != port.resets || !port.is_tenant() {
+            return Err(port.ended());
         }
         match &port.interrupt {
             Some(interrupt) if self.sleeps.is_some_and(|from| Instant::now() >= from) => {
