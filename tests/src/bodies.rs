@@ -244,6 +244,7 @@ macro_rules! bodies_of {
             a_port_is_opened_again
             a_reset_asks_to_open_again
             a_reset_by_the_admin_asks_to_open_again
+            a_successor_gets_nothing_of_its_predecessor
             link_errors_are_repaired
         }
     };
@@ -251,12 +252,15 @@ macro_rules! bodies_of {
         $($then)+! { $($head)*
             credits_stop_the_sender_of_one_that_does_not_read
             promises_end_and_come_back
+            what_nobody_has_taken_is_not_promised_again
+            a_send_says_that_what_it_waits_for_is_behind_what_is_kept
             the_watchdog_reports_a_receiver_that_does_not_read
         }
     };
     (velo_hostile => [$($then:tt)+] $($head:tt)*) => {
         $($then)+! { $($head)*
             a_hostile_process_deceives_nobody
+            who_connects_all_the_time_and_never_reads_stops_nobody
             nobody_writes_the_mirror_or_the_directory
         }
     };

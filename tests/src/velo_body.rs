@@ -27,7 +27,7 @@ use nicforge_core::{
 use nicforge_driver::{Cancel, Deadline, Relax, SharedPoster};
 use nicforge_hwi::extoll::reg;
 use nicforge_machine::{build::build, description::Description};
-use nicforge_velo::{Address, Config, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
+use nicforge_velo::{Address, Config, DeviceError, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
 
 use crate::backing::{LIMIT, Rig, soon};
 
@@ -362,6 +362,49 @@ pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
     let to = link(&mut stays, &mut new);
     stays.send(to, 2, &[9; 8], soon(), None).unwrap();
     assert_eq!(new.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
+}
+
+/// Messages that wait in a card behind others, while whom they are for goes and somebody else comes: that one does not get them.
+pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
+    const LATE: u64 = 3;
+    let mut sender = port(rig, at(0, 0));
+    let mut first = port(rig, at(1, 0));
+    let to = link(&mut sender, &mut first);
+    // Who promises more than it has makes the sender's card wait.
+    let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
+    let mut liar = port_with(rig, at(1, 1), uncounted);
+    let to_liar = sender.connect(at(1, 1), soon(), None).unwrap();
+    let back = liar.connect(at(0, 0), soon(), None).unwrap();
+    let credit = 2 | u64::from(back.tenant()) << 8 | 1_u64 << 52;
+    liar.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
+    until("the promise", &mut [&mut sender], |ports| ports[0].credits(to_liar) != Some(0));
+    for _ in 0..32 {
+        sender.send(to_liar, 0, &[1; 8], soon(), None).unwrap();
+    }
+    for number in 0..LATE {
+        sender.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
+    }
+    until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
+    drop(first);
+    let mut second = port(rig, at(1, 0));
+    let new = second.tenant_of(at(1, 0));
+    until("the news", &mut [&mut sender], |ports| ports[0].tenant_of(at(1, 0)) == new);
+    let to = DeviceError::Watchdog { to: at(1, 1) };
+    until("the watchdog", &mut [&mut sender, &mut second], |ports| match ports[0].check() {
+        Err(Error::Device { error, .. }) if error == to => true,
+        checked => {
+            checked.unwrap();
+            false
+        }
+    });
+    until("what was late", &mut [&mut sender, &mut second], |ports| {
+        assert_eq!(drain(ports[1]), []);
+        ports[1].statistics().dropped == LATE
+    });
+    // Who connects is heard.
+    let to = link(&mut sender, &mut second);
+    sender.send(to, 0, &[5; 8], soon(), None).unwrap();
+    assert_eq!(second.recv(Filter::ANY, soon(), None).unwrap().bytes(), [5; 8]);
 }
 
 /// Links that corrupt many of their packets, so that they are sent again: nothing is lost, doubled, or out of order.

@@ -83,6 +83,59 @@ pub fn promises_end_and_come_back(rig: &dyn Rig) {
     });
 }
 
+/// A connection that ends takes its promise along only as far as its messages were taken: nobody fills the ring, or what is kept, by connecting again.
+pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
+    let small = Config { slots: Some(64), window: 64, ..Config::default() };
+    let mut receiver = port_with(rig, at(1, 0), small);
+    let mut sender = port(rig, at(0, 0));
+    let first = link(&mut sender, &mut receiver);
+    let all = sender.credits(first).unwrap();
+    for number in 0..u64::from(all) {
+        sender.send(first, 0, &number.to_le_bytes(), soon(), None).unwrap();
+    }
+    sender.disconnect(first).unwrap();
+    let second = sender.connect(at(1, 0), soon(), None).unwrap();
+    let refused = Err(Error::NoCredit { address: at(1, 0) });
+    until("the refusal", &mut [&mut sender, &mut receiver], |ports| {
+        assert_ne!(ports[0].credits(second).filter(|credits| *credits > 0), Some(all), "promised twice");
+        ports[0].send_nb(second, 0, &[0; 8]) == refused
+    });
+    assert_eq!(receiver.kept(), all as usize);
+    for number in 0..u64::from(all) {
+        assert_eq!(receiver.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+    }
+    until("room", &mut [&mut sender, &mut receiver], |ports| {
+        let link = ports[0].connect(at(1, 0), soon(), None).unwrap();
+        ports[0].credits(link) == Some(all)
+    });
+}
+
+/// Credit that comes behind more messages than are kept can't be read before some of them are taken: a send that waits for it says so.
+pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) {
+    let mut few = port_with(rig, at(0, 0), Config { kept: Some(4), ..Config::default() });
+    let mut other = port(rig, at(1, 0));
+    let (to, back) = (link(&mut few, &mut other), link(&mut other, &mut few));
+    for number in 0..8_u64 {
+        other.send(back, 0, &number.to_le_bytes(), soon(), None).unwrap();
+    }
+    until("what is kept", &mut [&mut few], |ports| ports[0].kept() == 4);
+    let promised = few.credits(to).unwrap();
+    for number in 0..u64::from(promised) {
+        few.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
+    }
+    // It gives them back, behind its own messages.
+    for number in 0..u64::from(promised) {
+        assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+    }
+    other.device().flush().unwrap();
+    assert_eq!(few.send(to, 0, &[9; 8], soon(), None), Err(Error::KeptFull { kept: 4 }));
+    for number in 0..8 {
+        assert_eq!(few.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
+    }
+    few.send(to, 0, &[9; 8], soon(), None).unwrap();
+    assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().bytes(), [9; 8]);
+}
+
 /// Without credits of connections a card waits for the ring of one that does not read; the watchdog ends that with an error, other
 /// senders go on, and whoever is stalled can still give its own slots back.
 pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {

@@ -124,6 +124,43 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
     }
 }
 
+/// A process that sends messages about connections as fast as it can, and reads no answer: whom it sends them to goes on talking with others.
+pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
+    const MESSAGES: u64 = 10_000;
+    let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
+    let (to, back) = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
+    let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
+    let mut liar = port_with(rig, at(1, 0), uncounted);
+    let liars = liar.connect(at(0, 0), soon(), None).unwrap();
+    until("the liar", &mut [&mut victim], |ports| ports[0].is_up(at(1, 0)));
+    let own = u64::from(victim.tenant_of(at(1, 0)));
+    // See the library's flow control. One of any other tenant is of no effect either.
+    let connect = |own: u64| 1 | own << 8 | u64::from(liars.tenant()) << 16 | 64 << 32;
+    let (mut sent, mut received, mut lies) = (0, 0, 0_u64);
+    let mut relax = Relax::new();
+    let deadline = Deadline::after(3 * LIMIT);
+    while received < MESSAGES {
+        assert!(!deadline.has_passed(), "{sent} sent, {received} received, {lies} lies");
+        let word = connect(if lies % 4 == 3 { own ^ (lies & 0xfe) } else { own });
+        let lied = liar.send_nb(liars, nicforge_velo::CONTROL_TAG, &word.to_le_bytes()).is_ok();
+        lies += u64::from(lied);
+        if sent < MESSAGES && victim.send_nb(to, 0, &sent.to_le_bytes()).is_ok() {
+            sent += 1;
+        }
+        while let Some(message) = friend.poll().unwrap() {
+            friend.send(back, 1, message.bytes(), soon(), None).unwrap();
+        }
+        while let Some(message) = victim.poll().unwrap() {
+            assert_eq!((message.from, message.quadword(0)), (at(1, 1), received));
+            received += 1;
+        }
+        victim.device().relax(&mut relax).unwrap();
+        relax.reset();
+    }
+    assert!(lies > 100, "{lies}");
+    assert_eq!((victim.statistics().stalls, victim.check()), (0, Ok(())));
+}
+
 /// The pages that the card writes can't be written by who looks at them.
 pub fn nobody_writes_the_mirror_or_the_directory(rig: &dyn Rig) {
     let device = rig.open("ex0", "vpid0");

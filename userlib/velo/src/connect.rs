@@ -5,7 +5,7 @@ use nicforge_hwi::extoll_velo::address;
 
 use crate::{
     Address, CONTROL_TAG, Error, Link, Message, Port,
-    flow::{Control, Peer},
+    flow::{Control, Peer, REFUSALS, STRIKES},
     receive::Waiter,
 };
 
@@ -14,8 +14,8 @@ impl Port {
     /// A connection that is there already stays as it is.
     ///
     /// # Errors
-    /// [`Error::NoSuchPeer`]; [`Error::Timeout`], [`Error::Cancelled`] while nobody has the address, or the way to the card is full; what
-    /// [`Port::check`] reports; what the driver says.
+    /// [`Error::NoSuchPeer`]; [`Error::Timeout`], [`Error::Cancelled`] while nobody has the address, or the way to the card is full; [`Error::Reset`]; what
+    /// the driver says.
     pub fn connect(
         &mut self,
         address: Address,
@@ -31,8 +31,10 @@ impl Port {
             if generation & 1 != 0 && known.to == generation && !known.refused {
                 return Ok(Link { address, index: index as u32, generation });
             }
-            if generation & 1 != 0 {
-                let connect = Control::Connect { own: self.generation, window: self.config.window };
+            // Behind the end of an earlier connection, which is to be known first.
+            if generation & 1 != 0 && known.closing == 0 {
+                let (own, window) = (self.generation, self.config.window);
+                let connect = Control::Connect { own, target: generation, window };
                 if !self.config.flow_control || self.post_control(address, connect)? {
                     self.peers[index] = Peer { to: generation, credits: 0, refused: false, ..known };
                     continue;
@@ -53,11 +55,28 @@ impl Port {
             return Ok(());
         }
         self.peers[index].to = 0;
-        if self.config.flow_control && self.tenant(link.address) == link.generation {
-            // When the way is full the promise stays as it is until this port closes.
-            self.post_control(link.address, Control::Close { own: self.generation })?;
+        if !self.config.flow_control {
+            return Ok(());
         }
-        Ok(())
+        // When the way is full, a later call tells it.
+        self.peers[index].closing = link.generation;
+        self.owe(index);
+        self.pay()
+    }
+
+    /// Says who may connect: who is not admitted is promised nothing, and refused. All are, until this is called. What was promised before stays.
+    pub fn admit(&mut self, mut admits: impl FnMut(Address) -> bool) {
+        for index in 0..self.peers.len() {
+            self.peers[index].stranger = !admits(self.address_of(index as u32));
+        }
+    }
+
+    /// Whether the other end of a link has said that it has no room for another connection.
+    #[inline]
+    pub fn is_refused(&self, link: Link) -> bool {
+        self.peers
+            .get(link.index as usize)
+            .is_some_and(|peer| peer.to == link.generation && peer.refused && peer.credits == 0)
     }
 
     /// Messages that may be sent on a link now; `None` when nobody counts.
@@ -84,18 +103,22 @@ impl Port {
             return Ok(());
         };
         match control {
-            Control::Connect { own, window } => {
-                self.take_back(index);
-                let node = message.from.node as usize;
-                if self.promised[node] >= self.budget {
-                    self.take_back_of_the_dead(message.from.node);
+            Control::Connect { own, target, window } => {
+                let known = self.peers[index];
+                // One for a tenant before this one, or by one that has gone meanwhile, is nobody's. One that has its promise has it once.
+                let current = target == self.generation && own & 1 != 0 && own == self.tenant(message.from);
+                let has = known.of == own && known.promised > 0;
+                if current && !has && known.deaf != own && known.strikes < STRIKES {
+                    if known.of != own {
+                        self.end_promise(index);
+                    }
+                    let peer = &mut self.peers[index];
+                    (peer.of, peer.asked) = (own, window);
+                    if peer.refused_tenant != own {
+                        (peer.refused_tenant, peer.refusals) = (own, 0);
+                    }
+                    self.promise(index);
                 }
-                let free = self.budget.saturating_sub(self.promised[node]);
-                let promised = free.min(window).min(self.config.window.max(1));
-                self.promised[node] += promised;
-                let peer = &mut self.peers[index];
-                (peer.of, peer.promised, peer.owed) = (own, promised, promised);
-                self.owe(index);
             }
             Control::Credit { addressee, messages } => {
                 let peer = &mut self.peers[index];
@@ -106,19 +129,81 @@ impl Port {
             }
             Control::Close { own } => {
                 if self.peers[index].of == own {
-                    self.take_back(index);
+                    self.end_promise(index);
+                    self.peers[index].of = 0;
+                    self.welcome(message.from.node as usize);
                 }
             }
         }
         self.pay()
     }
 
+    /// Promises a peer that has connected what is free, and tells it.
+    fn promise(&mut self, index: usize) {
+        let node = index / self.vpids as usize;
+        if self.promised[node] >= self.budget {
+            self.take_back_of_the_dead(node as u32);
+        }
+        let free = self.budget.saturating_sub(self.promised[node]);
+        let peer = &mut self.peers[index];
+        let admitted = if peer.stranger { 0 } else { free };
+        let promised = admitted.min(peer.asked).min(self.config.window.max(1));
+        peer.waits = promised == 0 && peer.refusals >= REFUSALS;
+        if peer.waits {
+            return;
+        }
+        peer.refuse = promised == 0;
+        peer.refusals = if peer.refuse { peer.refusals + 1 } else { 0 };
+        (peer.promised, peer.owed) = (promised, promised);
+        self.promised[node] += promised;
+        self.owe(index);
+    }
+
+    /// There is room: those of a node that wait for some get it.
+    fn welcome(&mut self, node: usize) {
+        let first = node * self.vpids as usize;
+        for index in first..first + self.vpids as usize {
+            let peer = self.peers[index];
+            let room = self.promised[node] < self.budget;
+            if room && peer.waits && peer.of != 0 && peer.of == self.tenant(self.address_of(index as u32)) {
+                self.promise(index);
+            }
+        }
+    }
+
+    /// The card has dropped a control message, since the ring of whom it was for was full for long, where a port has room for those. Who only has
+    /// connected to us is told nothing any more. Whether we are connected to it, too.
+    #[cold]
+    pub(crate) fn fall_silent(&mut self, to: Address) -> bool {
+        let Some(index) = self.index(to) else { return false };
+        let peer = &mut self.peers[index];
+        if peer.to != 0 {
+            return true;
+        }
+        peer.strikes = peer.strikes.saturating_add(u8::from(peer.deaf != peer.of));
+        peer.deaf = peer.of;
+        // What still comes of it was promised before.
+        self.free_promise(index);
+        false
+    }
+
+    /// What a tenant was promised is free. Its messages were in front of the news; those that nobody has taken are kept, and go on taking room.
+    fn end_promise(&mut self, index: usize) {
+        let (from, node) = (self.address_of(index as u32), index / self.vpids as usize);
+        let kept = self.kept.iter().filter(|kept| kept.from == from).count() as u32;
+        self.free_promise(index);
+        let peer = &mut self.peers[index];
+        let more = kept.saturating_sub(peer.lingering);
+        peer.lingering += more;
+        self.promised[node] += more;
+    }
+
     /// What a peer was promised is free.
-    fn take_back(&mut self, index: usize) {
+    fn free_promise(&mut self, index: usize) {
         let peer = &mut self.peers[index];
         let node = index / self.vpids as usize;
         self.promised[node] = self.promised[node].saturating_sub(peer.promised);
-        (peer.of, peer.promised, peer.owed) = (0, 0, 0);
+        (peer.promised, peer.owed, peer.refuse) = (0, 0, false);
     }
 
     fn take_back_of_the_dead(&mut self, node: u32) {
@@ -128,28 +213,68 @@ impl Port {
                 && self.peers[index].of != 0
                 && self.peers[index].of != self.tenant(address)
             {
-                self.take_back(index);
+                // Messages of it may be in the ring: whose they are stays known.
+                self.free_promise(index);
             }
         }
     }
 
-    /// The application has taken a message of `from`.
+    /// A message of `from` was taken out of the ring for the application. False when it is not for this port: who has not connected to it has sent it to
+    /// somebody before, and waited in its card since.
     #[inline]
-    pub(crate) fn count(&mut self, from: Address) -> Result<(), Error> {
+    pub(crate) fn count(&mut self, from: Address) -> Result<bool, Error> {
         self.statistics.received += 1;
         if !self.config.flow_control {
-            return Ok(());
+            return Ok(true);
         }
-        let Some(peer) = self.index(from).and_then(|index| self.peers.get_mut(index)) else { return Ok(()) };
+        let Some(peer) = self.index(from).and_then(|index| self.peers.get_mut(index)) else {
+            return Ok(true);
+        };
         if peer.promised == 0 {
-            return Ok(());
+            return Ok(self.is_known(from));
         }
         peer.owed += 1;
         // In batches of half a promise: its sender goes on meanwhile.
         if peer.owed < (peer.promised / 2).max(1) {
-            return Ok(());
+            return Ok(true);
         }
-        self.pay_batch(from)
+        self.pay_batch(from)?;
+        Ok(true)
+    }
+
+    #[cold]
+    fn is_known(&mut self, from: Address) -> bool {
+        let known = self.is_expected(from);
+        self.statistics.received -= u64::from(!known);
+        known
+    }
+
+    /// Whether messages of `from` are for this port. One that is not is counted.
+    pub(crate) fn is_expected(&mut self, from: Address) -> bool {
+        let expected =
+            !self.config.flow_control || self.index(from).is_none_or(|index| self.peers[index].of != 0);
+        self.statistics.dropped += u64::from(!expected);
+        expected
+    }
+
+    /// The application has taken a message of `from` that was kept.
+    pub(crate) fn count_kept(&mut self, from: Address) -> Result<(), Error> {
+        let node = from.node as usize;
+        match self.index(from).map(|index| &mut self.peers[index]) {
+            // Nobody is owed anything for it. What it took is free for others.
+            Some(peer) if peer.lingering > 0 => {
+                peer.lingering -= 1;
+                self.promised[node] = self.promised[node].saturating_sub(1);
+                self.statistics.received += 1;
+                self.welcome(node);
+                self.pay()
+            }
+            Some(peer) if peer.promised == 0 => {
+                self.statistics.received += 1;
+                Ok(())
+            }
+            _ => self.count(from).map(drop),
+        }
     }
 
     #[inline(never)]
@@ -176,7 +301,14 @@ impl Port {
         self.tell_taken()?;
         while let Some(&index) = self.due.front() {
             let (address, peer) = (self.address_of(index), self.peers[index as usize]);
-            if peer.of != 0 && self.tenant(address) == peer.of {
+            if peer.closing != 0 {
+                let close = Control::Close { own: self.generation };
+                if self.tenant(address) == peer.closing && !self.post_control(address, close)? {
+                    return Ok(());
+                }
+                self.peers[index as usize].closing = 0;
+            }
+            if (peer.owed > 0 || peer.refuse) && peer.of != 0 && self.tenant(address) == peer.of {
                 let credit = Control::Credit { addressee: peer.of, messages: peer.owed };
                 if !self.post_control(address, credit)? {
                     return Ok(());
@@ -184,7 +316,7 @@ impl Port {
             }
             self.due.pop_front();
             let peer = &mut self.peers[index as usize];
-            (peer.owed, peer.due) = (0, false);
+            (peer.owed, peer.refuse, peer.due) = (0, false, false);
         }
         Ok(())
     }

@@ -1,6 +1,7 @@
 //! The credits of connections: what is promised, what is owed, and the messages about it.
 //!
-//! A control message is one quadword with the tag [`CONTROL_TAG`]: bits 7..0 what it is, 15..8 a generation, 63..32 a number.
+//! A control message is one quadword with the tag [`CONTROL_TAG`]: bits 7..0 what it is, 15..8 a generation, 63..32 a number. A connect has the generation
+//! of whom it is for in bits 23..16: it may come to a successor.
 //!
 //! | what | generation | number |
 //! | --- | --- | --- |
@@ -21,11 +22,18 @@ const CLOSE: u8 = 3;
 /// Slots kept for the control messages of each VPID of a node: a connect, a close, and credits that are given back by halves of a window.
 const CONTROL_SLOTS: u32 = 4;
 
+/// How often a tenant is told that there is no room for it. A port that asks once more is told when there is: who does not read would else make the
+/// card wait with what is behind.
+pub(crate) const REFUSALS: u8 = 4;
+
+/// How many tenants of an address may let an answer wait in the card until the watchdog ends that, before nobody who has it is answered.
+pub(crate) const STRIKES: u8 = 3;
+
 /// A control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
     /// Somebody wants to send.
-    Connect { own: u8, window: u32 },
+    Connect { own: u8, target: u8, window: u32 },
     /// We may send more.
     Credit { addressee: u8, messages: u32 },
     /// Somebody sends no more.
@@ -34,19 +42,20 @@ pub(crate) enum Control {
 
 impl Control {
     pub(crate) fn encode(self) -> [u8; 8] {
-        let (what, generation, number) = match self {
-            Self::Connect { own, window } => (CONNECT, own, window),
-            Self::Credit { addressee, messages } => (CREDIT, addressee, messages),
-            Self::Close { own } => (CLOSE, own, 0),
+        let (what, generation, target, number) = match self {
+            Self::Connect { own, target, window } => (CONNECT, own, target, window),
+            Self::Credit { addressee, messages } => (CREDIT, addressee, 0, messages),
+            Self::Close { own } => (CLOSE, own, 0, 0),
         };
-        (u64::from(what) | u64::from(generation) << 8 | u64::from(number) << 32).to_le_bytes()
+        let word = u64::from(what) | u64::from(generation) << 8 | u64::from(target) << 16;
+        (word | u64::from(number) << 32).to_le_bytes()
     }
 
     /// `None` of what no port sends.
     pub(crate) fn decode(word: u64) -> Option<Self> {
         let (what, generation, number) = (word as u8, (word >> 8) as u8, (word >> 32) as u32);
         match what {
-            CONNECT => Some(Self::Connect { own: generation, window: number }),
+            CONNECT => Some(Self::Connect { own: generation, target: (word >> 16) as u8, window: number }),
             CREDIT => Some(Self::Credit { addressee: generation, messages: number }),
             CLOSE => Some(Self::Close { own: generation }),
             _ => None,
@@ -71,6 +80,25 @@ pub(crate) struct Peer {
     pub(crate) owed: u32,
     /// It stands in the queue of those that are to be told.
     pub(crate) due: bool,
+    /// The tenant that is to be told that we send no more; 0: none.
+    pub(crate) closing: u8,
+    /// Messages of tenants whose promise has ended that are kept and not taken. They take a part of what can be promised.
+    pub(crate) lingering: u32,
+    /// What it asked for.
+    pub(crate) asked: u32,
+    /// It is to be told that there is no room.
+    pub(crate) refuse: bool,
+    /// How often this tenant was refused in a row.
+    pub(crate) refusals: u8,
+    pub(crate) refused_tenant: u8,
+    /// It asked once more, and is told when there is room.
+    pub(crate) waits: bool,
+    /// The tenant that does not read what it is told, and is told nothing any more; 0: none.
+    pub(crate) deaf: u8,
+    /// How many tenants of it were so.
+    pub(crate) strikes: u8,
+    /// It is promised nothing: [`crate::Port::admit`].
+    pub(crate) stranger: bool,
 }
 
 /// What may be promised to the VPIDs of one node together.
@@ -93,7 +121,7 @@ mod tests {
     #[test]
     fn control_messages_come_back_as_they_were() {
         let messages = [
-            Control::Connect { own: 3, window: 64 },
+            Control::Connect { own: 3, target: 9, window: 64 },
             Control::Credit { addressee: 255, messages: u32::MAX },
             Control::Close { own: 1 },
         ];

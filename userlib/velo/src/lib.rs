@@ -18,6 +18,8 @@
 //! messages too, since they stand behind. So that this does not happen, a receiver promises each connection some messages, and a sender
 //! sends no more than was promised; promises are renewed by messages with the tag [`CONTROL_TAG`], when the receiver's application has taken
 //! messages. A connection whose receiver does not read stops by itself ([`Port::send_nb`] gives [`Error::WouldBlock`]), and all others go on.
+//! The messages about promises need no credit: each ring keeps room for those that ports send each other. Who asks more often is not answered, and a
+//! tenant whose ring has no room for an answer until the card's watchdog drops it is promised and told nothing any more.
 //! Both ends have to use it or both not: [`Config::flow_control`].
 //!
 //! The answering is done inside the calls of a port. A process that computes for long without calling any answers late; [`Port::progress`] does
@@ -27,9 +29,11 @@
 //!
 //! Its card tells all others, behind everything that it had sent. A [`Link`] is to one tenant of a VPID: sending on it, or waiting for a message
 //! from its other end, fails with [`Error::PeerGone`] from then on, and its messages that have arrived can still be taken. A new tenant is
-//! reached by a new [`Port::connect`]; messages meant for the old one never reach it.
+//! reached by a new [`Port::connect`]; messages meant for the old one, which may have waited in a card, are dropped by it, since their sender has not
+//! connected to it. Without flow control nobody connects, and it may get them.
 //!
-//! A process that resets its own device is gone to the others in the same way. Its port does not outlive that: calls that wait give [`Error::Reset`].
+//! A process that resets its own device, or whose VPID the admin resets, is gone to the others in the same way. Its port does not outlive that: calls
+//! that wait give [`Error::Reset`].
 #![forbid(unsafe_code)]
 
 mod config;

@@ -7,13 +7,13 @@ use nicforge_driver::{
 };
 use nicforge_hwi::{
     extoll::{BAR_DIRECTORY, directory, error, mirror, reg, vector, window},
-    extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT},
+    extoll_velo::{MAX_SLOTS, MIN_SLOTS, SLOT, address},
     pci,
 };
 use nicforge_shm::{SharedU64, Window};
 
 use crate::{
-    Address, Config, DeviceError, Error, Message, Waiting,
+    Address, CONTROL_TAG, Config, DeviceError, Error, Message, Waiting,
     flow::{self, Peer},
     stores::Stores,
 };
@@ -62,6 +62,9 @@ pub struct Statistics {
     pub replayed: u64,
     /// Calls of [`Port::send_nb`] that found no credit.
     pub without_credit: u64,
+    /// Messages that were dropped since their sender has not connected: they were for somebody who had the VPID before, or are of one that does not
+    /// use flow control.
+    pub dropped: u64,
     /// Sends that had to wait in the card: 0 as long as flow control works.
     pub stalls: u64,
 }
@@ -296,7 +299,8 @@ impl Port {
     #[cold]
     fn report(&mut self) -> Result<(), Error> {
         let errors = self.errors.load(Ordering::Acquire);
-        let found = DeviceError::of_word(self.last_error.load(Ordering::Acquire));
+        let word = self.last_error.load(Ordering::Acquire);
+        let found = DeviceError::of_word(word);
         let count = errors.wrapping_sub(self.errors_seen);
         self.errors_seen = errors;
         match found {
@@ -305,6 +309,10 @@ impl Port {
                 // An answer to somebody who went away meanwhile.
                 _ => Ok(()),
             },
+            DeviceError::Watchdog { to } if self.config.flow_control && tag_of(word) == CONTROL_TAG => {
+                // Nothing else is wrong when only somebody has connected to us who reads no answer.
+                if self.fall_silent(to) { Err(Error::Device { error: found, count }) } else { Ok(()) }
+            }
             // Pieces of a message that was sent again.
             DeviceError::Torn | DeviceError::Other { code: error::SEND_ADDRESS, .. }
                 if self.stores.is_some() =>
@@ -387,6 +395,11 @@ impl std::fmt::Debug for Port {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Port").field("address", &self.address).field("slots", &self.slots).finish()
     }
+}
+
+/// The tag of the message that the card's word about an error is of.
+fn tag_of(word: u64) -> u8 {
+    address::decode(word >> 8 & 0xffff_ffff).2
 }
 
 /// The fewest slots that a network allows.

@@ -35,8 +35,7 @@ impl Port {
         };
         message.data[..8].copy_from_slice(&quadword.to_ne_bytes());
         self.emptied(slot)?;
-        self.count(message.from)?;
-        Ok(Some(message))
+        if self.count(message.from)? { Ok(Some(message)) } else { self.poll_later() }
     }
 
     /// As [`Port::poll`], to room that may be used again. False when no message has arrived; what is in `message` is of no use then.
@@ -58,8 +57,7 @@ impl Port {
             return self.poll_into_later(message);
         }
         self.emptied(slot)?;
-        self.count(message.from)?;
-        Ok(true)
+        if self.count(message.from)? { Ok(true) } else { self.poll_into_later(message) }
     }
 
     #[inline(never)]
@@ -83,14 +81,22 @@ impl Port {
     /// As [`Port::poll`], for messages of all kinds.
     #[inline(never)]
     fn poll_later(&mut self) -> Result<Option<Message>, Error> {
-        let next = match self.kept.pop_front() {
-            Some(message) => Some(message),
-            None => self.next()?,
-        };
-        if let Some(message) = &next {
-            self.count(message.from)?;
+        match self.take_kept(0)? {
+            Some(message) => Ok(Some(message)),
+            None => self.next_counted(),
         }
-        Ok(next)
+    }
+
+    /// The next message out of the ring that is for this port, taken.
+    fn next_counted(&mut self) -> Result<Option<Message>, Error> {
+        // Nobody who goes on sending what is dropped keeps us here.
+        for _ in 0..self.slots {
+            let Some(message) = self.next()? else { break };
+            if self.count(message.from)? {
+                return Ok(Some(message));
+            }
+        }
+        Ok(None)
     }
 
     /// Whether a message is about credits, and not for the application.
@@ -112,10 +118,17 @@ impl Port {
                 return Err(Error::KeptFull { kept: self.kept.len() });
             }
             let Some(message) = self.next()? else { return Ok(None) };
-            if filter.admits(&message) {
-                self.count(message.from)?;
+            if !filter.admits(&message) {
+                self.keep(message);
+            } else if self.count(message.from)? {
                 return Ok(Some(message));
             }
+        }
+    }
+
+    /// Keeps a message of the ring, if it is for this port.
+    fn keep(&mut self, message: Message) {
+        if self.is_expected(message.from) {
             self.kept.push_back(message);
         }
     }
@@ -123,7 +136,7 @@ impl Port {
     fn take_kept(&mut self, at: usize) -> Result<Option<Message>, Error> {
         let message = self.kept.remove(at);
         if let Some(message) = &message {
-            self.count(message.from)?;
+            self.count_kept(message.from)?;
         }
         Ok(message)
     }
@@ -197,9 +210,29 @@ impl Port {
         while self.kept.len() < self.keeps
             && let Some(message) = self.next()?
         {
-            self.kept.push_back(message);
+            self.keep(message);
         }
+        self.is_held_up()?;
         self.pay()
+    }
+
+    /// Whether no more is kept, and a message in front that would have to be. Messages about credits in front of it are heard.
+    pub(crate) fn is_held_up(&mut self) -> Result<bool, Error> {
+        if self.kept.len() < self.keeps {
+            return Ok(false);
+        }
+        for _ in 0..self.slots {
+            let slot = (self.taken & (self.slots - 1)) * SLOT;
+            match Message::of_header(self.ring.load_u64_acquire(slot + SLOT_HEADER)?) {
+                Some(message) if !self.is_control(&message) => return Ok(true),
+                Some(_) => {}
+                None => break,
+            }
+            if let Some(message) = self.take()? {
+                self.heard(&message)?;
+            }
+        }
+        Ok(false)
     }
 
     /// The next message of the application out of the ring.

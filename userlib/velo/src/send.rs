@@ -52,7 +52,8 @@ impl Port {
     /// As [`Port::send_nb`], waiting until it is possible. Messages that arrive meanwhile are kept.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]: nothing was sent; otherwise as [`Port::send_nb`], without [`Error::WouldBlock`].
+    /// [`Error::Timeout`], [`Error::Cancelled`]: nothing was sent; [`Error::KeptFull`] when no more messages are kept, and the credit may be behind one that
+    /// would have to be; otherwise as [`Port::send_nb`], without [`Error::WouldBlock`].
     #[inline]
     pub fn send(
         &mut self,
@@ -81,7 +82,12 @@ impl Port {
         loop {
             self.pump()?;
             match self.send_nb(link, tag, data) {
-                Err(Error::WouldBlock) => waiter.turn(self, "credit to send a message")?,
+                Err(Error::WouldBlock) => {
+                    if self.credits(link) == Some(0) && self.is_held_up()? {
+                        return Err(Error::KeptFull { kept: self.kept.len() });
+                    }
+                    waiter.turn(self, "credit to send a message")?;
+                }
                 result => return result,
             }
         }

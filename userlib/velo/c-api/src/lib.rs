@@ -216,7 +216,7 @@ pub unsafe extern "C" fn velo_disconnect(port: *const velo_port, connection: i32
 }
 
 /// Sends `size` bytes, a multiple of 8, 64 at most, with a tag of 0 to 14. Waits while the receiver has promised no more. 0, or a negative
-/// error number; -ECONNRESET when the receiver is gone.
+/// error number; -ECONNRESET when the receiver is gone; -ENOBUFS when as many messages are kept as may be, and the promise may be behind another one: receive some.
 ///
 /// # Safety
 /// `port` is a handle; `data` has `size` readable bytes.
