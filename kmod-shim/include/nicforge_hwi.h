@@ -246,6 +246,11 @@
 #define NICFORGE_EXTOLL_MIRROR_NODES 0x1008
 /* VPIDs of each card (32-bit). */
 #define NICFORGE_EXTOLL_MIRROR_VPIDS 0x100c
+/*
+ * Times that this VPID has started anew: with a new client, by its own
+ * reset, or by the admin's.
+ */
+#define NICFORGE_EXTOLL_MIRROR_STARTS 0x1010
 /* VELO messages that have left for the network so far. */
 #define NICFORGE_EXTOLL_MIRROR_VELO_SENT 0x1040
 /* Sends that had to wait for credit so far. */
@@ -303,8 +308,8 @@
  */
 #define NICFORGE_EXTOLL_ERROR_NO_RECEIVER 7
 /*
- * A VELO send waited for credit longer than the watchdog allows and was
- * dropped.
+ * A VELO send waited for credit, or for a network that stands still,
+ * longer than the watchdog allows and was dropped.
  */
 #define NICFORGE_EXTOLL_ERROR_WATCHDOG 8
 /*

@@ -283,6 +283,7 @@ macro_rules! bodies_of {
             a_target_that_never_answers_ends_commands
             a_reset_asks_to_open_anew
             a_reset_by_the_admin_ends_waits
+            what_was_before_a_reset_by_the_admin_can_be_dropped_later
             a_vpid_leaves_others_their_part_of_the_table
         }
     };

@@ -135,6 +135,8 @@ pub mod mirror {
     pub const NODES: u64 = 0x1008;
     /// VPIDs of each card (32-bit).
     pub const VPIDS: u64 = 0x100c;
+    /// Times that this VPID has started anew: with a new client, by its own reset, or by the admin's.
+    pub const STARTS: u64 = 0x1010;
     /// VELO messages that have left for the network so far.
     pub const VELO_SENT: u64 = 0x1040;
     /// Sends that had to wait for credit so far.
@@ -182,7 +184,7 @@ pub mod error {
     pub const SEND_TORN: u8 = 6;
     /// The addressee of a VELO send or RMA command does not exist, or nobody has it.
     pub const NO_RECEIVER: u8 = 7;
-    /// A VELO send waited for credit longer than the watchdog allows and was dropped.
+    /// A VELO send waited for credit, or for a network that stands still, longer than the watchdog allows and was dropped.
     pub const WATCHDOG: u8 = 8;
     /// The receive ring's or notification queue's memory can't be written any more; it is disabled.
     pub const RING_MEMORY: u8 = 9;

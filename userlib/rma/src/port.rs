@@ -16,7 +16,11 @@ use nicforge_hwi::{
 use nicforge_shm::{SharedU64, Window};
 use zerocopy::IntoBytes;
 
-use crate::{Access, Error, Notification, Notify, Region, Role, queue::Queue, region::Translation};
+use crate::{
+    Access, Error, Notification, Notify, Region, Role,
+    queue::Queue,
+    region::{Start, Translation},
+};
 
 /// BARs of registers, windows and mirror.
 const BAR_REGISTERS: u8 = 0;
@@ -84,6 +88,7 @@ pub struct Port {
     sleep: Duration,
     /// What [`Device::resets`] was.
     resets: u32,
+    start: Start,
 }
 
 impl Port {
@@ -121,6 +126,7 @@ impl Port {
         }
         let mirror = device.bar(BAR_MIRROR)?.window(mirror::NODE, mirror::SIZE)?;
         let word = |offset: u64| mirror.u64(offset - mirror::NODE);
+        let start = Start::now(device, word(mirror::STARTS)?);
         let (completed, overflows) = (word(mirror::RMA_COMPLETED)?, word(mirror::RMA_OVERFLOWS)?);
         let posted = word(mirror::RMA_COMMANDS)?.load(Ordering::Acquire);
         let known_overflows = overflows.load(Ordering::Acquire);
@@ -140,7 +146,7 @@ impl Port {
             device: device.clone(),
             registers,
             poster,
-            translation: Translation::new(device, device.bar(BAR_REGISTERS)?),
+            translation: Translation::new(start.clone(), device.bar(BAR_REGISTERS)?),
             queue,
             mirror,
             completed,
@@ -151,6 +157,7 @@ impl Port {
             spin: options.spin,
             sleep: options.sleep,
             resets,
+            start,
         })
     }
 
@@ -374,7 +381,9 @@ impl Port {
 
     /// Whether the card still has the queue.
     fn check_queue(&self) -> Result<(), Error> {
-        if self.registers.read64(reg::RMA_QUEUE_ENABLE)? == 0 { Err(Error::QueueGone) } else { Ok(()) }
+        let there = self.registers.read64(reg::RMA_QUEUE_ENABLE)? != 0;
+        // One that is there may be another port's.
+        if there && self.start.holds() { Ok(()) } else { Err(Error::QueueGone) }
     }
 
     /// Looks for a notification and leaves it in the queue.
@@ -496,7 +505,7 @@ impl Port {
 impl Drop for Port {
     fn drop(&mut self) {
         // The card lets go of the queue before its memory goes. One that is gone or was reset has done so, and the queue there may be another port's.
-        if self.check_reset().is_ok() {
+        if self.start.holds() {
             let _ = self.registers.write64(reg::RMA_QUEUE_ENABLE, 0);
         }
     }

@@ -2,11 +2,12 @@
 
 use std::{
     fmt,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, atomic::Ordering},
 };
 
 use nicforge_driver::{Bar, Device};
 use nicforge_hwi::extoll_atu::{command, page};
+use nicforge_shm::SharedU64;
 
 use crate::Error;
 
@@ -33,19 +34,40 @@ impl Access {
 /// The registers of address translation. A command is several accesses, so that one goes after the other.
 pub(crate) struct Translation {
     registers: Mutex<Bar>,
+    start: Start,
+}
+
+/// Since when the VPID is what it is: it may be reset by this process, or by the admin.
+#[derive(Clone)]
+pub(crate) struct Start {
     device: Device,
     resets: u32,
+    starts: SharedU64,
+    start: u64,
+}
+
+impl Start {
+    /// Now. `starts` is the card's count.
+    pub(crate) fn now(device: &Device, starts: SharedU64) -> Self {
+        let (resets, start) = (device.resets(), starts.load(Ordering::Acquire));
+        Self { device: device.clone(), resets, starts, start }
+    }
+
+    /// Whether the card still knows what it was told since.
+    pub(crate) fn holds(&self) -> bool {
+        self.device.resets() == self.resets && self.starts.load(Ordering::Acquire) == self.start
+    }
 }
 
 impl Translation {
-    pub(crate) fn new(device: &Device, registers: Bar) -> Arc<Self> {
-        Arc::new(Self { registers: Mutex::new(registers), device: device.clone(), resets: device.resets() })
+    pub(crate) fn new(start: Start, registers: Bar) -> Arc<Self> {
+        Arc::new(Self { registers: Mutex::new(registers), start })
     }
 
     /// # Errors
     /// [`Error::Reset`] when the card knows nothing of what was registered here, and may have given its addresses to others.
     fn check(&self) -> Result<(), Error> {
-        if self.device.resets() == self.resets { Ok(()) } else { Err(Error::Reset) }
+        if self.start.holds() { Ok(()) } else { Err(Error::Reset) }
     }
 
     /// A command; the first address, where it registers.
@@ -131,8 +153,8 @@ impl Region {
     /// Deregisters it: when this returns nothing of it is touched any more. Dropping it does so too, and tells no error.
     ///
     /// # Errors
-    /// [`Error::Reset`] when the device was reset, which has ended it; [`Error::Translation`] when the card does not know it any more, because the
-    /// admin has deregistered it or reset the VPID; those of a trapped access.
+    /// [`Error::Reset`] when the device or its VPID was reset, which has ended it; [`Error::Translation`] when the card does not know it any more, because the
+    /// admin has deregistered it; those of a trapped access.
     pub fn deregister(mut self) -> Result<(), Error> {
         self.end()
     }

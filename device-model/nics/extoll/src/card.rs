@@ -538,10 +538,12 @@ impl Card {
         let (node, nodes, vpids) = (self.config.node, self.config.nodes, self.config.vpids);
         let Some(vpid) = self.vpid(who) else { return };
         let (generation, announcement, sent) = (vpid.generation, vpid.announcement, vpid.counts.sent);
-        *vpid = Vpid { generation, announcement, windows: Windows::open(context, who), ..Vpid::default() };
+        let (starts, windows) = (vpid.starts + 1, Windows::open(context, who));
+        *vpid = Vpid { generation, announcement, starts, windows, ..Vpid::default() };
         if let Some(windows) = &vpid.windows {
             windows.show(mirror::NODE, u64::from(node) | u64::from(who.0) << 32);
             windows.show(mirror::NODES, u64::from(nodes) | u64::from(vpids) << 32);
+            windows.show(mirror::STARTS, starts);
         }
         vpid.show_counts(Counts::default());
         self.sent_before += sent;

@@ -89,6 +89,8 @@ pub(crate) struct Vpid {
     /// Of the receive ring: odd while it is enabled. Goes on through tenants and resets.
     pub(crate) generation: u8,
     pub(crate) announcement: Option<Announcement>,
+    /// As [`mirror::STARTS`].
+    pub(crate) starts: u64,
     pub(crate) assembly: Assembly,
     /// The send in front has to wait, and whether it was counted as one that waits for credit.
     pub(crate) stalled: Option<Stall>,
