@@ -3,7 +3,7 @@
 
 use std::{ptr::NonNull, time::Duration};
 
-use nicforge_core::machine::Machine;
+use nicforge_core::{fabric::LinkId, machine::Machine};
 use nicforge_driver::{Deadline, HugePages, Poster, Relax};
 use nicforge_extoll_transport::{Config, Error, ExtollTransport, Job};
 use nicforge_hwi::extoll::reg;
@@ -316,6 +316,35 @@ pub fn why_a_rank_is_gone_is_said(rig: &dyn Rig) {
         liar.send(back, nicforge_velo::CONTROL_TAG, &credit.to_le_bytes(), soon(), None).unwrap();
         assert_eq!(loss(&mut rank), expected);
     }
+}
+
+/// What a rank was told of that was given up, and is still there, stays what it was: it gets that message, or none.
+pub fn what_a_rank_that_was_given_up_may_still_fetch_stays(rig: &dyn Rig) {
+    const LONG: usize = 100_000;
+    let set_link_up = |up: bool| {
+        rig.operate(Box::new(move |machine| machine.fabric().set_link_up(LinkId(0), up).unwrap()));
+    };
+    rig.open("ex0", "admin").bar(0).unwrap().write64(reg::WATCHDOG, 20_000_000).unwrap();
+    // The first and the third are on one card.
+    let mut world = World::new(&Extoll::new(rig), 3, Matching::default());
+    let send = world.send(0, 1, 1, &pattern(1, LONG));
+    world.wait_for_message(1, &Selector::exact(0, 0, 1));
+    set_link_up(false);
+    assert_eq!(loss(&mut world.ranks[0]), Loss::TimedOut);
+    assert!(world.wait(0, send).result.is_err_and(|error| error.is_peer()));
+    let friendly = world.send(0, 2, 2, &pattern(2, LONG));
+    world.wait_for_message(2, &Selector::exact(0, 0, 2));
+    set_link_up(true);
+    let receive = world.receive(1, Selector::exact(0, 0, 1), LONG);
+    let done = world.wait(1, receive);
+    if done.result.is_ok() {
+        assert!(done.buffer.as_slice() == pattern(1, LONG), "another message's content");
+    }
+    let receive = world.receive(2, Selector::exact(0, 0, 2), LONG);
+    let done = world.wait(2, receive);
+    assert_eq!(done.result, Ok(()));
+    assert!(done.buffer.as_slice() == pattern(2, LONG));
+    assert_eq!(world.wait(0, friendly).result, Ok(()));
 }
 
 /// A process with the VPID of a rank that sends what no transport sends, and more notifications than fit.

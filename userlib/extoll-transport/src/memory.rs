@@ -5,7 +5,7 @@
 use std::ptr::NonNull;
 
 use nicforge_driver::{Device, DmaBuffer, Error as DriverError, HugePages};
-use nicforge_matching::{Access, Memory, Region, RemoteRegion};
+use nicforge_matching::{Access, Memory, Rank, Region, RemoteRegion};
 use nicforge_rma::{Access as Allow, Error as RmaError, Port, Region as Registration};
 
 use crate::{
@@ -106,6 +106,8 @@ pub(crate) struct Registered {
     /// Bytes of sources with memory of their own.
     own: usize,
     most_own: usize,
+    /// Sources that somebody who was given up may still fetch: whose, and their handles.
+    abandoned: Vec<(Rank, u64)>,
 }
 
 /// A source that was registered: whether in memory of its own.
@@ -126,6 +128,7 @@ impl Registered {
             longest: bytes / 2,
             own: 0,
             most_own: config.longest_staging,
+            abandoned: Vec::new(),
         })
     }
 
@@ -154,8 +157,12 @@ impl Registered {
         let length = memory.length;
         // SAFETY: as the caller says.
         let bytes = unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), length) };
-        let (copied, address) = if length <= self.longest {
-            let Some(part) = self.arena.take(length) else { return Ok(None) };
+        let part = if length <= self.longest { self.arena.take(length) } else { None };
+        // What is abandoned may never come back: it is not waited for.
+        if length <= self.longest && part.is_none() && self.abandoned.is_empty() {
+            return Ok(None);
+        }
+        let (copied, address) = if let Some(part) = part {
             self.staging.memory.write(part.offset(), bytes)?;
             (Copied::Part(part), self.staging.registration.address() + part.offset())
         } else {
@@ -189,6 +196,31 @@ impl Registered {
         match self.entries.get(usize::try_from(handle).ok()?)? {
             Entry::Destination(destination) => Some(*destination),
             _ => None,
+        }
+    }
+
+    /// A source is not used any more, but `rank` may still fetch it: it stays until [`Registered::forget_abandoned`].
+    pub(crate) fn abandon(&mut self, handle: u64, rank: Rank) {
+        let place = usize::try_from(handle).ok().and_then(|index| self.entries.get_mut(index));
+        match place {
+            Some(Entry::Source(Copied::Own { bytes, .. })) => self.own -= std::mem::take(bytes),
+            Some(Entry::Source(Copied::Part(_))) => {}
+            _ => return,
+        }
+        self.abandoned.push((rank, handle));
+    }
+
+    /// Whether anything is abandoned.
+    #[inline]
+    pub(crate) fn has_abandoned(&self) -> bool {
+        !self.abandoned.is_empty()
+    }
+
+    /// Gives back what was abandoned to those who are no more.
+    pub(crate) fn forget_abandoned(&mut self, is_gone: impl Fn(Rank) -> bool) {
+        let gone: Vec<_> = self.abandoned.extract_if(.., |(rank, _)| is_gone(*rank)).collect();
+        for (_, handle) in gone {
+            self.remove(handle);
         }
     }
 

@@ -94,11 +94,29 @@ impl ExtollTransport {
         if let Err(error) = self.velo.check() {
             self.wrong(error)?;
         }
+        if self.registered.has_abandoned() {
+            self.forget_abandoned();
+        }
         for _ in 0..LOOKS.min(self.peers.len()) {
             self.look_at = if self.look_at + 1 < self.peers.len() { self.look_at + 1 } else { 0 };
             self.look(self.look_at as Rank)?;
         }
         Ok(())
+    }
+
+    /// Whether the tenant that is a rank still has its address: it may be there although it was given up.
+    pub(crate) fn is_there(&self, rank: Rank) -> bool {
+        self.peers
+            .get(rank as usize)
+            .is_some_and(|peer| peer.tenant & 1 != 0 && self.velo.tenant_of(peer.address) == peer.tenant)
+    }
+
+    #[cold]
+    fn forget_abandoned(&mut self) {
+        let Self { registered, peers, velo, .. } = self;
+        registered.forget_abandoned(|rank| {
+            peers.get(rank as usize).is_none_or(|peer| velo.tenant_of(peer.address) != peer.tenant)
+        });
     }
 
     /// Whether a rank has come or gone.

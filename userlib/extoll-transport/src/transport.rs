@@ -356,6 +356,13 @@ unsafe impl Transport for ExtollTransport {
         }
     }
 
+    fn abandon(&mut self, region: Region, peer: Rank) {
+        match self.is_there(peer) {
+            true => self.registered.abandon(region.handle, peer),
+            false => self.deregister(region),
+        }
+    }
+
     fn start_get(&mut self, get: &Get) -> Result<bool, TransportError> {
         self.start(get)
     }

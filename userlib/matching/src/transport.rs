@@ -178,6 +178,13 @@ pub unsafe trait Transport {
     /// Takes memory back. Gets under way that use it end, with or without an error.
     fn deregister(&mut self, region: Region);
 
+    /// As [`Transport::deregister`], of a source that `peer` was told of and has not said that it has fetched: it was given up, but may live, and fetch
+    /// it still. Whatever it is given must not be another message's: a transport that uses the place again keeps it until `peer` is no more.
+    fn abandon(&mut self, region: Region, peer: Rank) {
+        let _ = peer;
+        self.deregister(region);
+    }
+
     /// Starts a get. `false`: there is no room now.
     ///
     /// # Errors

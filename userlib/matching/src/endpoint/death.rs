@@ -5,7 +5,7 @@
 //! requests are looked at once, from the first place on; what is asked of a lost peer later fails at once.
 
 use super::{
-    Endpoint,
+    Endpoint, Kind,
     core::{Content, Core, Health, State},
 };
 use crate::{Error, Gone, Rank, Transport};
@@ -53,8 +53,8 @@ impl<T: Transport> Endpoint<T> {
     pub(super) fn fail(&mut self, op: u32, error: Error) {
         let core = &mut self.core;
         let request = &mut core.ops[op];
-        let peer = request.envelope.peer;
-        match request.state {
+        let (peer, kind, state) = (request.envelope.peer, request.kind, request.state);
+        match state {
             State::Queued | State::Sending => {
                 core.places.remove(&mut core.peers[peer as usize].sends, op);
                 // What stood behind it may need less of the window.
@@ -65,8 +65,13 @@ impl<T: Transport> Endpoint<T> {
             State::Offered | State::Filling | State::Draining => {}
             State::Settling | State::Done => return,
         }
+        // Its receiver knows where it is.
+        let told = kind == Kind::Send && state == State::Offered;
         if let Some(region) = core.ops[op].region.take() {
-            self.transport.deregister(region);
+            match told {
+                true => self.transport.abandon(region, peer),
+                false => self.transport.deregister(region),
+            }
         }
         core.fail(op, error);
     }
