@@ -325,6 +325,7 @@ macro_rules! bodies_of {
             a_rank_whose_device_is_reset_says_so
             why_a_rank_is_gone_is_said
             what_a_rank_that_was_given_up_may_still_fetch_stays
+            a_stranger_takes_no_rank_s_room
             a_hostile_rank_harms_itself_alone
         }
     };

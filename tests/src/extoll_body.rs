@@ -347,6 +347,43 @@ pub fn what_a_rank_that_was_given_up_may_still_fetch_stays(rig: &dyn Rig) {
     assert_eq!(world.wait(0, friendly).result, Ok(()));
 }
 
+/// Processes of the same node that are not of the job take nothing of the room that is for its ranks.
+pub fn a_stranger_takes_no_rank_s_room(rig: &dyn Rig) {
+    let extoll = Extoll::new(rig);
+    let mut first = extoll.rank(0, 2);
+    let strangers = ["vpid1", "vpid2"].map(|vpid| {
+        let mut port = Port::open(rig.open("ex1", vpid), nicforge_velo::Config::default()).unwrap();
+        let link = port.connect(at(0), soon(), None).unwrap();
+        (port, link)
+    });
+    let now = || Deadline::after(Duration::ZERO);
+    let complete = |rank: &mut ExtollTransport| match rank.wait_for_all(now(), None) {
+        Ok(()) => true,
+        Err(Error::Velo(nicforge_velo::Error::Timeout { .. })) => false,
+        Err(error) => panic!("{error}"),
+    };
+    let strangers = strangers.map(|(mut port, link)| {
+        let (deadline, mut relax) = (soon(), Relax::new());
+        while !port.is_refused(link) && port.credits(link) == Some(0) {
+            assert!(!deadline.has_passed(), "a stranger has no answer");
+            complete(&mut first);
+            port.progress().unwrap();
+            port.device().relax(&mut relax).unwrap();
+        }
+        (port, link)
+    });
+    let mut second = extoll.rank(1, 2);
+    let (deadline, mut relax) = (soon(), Relax::new());
+    while !(complete(&mut first) & complete(&mut second)) {
+        assert!(!deadline.has_passed(), "the ranks wait for each other");
+        second.device().relax(&mut relax).unwrap();
+    }
+    assert_eq!((first.poll_gone(), second.poll_gone()), (None, None));
+    for (mut port, link) in strangers {
+        assert_eq!(port.send_nb(link, 1, &[0; 8]), Err(nicforge_velo::Error::NoCredit { address: at(0) }));
+    }
+}
+
 /// A process with the VPID of a rank that sends what no transport sends, and more notifications than fit.
 pub fn a_hostile_rank_harms_itself_alone(rig: &dyn Rig) {
     let extoll = Extoll::new(rig);

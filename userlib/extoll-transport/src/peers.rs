@@ -135,8 +135,10 @@ impl ExtollTransport {
             self.lose(rank, why);
             return Ok(());
         }
-        if peer.link.is_none() && now & 1 != 0 {
-            return self.connect_to(rank);
+        match peer.link {
+            None if now & 1 != 0 => return self.connect_to(rank),
+            Some(link) if self.velo.is_refused(link) => self.lose(rank, Loss::Refused),
+            _ => {}
         }
         Ok(())
     }

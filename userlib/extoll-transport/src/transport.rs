@@ -90,7 +90,9 @@ impl ExtollTransport {
             .collect::<Result<_, Error>>()?;
         // Last: from here on others send.
         let velo = nicforge_velo::Config { slots: Some(slots), window, ..Default::default() };
-        let velo = Port::open(device, velo)?;
+        let mut velo = Port::open(device, velo)?;
+        // The ring is as long as the job needs it. Others of its nodes would take their part of it.
+        velo.admit(|address| job.rank(address).is_some());
         peers[rank as usize].tenant = velo.tenant_of(place.address);
         Ok(Self {
             gets,
