@@ -10,8 +10,8 @@
 //! | responder | the memory read by a get has been read | get |
 //! | completer | the data have been written, all of them | put (on the target), get (on the requester), immediate put (on the target) |
 //!
-//! A command that fails notifies its requester with the error whether it asked for it or not, and its completer and responder when some of it may have been
-//! done. Commands of one VPID to one target are carried out in order, and so are their notifications as the requester; where a put follows a get it waits
+//! A command that fails notifies its requester with the error whether it asked for it or not; a put's completer and a get's responder when some of it may
+//! have been done. A get's completer, which is the requester too, is told of success alone. Commands of one VPID to one target are carried out in order, and so are their notifications as the requester; where a put follows a get it waits
 //! for it.
 //!
 //! A source or destination lies in one region of the address translation. What is left in memory that is both is not specified. A VPID whose
