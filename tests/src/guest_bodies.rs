@@ -190,8 +190,10 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
         "the admin is the operator's",
         BOTH,
         &[
+            "velo_body::a_reset_by_the_admin_asks_to_open_again",
             "extoll_body::a_rank_whose_device_is_reset_says_so",
             "extoll_body::why_a_rank_is_gone_is_said",
+            "extoll_body::what_a_rank_that_was_given_up_may_still_fetch_stays",
             "fcnp_body::soft_reset_of_the_io_node_ends_its_calls",
             "slots::a_blocked_channel_leaves_the_other_alone",
             "slots::a_core_reaches_the_user_channel_only",
@@ -216,6 +218,7 @@ pub const HOST_ONLY: &[(&str, &[Door], &[&str])] = &[
             "tree_hostile::a_hostile_node_breaks_no_other",
             "velo_body::impossible_messages_are_refused",
             "rma_body::a_target_that_never_answers_ends_commands",
+            "rma_body::what_was_before_a_reset_by_the_admin_can_be_dropped_later",
         ],
     ),
     (
