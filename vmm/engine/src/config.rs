@@ -52,7 +52,8 @@ pub struct EngineConfig {
     pub quotas: Quotas,
     /// How long a register access may wait for the device before it is answered with `EAGAIN`. QEMU gives up after 5 s.
     pub stall_limit: Duration,
-    /// How long a client may take to answer a DMA message before the device gets an error.
+    /// How long a client may take to answer a DMA message before the device gets an error, from when the device asked for it: a client
+    /// that does not read its socket has no more time.
     pub dma_limit: Duration,
     /// How long the engine sleeps at most while clients are there: covers a store that no wake-up followed.
     pub safety_timeout: Duration,

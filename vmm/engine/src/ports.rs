@@ -241,12 +241,7 @@ impl Engine {
         if client.session.stalled.is_some() && !self.stalled.contains(&index) {
             self.stalled.push_back(index);
         }
-        let due = client.session.send(
-            &mut self.machine,
-            &mut client.connection,
-            Instant::now(),
-            &mut port.counters,
-        );
+        let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
         if (more || client.connection.ready()) && !client.queued {
             client.queued = true;
             self.ready.push_back(index);
@@ -329,7 +324,7 @@ impl Engine {
             | Outgoing::DmaWrite { function, attachment, .. }) = &message;
             let Some(&index) = self.served.get(&(*function, *attachment)) else { continue };
             let Some(client) = &mut self.ports[index].client else { continue };
-            client.session.queue(&mut self.machine, message);
+            client.session.queue(&mut self.machine, message, now);
             if !self.senders.contains(&index) {
                 self.senders.push(index);
             }
@@ -337,7 +332,7 @@ impl Engine {
         while let Some(index) = self.senders.pop() {
             let port = &mut self.ports[index];
             let Some(client) = &mut port.client else { continue };
-            let due = client.session.send(&mut self.machine, &mut client.connection, now, &mut port.counters);
+            let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
             let generation = port.generation;
             let wanted =
                 Interest { read: client.connection.wants_read(), write: client.connection.wants_write() };
@@ -367,12 +362,15 @@ impl Engine {
         }
         for index in 0..self.ports.len() {
             let port = &mut self.ports[index];
-            let due = port
-                .client
-                .as_mut()
-                .and_then(|client| client.session.expire(&mut self.machine, now, &mut port.counters));
-            if let Some(due) = due {
-                self.note_deadline(due);
+            if let Some(client) = &mut port.client {
+                let (machine, connection) = (&mut self.machine, &mut client.connection);
+                if let Some(due) = client.session.expire(machine, connection, now, &mut port.counters) {
+                    self.note_deadline(due);
+                    // What ended may have made room for the rest.
+                    if !self.senders.contains(&index) {
+                        self.senders.push(index);
+                    }
+                }
             }
             if self.ports[index].accepting {
                 self.accept(index, now);

@@ -55,6 +55,12 @@ struct Outstanding {
     until: Instant,
 }
 
+/// A DMA message that could not be sent yet.
+struct Unsent {
+    message: Outgoing,
+    until: Instant,
+}
+
 pub(crate) struct Session {
     pub(crate) function: FunctionId,
     pub(crate) who: AttachmentId,
@@ -67,7 +73,7 @@ pub(crate) struct Session {
     pub(crate) was_cancelled: bool,
     sinks: Vec<Weak<EventFdSink>>,
     outstanding: VecDeque<Outstanding>,
-    unsent: VecDeque<Outgoing>,
+    unsent: VecDeque<Unsent>,
     next_token: Token,
     buffer: Vec<u8>,
     dma_limit: Duration,
@@ -151,10 +157,11 @@ impl Session {
         true
     }
 
-    /// Take a DMA message for the client, to be sent by [`Session::send`].
-    pub(crate) fn queue(&mut self, machine: &mut Machine, message: Outgoing) {
+    /// Take a DMA message for the client, to be sent by [`Session::send`]. The client's time starts now: how long the message
+    /// waits for the socket is up to the client as well.
+    pub(crate) fn queue(&mut self, machine: &mut Machine, message: Outgoing, now: Instant) {
         if self.unsent.len() < MAX_UNSENT {
-            self.unsent.push_back(message);
+            self.unsent.push_back(Unsent { message, until: now + self.dma_limit });
         } else {
             let (id, write) = identify(&message);
             self.fail(machine, id, write, Errno::EBUSY);
@@ -166,11 +173,10 @@ impl Session {
         &mut self,
         machine: &mut Machine,
         connection: &mut ServerConnection,
-        now: Instant,
         counters: &mut ServerCounters,
     ) -> Option<Instant> {
         use nicforge_vfio_user::DmaError;
-        while let Some(message) = self.unsent.front() {
+        while let Some(&Unsent { ref message, until }) = self.unsent.front() {
             let sent = match message {
                 Outgoing::DmaRead { id, iova, length, .. } => connection.dma_read(*iova, *length, *id),
                 Outgoing::DmaWrite { id, iova, data, .. } => connection.dma_write(*iova, data, *id),
@@ -179,7 +185,7 @@ impl Session {
             match sent {
                 Ok(()) => {
                     counters.dma_messages += 1;
-                    self.outstanding.push_back(Outstanding { id, write, until: now + self.dma_limit });
+                    self.outstanding.push_back(Outstanding { id, write, until });
                 }
                 Err(DmaError::Busy { .. }) => break,
                 Err(error) => {
@@ -189,7 +195,13 @@ impl Session {
             }
             self.unsent.pop_front();
         }
-        self.outstanding.front().map(|first| first.until)
+        self.due()
+    }
+
+    /// When the first DMA message is due. They are sent in the order in which they came, so those that were sent come first.
+    fn due(&self) -> Option<Instant> {
+        let sent = self.outstanding.front().map(|first| first.until);
+        sent.or_else(|| self.unsent.front().map(|first| first.until))
     }
 
     /// A DMA message was answered.
@@ -197,22 +209,27 @@ impl Session {
         self.outstanding.retain(|outstanding| outstanding.id != id);
     }
 
-    /// Give up on the DMA messages that were due. When the next is due, if one is.
+    /// Give up on the DMA messages that were due, sent or not. When the next is due, if one is.
     pub(crate) fn expire(
         &mut self,
         machine: &mut Machine,
+        connection: &mut ServerConnection,
         now: Instant,
         counters: &mut ServerCounters,
     ) -> Option<Instant> {
-        while let Some(&Outstanding { id, write, until }) = self.outstanding.front() {
-            if now < until {
-                return Some(until);
-            }
+        while let Some(&first) = self.outstanding.front().filter(|first| first.until <= now) {
             self.outstanding.pop_front();
+            connection.forget_dma(first.id);
+            counters.dma_timeouts += 1;
+            self.fail(machine, first.id, first.write, Errno::ETIMEDOUT);
+        }
+        while let Some(first) = self.unsent.front().filter(|first| first.until <= now) {
+            let (id, write) = identify(&first.message);
+            self.unsent.pop_front();
             counters.dma_timeouts += 1;
             self.fail(machine, id, write, Errno::ETIMEDOUT);
         }
-        None
+        self.due()
     }
 
     /// Give up on all DMA messages: the attachment was reset, or may not start DMA any more. What the machine does not wait
@@ -221,7 +238,7 @@ impl Session {
         while let Some(Outstanding { id, write, .. }) = self.outstanding.pop_front() {
             self.fail(machine, id, write, Errno::ECANCELED);
         }
-        while let Some(message) = self.unsent.pop_front() {
+        while let Some(Unsent { message, .. }) = self.unsent.pop_front() {
             let (id, write) = identify(&message);
             self.fail(machine, id, write, Errno::ECANCELED);
         }

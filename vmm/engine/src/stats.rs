@@ -26,7 +26,7 @@ pub struct ServerCounters {
     pub stall_timeouts: u64,
     /// DMA messages sent to the client.
     pub dma_messages: u64,
-    /// DMA messages that were not answered in time.
+    /// DMA messages that were not answered in time, or could not even be sent.
     pub dma_timeouts: u64,
 }
 

@@ -200,6 +200,25 @@ fn dma_beyond_the_bound_is_busy_and_can_be_failed() {
 }
 
 #[test]
+fn dma_that_is_forgotten_takes_no_slot_and_its_late_reply_is_dropped() {
+    let mut pair = Pair::negotiated();
+    for token in 0..64 {
+        pair.server.dma_read(0x1000, 8, token).unwrap();
+    }
+    let id = pair.reply().header.id;
+
+    assert!(pair.server.forget_dma(0));
+    assert!(!pair.server.forget_dma(0));
+    pair.server.dma_read(0x1000, 8, 64).unwrap();
+    let payload = access(0x1000, 8, 0, &[1; 8]);
+    pair.send(&message(Header::reply(id, Command::DmaRead, payload.len()), &payload));
+    pair.serve();
+
+    assert!(pair.device.dma_reads.is_empty());
+    assert_eq!((pair.server.dma_outstanding(), pair.server.counters().unmatched_replies), (64, 1));
+}
+
+#[test]
 fn dma_replies_pass_requests_that_wait_behind_a_deferred_one() {
     let mut pair = Pair::negotiated();
     pair.server.dma_read(0x1000, 3, 1).unwrap();

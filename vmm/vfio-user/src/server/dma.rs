@@ -192,6 +192,12 @@ impl DmaTable {
         Ok(true)
     }
 
+    /// Forgets an operation; false when there is none.
+    pub(super) fn forget(&mut self, token: Token) -> bool {
+        let found = self.operations.iter().position(|operation| operation.token == token);
+        found.map(|index| self.operations.swap_remove(index)).is_some()
+    }
+
     /// Ends everything with an error.
     pub(super) fn fail_all(&mut self, errno: Errno, handler: &mut dyn Handler) {
         for operation in std::mem::take(&mut self.operations) {

@@ -304,6 +304,12 @@ impl ServerConnection {
         self.session.dma.outstanding()
     }
 
+    /// Ends the operation of [`Self::dma_read`] or [`Self::dma_write`] that has this token without a word to the handler, which has
+    /// given it up: it takes no slot any more, and a reply that still comes is dropped. False when there is none.
+    pub fn forget_dma(&mut self, token: Token) -> bool {
+        self.session.dma.forget(token)
+    }
+
     /// Ends all operations of [`Self::dma_read`] and [`Self::dma_write`] with an error, when the connection has
     /// ended or the device is reset; replies that still come are dropped.
     pub fn fail_dma(&mut self, errno: Errno, handler: &mut dyn Handler) {

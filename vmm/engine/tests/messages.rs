@@ -1,0 +1,71 @@
+//! DMA messages: when they end although nobody answers, and that none comes too late. The client is bytes on a stream.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+
+mod common;
+
+use std::time::Duration;
+
+use common::{
+    raw::{Raw, access, posted, request, words},
+    *,
+};
+use nicforge_core::context::MAX_REMOTE;
+use nicforge_engine::Snapshot;
+use nicforge_vfio_user::{DMA_FLAG_READ, DMA_FLAG_WRITE, wire::Command};
+
+/// Long enough for what is wrong to happen first, short enough for a test.
+const SHORT: Duration = Duration::from_millis(30);
+/// A page of client memory without a descriptor.
+const PAGE: u64 = 0x1000;
+/// In the command register: memory decode, bus master.
+const MEMORY: u16 = 2;
+const MASTER: u16 = 4;
+
+both_loops! {
+    fn messages_that_are_never_answered_end_however_many_there_are(config) {
+        config.dma_limit = SHORT;
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+        for round in 1..=3 {
+            raw.send(&doorbell(64).repeat(MAX_REMOTE));
+            let all = round * MAX_REMOTE as u64;
+            served.until("all have ended", |snapshot| server_of(snapshot, A).dma_timeouts == all);
+        }
+        assert_eq!(errors(&served.snapshot()), 3 * MAX_REMOTE as u64);
+    }
+
+    fn a_message_that_could_not_be_sent_ends_too(config) {
+        config.dma_limit = SHORT;
+        config.max_queued = 1 << 16;
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+        // In one turn: the device asks for a message, and replies fill the socket before it can be sent.
+        let read = request(Command::RegionRead, &access(0, 1, 1 << 16, &[]));
+        raw.send(&[doorbell(64), read.repeat(15)].concat());
+        let snapshot = served.until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
+        assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
+    }
+}
+
+/// A client that has mapped [`PAGE`] and lets the device start DMA, which copies from there.
+fn ready(served: &Served) -> Raw {
+    let mut raw = Raw::negotiated(&served.path(A));
+    let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
+    let map = [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat();
+    assert_eq!(raw.ask(Command::DmaMap, &map), None);
+    let command = (MEMORY | MASTER).to_le_bytes();
+    assert_eq!(raw.ask(Command::RegionWrite, &access(4, 7, 2, &command)), None);
+    for offset in [reg::SOURCE, reg::TARGET] {
+        assert_eq!(raw.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes())), None);
+    }
+    raw
+}
+
+/// The start of a copy of so many bytes, which is not answered.
+fn doorbell(length: u32) -> Vec<u8> {
+    posted(Command::RegionWrite, &access(reg::COPY, 0, 4, &length.to_le_bytes()))
+}
+
+fn errors(snapshot: &Snapshot) -> u64 {
+    snapshot.functions[0].attachments[0].counters.dma_errors
+}
