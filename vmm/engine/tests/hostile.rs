@@ -15,7 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::*;
+use common::{
+    raw::{Raw, access, posted, request},
+    *,
+};
 use nicforge_core::{device::FunctionId, machine::Machine};
 use nicforge_engine::{Engine, EngineConfig, EngineError, EventLoopKind, Quotas};
 use nicforge_hwi::attachment::mirror;
@@ -259,6 +262,21 @@ both_loops! {
         assert_eq!(read32(&other, reg::SCRATCH), 0);
         let snapshot = served.until_free(A);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
+    }
+
+    fn a_client_that_goes_without_its_replies_is_heard_to_the_end(config) {
+        let served = Served::start(config);
+        write32(&served.client(B), reg::CREDITS, 1);
+        let mut raw = Raw::negotiated(&served.path(A));
+        // The engine comes to the messages when the client has gone.
+        let (go, gone) = std::sync::mpsc::channel::<()>();
+        served.handle.send(move |_| { let _ = gone.recv(); }).unwrap();
+        raw.send(&request(Message::RegionRead, &access(0, 0, 4, &[])));
+        raw.send(&posted(Message::RegionWrite, &access(reg::SEND, 0, 4, &[0; 4])));
+        drop(raw);
+        drop(go);
+        let snapshot = served.until_free(A);
+        assert_eq!((counter(&snapshot, "sent"), server_of(&snapshot, A).broken), (1, 0));
     }
 
     fn garbage_ends_its_connection_and_nothing_else(config) {

@@ -5,7 +5,9 @@
 
 mod common;
 
+use std::io::Write;
 use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
 use common::*;
@@ -401,6 +403,51 @@ fn client_that_closes_between_messages_is_closed_after_its_last_request() {
 
     assert_eq!(pair.device.writes.len(), 1);
     assert!(!pair.server.wants_read() && !pair.server.wants_write());
+}
+
+#[test]
+fn client_that_closes_without_waiting_for_its_replies_is_heard_to_the_end() {
+    let (mut peer, socket) = UnixStream::pair().unwrap();
+    let mut server = ServerConnection::new(socket.into(), ServerConfig::default());
+    let mut device = Device::default();
+    peer.write_all(&request(Command::Version, &version(b""))).unwrap();
+    for value in 0..3 {
+        peer.write_all(&request(Command::RegionRead, &access(0, 0, 4, &[]))).unwrap();
+        peer.write_all(&posted(Command::RegionWrite, &access(8, 0, 1, &[value]))).unwrap();
+    }
+    drop(peer);
+
+    serve_to_the_end(&mut server, &mut device);
+
+    assert_eq!(device.writes.len(), 3);
+}
+
+#[test]
+fn client_that_closes_on_queued_replies_is_heard_to_the_end() {
+    let (mut peer, socket) = UnixStream::pair().unwrap();
+    let mut server = ServerConnection::new(socket.into(), ServerConfig::default());
+    let mut device = Device::default();
+    peer.write_all(&request(Command::Version, &version(b""))).unwrap();
+    while !server.wants_write() {
+        peer.write_all(&request(Command::RegionRead, &access(0, 0, 1 << 16, &[]))).unwrap();
+        server.on_readable(&mut device).unwrap();
+    }
+    peer.write_all(&posted(Command::RegionWrite, &access(8, 0, 1, &[1]))).unwrap();
+    drop(peer);
+
+    server.on_writable().unwrap();
+    assert!(!server.wants_write());
+    assert!(matches!(server.dma_read(0, 1, 1), Err(DmaError::NotConnected)));
+    serve_to_the_end(&mut server, &mut device);
+
+    assert_eq!(device.writes.len(), 1);
+}
+
+fn serve_to_the_end(server: &mut ServerConnection, device: &mut Device) {
+    let deadline = Instant::now() + PATIENCE;
+    while server.on_readable(device).unwrap() != Progress::Closed {
+        assert!(Instant::now() < deadline);
+    }
 }
 
 #[test]

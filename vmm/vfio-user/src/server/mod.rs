@@ -13,7 +13,7 @@
 //! **Back pressure.** Replies that the socket does not take are queued. At [`ServerConfig::max_queued`] bytes or 32
 //! descriptors no more requests are taken until the client reads.
 //!
-//! **Endings.** An error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`],
+//! **Endings.** A client that goes is heard to the end: what it sent before is served, and replies to that are dropped. An error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`],
 //! end the connection: drop it. Malformed *requests* are answered with an errno and end nothing; malformed
 //! *framing* does, since where the next message starts is then unknown.
 
@@ -206,7 +206,8 @@ impl ServerConnection {
         if self.session.state == State::Ended {
             return Err(ConnectionError::Ended);
         }
-        self.framed.flush().map_err(|error| {
+        let (_, mut out) = self.framed.split();
+        out.flush().map_err(|error| {
             self.session.state = State::Ended;
             error.into()
         })
@@ -335,7 +336,8 @@ impl ServerConnection {
     }
 
     fn check_running(&self) -> Result<(), DmaError> {
-        if self.session.state == State::Running { Ok(()) } else { Err(DmaError::NotConnected) }
+        let running = self.session.state == State::Running && !self.framed.tx.has_ended();
+        if running { Ok(()) } else { Err(DmaError::NotConnected) }
     }
 
     fn is_clogged(&self) -> bool {

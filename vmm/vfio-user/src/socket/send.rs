@@ -21,6 +21,8 @@ pub(crate) struct Sender {
     queue: VecDeque<Outgoing>,
     queued: usize,
     queued_fds: usize,
+    /// Nobody is there to send to.
+    ended: bool,
 }
 
 impl Sender {
@@ -30,6 +32,11 @@ impl Sender {
 
     pub(crate) fn queued_fds(&self) -> usize {
         self.queued_fds
+    }
+
+    /// The peer does not read any more, which [`Outlet`] has found.
+    pub(crate) fn has_ended(&self) -> bool {
+        self.ended
     }
 
     pub(crate) fn send(
@@ -98,7 +105,8 @@ fn attempt(
 }
 
 /// The sending half of a stream, apart from the receiving one: a reply goes out while the request that it
-/// answers is still borrowed.
+/// answers is still borrowed. A peer that has closed its end is no error here: what it sent before is still to be
+/// read, and replies to that go nowhere.
 pub(crate) struct Outlet<'a> {
     pub(super) socket: BorrowedFd<'a>,
     pub(super) tx: &'a mut Sender,
@@ -111,10 +119,29 @@ impl Outlet<'_> {
         body: &[u8],
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), FrameError> {
-        self.tx.send(self.socket, head, body, fds)
+        if self.tx.ended {
+            return Ok(());
+        }
+        let sent = self.tx.send(self.socket, head, body, fds);
+        self.unless_ended(sent)
+    }
+
+    pub(crate) fn flush(&mut self) -> Result<(), FrameError> {
+        let sent = self.tx.flush(self.socket);
+        self.unless_ended(sent)
     }
 
     pub(crate) fn queued(&self) -> usize {
         self.tx.queued()
+    }
+
+    fn unless_ended(&mut self, sent: Result<(), FrameError>) -> Result<(), FrameError> {
+        match sent {
+            Err(FrameError::Closed) => {
+                *self.tx = Sender { ended: true, ..Sender::default() };
+                Ok(())
+            }
+            other => other,
+        }
     }
 }
