@@ -23,6 +23,7 @@ use crate::{
     config::EngineConfig,
     error::EngineError,
     helper::Helper,
+    interrupt,
     sink::Signals,
     socket::{Listener, Refusal},
     stats::{AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, ServerCounters, Snapshot},
@@ -74,13 +75,16 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// An engine that serves nothing yet. It says by `tracing` which event loop it uses.
+    /// An engine that serves nothing yet. It says by `tracing` which event loop it uses. The process gets a handler for SIGURG that
+    /// does nothing: with that signal a write to a client's eventfd is ended that would keep the engine waiting.
     ///
     /// # Errors
     /// [`EngineError`] when the event loop asked for, the helper thread or a descriptor can't be had.
     pub fn new(mut machine: Machine, config: EngineConfig) -> Result<Self, EngineError> {
         let events = wait::choose(config.event_loop)?;
         tracing::info!(event_loop = events.name(), "the engine's event loop");
+        interrupt::prepare()
+            .map_err(|errno| EngineError::System { what: "setting a handler for SIGURG", errno })?;
         let waker = Waker::new()?;
         let signals = Arc::new(Signals::default());
         let helper = Helper::start(waker.clone(), Arc::clone(&signals))?;
@@ -168,11 +172,13 @@ impl Engine {
     }
 
     /// Step the machine and serve clients until `stop` says so. Clients that are still there lose their attachments then; the
-    /// sockets are removed when the engine is dropped. The thread must not block SIGBUS, by which truncated files are noticed.
+    /// sockets are removed when the engine is dropped. The thread must not block SIGBUS, by which truncated files are noticed; SIGURG it
+    /// unblocks itself.
     ///
     /// # Errors
     /// [`EngineError::Wait`] when the event loop fails.
     pub fn run(&mut self, stop: &Stop) -> Result<(), EngineError> {
+        interrupt::allow().map_err(|errno| EngineError::System { what: "unblocking SIGURG", errno })?;
         let result = self.watch_all(stop).and_then(|()| self.turn_until(stop));
         self.end_all();
         for (index, port) in self.ports.iter().enumerate() {

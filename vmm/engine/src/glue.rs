@@ -82,12 +82,10 @@ impl Glue<'_> {
     }
 
     fn bind(&mut self, index: u32, start: u32, fds: Vec<Option<OwnedFd>>) -> Result<(), Errno> {
-        let owner = (self.port as u64) << 32 | u64::from(self.generation);
         let mut sinks = Vec::with_capacity(fds.len());
         for fd in fds {
-            sinks.push(fd.map(|fd| EventFdSink::bind(fd, owner, self.signals)).transpose()?);
+            sinks.push(fd.map(|fd| EventFdSink::bind(fd, &self.session.eventfds, self.signals)).transpose()?);
         }
-        self.session.remember_sinks(sinks.iter().flatten());
         self.helper.watch_signals();
         let sinks = sinks.into_iter().map(|sink| sink.map(|sink| sink as Arc<dyn InterruptSink>)).collect();
         let (function, who) = (self.session.function, self.session.who);

@@ -15,6 +15,7 @@ mod errno;
 mod error;
 mod glue;
 mod helper;
+mod interrupt;
 mod memory;
 mod ports;
 mod session;

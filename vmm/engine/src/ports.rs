@@ -402,7 +402,7 @@ impl Engine {
     /// End the clients whose eventfds made the engine wait.
     pub(crate) fn end_blocking(&mut self) {
         for index in 0..self.ports.len() {
-            if self.ports[index].client.as_ref().is_some_and(|client| client.session.is_blocking()) {
+            if self.ports[index].client.as_ref().is_some_and(|client| client.session.eventfds.is_given_up()) {
                 self.end(index, End::Evicted("a write to its eventfd had to wait"));
             }
         }

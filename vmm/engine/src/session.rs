@@ -3,7 +3,7 @@
 use std::{
     collections::VecDeque,
     os::fd::OwnedFd,
-    sync::{Arc, Weak},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -18,7 +18,7 @@ use crate::{
     config::EngineConfig,
     errno,
     memory::{ClientMemory, Place},
-    sink::EventFdSink,
+    sink::Owner,
     stats::ServerCounters,
 };
 
@@ -71,7 +71,8 @@ pub(crate) struct Session {
     pub(crate) new_unmask: Option<Option<OwnedFd>>,
     /// The connection has to be told that nobody waits for the DMA messages it has sent.
     pub(crate) was_cancelled: bool,
-    sinks: Vec<Weak<EventFdSink>>,
+    /// Whether its eventfds are still written.
+    pub(crate) eventfds: Arc<Owner>,
     outstanding: VecDeque<Outstanding>,
     unsent: VecDeque<Unsent>,
     next_token: Token,
@@ -89,7 +90,7 @@ impl Session {
             pending_map: None,
             new_unmask: None,
             was_cancelled: false,
-            sinks: Vec::new(),
+            eventfds: Arc::default(),
             outstanding: VecDeque::new(),
             unsent: VecDeque::new(),
             next_token: 0,
@@ -101,17 +102,6 @@ impl Session {
     pub(crate) fn token(&mut self) -> Token {
         self.next_token += 1;
         self.next_token
-    }
-
-    /// Remember eventfds that are being bound.
-    pub(crate) fn remember_sinks<'a>(&mut self, sinks: impl Iterator<Item = &'a Arc<EventFdSink>>) {
-        self.sinks.retain(|sink| sink.strong_count() > 0);
-        self.sinks.extend(sinks.map(Arc::downgrade));
-    }
-
-    /// Whether an eventfd of the client's made the engine wait.
-    pub(crate) fn is_blocking(&self) -> bool {
-        self.sinks.iter().filter_map(Weak::upgrade).any(|sink| sink.is_given_up())
     }
 
     /// Offer the access that waits to the device again. True when the connection has something to do now.

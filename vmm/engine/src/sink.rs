@@ -2,15 +2,16 @@
 //!
 //! A write to a client's eventfd must not wait. It is made non-blocking, but the client has the same open file and can undo that,
 //! and it can fill the counter: then the write would wait for as long as the client likes. So the engine's writes are watched
-//! by the helper thread. One that takes [`PATIENCE`] is ended by emptying the counter, and all eventfds of its client are given up
-//! at once.
+//! by the helper thread. When one takes [`PATIENCE`], its client is given up: nothing is written to any eventfd of its any more and
+//! none is bound, whatever it has sent, until the engine takes the attachment from it. The write itself is ended by a signal to the
+//! thread that waits in it, which the client can't hold up; emptying the counter would be a race against the client's own writes.
 
 use std::{
     collections::HashMap,
     os::fd::{AsFd, AsRawFd, OwnedFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError, Weak,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -20,29 +21,47 @@ use nicforge_vfio_user::Errno;
 use nix::{
     errno::Errno as SystemErrno,
     fcntl::{FcntlArg, OFlag, fcntl, readlink},
-    unistd::{read, write},
+    unistd::write,
 };
+
+use crate::interrupt;
 
 /// What `/proc` calls an eventfd.
 const EVENTFD: &str = "anon_inode:[eventfd]";
 /// How long a write to an eventfd may take. It takes a microsecond.
 pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
 
+/// A client as far as its eventfds are concerned.
+#[derive(Debug, Default)]
+pub(crate) struct Owner {
+    /// A write to one of its eventfds did not end by itself: there will be none any more.
+    given_up: AtomicBool,
+}
+
+impl Owner {
+    pub(crate) fn is_given_up(&self) -> bool {
+        self.given_up.load(Ordering::Acquire)
+    }
+}
+
 /// Knows the eventfds of an engine, and which of them is being written.
 #[derive(Debug, Default)]
 pub(crate) struct Signals {
     /// The sink that is being written, 0 for none. Only the engine's thread writes.
     writing: AtomicU64,
+    /// That thread.
+    writer: AtomicI32,
     /// Writes so far.
     writes: AtomicU64,
-    /// Writes that had to be ended.
+    /// Clients that were given up.
     rescues: AtomicU64,
     next: AtomicU64,
-    sinks: Mutex<HashMap<u64, Weak<EventFdSink>>>,
+    /// Whose each sink is.
+    sinks: Mutex<HashMap<u64, Arc<Owner>>>,
 }
 
 impl Signals {
-    /// How many writes had to be ended so far.
+    /// How many clients were given up so far.
     pub(crate) fn rescues(&self) -> u64 {
         self.rescues.load(Ordering::Acquire)
     }
@@ -53,7 +72,7 @@ impl Signals {
         (sink != 0).then(|| (sink, self.writes.load(Ordering::Acquire)))
     }
 
-    fn sinks(&self) -> MutexGuard<'_, HashMap<u64, Weak<EventFdSink>>> {
+    fn sinks(&self) -> MutexGuard<'_, HashMap<u64, Arc<Owner>>> {
         self.sinks.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -83,8 +102,8 @@ impl Watch {
         };
         match self.seen {
             Some((seen, since)) if seen == write => {
+                // As often as it takes: a signal that comes just before the call ends nothing.
                 if now.saturating_duration_since(since) >= PATIENCE {
-                    self.seen = None;
                     self.rescue(write.0);
                 }
             }
@@ -93,17 +112,12 @@ impl Watch {
     }
 
     fn rescue(&self, id: u64) {
-        let sinks: Vec<_> = self.signals.sinks().values().filter_map(Weak::upgrade).collect();
-        let Some(sink) = sinks.iter().find(|sink| sink.id == id).cloned() else { return };
-        for theirs in sinks.iter().filter(|other| other.owner == sink.owner) {
-            theirs.given_up.store(true, Ordering::Release);
+        let Some(owner) = self.signals.sinks().get(&id).cloned() else { return };
+        if !owner.given_up.swap(true, Ordering::AcqRel) {
+            self.signals.rescues.fetch_add(1, Ordering::AcqRel);
         }
-        self.signals.rescues.fetch_add(1, Ordering::AcqRel);
-        // On a thread of its own: a client that empties the counter first could make this read wait, until the next write.
-        let started =
-            std::thread::Builder::new().name("nicforge-unblock".to_owned()).spawn(move || sink.empty());
-        if let Err(error) = started {
-            tracing::error!(%error, "an eventfd that blocks the engine could not be emptied");
+        if let Err(errno) = interrupt::interrupt(self.signals.writer.load(Ordering::Acquire)) {
+            tracing::error!(%errno, "a write to an eventfd that blocks the engine could not be ended");
         }
     }
 }
@@ -113,34 +127,22 @@ impl Watch {
 pub(crate) struct EventFdSink {
     fd: OwnedFd,
     id: u64,
-    /// Whose it is.
-    owner: u64,
+    owner: Arc<Owner>,
     signals: Arc<Signals>,
-    /// A write to one of its owner's did not end by itself: there will be none any more.
-    given_up: AtomicBool,
 }
 
 impl EventFdSink {
-    /// Anything but an eventfd is refused: a write to another kind of file may take as long as its owner likes.
-    pub(crate) fn bind(fd: OwnedFd, owner: u64, signals: &Arc<Signals>) -> Result<Arc<Self>, Errno> {
+    /// Anything but an eventfd is refused: a write to another kind of file may take as long as its owner likes. So is everything of
+    /// an owner that was given up.
+    pub(crate) fn bind(fd: OwnedFd, owner: &Arc<Owner>, signals: &Arc<Signals>) -> Result<Arc<Self>, Errno> {
+        if owner.is_given_up() {
+            return Err(Errno::EPERM);
+        }
         check(&fd)?;
         set_nonblocking(&fd)?;
         let id = signals.next.fetch_add(1, Ordering::Relaxed) + 1;
-        let sink =
-            Arc::new(Self { fd, id, owner, signals: Arc::clone(signals), given_up: AtomicBool::new(false) });
-        signals.sinks().insert(id, Arc::downgrade(&sink));
-        Ok(sink)
-    }
-
-    pub(crate) fn is_given_up(&self) -> bool {
-        self.given_up.load(Ordering::Acquire)
-    }
-
-    fn empty(&self) {
-        if let Err(errno) = set_nonblocking(&self.fd) {
-            tracing::warn!(%errno, "an eventfd can't be made non-blocking");
-        }
-        let _ = read(self.fd.as_fd(), &mut [0; 8]);
+        signals.sinks().insert(id, Arc::clone(owner));
+        Ok(Arc::new(Self { fd, id, owner: Arc::clone(owner), signals: Arc::clone(signals) }))
     }
 }
 
@@ -152,15 +154,18 @@ impl Drop for EventFdSink {
 
 impl InterruptSink for EventFdSink {
     fn signal(&self) {
-        if self.is_given_up() {
+        if self.owner.is_given_up() {
             return;
         }
+        self.signals.writer.store(interrupt::this_thread(), Ordering::Relaxed);
         // One thread writes: neither needs to be an atomic addition.
         let writes = self.signals.writes.load(Ordering::Relaxed);
         self.signals.writes.store(writes.wrapping_add(1), Ordering::Relaxed);
         self.signals.writing.store(self.id, Ordering::Release);
         // A counter at its end means that the client has been told often enough.
-        while write(self.fd.as_fd(), &1_u64.to_ne_bytes()) == Err(SystemErrno::EINTR) {}
+        while write(self.fd.as_fd(), &1_u64.to_ne_bytes()) == Err(SystemErrno::EINTR)
+            && !self.owner.is_given_up()
+        {}
         self.signals.writing.store(0, Ordering::Release);
     }
 }
@@ -188,13 +193,21 @@ mod tests {
         (fd, copy)
     }
 
+    fn sink(copy: OwnedFd, signals: &Arc<Signals>) -> Arc<EventFdSink> {
+        EventFdSink::bind(copy, &Arc::default(), signals).unwrap()
+    }
+
     #[test]
     fn a_write_that_waits_is_ended_and_all_of_its_owner_is_given_up() {
+        interrupt::prepare().unwrap();
         let signals = Arc::new(Signals::default());
         let (full, copy) = eventfd();
-        let blocked = EventFdSink::bind(copy, 1, &signals).unwrap();
-        let sibling = EventFdSink::bind(eventfd().1, 1, &signals).unwrap();
-        let stranger = EventFdSink::bind(eventfd().1, 2, &signals).unwrap();
+        let blocked = sink(copy, &signals);
+        let owner = Arc::clone(&blocked.owner);
+        let (mine, copy) = eventfd();
+        let sibling = EventFdSink::bind(copy, &owner, &signals).unwrap();
+        let (theirs, copy) = eventfd();
+        let stranger = sink(copy, &signals);
         fcntl(&full, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
         full.write(u64::MAX - 1).unwrap();
         let mut watch = Watch::new(Arc::clone(&signals));
@@ -207,18 +220,27 @@ mod tests {
         }
         watch.look(start);
         assert_eq!(signals.rescues(), 0);
-        watch.look(start + PATIENCE);
+        // It may not have come to wait yet.
+        while !writer.is_finished() {
+            assert!(Instant::now() < deadline);
+            watch.look(start + PATIENCE);
+            std::thread::yield_now();
+        }
         writer.join().unwrap();
         assert_eq!(signals.rescues(), 1);
-        assert!(sibling.is_given_up());
-        assert!(!stranger.is_given_up());
+        assert_eq!(full.read(), Ok(u64::MAX - 1));
+        sibling.signal();
+        stranger.signal();
+        assert!(mine.read().is_err());
+        assert_eq!(theirs.read(), Ok(1));
+        assert_eq!(EventFdSink::bind(eventfd().1, &owner, &signals).err(), Some(Errno::EPERM));
     }
 
     #[test]
     fn a_full_counter_is_signal_enough() {
         let signals = Arc::new(Signals::default());
         let (full, copy) = eventfd();
-        let sink = EventFdSink::bind(copy, 1, &signals).unwrap();
+        let sink = sink(copy, &signals);
         full.write(u64::MAX - 1).unwrap();
         sink.signal();
         assert_eq!(full.read(), Ok(u64::MAX - 1));
@@ -227,7 +249,7 @@ mod tests {
     #[test]
     fn a_sink_that_is_dropped_is_forgotten() {
         let signals = Arc::new(Signals::default());
-        let sink = EventFdSink::bind(eventfd().1, 1, &signals).unwrap();
+        let sink = sink(eventfd().1, &signals);
         let watch = Watch::new(Arc::clone(&signals));
         assert!(watch.is_needed());
         drop(sink);

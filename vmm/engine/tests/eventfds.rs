@@ -1,0 +1,125 @@
+//! Clients that make their eventfds blocking again, and keep them full.
+#![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests fail as tests do")]
+
+mod common;
+
+use std::{
+    fs::File,
+    io::{Read, Write},
+    os::fd::{AsFd, BorrowedFd},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
+
+use common::{
+    raw::{Raw, access, request, words},
+    *,
+};
+use nicforge_vfio_user::{PCI_MSIX_IRQ, wire::Command};
+use nix::{
+    fcntl::{FcntlArg, OFlag, fcntl},
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::EventFd,
+};
+
+const DATA_NONE: u32 = 1;
+const DATA_EVENTFD: u32 = 4;
+const ACTION_TRIGGER: u32 = 32;
+/// The most that a counter holds.
+const FULL: u64 = u64::MAX - 1;
+
+both_loops! {
+    fn another_eventfd_does_not_save_a_client_whose_eventfd_blocks(config) {
+        let served = Served::start(config);
+        let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
+        let (first, second) = (eventfd(), eventfd());
+        raw.send_fds(&bind_request(), &[first.as_fd()]);
+        assert_eq!(raw.reply().0.reply_error(), None);
+        for fd in [&first, &second] {
+            block(fd);
+            fd.write(FULL).unwrap();
+        }
+        // Served in one turn: the eventfd that blocks is gone long before the turn ends.
+        let rest = request(Command::RegionRead, &access(0, 1, 1 << 16, &[])).repeat(13);
+        raw.send_fds(&[trigger_request(), bind_request()].concat(), &[second.as_fd()]);
+        raw.send(&rest);
+        let snapshot = served.until_free(A);
+        assert_eq!(server_of(&snapshot, A).evicted, 1);
+        assert_eq!(read32(&other, reg::SCRATCH), 0);
+    }
+
+    fn an_eventfd_that_is_filled_again_and_again_does_not_hold_the_engine(config) {
+        let served = Served::start(config);
+        let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
+        let fd = eventfd();
+        raw.send_fds(&bind_request(), &[fd.as_fd()]);
+        assert_eq!(raw.reply().0.reply_error(), None);
+        block(&fd);
+        let fillers = Fillers::start(fd.as_fd());
+        raw.send(&trigger_request());
+        let snapshot = served.until_free(A);
+        drop(fillers);
+        assert_eq!(server_of(&snapshot, A).evicted, 1);
+        assert_eq!(read32(&other, reg::SCRATCH), 0);
+    }
+}
+
+fn bind_request() -> Vec<u8> {
+    request(Command::DeviceSetIrqs, &words(&[20, DATA_EVENTFD | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 1]))
+}
+
+fn trigger_request() -> Vec<u8> {
+    request(Command::DeviceSetIrqs, &words(&[20, DATA_NONE | ACTION_TRIGGER, PCI_MSIX_IRQ, 0, 1]))
+}
+
+fn block(fd: &EventFd) {
+    fcntl(fd, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
+}
+
+fn is_full(fd: BorrowedFd<'_>) -> bool {
+    let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
+    poll(&mut fds, PollTimeout::ZERO).unwrap() == 0
+}
+
+/// Many threads that fill a counter as soon as it is emptied.
+struct Fillers {
+    fd: File,
+    stop: Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Fillers {
+    fn start(fd: BorrowedFd<'_>) -> Self {
+        let copy = || File::from(fd.try_clone_to_owned().unwrap());
+        let stop = Arc::new(AtomicBool::new(false));
+        let fill = |_| {
+            let (mut fd, stop) = (copy(), Arc::clone(&stop));
+            std::thread::spawn(move || {
+                while !stop.load(Ordering::Acquire) {
+                    let _ = fd.write(&FULL.to_ne_bytes());
+                }
+            })
+        };
+        let threads = (0..200).map(fill).collect();
+        let deadline = Instant::now() + LONG;
+        while !is_full(fd) {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+        Self { fd: copy(), stop, threads }
+    }
+}
+
+impl Drop for Fillers {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Release);
+        fcntl(&self.fd, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+        while !self.threads.iter().all(|thread| thread.is_finished()) {
+            let _ = self.fd.read(&mut [0; 8]);
+            std::thread::yield_now();
+        }
+    }
+}
