@@ -194,6 +194,7 @@ impl Handler for Glue<'_> {
         if let Err(error) = result {
             return Outcome::Failed(errno::of_machine(&error));
         }
+        self.session.withdraw(self.machine, &unmap);
         self.session.memory.remove(&unmap);
         self.helper.drop_memory(self.session.memory.sweep());
         Outcome::Done

@@ -12,7 +12,7 @@ use nicforge_core::{
     device::{AttachmentId, FunctionId},
     machine::{Access, Machine, Outgoing},
 };
-use nicforge_vfio_user::{DmaMap, Errno, ServerConnection, Token};
+use nicforge_vfio_user::{DmaMap, DmaUnmap, Errno, ServerConnection, Token};
 
 use crate::{
     config::EngineConfig,
@@ -222,9 +222,36 @@ impl Session {
         self.due()
     }
 
+    /// Take in what the machine has for the client by now: what was not sent yet is all here then.
+    fn collect(&mut self, machine: &mut Machine) {
+        let now = Instant::now();
+        for message in machine.take_outgoing(self.function, self.who) {
+            self.queue(machine, message, now);
+        }
+    }
+
+    /// Give up on the DMA messages that were not sent and touch memory which the client has unmapped. Those that were sent are the
+    /// client's to answer: they are in front of the answer to its unmap.
+    pub(crate) fn withdraw(&mut self, machine: &mut Machine, unmap: &DmaUnmap) {
+        self.collect(machine);
+        for Unsent { message, until } in std::mem::take(&mut self.unsent) {
+            let (iova, length) = match &message {
+                Outgoing::DmaRead { iova, length, .. } => (*iova, *length),
+                Outgoing::DmaWrite { iova, data, .. } => (*iova, data.len()),
+            };
+            if unmap.touches(iova, length) {
+                let (id, write) = identify(&message);
+                self.fail(machine, id, write, Errno::EFAULT);
+            } else {
+                self.unsent.push_back(Unsent { message, until });
+            }
+        }
+    }
+
     /// Give up on all DMA messages: the attachment was reset, or may not start DMA any more. What the machine does not wait
     /// for any more it passes over.
     pub(crate) fn cancel_dma(&mut self, machine: &mut Machine) {
+        self.collect(machine);
         while let Some(Outstanding { id, write, .. }) = self.outstanding.pop_front() {
             self.fail(machine, id, write, Errno::ECANCELED);
         }

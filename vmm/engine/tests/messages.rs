@@ -45,20 +45,68 @@ both_loops! {
         let snapshot = served.until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
         assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
     }
+
+    fn no_message_follows_the_answer_to_an_unmap(config) {
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+        for round in 1..=2 {
+            let unmap = request(Command::DmaUnmap, &unmap());
+            raw.send(&[doorbell(64), unmap].concat());
+            assert_eq!(raw.reply().0.command, Command::DmaUnmap);
+            raw.assert_served();
+            let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == round);
+            assert_eq!(server_of(&snapshot, A).dma_messages, 0);
+            assert_eq!(raw.ask(Command::DmaMap, &map()), None);
+        }
+    }
+
+    fn no_message_follows_the_answer_to_an_unmap_when_the_socket_is_full(config) {
+        config.max_queued = 1 << 16;
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+        let read = request(Command::RegionRead, &access(0, 1, 1 << 16, &[]));
+        raw.send(&[doorbell(64), read.repeat(15)].concat());
+        served.until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 6);
+        raw.send(&request(Command::DmaUnmap, &unmap()));
+        let mut seen = Vec::new();
+        while seen.last() != Some(&Command::DmaUnmap) {
+            seen.push(raw.reply().0.command);
+        }
+        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+        assert_eq!(server_of(&snapshot, A).dma_messages, 0, "{seen:?}");
+    }
+
+    fn no_message_follows_the_end_of_bus_mastering(config) {
+        let served = Served::start(config);
+        let mut raw = ready(&served);
+        let off = request(Command::RegionWrite, &access(4, 7, 2, &MEMORY.to_le_bytes()));
+        raw.send(&[doorbell(64), off].concat());
+        assert_eq!(raw.reply().0.command, Command::RegionWrite);
+        raw.assert_served();
+        let snapshot = served.until("the device is told", |snapshot| errors(snapshot) == 1);
+        assert_eq!(server_of(&snapshot, A).dma_messages, 0);
+    }
 }
 
 /// A client that has mapped [`PAGE`] and lets the device start DMA, which copies from there.
 fn ready(served: &Served) -> Raw {
     let mut raw = Raw::negotiated(&served.path(A));
-    let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
-    let map = [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat();
-    assert_eq!(raw.ask(Command::DmaMap, &map), None);
+    assert_eq!(raw.ask(Command::DmaMap, &map()), None);
     let command = (MEMORY | MASTER).to_le_bytes();
     assert_eq!(raw.ask(Command::RegionWrite, &access(4, 7, 2, &command)), None);
     for offset in [reg::SOURCE, reg::TARGET] {
         assert_eq!(raw.ask(Command::RegionWrite, &access(offset, 0, 8, &PAGE.to_le_bytes())), None);
     }
     raw
+}
+
+fn map() -> Vec<u8> {
+    let flags = DMA_FLAG_READ | DMA_FLAG_WRITE;
+    [&words(&[32, flags])[..], &[0, PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
+}
+
+fn unmap() -> Vec<u8> {
+    [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
 }
 
 /// The start of a copy of so many bytes, which is not answered.

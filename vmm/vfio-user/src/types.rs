@@ -147,6 +147,19 @@ pub enum DmaUnmap {
     All,
 }
 
+impl DmaUnmap {
+    /// Whether any of `len` bytes at `start` is unmapped.
+    pub fn touches(&self, start: u64, len: usize) -> bool {
+        match *self {
+            Self::Range { address, size } => {
+                let last = start.saturating_add(len.saturating_sub(1) as u64);
+                start <= address.saturating_add(size.saturating_sub(1)) && address <= last
+            }
+            Self::All => true,
+        }
+    }
+}
+
 /// What happens to the interrupts of a [`SetIrqs`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqAction {

@@ -164,6 +164,35 @@ fn dma_is_cut_to_the_clients_transfer_size() {
 }
 
 #[test]
+fn dma_of_unmapped_memory_sends_no_message_behind_the_answer_to_the_unmap() {
+    let json = br#"{"capabilities":{"max_data_xfer_size":4}}"#;
+    let mut pair = Pair::negotiated_with(ServerConfig::default(), json);
+    for address in [0, 0x1000] {
+        assert!(pair.ask(Command::DmaMap, &map_payload(3, 0, address, 4096)).header.reply_error().is_none());
+    }
+    // Two messages each, but for the last.
+    pair.server.dma_write(0xffe, &[1; 5], 1).unwrap();
+    pair.server.dma_read(0x1000, 8, 2).unwrap();
+    pair.server.dma_write(0xff8, &[3; 8], 3).unwrap();
+    pair.server.dma_write(0x1000, &[4; 4], 4).unwrap();
+    let first = [(); 4].map(|()| pair.reply());
+
+    let unmap = [words(&[24, 0]), [0x1000_u64, 4096].map(u64::to_le_bytes).concat()].concat();
+    assert_eq!(pair.ask(Command::DmaUnmap, &unmap).header.reply_error(), None);
+    for got in first {
+        let header = Header::reply(got.header.id, got.header.command, 16);
+        pair.send(&message(header, &got.payload[..16]));
+        pair.serve();
+    }
+
+    // Only the one beside goes on.
+    assert_eq!(pair.reply().payload[..8], 0xffc_u64.to_le_bytes());
+    assert!(pair.try_reply().is_none());
+    assert_eq!(pair.device.dma_writes, [(1, Err(Errno::EFAULT)), (4, Ok(()))]);
+    assert_eq!(pair.device.dma_reads, [(2, Err(Errno::EFAULT))]);
+}
+
+#[test]
 fn dma_replies_of_wrong_size_are_errors_of_that_operation() {
     let mut pair = Pair::negotiated();
     for (token, payload) in [(1, vec![]), (2, vec![0; 16]), (3, vec![0; 16 + 9]), (4, vec![0; 7])] {

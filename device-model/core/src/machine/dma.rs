@@ -22,8 +22,8 @@ impl Machine {
         Ok(self.attachment_mut(function, who)?.dma.map(iova, length, permission, backing)?)
     }
 
-    /// Take memory back. When this returns, no DMA of this process reaches it any more. Messages that are on their way or wait in
-    /// [`Machine::pop_outgoing`] still go to the client, which knows what it has unmapped.
+    /// Take memory back. When this returns, no DMA of this process reaches it any more. Messages about it that nobody has taken yet still
+    /// wait: who sends them fails them ([`Machine::take_outgoing`]).
     pub fn dma_unmap(
         &mut self,
         function: FunctionId,
@@ -64,6 +64,11 @@ impl Machine {
             }
         }
         Ok(())
+    }
+
+    /// The DMA messages for one client, whatever waits for others in between.
+    pub fn take_outgoing(&mut self, function: FunctionId, who: AttachmentId) -> Vec<Outgoing> {
+        self.shared.take_outgoing(function, who)
     }
 
     /// A client answered a DMA read. An answer nobody waits for (after a reset) is ignored.

@@ -8,6 +8,7 @@ use zerocopy::IntoBytes;
 use super::handler::{Handler, Token};
 use crate::Errno;
 use crate::socket::{FrameError, Outlet};
+use crate::types::DmaUnmap;
 use crate::wire::{Command, DmaAccess, HEADER_SIZE, Header, parse_prefix};
 
 /// Why an operation was not started.
@@ -198,18 +199,35 @@ impl DmaTable {
         found.map(|index| self.operations.swap_remove(index)).is_some()
     }
 
+    /// Ends with an error what would send further messages about memory that the client has unmapped. An operation of which the last
+    /// message is under way goes on: that message went out before the answer to the unmap does.
+    pub(super) fn unmapped(&mut self, unmap: &DmaUnmap, handler: &mut dyn Handler) {
+        let cut = |operation: &mut Operation| {
+            operation.done + operation.chunk < operation.len
+                && unmap.touches(operation.address, operation.len)
+        };
+        for operation in self.operations.extract_if(.., cut) {
+            operation.end(Errno::EFAULT, handler);
+        }
+    }
+
     /// Ends everything with an error.
     pub(super) fn fail_all(&mut self, errno: Errno, handler: &mut dyn Handler) {
         for operation in std::mem::take(&mut self.operations) {
-            match operation.direction {
-                Direction::Read(_) => handler.dma_read_done(operation.token, Err(errno)),
-                Direction::Write(_) => handler.dma_write_done(operation.token, Err(errno)),
-            }
+            operation.end(errno, handler);
         }
     }
 }
 
 impl Operation {
+    /// Tells the handler of an error.
+    fn end(self, errno: Errno, handler: &mut dyn Handler) {
+        match self.direction {
+            Direction::Read(_) => handler.dma_read_done(self.token, Err(errno)),
+            Direction::Write(_) => handler.dma_write_done(self.token, Err(errno)),
+        }
+    }
+
     /// Checks the reply to the message under way, and collects its data.
     fn take(&mut self, payload: &[u8]) -> Result<(), Errno> {
         if let Direction::Read(data) = &mut self.direction {

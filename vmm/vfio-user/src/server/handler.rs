@@ -64,7 +64,9 @@ pub trait Handler {
     /// existing one fails with `EEXIST`.
     fn dma_map(&mut self, map: DmaMap, fd: Option<OwnedFd>) -> Outcome;
 
-    /// `DMA_UNMAP`; all references must be gone when it is done. What is not mapped fails with `ENOENT`.
+    /// `DMA_UNMAP`; all references must be gone when it is done, and no operation that touches it may be started from then on. One that
+    /// has further messages to send ends with an error right behind this call, so that none follows the answer. What is not mapped
+    /// fails with `ENOENT`.
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Outcome;
 
     /// `DEVICE_SET_IRQS`, checked.

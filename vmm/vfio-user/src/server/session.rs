@@ -165,7 +165,14 @@ impl Session {
                 reply(out, request, access.as_bytes(), &deferred.data, &[]).map_err(Refusal::from)
             }
             (Ok(()), Kind::Multi { records, next }) => self.run_multi(out, request, &records, next, handler),
-            (Ok(()), kind) => acknowledge(out, request, &kind).map_err(Refusal::from),
+            (Ok(()), kind) => {
+                if let Kind::Unmap(entry) = &kind
+                    && let Ok(unmap) = what_is_unmapped(entry)
+                {
+                    self.dma.unmapped(&unmap, handler);
+                }
+                acknowledge(out, request, &kind).map_err(Refusal::from)
+            }
         };
         match result {
             Ok(()) => Ok(true),
@@ -248,13 +255,11 @@ impl Session {
         handler: &mut dyn Handler,
     ) -> Result<(), Refusal> {
         let (raw, _) = parse_prefix::<DmaUnmapPayload>(payload)?;
-        let (address, size) = (raw.address.get(), raw.size.get());
-        let unmap = match raw.flags.get() {
-            0 if range_is_valid(address, size) => DmaUnmap::Range { address, size },
-            vfio::VFIO_DMA_UNMAP_FLAG_ALL if address == 0 && size == 0 => DmaUnmap::All,
-            _ => return Err(Errno::EINVAL.into()),
-        };
+        let unmap = what_is_unmapped(&raw)?;
         let outcome = handler.dma_unmap(unmap);
+        if outcome == Outcome::Done {
+            self.dma.unmapped(&unmap, handler);
+        }
         self.outcome(out, request, outcome, Kind::Unmap(raw))
     }
 
@@ -477,6 +482,16 @@ pub(super) fn reply(
     head[..HEADER_SIZE].copy_from_slice(&header);
     head[HEADER_SIZE..length].copy_from_slice(&fixed[..length - HEADER_SIZE]);
     out.send(&head[..length], data, fds)
+}
+
+/// What a `DMA_UNMAP` says.
+fn what_is_unmapped(entry: &DmaUnmapPayload) -> Result<DmaUnmap, Errno> {
+    let (address, size) = (entry.address.get(), entry.size.get());
+    match entry.flags.get() {
+        0 if range_is_valid(address, size) => Ok(DmaUnmap::Range { address, size }),
+        vfio::VFIO_DMA_UNMAP_FLAG_ALL if address == 0 && size == 0 => Ok(DmaUnmap::All),
+        _ => Err(Errno::EINVAL),
+    }
 }
 
 /// Not empty, and its last byte has an address.
