@@ -42,7 +42,8 @@ pub struct EngineConfig {
     pub cool_after: Duration,
     /// Packets or descriptors that a function may handle in one step.
     pub budget: u32,
-    /// Messages of one client handled in a row.
+    /// Messages of one client handled in a row. 64 writes of a `REGION_WRITE_MULTI` count as one; a read of more than 4 KiB is carried
+    /// out in as many turns as it has pages.
     pub messages: u32,
     /// Bytes of data in one message of a client. QEMU takes up to 64 MiB.
     pub max_transfer: u32,

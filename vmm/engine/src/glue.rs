@@ -21,7 +21,7 @@ use crate::{
     errno,
     helper::Helper,
     memory::Backing,
-    session::{PendingMap, Session, Stalled, StalledKind},
+    session::{PendingMap, READ_PIECE, Session, Stalled, StalledKind},
     sink::{self, EventFdSink, Signals},
     stats::ServerCounters,
 };
@@ -56,15 +56,32 @@ impl Glue<'_> {
             Ok(Access::Done) => Outcome::Done,
             Ok(Access::Stalled) => {
                 self.counters.stalled += 1;
-                let token = self.session.token();
-                let until = Instant::now() + self.stall_limit;
-                self.session.stalled = Some(Stalled { token, region, offset, kind: kind(), until });
-                Outcome::Deferred(token)
+                self.wait(region, offset, kind(), true)
             }
             Err(error) => {
                 tracing::debug!(%error, "an access was refused");
                 Outcome::Failed(errno::of_access(&error))
             }
+        }
+    }
+
+    /// Offer an access to the device turn by turn.
+    fn wait(&mut self, region: u32, offset: u64, kind: StalledKind, refused: bool) -> Outcome {
+        let token = self.session.token();
+        let until = Instant::now() + self.stall_limit;
+        self.session.stalled = Some(Stalled { token, region, offset, kind, done: 0, refused, until });
+        Outcome::Deferred(token)
+    }
+
+    /// Read more than a piece, in as many turns as there are pieces.
+    fn long_read(&mut self, index: u32, offset: u64, length: usize) -> Outcome {
+        // An access that is refused has no effect: the whole of it is looked at first.
+        match self.machine.region(self.session.function, self.session.who, index) {
+            Ok(view) if offset.checked_add(length as u64).is_some_and(|end| end <= view.size) => {
+                self.wait(index, offset, StalledKind::Read(length), false)
+            }
+            Ok(_) => Outcome::Failed(Errno::EINVAL),
+            Err(error) => Outcome::Failed(errno::of_machine(&error)),
         }
     }
 
@@ -145,6 +162,9 @@ impl Handler for Glue<'_> {
     }
 
     fn region_read(&mut self, index: u32, offset: u64, data: &mut [u8]) -> Outcome {
+        if data.len() > READ_PIECE {
+            return self.long_read(index, offset, data.len());
+        }
         let outcome = self.machine.read(self.session.function, self.session.who, index, offset, data);
         self.access(outcome, index, offset, || StalledKind::Read(data.len()))
     }
@@ -235,7 +255,9 @@ impl Handler for Glue<'_> {
     }
 
     fn reset_pending(&mut self, token: Token) -> Option<Errno> {
-        self.session.stalled.take_if(|stalled| stalled.token == token).map(|_| Errno::ECANCELED)
+        // A read that is being carried out in pieces ends by itself.
+        let waits = |stalled: &mut Stalled| stalled.token == token && stalled.refused;
+        self.session.stalled.take_if(waits).map(|_| Errno::ECANCELED)
     }
 
     fn dma_read_done(&mut self, token: Token, result: Result<&[u8], Errno>) {

@@ -25,12 +25,20 @@ use crate::{
 /// The most DMA messages that wait to be sent. A machine has at most half of it under way, unless it was reset.
 const MAX_UNSENT: usize = 4 * MAX_REMOTE;
 
-/// An access that the device could not take yet.
+/// The most that is read of a region in one piece. Registers are read in accesses of 8 bytes, and a client may ask for a mebibyte: others
+/// have their turns in between.
+pub(crate) const READ_PIECE: usize = 4096;
+
+/// An access that the device could not take yet, or a read that is carried out in pieces.
 pub(crate) struct Stalled {
     pub(crate) token: Token,
     pub(crate) region: u32,
     pub(crate) offset: u64,
     pub(crate) kind: StalledKind,
+    /// Bytes that were read.
+    pub(crate) done: usize,
+    /// It is the device that it waits for.
+    pub(crate) refused: bool,
     pub(crate) until: Instant,
 }
 
@@ -112,19 +120,29 @@ impl Session {
         now: Instant,
         counters: &mut ServerCounters,
     ) -> bool {
-        let Some(stalled) = &self.stalled else { return false };
+        let Some(stalled) = &mut self.stalled else { return false };
         let (region, offset) = (stalled.region, stalled.offset);
         let outcome = match &stalled.kind {
             StalledKind::Read(length) => {
-                self.buffer.clear();
+                let (from, to) = (stalled.done, (stalled.done + READ_PIECE).min(*length));
                 self.buffer.resize(*length, 0);
-                machine.read(self.function, self.who, region, offset, &mut self.buffer)
+                let piece = &mut self.buffer[from..to];
+                let outcome = machine.read(self.function, self.who, region, offset + from as u64, piece);
+                if matches!(outcome, Ok(Access::Done)) && to < *length {
+                    (stalled.done, stalled.refused) = (to, false);
+                    return false;
+                }
+                outcome
             }
             StalledKind::Write(data) => machine.write(self.function, self.who, region, offset, data),
         };
         let result = match outcome {
             Ok(Access::Done) => Ok(()),
-            Ok(Access::Stalled) if now < stalled.until => return false,
+            Ok(Access::Stalled) if now < stalled.until => {
+                counters.stalled += u64::from(!stalled.refused);
+                stalled.refused = true;
+                return false;
+            }
             Ok(Access::Stalled) => {
                 counters.stall_timeouts += 1;
                 if let Err(error) = machine.give_up_access(self.function, self.who) {

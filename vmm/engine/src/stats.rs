@@ -43,7 +43,7 @@ pub struct ClientSnapshot {
     pub ranges: usize,
     /// Messages taken from it.
     pub messages: u64,
-    /// Whether an access of its waits for the device.
+    /// Whether an access of its waits for the device, or is a long read that is being carried out.
     pub stalled: bool,
 }
 

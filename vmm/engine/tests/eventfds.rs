@@ -33,6 +33,7 @@ const FULL: u64 = u64::MAX - 1;
 
 both_loops! {
     fn another_eventfd_does_not_save_a_client_whose_eventfd_blocks(config) {
+        config.messages = 512;
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let (first, second) = (eventfd(), eventfd());
@@ -43,7 +44,7 @@ both_loops! {
             fd.write(FULL).unwrap();
         }
         // Served in one turn: the eventfd that blocks is gone long before the turn ends.
-        let rest = request(Command::RegionRead, &access(0, 1, 1 << 16, &[])).repeat(13);
+        let rest = request(Command::RegionRead, &access(0, 1, 1 << 12, &[])).repeat(400);
         raw.send_fds(&[trigger_request(), bind_request()].concat(), &[second.as_fd()]);
         raw.send(&rest);
         let snapshot = served.until_free(A);

@@ -196,7 +196,7 @@ both_loops! {
         let served = Served::start(config);
         let mut raw = negotiated(&served.path(A));
         raw.set_nonblocking(true).unwrap();
-        let request = region_read(0x1_0000);
+        let request = region_read(0x1000);
         let mut sent = 0;
         let mut rest: &[u8] = &[];
         let deadline = Instant::now() + LONG;
@@ -227,7 +227,7 @@ both_loops! {
         raw.set_nonblocking(false).unwrap();
         raw.set_read_timeout(Some(LONG)).unwrap();
         raw.set_write_timeout(Some(LONG)).unwrap();
-        let mut reply = vec![0; 32 + 0x1_0000];
+        let mut reply = vec![0; 32 + 0x1000];
         for _ in 1..sent {
             raw.read_exact(&mut reply).unwrap();
         }

@@ -37,11 +37,12 @@ both_loops! {
     fn a_message_that_could_not_be_sent_ends_too(config) {
         config.dma_limit = SHORT;
         config.max_queued = 1 << 16;
+        config.messages = 256;
         let served = Served::start(config);
         let mut raw = ready(&served);
         // In one turn: the device asks for a message, and replies fill the socket before it can be sent.
-        let read = request(Command::RegionRead, &access(0, 1, 1 << 16, &[]));
-        raw.send(&[doorbell(64), read.repeat(15)].concat());
+        let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
+        raw.send(&[doorbell(64), read.repeat(200)].concat());
         let snapshot = served.until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
         assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
     }
@@ -62,11 +63,12 @@ both_loops! {
 
     fn no_message_follows_the_answer_to_an_unmap_when_the_socket_is_full(config) {
         config.max_queued = 1 << 16;
+        config.messages = 256;
         let served = Served::start(config);
         let mut raw = ready(&served);
-        let read = request(Command::RegionRead, &access(0, 1, 1 << 16, &[]));
-        raw.send(&[doorbell(64), read.repeat(15)].concat());
-        served.until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 6);
+        let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
+        raw.send(&[doorbell(64), read.repeat(200)].concat());
+        served.until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
         raw.send(&request(Command::DmaUnmap, &unmap()));
         let mut seen = Vec::new();
         while seen.last() != Some(&Command::DmaUnmap) {

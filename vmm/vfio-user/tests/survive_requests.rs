@@ -270,6 +270,29 @@ fn write_multi_continues_behind_a_deferred_write() {
     assert_eq!(pair.reply().payload, 3u64.to_le_bytes());
 }
 
+#[test]
+fn write_multi_of_thousands_is_carried_out_in_steps_of_the_budget() {
+    let config = ServerConfig { budget: 4, ..Default::default() };
+    let mut pair = Pair::negotiated_with(config, br#"{"capabilities":{"max_data_xfer_size":1048576}}"#);
+    let mut payload = 1000u64.to_le_bytes().to_vec();
+    for offset in 0..1000 {
+        payload.extend(access(0x1000 + offset, 0, 1, &[1; 8]));
+    }
+    pair.send(&request(Command::RegionWriteMulti, &payload));
+    pair.send(&posted(Command::RegionWrite, &access(0x2000, 0, 1, &[2])));
+
+    let mut before = 0;
+    while before < 1001 {
+        pair.server.on_readable(&mut pair.device).unwrap();
+        let now = pair.device.writes.len();
+        assert!(now - before <= 4 * 64, "{} writes in one call", now - before);
+        before = now;
+    }
+
+    assert!(pair.device.writes.iter().map(|write| write.1).eq((0x1000..0x1000 + 1000).chain([0x2000])));
+    assert_eq!(pair.reply().payload, 1000u64.to_le_bytes());
+}
+
 // Errno
 
 #[test]

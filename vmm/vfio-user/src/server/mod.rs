@@ -58,7 +58,8 @@ pub struct ServerConfig {
     pub max_dma_maps: u32,
     /// Take `REGION_WRITE_MULTI`.
     pub write_multiple: bool,
-    /// Steps (messages or reads) in one call of [`ServerConnection::on_readable`], at least 1.
+    /// Steps in one call of [`ServerConnection::on_readable`], at least 1: messages, reads from the socket, or 64 writes of a
+    /// `REGION_WRITE_MULTI`.
     pub budget: u32,
     /// Bytes of replies that may wait for the socket before requests are left alone.
     pub max_queued: usize,

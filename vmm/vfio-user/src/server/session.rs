@@ -1,5 +1,6 @@
 //! What a connection does with each message: the request is checked, the handler is asked, the reply goes out.
 
+use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use vfio_bindings::bindings::vfio;
@@ -12,6 +13,9 @@ use crate::Errno;
 use crate::socket::{FrameError, Message, Outlet};
 use crate::types::{DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap, REGION_FLAG_MMAP};
 use crate::wire::*;
+
+/// Writes of a `REGION_WRITE_MULTI` that are one step of the budget.
+const MULTI_PIECE: usize = 64;
 
 /// The parts of a request that its reply needs.
 #[derive(Clone, Copy, Debug)]
@@ -164,7 +168,9 @@ impl Session {
             (Ok(()), Kind::Read(access)) => {
                 reply(out, request, access.as_bytes(), &deferred.data, &[]).map_err(Refusal::from)
             }
-            (Ok(()), Kind::Multi { records, next }) => self.run_multi(out, request, &records, next, handler),
+            (Ok(()), Kind::Multi { records, next }) => {
+                self.run_multi(out, request, Cow::Owned(records), next, handler)
+            }
             (Ok(()), kind) => {
                 if let Kind::Unmap(entry) = &kind
                     && let Ok(unmap) = what_is_unmapped(entry)
@@ -355,29 +361,38 @@ impl Session {
         if !valid || !writes.iter().all(|record| write_is_valid(record)) {
             return Err(Errno::EINVAL.into());
         }
-        self.run_multi(out, request, records, 0, handler)
+        self.run_multi(out, request, Cow::Borrowed(records), 0, handler)
     }
 
+    /// Carries out a part of the writes; the rest is a request that goes on in the next step.
     fn run_multi(
         &mut self,
         out: &mut Outlet<'_>,
         request: Request,
-        records: &[u8],
+        records: Cow<'_, [u8]>,
         from: usize,
         handler: &mut dyn Handler,
     ) -> Result<(), Refusal> {
-        let total = records.len() / size_of::<MultiWrite>();
-        for (index, record) in records.chunks_exact(size_of::<MultiWrite>()).enumerate().skip(from) {
+        let (writes, _) = records.as_chunks::<{ size_of::<MultiWrite>() }>();
+        let total = writes.len();
+        for (index, record) in writes.iter().enumerate().skip(from).take(MULTI_PIECE) {
             let (write, _) = parse_prefix::<MultiWrite>(record)?;
             let data = &write.data[..(write.count.get() as usize).min(write.data.len())];
             match handler.region_write(write.region.get(), write.offset.get(), data) {
                 Outcome::Done => {}
                 Outcome::Failed(errno) => return Err(errno.into()),
-                deferred => {
-                    let kind = Kind::Multi { records: records.to_vec(), next: index + 1 };
+                deferred @ Outcome::Deferred(_) => {
+                    let kind = Kind::Multi { records: records.into_owned(), next: index + 1 };
                     return self.outcome(out, request, deferred, kind);
                 }
             }
+        }
+        let next = from.saturating_add(MULTI_PIECE);
+        if next < total {
+            let kind = Kind::Multi { records: records.into_owned(), next };
+            let (result, data) = (Some(Ok(())), Vec::new());
+            self.deferred = Some(Deferred { token: 0, request, kind, result, data, asked: false });
+            return Ok(());
         }
         let done = WriteMultiPayload { wr_cnt: (total as u64).into() };
         Ok(reply(out, request, done.as_bytes(), &[], &[])?)
