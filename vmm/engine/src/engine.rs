@@ -137,7 +137,7 @@ impl Engine {
     /// runs. A socket that a server left behind is replaced.
     ///
     /// # Errors
-    /// [`EngineError::NoSuchAttachment`], [`EngineError::AlreadyServed`], [`EngineError::SocketInUse`],
+    /// [`EngineError::NoSuchAttachment`], [`EngineError::AlreadyServed`], [`EngineError::TooMany`], [`EngineError::SocketInUse`],
     /// [`EngineError::NotASocket`], or what the system says.
     pub fn listen(
         &mut self,
@@ -150,12 +150,15 @@ impl Engine {
             .machine
             .spec(function)
             .is_some_and(|spec| usize::from(attachment.0) < spec.attachments.len());
-        if !known || self.ports.len() >= MAX_PORTS {
+        if !known {
             return Err(missing);
         }
         if let Some(&index) = self.served.get(&(function, attachment)) {
             let path = self.ports[index].listener.path().to_owned();
             return Err(EngineError::AlreadyServed { function: function.0, attachment: attachment.0, path });
+        }
+        if self.ports.len() >= MAX_PORTS {
+            return Err(EngineError::TooMany { limit: MAX_PORTS });
         }
         let listener = Listener::bind(path.as_ref())?;
         self.served.insert((function, attachment), self.ports.len());

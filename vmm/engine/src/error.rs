@@ -45,6 +45,12 @@ pub enum EngineError {
         /// Attachment asked for.
         attachment: u16,
     },
+    /// The engine serves as many attachments as it can.
+    #[error("the engine serves {limit} attachments, and no more: serve the others by another one")]
+    TooMany {
+        /// The most that an engine serves.
+        limit: usize,
+    },
     /// The attachment is served already.
     #[error("attachment {attachment} of function {function} is served at {path} already")]
     AlreadyServed {
@@ -88,10 +94,10 @@ pub enum HandleError {
         /// Commands that can wait.
         limit: usize,
     },
-    /// The engine has ended.
+    /// The engine is no more: it was dropped. One that is there and does not run, not yet or not any more, keeps commands until it runs.
     #[error("the engine has ended")]
     Ended,
-    /// No answer within the time given. The command may still be carried out.
+    /// No answer within the time given: the engine is busy, or does not run. The command may still be carried out.
     #[error("the engine did not answer within {milliseconds} ms")]
     Timeout {
         /// The time given.
