@@ -51,6 +51,8 @@ pub struct EngineConfig {
     pub max_queued: usize,
     /// What each client may take.
     pub quotas: Quotas,
+    /// How long a client may take to say its version before it loses the attachment, which others may be waiting for.
+    pub version_limit: Duration,
     /// How long a register access may wait for the device before it is answered with `EAGAIN`. QEMU gives up after 5 s.
     pub stall_limit: Duration,
     /// How long a client may take to answer a DMA message before the device gets an error, from when the device asked for it: a client
@@ -77,6 +79,7 @@ impl Default for EngineConfig {
             max_transfer: 1 << 20,
             max_queued: 4 << 20,
             quotas: Quotas::default(),
+            version_limit: Duration::from_secs(10),
             stall_limit: Duration::from_secs(2),
             dma_limit: Duration::from_secs(5),
             safety_timeout: nicforge_shm::SAFETY_TIMEOUT,

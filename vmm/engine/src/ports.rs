@@ -133,6 +133,7 @@ impl Engine {
             self.end(index, End::Evicted("it could not be watched"));
             return;
         }
+        self.note_deadline(now + self.config.version_limit);
         // Its first message is there already, more often than not.
         self.drive(index);
     }
@@ -350,7 +351,8 @@ impl Engine {
         }
     }
 
-    /// What is due by the clock: refusals, DMA messages without an answer, sockets that were left alone for a while.
+    /// What is due by the clock: refusals, clients without a version, DMA messages without an answer, sockets that were left alone
+    /// for a while.
     pub(crate) fn on_deadline(&mut self, now: Instant) {
         self.deadline = None;
         for index in 0..self.refusals.len() {
@@ -361,6 +363,7 @@ impl Engine {
             }
         }
         for index in 0..self.ports.len() {
+            self.end_if_silent(index, now);
             let port = &mut self.ports[index];
             if let Some(client) = &mut port.client {
                 let (machine, connection) = (&mut self.machine, &mut client.connection);
@@ -386,6 +389,20 @@ impl Engine {
             {
                 self.helper.drop_memory(client.session.memory.sweep());
             }
+        }
+    }
+
+    /// End a client that has not said its version in time.
+    fn end_if_silent(&mut self, index: usize, now: Instant) {
+        let Some(client) = &self.ports[index].client else { return };
+        if client.connection.peer().is_some() {
+            return;
+        }
+        let until = client.since + self.config.version_limit;
+        if now < until {
+            self.note_deadline(until);
+        } else {
+            self.end(index, End::Evicted("it did not say its version in time"));
         }
     }
 

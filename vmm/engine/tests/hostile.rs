@@ -279,6 +279,18 @@ both_loops! {
         assert_eq!((counter(&snapshot, "sent"), server_of(&snapshot, A).broken), (1, 0));
     }
 
+    fn a_client_that_does_not_say_its_version_loses_the_attachment(config) {
+        config.version_limit = Duration::from_secs(1);
+        let served = Served::start(config);
+        let speaks = served.client(B);
+        let mut silent = Raw::connect(&served.path(A));
+        silent.assert_ended();
+        let snapshot = served.until_free(A);
+        assert_eq!((server_of(&snapshot, A).evicted, server_of(&snapshot, B).evicted), (1, 0));
+        assert_eq!(read32(&speaks, reg::SCRATCH), 0);
+        assert_eq!(read32(&Client::connect(served.path(A), LONG).unwrap(), reg::SCRATCH), 0);
+    }
+
     fn garbage_ends_its_connection_and_nothing_else(config) {
         let served = Served::start(config);
         let mut raw = UnixStream::connect(served.path(A)).unwrap();
