@@ -20,6 +20,7 @@
 mod dma;
 mod handler;
 mod irqs;
+mod multi;
 mod negotiation;
 mod session;
 

@@ -1,10 +1,9 @@
 //! What a connection does with each message: the request is checked, the handler is asked, the reply goes out.
 
-use std::borrow::Cow;
 use std::os::fd::{AsFd, BorrowedFd};
 
 use vfio_bindings::bindings::vfio;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::IntoBytes;
 
 use super::dma::{DmaTable, Limits};
 use super::handler::{Handler, Outcome, Token};
@@ -13,9 +12,6 @@ use crate::Errno;
 use crate::socket::{FrameError, Message, Outlet};
 use crate::types::{DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap, REGION_FLAG_MMAP};
 use crate::wire::*;
-
-/// Writes of a `REGION_WRITE_MULTI` that are one step of the budget.
-const MULTI_PIECE: usize = 64;
 
 /// The parts of a request that its reply needs.
 #[derive(Clone, Copy, Debug)]
@@ -50,7 +46,7 @@ pub(super) struct Deferred {
     pub(super) data: Vec<u8>,
     /// The handler has been told of a reset behind this.
     pub(super) asked: bool,
-    request: Request,
+    pub(super) request: Request,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,7 +165,7 @@ impl Session {
                 reply(out, request, access.as_bytes(), &deferred.data, &[]).map_err(Refusal::from)
             }
             (Ok(()), Kind::Multi { records, next }) => {
-                self.run_multi(out, request, Cow::Owned(records), next, handler)
+                self.run_multi(out, request, records.into(), next, handler)
             }
             (Ok(()), kind) => {
                 if let Kind::Unmap(entry) = &kind
@@ -203,7 +199,7 @@ impl Session {
         out.send(&Header::error_reply(request.id, request.command, errno).to_bytes(), &[], &[])
     }
 
-    fn outcome(
+    pub(super) fn outcome(
         &mut self,
         out: &mut Outlet<'_>,
         request: Request,
@@ -343,64 +339,10 @@ impl Session {
         }
         Ok(count)
     }
-
-    fn write_multi(
-        &mut self,
-        out: &mut Outlet<'_>,
-        request: Request,
-        payload: &[u8],
-        handler: &mut dyn Handler,
-    ) -> Result<(), Refusal> {
-        if !self.config.write_multiple {
-            return Err(Errno::ENOTSUP.into());
-        }
-        let (head, records) = parse_prefix::<WriteMultiPayload>(payload)?;
-        let (writes, rest) = records.as_chunks::<{ size_of::<MultiWrite>() }>();
-        // All are checked before the first has an effect.
-        let valid = rest.is_empty() && writes.len() as u64 == head.wr_cnt.get();
-        if !valid || !writes.iter().all(|record| write_is_valid(record)) {
-            return Err(Errno::EINVAL.into());
-        }
-        self.run_multi(out, request, Cow::Borrowed(records), 0, handler)
-    }
-
-    /// Carries out a part of the writes; the rest is a request that goes on in the next step.
-    fn run_multi(
-        &mut self,
-        out: &mut Outlet<'_>,
-        request: Request,
-        records: Cow<'_, [u8]>,
-        from: usize,
-        handler: &mut dyn Handler,
-    ) -> Result<(), Refusal> {
-        let (writes, _) = records.as_chunks::<{ size_of::<MultiWrite>() }>();
-        let total = writes.len();
-        for (index, record) in writes.iter().enumerate().skip(from).take(MULTI_PIECE) {
-            let (write, _) = parse_prefix::<MultiWrite>(record)?;
-            let data = &write.data[..(write.count.get() as usize).min(write.data.len())];
-            match handler.region_write(write.region.get(), write.offset.get(), data) {
-                Outcome::Done => {}
-                Outcome::Failed(errno) => return Err(errno.into()),
-                deferred @ Outcome::Deferred(_) => {
-                    let kind = Kind::Multi { records: records.into_owned(), next: index + 1 };
-                    return self.outcome(out, request, deferred, kind);
-                }
-            }
-        }
-        let next = from.saturating_add(MULTI_PIECE);
-        if next < total {
-            let kind = Kind::Multi { records: records.into_owned(), next };
-            let (result, data) = (Some(Ok(())), Vec::new());
-            self.deferred = Some(Deferred { token: 0, request, kind, result, data, asked: false });
-            return Ok(());
-        }
-        let done = WriteMultiPayload { wr_cnt: (total as u64).into() };
-        Ok(reply(out, request, done.as_bytes(), &[], &[])?)
-    }
 }
 
 /// Why a request has no good reply: the handler or a check says so, or the stream is gone.
-enum Refusal {
+pub(super) enum Refusal {
     Errno(Errno),
     Frame(FrameError),
 }
@@ -512,13 +454,4 @@ fn what_is_unmapped(entry: &DmaUnmapPayload) -> Result<DmaUnmap, Errno> {
 /// Not empty, and its last byte has an address.
 fn range_is_valid(address: u64, size: u64) -> bool {
     size != 0 && address.checked_add(size - 1).is_some()
-}
-
-fn write_is_valid(record: &[u8]) -> bool {
-    MultiWrite::read_from_bytes(record).is_ok_and(|write| {
-        let count = write.count.get();
-        count >= 1
-            && count as usize <= write.data.len()
-            && write.offset.get().checked_add(count.into()).is_some()
-    })
 }

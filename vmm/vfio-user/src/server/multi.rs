@@ -1,0 +1,79 @@
+//! `REGION_WRITE_MULTI`: thousands of writes in a message, carried out a part at a time.
+
+use std::borrow::Cow;
+
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::handler::{Handler, Outcome};
+use super::session::{Deferred, Kind, Refusal, Request, Session, reply};
+use crate::Errno;
+use crate::socket::Outlet;
+use crate::wire::*;
+
+/// Writes of a `REGION_WRITE_MULTI` that are one step of the budget.
+const MULTI_PIECE: usize = 64;
+
+impl Session {
+    pub(super) fn write_multi(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        payload: &[u8],
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        if !self.config.write_multiple {
+            return Err(Errno::ENOTSUP.into());
+        }
+        let (head, records) = parse_prefix::<WriteMultiPayload>(payload)?;
+        let (writes, rest) = records.as_chunks::<{ size_of::<MultiWrite>() }>();
+        // All are checked before the first has an effect.
+        let valid = rest.is_empty() && writes.len() as u64 == head.wr_cnt.get();
+        if !valid || !writes.iter().all(|record| write_is_valid(record)) {
+            return Err(Errno::EINVAL.into());
+        }
+        self.run_multi(out, request, records.into(), 0, handler)
+    }
+
+    /// Carries out a part of the writes; the rest is a request that goes on in the next step.
+    pub(super) fn run_multi(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        records: Cow<'_, [u8]>,
+        from: usize,
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let (writes, _) = records.as_chunks::<{ size_of::<MultiWrite>() }>();
+        let total = writes.len();
+        for (index, record) in writes.iter().enumerate().skip(from).take(MULTI_PIECE) {
+            let (write, _) = parse_prefix::<MultiWrite>(record)?;
+            let data = &write.data[..(write.count.get() as usize).min(write.data.len())];
+            match handler.region_write(write.region.get(), write.offset.get(), data) {
+                Outcome::Done => {}
+                Outcome::Failed(errno) => return Err(errno.into()),
+                deferred @ Outcome::Deferred(_) => {
+                    let kind = Kind::Multi { records: records.into_owned(), next: index + 1 };
+                    return self.outcome(out, request, deferred, kind);
+                }
+            }
+        }
+        let next = from.saturating_add(MULTI_PIECE);
+        if next < total {
+            let kind = Kind::Multi { records: records.into_owned(), next };
+            let (result, data) = (Some(Ok(())), Vec::new());
+            self.deferred = Some(Deferred { token: 0, request, kind, result, data, asked: false });
+            return Ok(());
+        }
+        let done = WriteMultiPayload { wr_cnt: (total as u64).into() };
+        Ok(reply(out, request, done.as_bytes(), &[], &[])?)
+    }
+}
+
+fn write_is_valid(record: &[u8]) -> bool {
+    MultiWrite::read_from_bytes(record).is_ok_and(|write| {
+        let count = write.count.get();
+        count >= 1
+            && count as usize <= write.data.len()
+            && write.offset.get().checked_add(count.into()).is_some()
+    })
+}
