@@ -71,8 +71,9 @@
 /* Bits of mirror::FLAG_DEAD and so on. */
 #define NICFORGE_ATTACHMENT_MIRROR_FLAGS 0x84
 /*
- * In FLAGS: the engine gave this attachment up (its memory was
- * truncated, a quota was passed); reset it.
+ * In FLAGS: this attachment was taken from its client (which truncated
+ * memory that was mapped, or by the operator). Its connection is shut:
+ * open it again.
  */
 #define NICFORGE_ATTACHMENT_MIRROR_FLAG_DEAD (1ULL << 0)
 /*
@@ -773,7 +774,12 @@ struct nicforge_pci_attachment_capability {
  * the messages delivered.
  */
 #define NICFORGE_PROOF_SLOT_FIFO_ERROR_POINTER (1ULL << 3)
-/* MSI-X vector: the receive slots were empty, and are not any more. */
+/*
+ * MSI-X vector: a message was put into the receive slots, and WIN_HEAD
+ * says after that that all before were taken. A client that stores
+ * WIN_HEAD, makes a full fence, finds no message and then waits is told
+ * of the next one.
+ */
 #define NICFORGE_PROOF_SLOT_FIFO_VECTOR_RECEIVE 0
 /*
  * MSI-X vector: an error bit was set that was not set before. INTx is
@@ -934,7 +940,12 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_PROOF_ADDRESSED_SEND_REG_BAD 0x08
 /* BAR 0, read: bit n is set while somebody has attachment n (32-bit). */
 #define NICFORGE_PROOF_ADDRESSED_SEND_REG_PRESENT 0x10
-/* MSI-X vector: the mailbox was empty, and is not any more. */
+/*
+ * MSI-X vector: a message was put into the mailbox, and WIN_HEAD says
+ * after that that all before were taken. A client that stores WIN_HEAD,
+ * makes a full fence, finds no message and then waits is told of the
+ * next one.
+ */
 #define NICFORGE_PROOF_ADDRESSED_SEND_VECTOR_RECEIVE 0
 
 /* ---- tree ---- */
