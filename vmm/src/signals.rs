@@ -23,12 +23,12 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Block SIGINT, SIGTERM and SIGHUP for this thread and those it starts. Those that who started this program wants to be
-    /// ignored, as `nohup` does, stay so.
+    /// Block SIGINT, SIGTERM and SIGHUP for this thread and those it starts. SIGHUP stays ignored when it is at the start, as `nohup`
+    /// has it; SIGINT does not: scripts ignore it for what they start in the background, and it still has to clean up when it is told.
     pub fn block() -> Result<Self, Errno> {
         let mut set = SigSet::empty();
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
-            if !is_ignored(signal) {
+            if signal != Signal::SIGHUP || !is_ignored(signal) {
                 set.add(signal);
             }
         }
