@@ -121,10 +121,13 @@ fn io_node_killed_in_transfers_both_ways_ends_them_and_its_successor_serves() {
         io.say(&format!("{command} {LARGE}"));
     }
     writer.say(&format!("write 0 {LARGE}"));
-    reader.say(&format!("read 5 {LARGE}"));
     writer.expect("moving");
+    // So that it does not end while the other one begins.
+    writer.signal(Signal::SIGSTOP);
+    reader.say(&format!("read 5 {LARGE}"));
     reader.expect("moving");
     io.kill();
+    writer.signal(Signal::SIGCONT);
     assert_eq!(writer.expect_within("write", Duration::from_secs(5)), "peer gone");
     assert_eq!(reader.expect_within("read", Duration::from_secs(5)), "peer gone");
     // The other direction of each is told too, once, whoever is there by now.
