@@ -97,7 +97,9 @@ fn stat_of_a_name_is_not_led_astray_by_a_folder_of_that_name() {
     };
     let mut server = here(&["serve", "machine.toml"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
-    BufReader::new(server.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    // Kept: a server whose reader has gone ends.
+    let mut reader = BufReader::new(server.stdout.take().unwrap());
+    reader.read_line(&mut said).unwrap();
     let stat = output(&mut here(&["stat", "proof", "--json"]));
     kill(Pid::from_raw(server.id() as i32), Signal::SIGTERM).unwrap();
     assert_eq!(wait(&mut server), Some(0), "{said}");
@@ -119,7 +121,9 @@ fn serve_under_nohup_goes_on_when_its_terminal_is_closed() {
         .unwrap();
     let mut server = Server { child, folder };
     let mut said = String::new();
-    BufReader::new(server.child.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    // Kept: a server whose reader has gone ends.
+    let mut reader = BufReader::new(server.child.stdout.take().unwrap());
+    reader.read_line(&mut said).unwrap();
     assert!(said.starts_with("serving "), "{said}");
     server.signal(Signal::SIGHUP);
     // One that reads the signal ends by it at once.
