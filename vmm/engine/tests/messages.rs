@@ -40,9 +40,7 @@ both_loops! {
         config.messages = 256;
         let served = Served::start(config);
         let mut raw = ready(&served);
-        // In one turn: the device asks for a message, and replies fill the socket before it can be sent.
-        let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
-        raw.send(&[doorbell(64), read.repeat(200)].concat());
+        fill_the_socket(&mut raw);
         let snapshot = served.until("it has ended", |snapshot| server_of(snapshot, A).dma_timeouts == 1);
         assert_eq!((errors(&snapshot), server_of(&snapshot, A).dma_messages), (1, 0));
     }
@@ -66,8 +64,7 @@ both_loops! {
         config.messages = 256;
         let served = Served::start(config);
         let mut raw = ready(&served);
-        let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
-        raw.send(&[doorbell(64), read.repeat(200)].concat());
+        fill_the_socket(&mut raw);
         served.until("the socket is full", |snapshot| client_of(snapshot, A).unwrap().messages > 40);
         raw.send(&request(Command::DmaUnmap, &unmap()));
         let mut seen = Vec::new();
@@ -109,6 +106,12 @@ fn map() -> Vec<u8> {
 
 fn unmap() -> Vec<u8> {
     [&words(&[24, 0])[..], &[PAGE, PAGE].map(u64::to_le_bytes).concat()].concat()
+}
+
+/// In one turn: the device asks for a message, and replies that nobody takes fill the socket before it can be sent.
+fn fill_the_socket(raw: &mut Raw) {
+    let read = request(Command::RegionRead, &access(0, 1, 1 << 12, &[]));
+    raw.send(&[doorbell(64), read.repeat(200)].concat());
 }
 
 /// The start of a copy of so many bytes, which is not answered.

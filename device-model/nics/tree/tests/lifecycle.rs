@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Rig, irq_to, payload, to};
+use common::{Client, Rig, irq_to, payload, to};
 use nicforge_core::device::AttachmentId;
 use nicforge_hwi::{
     tree::{Header, mirror, vector, window},
@@ -214,15 +214,20 @@ fn what_a_dead_reader_was_about_to_read_is_discarded_until_the_next_reader_comes
     assert_eq!(other.receive().unwrap().1, payload(101));
 }
 
-#[test]
-fn a_reader_that_came_and_freed_the_box_again_ends_the_discarding() {
+/// A node whose reader has died with the box, the I/O node's core, and another core of the node.
+fn after_the_death_of_a_reader() -> (Rig, Client, Client) {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
     dead.set_window(LOCK_RECV, 1);
     rig.kill(&dead);
     rig.run();
+    (rig, io, live)
+}
 
+#[test]
+fn a_reader_that_came_and_freed_the_box_again_ends_the_discarding() {
+    let (mut rig, io, live) = after_the_death_of_a_reader();
     // It takes an acknowledgement and leaves the data for its other thread.
     rig.send_all(&io, &[(irq_to(4), payload(1)), (to(4), payload(2))]);
     live.set_window(LOCK_RECV, 2);
@@ -235,13 +240,7 @@ fn a_reader_that_came_and_freed_the_box_again_ends_the_discarding() {
 
 #[test]
 fn packets_that_name_a_live_core_are_not_what_a_dead_reader_left() {
-    let mut rig = Rig::psets(&[4]);
-    let io = rig.core(0);
-    let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
-    dead.set_window(LOCK_RECV, 1);
-    rig.kill(&dead);
-    rig.run();
-
+    let (mut rig, io, live) = after_the_death_of_a_reader();
     rig.send_all(&io, &[(to_core(1, false), payload(1)), (to_core(1, false), payload(2))]);
 
     assert_eq!(live.receive().unwrap(), (to_core(1, false), payload(1)));
