@@ -261,6 +261,7 @@ macro_rules! bodies_of {
         $($then)+! { $($head)*
             a_hostile_process_deceives_nobody
             who_connects_all_the_time_and_never_reads_stops_nobody
+            who_ends_and_connects_all_the_time_is_answered_no_more
             nobody_writes_the_mirror_or_the_directory
         }
     };

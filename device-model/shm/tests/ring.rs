@@ -98,6 +98,27 @@ fn full_ring_refuses_until_cells_are_consumed() {
 }
 
 #[test]
+fn place_has_passed_when_all_before_it_is_consumed() {
+    let (_memory, mut producer, mut consumer) = ends();
+    assert!(producer.has_passed(consumer.consumed(), producer.position()), "nothing was pushed");
+    // Records of two cells, for some laps.
+    for _ in 0..3 * MIN_RING_CELLS {
+        let before = producer.position();
+        producer.try_push(|| consumer.consumed(), 0, 0, &[1; 100]).unwrap();
+        let behind = producer.position();
+        producer.try_push(|| consumer.consumed(), 0, 0, &[2]).unwrap();
+        assert!(producer.has_passed(consumer.consumed(), before));
+        assert!(!producer.has_passed(consumer.consumed(), behind));
+        for _ in 0..2 {
+            assert_ne!(consumer.peek(), Peek::Empty);
+            consumer.pop();
+            assert!(producer.has_passed(consumer.consumed(), behind));
+        }
+        assert!(producer.has_passed(consumer.consumed(), producer.position()));
+    }
+}
+
+#[test]
 fn count_from_beyond_what_was_pushed_frees_nothing() {
     let (_memory, mut producer, _consumer) = ends();
     fill(&mut producer, 0);

@@ -124,31 +124,53 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
     }
 }
 
-/// A process that sends messages about connections as fast as it can, and reads no answer: whom it sends them to goes on talking with others.
-pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
-    const MESSAGES: u64 = 10_000;
-    let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
-    let (to, back) = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
+/// Messages about connections, by the library's flow control.
+fn connect(own: u64, target: u8) -> u64 {
+    1 | own << 8 | u64::from(target) << 16 | 64 << 32
+}
+
+fn close(own: u64) -> u64 {
+    3 | own << 8
+}
+
+/// Sends `messages` from `victim` to `friend` and back, while a process that never reads sends `lie` (of its own tenant, the victim's, and how many
+/// there were) to the victim as fast as it can. Gives the number of lies.
+fn talk_beside_a_liar(
+    rig: &dyn Rig,
+    victim: &mut Port,
+    friend: &mut Port,
+    (to, back): (Link, Link),
+    messages: u64,
+    lie: impl Fn(u64, u8, u64) -> u64,
+) -> u64 {
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut liar = port_with(rig, at(1, 0), uncounted);
-    let liars = liar.connect(at(0, 0), soon(), None).unwrap();
-    until("the liar", &mut [&mut victim], |ports| ports[0].is_up(at(1, 0)));
+    let liars = liar.connect(victim.address(), soon(), None).unwrap();
+    until("the liar", &mut [&mut *victim], |ports| ports[0].is_up(at(1, 0)));
     let own = u64::from(victim.tenant_of(at(1, 0)));
-    // See the library's flow control. One of any other tenant is of no effect either.
-    let connect = |own: u64| 1 | own << 8 | u64::from(liars.tenant()) << 16 | 64 << 32;
     let (mut sent, mut received, mut lies) = (0, 0, 0_u64);
-    let mut relax = Relax::new();
+    let (mut echo, mut relax) = (None, Relax::new());
     let deadline = Deadline::after(3 * LIMIT);
-    while received < MESSAGES {
+    while received < messages {
         assert!(!deadline.has_passed(), "{sent} sent, {received} received, {lies} lies");
-        let word = connect(if lies % 4 == 3 { own ^ (lies & 0xfe) } else { own });
+        let word = lie(own, liars.tenant(), lies);
         let lied = liar.send_nb(liars, nicforge_velo::CONTROL_TAG, &word.to_le_bytes()).is_ok();
         lies += u64::from(lied);
-        if sent < MESSAGES && victim.send_nb(to, 0, &sent.to_le_bytes()).is_ok() {
+        if sent < messages && victim.send_nb(to, 0, &sent.to_le_bytes()).is_ok() {
             sent += 1;
         }
-        while let Some(message) = friend.poll().unwrap() {
-            friend.send(back, 1, message.bytes(), soon(), None).unwrap();
+        // Nobody waits for the other: what comes for the victim is taken meanwhile.
+        while let Some(message) = echo.take().or_else(|| friend.poll().unwrap()) {
+            match friend.send_nb(back, 1, message.bytes()) {
+                Err(Error::WouldBlock) => {
+                    echo = Some(message);
+                    break;
+                }
+                result => result.unwrap(),
+            }
+        }
+        if echo.is_some() {
+            friend.progress().unwrap();
         }
         while let Some(message) = victim.poll().unwrap() {
             assert_eq!((message.from, message.quadword(0)), (at(1, 1), received));
@@ -158,7 +180,36 @@ pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
         relax.reset();
     }
     assert!(lies > 100, "{lies}");
+    lies
+}
+
+/// A process that sends messages about connections as fast as it can, and reads no answer: whom it sends them to goes on talking with others.
+pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
+    let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
+    let links = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
+    talk_beside_a_liar(rig, &mut victim, &mut friend, links, 10_000, |own, target, lies| {
+        // One of any other tenant is of no effect either.
+        connect(if lies % 4 == 3 { own ^ (lies & 0xfe) } else { own }, target)
+    });
     assert_eq!((victim.statistics().stalls, victim.check()), (0, Ok(())));
+}
+
+/// One that also says each time that it has ended, so that each answer is due: it holds its victim's card up until the watchdog has dropped what was
+/// said, and is answered no more. After three such tenants nobody who has its address is. What the victim says to others gets no error by it.
+pub fn who_ends_and_connects_all_the_time_is_answered_no_more(rig: &dyn Rig) {
+    let (mut victim, mut friend) = (port(rig, at(0, 0)), port(rig, at(1, 1)));
+    let links = (link(&mut victim, &mut friend), link(&mut friend, &mut victim));
+    let stalls: Vec<_> = (0..5)
+        .map(|_| {
+            talk_beside_a_liar(rig, &mut victim, &mut friend, links, 5000, |own, target, lies| {
+                if lies % 2 == 0 { connect(own, target) } else { close(own) }
+            });
+            assert_eq!(victim.check(), Ok(()));
+            victim.statistics().stalls
+        })
+        .collect();
+    assert!(stalls[0] > 0, "{stalls:?}");
+    assert_eq!(stalls[2], stalls[4], "{stalls:?}");
 }
 
 /// The pages that the card writes can't be written by who looks at them.

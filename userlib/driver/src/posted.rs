@@ -67,6 +67,13 @@ impl Ring {
     }
 }
 
+/// A place behind a posted write: [`Poster::mark`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    epoch: u32,
+    position: u32,
+}
+
 /// Where a device keeps a ring while no [`Poster`] holds it.
 #[derive(Default)]
 pub(crate) struct RingSlot(Mutex<Option<Ring>>);
@@ -196,6 +203,20 @@ impl Poster {
             Some(ring) => ring.try_post(&self.shared, bar, offset, data),
             None => post_trapped(&self.shared, bar, offset, data),
         }
+    }
+
+    /// The place behind what was posted so far. `None` for a device without rings, whose posted writes are over when they return.
+    pub fn mark(&self) -> Option<Mark> {
+        self.ring.as_ref().map(|ring| Mark { epoch: ring.epoch, position: ring.producer.position() })
+    }
+
+    /// Whether the device is done with all that was posted before `mark`, a mark of this ring, as far as the engine has said. A write that makes
+    /// the device wait is not done. After a reset of the device all from before it is.
+    pub fn has_passed(&self, mark: Mark) -> bool {
+        self.ring.as_ref().is_none_or(|ring| {
+            mark.epoch != ring.epoch
+                || ring.producer.has_passed(ring.consumed.load(Ordering::Acquire), mark.position)
+        })
     }
 }
 

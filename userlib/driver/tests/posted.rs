@@ -99,6 +99,23 @@ fn try_post_to_a_full_ring_returns_ring_full_and_posts_nothing() {
 }
 
 #[test]
+fn mark_has_passed_when_the_device_is_done_with_what_was_posted_before() {
+    let fake = Fake::new();
+    let device = fake.open();
+    let mut poster = device.poster(0).unwrap();
+    let before = poster.mark().unwrap();
+    poster.try_post(0, 8, &[1]).unwrap();
+    let behind = poster.mark().unwrap();
+    poster.try_post(0, 8, &[2]).unwrap();
+    assert_eq!([before, behind].map(|mark| poster.has_passed(mark)), [true, false]);
+
+    fake.step();
+
+    assert!(poster.has_passed(behind));
+    assert!(poster.has_passed(poster.mark().unwrap()));
+}
+
+#[test]
 fn post_to_a_stalled_ring_times_out() {
     let fake = Fake::new();
     let device = fake.open();

@@ -172,19 +172,18 @@ impl Port {
     }
 
     /// The card has dropped a control message, since the ring of whom it was for was full for long, where a port has room for those. Who only has
-    /// connected to us is told nothing any more. Whether we are connected to it, too.
+    /// connected to us is told nothing any more.
     #[cold]
-    pub(crate) fn fall_silent(&mut self, to: Address) -> bool {
-        let Some(index) = self.index(to) else { return false };
+    pub(crate) fn fall_silent(&mut self, to: Address) {
+        let Some(index) = self.index(to) else { return };
         let peer = &mut self.peers[index];
         if peer.to != 0 {
-            return true;
+            return;
         }
         peer.strikes = peer.strikes.saturating_add(u8::from(peer.deaf != peer.of));
         peer.deaf = peer.of;
         // What still comes of it was promised before.
         self.free_promise(index);
-        false
     }
 
     /// What a tenant was promised is free. Its messages were in front of the news; those that nobody has taken are kept, and go on taking room.
@@ -235,7 +234,7 @@ impl Port {
         }
         peer.owed += 1;
         // In batches of half a promise: its sender goes on meanwhile.
-        if peer.owed < (peer.promised / 2).max(1) {
+        if peer.owed < peer.promised.div_ceil(2) {
             return Ok(true);
         }
         self.pay_batch(from)?;
@@ -297,9 +296,13 @@ impl Port {
         if self.due.is_empty() {
             return Ok(());
         }
+        self.notice();
         // The slots first: the card must know of them before the peer uses the credit.
-        self.tell_taken()?;
-        while let Some(&index) = self.due.front() {
+        if self.untold > 0 {
+            self.tell_taken()?;
+        }
+        for _ in 0..self.due.len() {
+            let Some(&index) = self.due.front() else { break };
             let (address, peer) = (self.address_of(index), self.peers[index as usize]);
             if peer.closing != 0 {
                 let close = Control::Close { own: self.generation };
@@ -309,10 +312,17 @@ impl Port {
                 self.peers[index as usize].closing = 0;
             }
             if (peer.owed > 0 || peer.refuse) && peer.of != 0 && self.tenant(address) == peer.of {
+                // All that is behind what waits for a peer that does not read waits as long.
+                let [before, last] = peer.told;
+                if before.is_some_and(|before| !self.way.with(|poster| poster.has_passed(before))) {
+                    self.due.rotate_left(1);
+                    continue;
+                }
                 let credit = Control::Credit { addressee: peer.of, messages: peer.owed };
                 if !self.post_control(address, credit)? {
                     return Ok(());
                 }
+                self.peers[index as usize].told = [last, self.way.with(|poster| poster.mark())];
             }
             self.due.pop_front();
             let peer = &mut self.peers[index as usize];

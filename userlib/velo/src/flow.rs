@@ -9,8 +9,13 @@
 //! | 2 credit | the addressee's, as the sender knows it | messages that it may send on top; 0 as the answer to a connect: none are left |
 //! | 3 close | the sender's own | 0: it sends no more, its promise is free |
 //!
+//! At most two messages about credit wait for a peer on the way to the card: a promise is renewed by halves, so that one that reads never needs more. For
+//! one that does not, the watchdog ends them.
+//!
 //! What a port promises to the VPIDs of a node together is less than half of the node's share of the ring: the card returns the slots of what
 //! was taken in batches of half a share, so that a promise which is kept never makes a card wait.
+
+use nicforge_driver::Mark;
 
 /// The tag of control messages; not for applications on ports with flow control.
 pub const CONTROL_TAG: u8 = 15;
@@ -93,6 +98,8 @@ pub(crate) struct Peer {
     pub(crate) refused_tenant: u8,
     /// It asked once more, and is told when there is room.
     pub(crate) waits: bool,
+    /// Behind the last two messages that told it of credit, the older one first.
+    pub(crate) told: [Option<Mark>; 2],
     /// The tenant that does not read what it is told, and is told nothing any more; 0: none.
     pub(crate) deaf: u8,
     /// How many tenants of it were so.

@@ -108,6 +108,7 @@ pub struct Port {
     last_error: SharedU64,
     stalls: SharedU64,
     errors_seen: u64,
+    errors_noticed: u64,
     pub(crate) interrupt: Option<Interrupt>,
     pub(crate) ring: Window,
     pub(crate) slots: u64,
@@ -186,6 +187,7 @@ impl Port {
             last_error: word(mirror::LAST_ERROR)?,
             stalls: word(mirror::VELO_STALLS)?,
             errors_seen: 0,
+            errors_noticed: 0,
             interrupt,
             ring: memory.window().clone(),
             slots: slots.into(),
@@ -233,6 +235,7 @@ impl Port {
         shows(true)?;
         self.generation = self.directory.load_u8_relaxed(own)?;
         self.errors_seen = self.errors.load(Ordering::Acquire);
+        self.errors_noticed = self.errors_seen;
         Ok(())
     }
 
@@ -296,8 +299,25 @@ impl Port {
         if self.errors.load(Ordering::Acquire) == self.errors_seen { Ok(()) } else { self.report() }
     }
 
+    /// Takes notice of a control message that the card has dropped, before more are sent. It is reported by [`Port::check`] all the same.
+    #[inline]
+    pub(crate) fn notice(&mut self) {
+        let errors = self.errors.load(Ordering::Acquire);
+        if errors != self.errors_noticed {
+            self.errors_noticed = errors;
+            let word = self.last_error.load(Ordering::Acquire);
+            if let DeviceError::Watchdog { to } = DeviceError::of_word(word)
+                && self.config.flow_control
+                && tag_of(word) == CONTROL_TAG
+            {
+                self.fall_silent(to);
+            }
+        }
+    }
+
     #[cold]
     fn report(&mut self) -> Result<(), Error> {
+        self.notice();
         let errors = self.errors.load(Ordering::Acquire);
         let word = self.last_error.load(Ordering::Acquire);
         let found = DeviceError::of_word(word);
@@ -311,7 +331,8 @@ impl Port {
             },
             DeviceError::Watchdog { to } if self.config.flow_control && tag_of(word) == CONTROL_TAG => {
                 // Nothing else is wrong when only somebody has connected to us who reads no answer.
-                if self.fall_silent(to) { Err(Error::Device { error: found, count }) } else { Ok(()) }
+                let connected = self.index(to).is_some_and(|index| self.peers[index].to != 0);
+                if connected { Err(Error::Device { error: found, count }) } else { Ok(()) }
             }
             // Pieces of a message that was sent again.
             DeviceError::Torn | DeviceError::Other { code: error::SEND_ADDRESS, .. }

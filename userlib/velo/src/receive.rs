@@ -2,7 +2,7 @@
 
 use std::{
     sync::atomic::{Ordering, fence},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use nicforge_driver::{Cancel, Deadline, Error as DriverError, Relax};
@@ -276,6 +276,9 @@ impl Port {
     }
 }
 
+/// How long a call that waits sleeps while somebody is still to be told of credit.
+const DUE: Duration = Duration::from_millis(1);
+
 /// A call that waits.
 pub(crate) struct Waiter<'a> {
     deadline: Deadline,
@@ -307,7 +310,9 @@ impl<'a> Waiter<'a> {
             Some(interrupt) if self.sleeps.is_some_and(|from| Instant::now() >= from) => {
                 // A message that came since the last look raises it at once.
                 port.arm()?;
-                match interrupt.wait(self.deadline.at_most(port.config.sleep), self.cancel) {
+                // No interrupt says that there is room for what is due.
+                let sleep = if port.due.is_empty() { port.config.sleep } else { port.config.sleep.min(DUE) };
+                match interrupt.wait(self.deadline.at_most(sleep), self.cancel) {
                     Ok(_) | Err(DriverError::Timeout { .. } | DriverError::Cancelled) => Ok(()),
                     Err(error) => Err(error.into()),
                 }

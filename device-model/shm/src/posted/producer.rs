@@ -146,6 +146,16 @@ impl<C: Cells> Producer<C> {
         self.used(consumed) == 0
     }
 
+    /// Cells written so far, modulo 2^32: what [`Producer::has_passed`] is asked about.
+    pub fn position(&self) -> u32 {
+        self.produced
+    }
+
+    /// Whether the consumer, with that count, has consumed all that was pushed before [`Producer::position`] was `position`.
+    pub fn has_passed(&self, consumed: u32, position: u32) -> bool {
+        self.used(consumed) <= self.produced.wrapping_sub(position)
+    }
+
     /// {cell, phase} that the next record starts with.
     pub fn state(&self) -> (u32, bool) {
         (self.produced & (self.count - 1), phase_of(self.produced, self.count) == PHASE)
