@@ -11,7 +11,7 @@ pub enum GoneCause {
     /// The server closed the connection, or died; a function of the kernel's answers with all ones.
     #[error("its server hung up, or the device was pulled; open it again when it is back")]
     HungUp,
-    /// The server gave this attachment up because of something its client did (a truncated file, a quota).
+    /// The server gave this attachment up because of something its client did (a truncated file).
     #[error("the server evicted this attachment; reset the device or open it again")]
     Evicted,
     /// Somebody else reset the attachment, or it has a new tenant.

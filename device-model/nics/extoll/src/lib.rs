@@ -4,7 +4,9 @@
 mod atu;
 pub mod card;
 pub mod config;
+mod device;
 mod directory;
+mod news;
 mod registers;
 mod rma;
 mod set;

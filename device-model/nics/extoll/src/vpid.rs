@@ -10,8 +10,8 @@ use crate::{
     atu::Registers,
     rma,
     velo::{
+        assembly::Assembly,
         ring::{Place, Ring},
-        send::Assembly,
     },
 };
 

@@ -1,37 +1,27 @@
-//! From stores to messages: addresses, split bursts, and writers that wait.
+//! From stores to packets, and writers that wait.
 
-use nicforge_core::{context::Context, device::AttachmentId, posted::Posted, time::Nanos};
+use nicforge_core::{
+    context::Context,
+    device::{AttachmentId, Write},
+    posted::Posted,
+};
 use nicforge_hwi::{
-    extoll::BAR_VELO,
-    extoll_velo::{MAX_MESSAGE, address},
+    extoll::{BAR_VELO, error},
+    extoll_velo::address,
 };
 
+use super::assembly::{Burst, is_start};
 use crate::{
-    card::Card,
+    card::{Card, STARVED_RETRY},
+    switch::Refused,
+    vpid::Stall,
     wire::{Class, FRAMING, Kind, Wire},
 };
 
-/// The message that a store belongs to.
-const MESSAGE_MASK: u64 = !(MAX_MESSAGE as u64 - 1);
-
-/// Whether an offset is where a message starts.
-#[inline]
-fn is_start(offset: u64) -> bool {
-    offset & !MESSAGE_MASK == 0
-}
-
-/// What a write to the send aperture was.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Burst {
-    /// All of a message.
-    Whole,
-    /// The last piece of a message whose other pieces are in [`Assembly`].
-    Last,
-    /// A piece with more to come: kept.
-    Kept,
-    /// No piece of any message.
-    Bad,
-}
+/// A split message that is not completed within this time is torn, in nanoseconds.
+const SPLIT_TIMEOUT: u64 = 100_000_000;
+/// Looks at a send that waits before the watchdog ends it, at least.
+const WATCHDOG_LOOKS: u64 = 16;
 
 /// What a look at the messages in front of a ring came to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,95 +34,15 @@ pub(crate) enum Sent {
     Blocked,
 }
 
-/// A message that the processor split, as far as it has come.
-#[derive(Clone, Debug)]
-pub(crate) struct Assembly {
-    bytes: [u8; MAX_MESSAGE],
-    /// Where the message is written to.
-    message: u64,
-    /// Bytes that have come; 0: there is none.
-    length: usize,
-    since: Nanos,
-}
-
-impl Default for Assembly {
-    fn default() -> Self {
-        Self { bytes: [0; MAX_MESSAGE], message: 0, length: 0, since: Nanos::ZERO }
-    }
-}
-
-impl Assembly {
-    /// Looks at a write. The second value says that a message was torn by it: it will not be completed.
-    ///
-    /// A last piece is kept, so that the message can be had from [`Assembly::with`], but not counted: a write that stalls comes again.
-    #[inline]
-    pub(crate) fn add(&mut self, offset: u64, data: &[u8], now: Nanos) -> (Burst, bool) {
-        let (_, _, _, quadwords) = address::decode(offset);
-        let position = (offset & !MESSAGE_MASK) as usize;
-        if position == 0 && data.len() == quadwords * 8 {
-            return (Burst::Whole, std::mem::take(&mut self.length) > 0);
-        }
-        self.add_piece(offset, position, quadwords * 8, data, now)
-    }
-
-    #[cold]
-    fn add_piece(
-        &mut self,
-        offset: u64,
-        position: usize,
-        whole: usize,
-        data: &[u8],
-        now: Nanos,
-    ) -> (Burst, bool) {
-        let message = offset & MESSAGE_MASK;
-        let sound = position.is_multiple_of(8)
-            && !data.is_empty()
-            && data.len().is_multiple_of(8)
-            && position + data.len() <= whole;
-        if !sound {
-            return (Burst::Bad, false);
-        }
-        let goes_on = self.length > 0 && self.message == message && self.length == position;
-        let torn = self.length > 0 && !goes_on;
-        if !goes_on {
-            self.length = 0;
-            if position != 0 {
-                return (Burst::Bad, torn);
-            }
-            self.message = message;
-            self.since = now;
-        }
-        self.bytes[position..position + data.len()].copy_from_slice(data);
-        if position + data.len() == whole {
-            return (Burst::Last, torn);
-        }
-        self.length = position + data.len();
-        (Burst::Kept, torn)
-    }
-
-    /// The message whose last piece came.
-    pub(crate) fn message(&self, quadwords: usize) -> [u8; MAX_MESSAGE] {
-        let mut message = [0; MAX_MESSAGE];
-        let length = (quadwords * 8).min(MAX_MESSAGE);
-        message[..length].copy_from_slice(&self.bytes[..length]);
-        message
-    }
-
-    /// The message was sent, or given up.
-    pub(crate) fn clear(&mut self) {
-        self.length = 0;
-    }
-
-    /// Whether there is no message that is not complete.
-    #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
-        self.length == 0
-    }
-
-    /// When the message that is not complete began.
-    pub(crate) fn waiting_since(&self) -> Option<Nanos> {
-        (self.length > 0).then_some(self.since)
-    }
+/// Why a send has to wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Reason {
+    /// Its addressee's ring is full, as far as this node's share goes.
+    Credit,
+    /// The machine has no packet left: it passes by itself.
+    Packets,
+    /// There is no room on a way out. It passes by itself, unless the network stands still.
+    Way,
 }
 
 impl Card {
@@ -204,55 +114,189 @@ impl Card {
         switch.spend(way, sent);
         Sent::Some
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn place(quadwords: usize, position: u64) -> u64 {
-        address::encode(3, 4, 5, quadwords) + position
-    }
-
-    #[test]
-    fn a_burst_in_one_piece_is_whole() {
-        let mut assembly = Assembly::default();
-        for quadwords in 1..=8 {
-            let found = assembly.add(place(quadwords, 0), &vec![1; quadwords * 8], Nanos::ZERO);
-            assert_eq!(found, (Burst::Whole, false));
+    /// A write to the send aperture.
+    pub(crate) fn send(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        offset: u64,
+        data: &[u8],
+    ) -> Write {
+        let now = context.now();
+        let admin = self.admin();
+        let Some(vpid) = self.vpid(who).filter(|_| who != admin) else {
+            self.fail(context, who, error::NOT_PERMITTED, offset);
+            return Write::Accepted;
+        };
+        let (burst, torn) = vpid.assembly.add(offset, data, now);
+        if torn {
+            self.torn += 1;
+            self.fail(context, who, error::SEND_TORN, offset);
+        }
+        match burst {
+            Burst::Whole => self.inject(context, who, offset, data),
+            Burst::Last => {
+                let (_, _, _, quadwords) = address::decode(offset);
+                let message = self.vpids[usize::from(who.0)].assembly.message(quadwords);
+                let written = self.inject(context, who, offset, &message[..quadwords * 8]);
+                if written == Write::Accepted
+                    && let Some(vpid) = self.vpid(who)
+                {
+                    vpid.assembly.clear();
+                }
+                written
+            }
+            Burst::Kept => {
+                self.splits.add(who.0);
+                context.wake_at(now.after(SPLIT_TIMEOUT));
+                Write::Accepted
+            }
+            Burst::Bad => {
+                self.fail(context, who, error::SEND_ADDRESS, offset);
+                Write::Accepted
+            }
         }
     }
 
-    #[test]
-    fn pieces_in_order_make_a_message_and_a_last_one_may_come_again() {
-        let mut assembly = Assembly::default();
-        assert_eq!(assembly.add(place(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(place(3, 8), &[2; 8], Nanos::ZERO), (Burst::Kept, false));
-        for _ in 0..3 {
-            assert_eq!(assembly.add(place(3, 16), &[3; 8], Nanos::ZERO), (Burst::Last, false));
-            assert_eq!(assembly.message(3)[..24], [[1; 8], [2; 8], [3; 8]].concat());
+    /// Sends a message, if there is credit for its addressee.
+    #[inline]
+    fn inject(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64, message: &[u8]) -> Write {
+        let (node, target, tag, quadwords) = address::decode(offset);
+        let Some(entry) = self.directory.entry(node, target).filter(|entry| entry.is_up()) else {
+            self.undeliverable(context, who, offset);
+            return Write::Accepted;
+        };
+        if entry.credit == 0 {
+            return self.stall(context, who, offset, Reason::Credit);
         }
-        assembly.clear();
-        assert_eq!(assembly.waiting_since(), None);
+        let wire = Wire {
+            target: node,
+            source: self.config.node,
+            target_vpid: target,
+            source_vpid: who.0,
+            tag,
+            quadwords,
+            kind: Kind::Velo,
+            generation: entry.generation,
+        };
+        let mut ports = context.ports();
+        let Some(mut packet) = ports.new_packet(message.len()) else {
+            context.wake_at(context.now().after(STARVED_RETRY));
+            return self.stall(context, who, offset, Reason::Packets);
+        };
+        packet.header = wire.encode();
+        packet.framing = FRAMING;
+        packet.bytes_mut().copy_from_slice(message);
+        match self.switch.send_for_client(&mut ports, node, Class::Request, packet) {
+            Ok(()) => {
+                entry.credit -= 1;
+                let vpid = &mut self.vpids[usize::from(who.0)];
+                vpid.counts.sent += 1;
+                vpid.end_stall();
+                self.shown_late.add(who.0);
+                Write::Accepted
+            }
+            Err(Refused::Full(packet)) => {
+                ports.recycle(packet);
+                self.stall(context, who, offset, Reason::Way)
+            }
+            Err(Refused::NoRoute(packet)) => {
+                ports.recycle(packet);
+                self.undeliverable(context, who, offset);
+                Write::Accepted
+            }
+        }
     }
 
-    #[test]
-    fn another_message_tears_one_that_is_not_complete() {
-        let mut assembly = Assembly::default();
-        assert_eq!(assembly.add(place(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(place(1, 0), &[2; 8], Nanos::ZERO), (Burst::Whole, true));
-        assert_eq!(assembly.add(place(3, 8), &[1; 8], Nanos::ZERO), (Burst::Bad, false));
-        assert_eq!(assembly.add(place(3, 0), &[1; 16], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(place(2, 0), &[4; 8], Nanos::ZERO), (Burst::Kept, true));
+    #[cold]
+    fn undeliverable(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64) {
+        if let Some(vpid) = self.vpid(who) {
+            vpid.end_stall();
+            vpid.counts.undelivered += 1;
+        }
+        self.undelivered += 1;
+        self.fail(context, who, error::NO_RECEIVER, offset);
     }
 
-    #[test]
-    fn what_is_no_piece_is_bad_and_harmless() {
-        let mut assembly = Assembly::default();
-        let _ = assembly.add(place(4, 0), &[1; 8], Nanos::ZERO);
-        for (position, length) in [(1, 8), (8, 7), (8, 0), (8, 32), (56, 16), (16, 24)] {
-            assert_eq!(assembly.add(place(4, position), &vec![9; length], Nanos::ZERO), (Burst::Bad, false));
+    /// The send in front has to wait, unless it has waited long enough.
+    #[cold]
+    pub(crate) fn stall(
+        &mut self,
+        context: &mut Context<'_>,
+        who: AttachmentId,
+        offset: u64,
+        reason: Reason,
+    ) -> Write {
+        let (now, watchdog) = (context.now(), self.watchdog);
+        let Self { vpids, switch, .. } = self;
+        let Some(vpid) = vpids.get_mut(usize::from(who.0)) else { return Write::Accepted };
+        let before = vpid.stalled;
+        let departed = if reason == Reason::Way {
+            let (node, ..) = address::decode(offset);
+            switch.want(node, Class::Request);
+            switch.departed(&context.ports(), node, Class::Request)
+        } else {
+            before.map_or(0, |before| before.departed)
+        };
+        // Time counts by looks: when nobody drove this card for long, its neighbours have had no time to make room either. And it does not count
+        // while packets leave on the same way: the network does not stand still, and this one's turn comes.
+        let slice = (watchdog / WATCHDOG_LOOKS).max(1);
+        let waited = match before {
+            Some(before) if before.departed == departed => {
+                before.waited + now.0.saturating_sub(before.last.0).min(slice)
+            }
+            _ => 0,
+        };
+        vpid.stalled = Some(Stall { waited, last: now, departed });
+        if reason == Reason::Credit && !vpid.stalled_for_credit {
+            vpid.stalled_for_credit = true;
+            vpid.counts.stalls += 1;
+            self.stalls += 1;
+            self.shown_late.add(who.0);
         }
-        assert_eq!(assembly.add(place(4, 8), &[2; 24], Nanos::ZERO), (Burst::Last, false));
+        if watchdog == 0 {
+            return Write::Stalled;
+        }
+        if waited < watchdog {
+            context.wake_at(now.after(slice.min(watchdog - waited)));
+            return Write::Stalled;
+        }
+        if let Some(vpid) = self.vpid(who) {
+            vpid.end_stall();
+            vpid.counts.given_up += 1;
+        }
+        self.watchdogs += 1;
+        self.fail(context, who, error::WATCHDOG, offset);
+        Write::Accepted
+    }
+
+    /// A split message whose rest does not come.
+    pub(crate) fn give_up_splits(&mut self, context: &mut Context<'_>) {
+        let now = context.now();
+        for who in self.splits.iter() {
+            let vpid = &self.vpids[usize::from(who)];
+            let Some(since) = vpid.assembly.waiting_since() else {
+                self.splits.remove(who);
+                continue;
+            };
+            // Whose last piece has come and waits for credit is whole. The watchdog looks after it.
+            let end = vpid.stalled.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
+            if now < end {
+                context.wake_at(end);
+                continue;
+            }
+            self.give_up_split(context, AttachmentId(who));
+        }
+    }
+
+    /// What has come of a split message is torn, if there is one.
+    pub(crate) fn give_up_split(&mut self, context: &mut Context<'_>, who: AttachmentId) {
+        let Some(vpid) = self.vpid(who).filter(|vpid| vpid.assembly.waiting_since().is_some()) else {
+            return;
+        };
+        vpid.assembly.clear();
+        self.torn += 1;
+        self.fail(context, who, error::SEND_TORN, 0);
     }
 }
