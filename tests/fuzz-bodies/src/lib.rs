@@ -15,6 +15,7 @@ pub mod engine;
 pub mod fcnp;
 pub mod input;
 pub mod machine_file;
+pub mod matching;
 pub mod messages;
 pub mod packets;
 pub mod probe;
@@ -22,6 +23,7 @@ pub mod registers;
 pub mod replies;
 pub mod rings;
 pub mod seed;
+pub mod velo;
 pub mod world;
 
 /// A body and how it is run as a test.
@@ -44,6 +46,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "fcnp_compute", run: fcnp::compute, cases: 40, longest: 600 },
     Body { name: "fcnp_io", run: fcnp::io, cases: 40, longest: 600 },
     Body { name: "machine_file", run: machine_file::body, cases: 4000, longest: 400 },
+    Body { name: "matching", run: matching::body, cases: 1000, longest: 600 },
     Body { name: "messages", run: messages::body, cases: 3000, longest: 800 },
     Body { name: "packets", run: packets::body, cases: 300, longest: 1500 },
     Body { name: "probe", run: probe::body, cases: 500, longest: 600 },
@@ -51,6 +54,7 @@ pub const BODIES: &[Body] = &[
     Body { name: "replies", run: replies::body, cases: 3000, longest: 600 },
     Body { name: "rings", run: rings::body, cases: 500, longest: 1500 },
     Body { name: "stream", run: messages::stream, cases: 2000, longest: 600 },
+    Body { name: "velo", run: velo::body, cases: 100, longest: 400 },
 ];
 
 /// The body called `name`.

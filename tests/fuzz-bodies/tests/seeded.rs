@@ -66,6 +66,7 @@ bodies!(
     fcnp_compute,
     fcnp_io,
     machine_file,
+    matching,
     messages,
     packets,
     probe,
@@ -73,6 +74,7 @@ bodies!(
     replies,
     rings,
     stream,
+    velo,
 );
 
 #[test]

@@ -1,0 +1,356 @@
+//! The matching library against a rank that sends anything: messages that are too short, too many, out of turn or about requests of others, memory that
+//! it does not have, and that ends in the middle. What two other ranks send each other comes as it was sent, once and in order, and no more of the liar's
+//! is kept than its window allows.
+
+#![allow(unsafe_code, reason = "the liar registers memory by its address")]
+
+use std::{collections::VecDeque, ptr::NonNull};
+
+use nicforge_matching::{
+    Access, Config, Endpoint, Envelope, Get, Memory, Message, Mode, Region, RemoteRegion, Request, Selector,
+    Taken, Transport,
+    memory::{Fabric, Port, Terms},
+    wire::{self, Finish, First, Grant, Rendezvous},
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::input::Input;
+
+/// Things done in one input at most.
+const MOST: usize = 200;
+/// Turns after which what must come true has not.
+const TURNS: usize = 100_000;
+/// The liar's memory that others get from.
+const ROOM: usize = 10_000;
+/// The context that the honest ranks talk in. The liar uses it too.
+const CONTEXT: u32 = 1;
+
+const VICTIM: u32 = 0;
+const FRIEND: u32 = 1;
+const LIAR: u32 = 2;
+
+/// The body.
+pub fn body(data: &[u8]) {
+    let mut input = Input::new(data);
+    let config = Config {
+        eager_threshold: input.pick(&[2048, 0, 100]),
+        window: input.pick(&[65_536, 8192]),
+        budget: input.pick(&[64, 1]),
+        gets_in_flight: input.pick(&[4, 1]),
+    };
+    let terms = Terms {
+        message_bytes: input.pick(&[64, 128]),
+        get_bytes: input.pick(&[4096, 500]),
+        credits: input.pick(&[64, 1, 1000]),
+        gets: input.pick(&[8, 1]),
+        regions: input.pick(&[1024, 2]),
+        // Who shares one ring with a liar is held up by it, as long as that lives.
+        one_ring: false,
+        seed: u64::from(input.u8()),
+    };
+    let mut world = World::new(config, terms);
+    for _ in 0..MOST {
+        if input.is_empty() {
+            break;
+        }
+        match input.below(16) {
+            0..=6 => world.liar.speak(&mut input),
+            7 => world.liar.listen(&mut input),
+            8 => world.send_to_liar(&mut input),
+            9 => world.receive(&mut input),
+            10 => world.claim(&mut input),
+            11 => world.end_something(&mut input),
+            12..=13 => world.talk(&mut input),
+            _ => world.turn(),
+        }
+        let kept = world.ranks[0].store_bytes();
+        assert!(kept <= 3 * config.window, "{kept} bytes are kept");
+    }
+    world.finish();
+}
+
+/// A message between the honest ranks, and who waits for it.
+struct Talk {
+    from: usize,
+    send: Request,
+    receive: Request,
+    data: Vec<u8>,
+}
+
+struct World {
+    /// The victim and its friend.
+    ranks: [Endpoint<Port>; 2],
+    liar: Liar,
+    talks: VecDeque<Talk>,
+    next: u64,
+    /// What the victim has asked of the liar, or of anybody.
+    requests: Vec<Request>,
+    claimed: Vec<Message>,
+    fabric: Fabric,
+}
+
+impl World {
+    fn new(config: Config, terms: Terms) -> Self {
+        let (fabric, ports) = Fabric::new(3, terms);
+        let mut ports = ports.into_iter();
+        let mut port = || ports.next().unwrap();
+        let ranks = [(); 2].map(|()| Endpoint::new(port(), config).unwrap());
+        let liar = Liar::new(port());
+        let (talks, requests, claimed) = Default::default();
+        Self { ranks, liar, talks, next: 0, requests, claimed, fabric }
+    }
+
+    fn turn(&mut self) {
+        for rank in &mut self.ranks {
+            rank.progress().unwrap();
+        }
+        let Some(talk) = self.talks.front() else { return };
+        let (from, to) = (talk.from, 1 - talk.from);
+        let Some(received) = self.ranks[to].test(talk.receive).unwrap() else { return };
+        assert_eq!(received.result, Ok(()));
+        assert!(received.buffer.as_slice() == talk.data, "the message came as it was sent");
+        assert_eq!(received.envelope.peer, from as u32);
+        // Its sender may have to be told.
+        let send = talk.send;
+        let sent = (0..TURNS).find_map(|_| {
+            self.ranks[to].progress().unwrap();
+            self.ranks[from].progress().unwrap();
+            self.ranks[from].test(send).unwrap()
+        });
+        assert_eq!(sent.map(|sent| sent.result), Some(Ok(())));
+        self.talks.pop_front();
+    }
+
+    /// A message from one honest rank to the other.
+    fn talk(&mut self, input: &mut Input<'_>) {
+        let from = usize::from(input.flag());
+        let length = input.pick(&[0, 8, 100, 3000, 9000]);
+        self.say(from, length, if input.flag() { Mode::Standard } else { Mode::Synchronous });
+    }
+
+    fn say(&mut self, from: usize, length: usize, mode: Mode) {
+        let to = 1 - from;
+        // The tag is the same for all: they match in the order in which they were sent.
+        let tag = 7;
+        let data: Vec<u8> =
+            (0..length as u64).map(|index| (index ^ self.next.wrapping_mul(31)) as u8).collect();
+        self.next += 1;
+        let selector = Selector::exact(from as u32, CONTEXT, tag);
+        let receive = self.ranks[to].irecv(selector, vec![0; length], 0).unwrap();
+        let send =
+            self.ranks[from].isend(Envelope::new(to as u32, CONTEXT, tag), mode, data.clone(), 0).unwrap();
+        self.talks.push_back(Talk { from, send, receive, data });
+    }
+
+    fn send_to_liar(&mut self, input: &mut Input<'_>) {
+        let mode = if input.flag() { Mode::Standard } else { Mode::Synchronous };
+        let length = input.pick(&[0, 8, 100, 3000, 9000]);
+        let envelope = Envelope::new(LIAR, input.below(3), input.below(4).into());
+        let request = self.ranks[0].isend(envelope, mode, vec![1; length], 0).unwrap();
+        self.requests.push(request);
+        self.liar.learnt.push(request.to_bits());
+    }
+
+    /// A selector that takes nothing of the honest ones.
+    fn selector(input: &mut Input<'_>) -> Selector {
+        let (context, tag) = (input.pick(&[0, 2]), input.below(4).into());
+        match input.below(4) {
+            0 => Selector::exact(LIAR, context, tag),
+            1 => Selector::any_tag(LIAR, context),
+            2 => Selector::any(context),
+            _ => Selector::any_source(context, tag).ignoring(input.number()),
+        }
+    }
+
+    fn receive(&mut self, input: &mut Input<'_>) {
+        let selector = Self::selector(input);
+        let capacity = input.pick(&[0, 8, 100, 5000]);
+        self.requests.push(self.ranks[0].irecv(selector, vec![0; capacity], 0).unwrap());
+    }
+
+    fn claim(&mut self, input: &mut Input<'_>) {
+        let selector = Self::selector(input);
+        let seen = self.ranks[0].probe(&selector);
+        let claimed = self.ranks[0].claim(&selector);
+        assert_eq!(claimed.as_ref().map(|(_, arrived)| *arrived), seen);
+        self.claimed.extend(claimed.map(|(message, _)| message));
+    }
+
+    /// Receives, discards, cancels or takes something.
+    fn end_something(&mut self, input: &mut Input<'_>) {
+        let victim = &mut self.ranks[0];
+        match input.below(4) {
+            // A claimed message of a rank that is gone may be gone too.
+            0 => drop(self.claimed.pop().map(|message| victim.discard(message))),
+            1 => {
+                let received =
+                    self.claimed.pop().map(|message| victim.receive_claimed(message, vec![0; 50], 0));
+                self.requests.extend(received.and_then(Result::ok));
+            }
+            2 if !self.requests.is_empty() => {
+                let index = input.below(self.requests.len() as u32) as usize;
+                let _ = victim.cancel(self.requests[index]).unwrap();
+            }
+            _ => self.requests.retain(|request| victim.test(*request).unwrap().is_none()),
+        }
+    }
+
+    /// With the liar gone, everything comes to an end.
+    fn finish(mut self) {
+        self.fabric.kill(LIAR);
+        for from in [0, 1] {
+            self.say(from, 100, Mode::Standard);
+            self.say(from, 9000, Mode::Synchronous);
+        }
+        for message in std::mem::take(&mut self.claimed) {
+            let _ = self.ranks[0].discard(message);
+        }
+        for _ in 0..TURNS {
+            self.turn();
+            let victim = &mut self.ranks[0];
+            self.requests.retain(|request| match victim.test(*request).unwrap() {
+                Some(_) => false,
+                // A receive from anybody stays.
+                None => !victim.cancel(*request).unwrap() || victim.test(*request).unwrap().is_none(),
+            });
+            if self.talks.is_empty() && self.requests.is_empty() {
+                break;
+            }
+        }
+        assert_eq!((self.talks.len(), self.requests.len()), (0, 0));
+        assert_eq!(self.ranks.each_ref().map(Endpoint::outstanding), [0, 0]);
+    }
+}
+
+/// A rank without an endpoint.
+struct Liar {
+    port: Port,
+    /// Its memory for others, and where it gets to.
+    source: Region,
+    destination: Region,
+    /// Numbers of requests and keys that it has seen.
+    learnt: Vec<u64>,
+    /// Behind the port, which must not have it any more when it is freed.
+    _memory: Box<[u8]>,
+}
+
+impl Liar {
+    fn new(mut port: Port) -> Self {
+        let mut memory = vec![0; 2 * ROOM].into_boxed_slice();
+        let (source, destination) = memory.split_at_mut(ROOM);
+        let mut register = |part: &mut [u8], access| {
+            let memory = Memory { start: NonNull::from(&mut *part).cast(), length: part.len() };
+            // SAFETY: the memory is looked at by nobody else, and freed behind the port.
+            (0..TURNS).find_map(|_| unsafe { port.register(memory, access) }.unwrap()).unwrap()
+        };
+        let source = register(source, Access::Source);
+        let destination = register(destination, Access::Destination);
+        Self { port, source, destination, learnt: vec![source.remote.key], _memory: memory }
+    }
+
+    fn number(&self, input: &mut Input<'_>) -> u64 {
+        match input.below(4) {
+            0 => input.number(),
+            _ => self.learnt[input.below(self.learnt.len().min(256) as u32) as usize],
+        }
+    }
+
+    fn send(&mut self, to: u32, kind: u8, message: &[u8]) -> bool {
+        let length = message.len().min(self.port.max_message_bytes());
+        self.port.try_send(to, kind, &message[..length]).unwrap()
+    }
+
+    fn speak(&mut self, input: &mut Input<'_>) {
+        let to = input.pick(&[VICTIM, VICTIM, VICTIM, FRIEND]);
+        match input.below(8) {
+            0..=1 => self.say_whole(to, input),
+            2 => {
+                let size = if input.flag() { input.number32() } else { input.below(200) };
+                let message = [&first(input, size), input.bytes(20)].concat();
+                self.send(to, wire::FIRST, &message);
+            }
+            3 => {
+                let message = input.bytes(64);
+                self.send(to, wire::MORE, message);
+            }
+            4 => {
+                let size = if input.below(4) > 0 { input.below(ROOM as u32).into() } else { input.number() };
+                let own = self.source.remote;
+                let remote = if input.below(4) > 0 {
+                    own
+                } else {
+                    RemoteRegion { key: self.number(input), offset: own.offset.wrapping_add(input.number()) }
+                };
+                let request = Rendezvous {
+                    context: input.below(3).into(),
+                    reserved: u32::from(input.below(8) == 1).into(),
+                    tag: u64::from(input.below(4)).into(),
+                    size: size.into(),
+                    key: remote.key.into(),
+                    offset: remote.offset.into(),
+                    request: self.number(input).into(),
+                };
+                self.send(to, wire::REQUEST, request.as_bytes());
+            }
+            5 => {
+                let status = input.pick(&[wire::FETCHED, wire::NOT_FETCHED, 2, u32::MAX]);
+                let request = self.number(input).into();
+                let finish = Finish { request, status: status.into(), reserved: 0.into() };
+                self.send(to, wire::FINISH, finish.as_bytes());
+            }
+            6 => {
+                self.send(to, wire::GRANT, Grant { limit: input.number().into() }.as_bytes());
+            }
+            _ => {
+                let (kind, message) = (input.below(9) as u8, input.bytes(128));
+                self.send(to, kind, message);
+            }
+        }
+    }
+
+    /// An eager message as it should be, as far as there is room for it.
+    fn say_whole(&mut self, to: u32, input: &mut Input<'_>) {
+        let size = input.pick(&[0, 8, 100, 2048]);
+        let most = self.port.max_message_bytes();
+        let begins = size.min(most - size_of::<First>());
+        let mut goes = self.send(to, wire::FIRST, &[first(input, size as u32), vec![2; begins]].concat());
+        let mut left = size - begins;
+        while left > 0 && goes {
+            let more = left.min(most);
+            goes = self.send(to, wire::MORE, &vec![2; more]);
+            left -= more;
+        }
+    }
+
+    /// Takes what has come, answers some of it, and gets something.
+    fn listen(&mut self, input: &mut Input<'_>) {
+        let mut answers = Vec::new();
+        let learnt = &mut self.learnt;
+        let mut sink = |from, kind, message: &[u8]| {
+            if kind == wire::REQUEST
+                && let Ok((request, _)) = Rendezvous::ref_from_prefix(message)
+            {
+                learnt.extend([request.request.get(), request.key.get(), request.offset.get()]);
+                answers.push((from, request.request));
+            }
+            Taken::Yes
+        };
+        self.port.poll(64, &mut sink).unwrap();
+        for (to, request) in answers {
+            if input.flag() {
+                let finish = Finish { request, status: wire::FETCHED.into(), reserved: 0.into() };
+                self.send(to, wire::FINISH, finish.as_bytes());
+            }
+        }
+        let remote = RemoteRegion { key: self.number(input), offset: self.number(input) };
+        let length = 1 + input.below(ROOM as u32) as usize;
+        let (peer, local, local_offset) = (input.below(3), self.destination, input.below(100) as usize);
+        self.port.start_get(&Get { peer, remote, local, local_offset, length, cookie: 0 }).unwrap();
+        self.port.poll_gets(8, &mut |_, _| {}).unwrap();
+    }
+}
+
+fn first(input: &mut Input<'_>, size: u32) -> Vec<u8> {
+    let (context, tag) = (input.below(3).into(), u64::from(input.below(4)).into());
+    First { context, size: size.into(), tag }.as_bytes().to_vec()
+}

@@ -1,0 +1,290 @@
+//! VELO's library against a peer that sends anything: messages about connections of any tenant, with any number, answers that nobody has asked for,
+//! more data than it was promised, and that reads what it is told or not, and ends in the middle. Another peer, of another card, notices nothing:
+//! its messages come all, once and in order, the whole time.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use nicforge_driver::{Deadline, Device};
+use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_velo::{Address, CONTROL_TAG, Config, Error, Filter, Link, MAX_MESSAGE, Port, Waiting};
+
+use crate::input::Input;
+
+/// Things done in one input at most.
+const MOST: usize = 100;
+/// Messages in a row.
+const FLOOD: u32 = 100;
+/// Longer than anything takes that must come true.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long calls go on that a hostile peer answers or not.
+const SHORT: Duration = Duration::from_millis(2);
+/// Messages that must pass both ways at the end.
+const LAST: u64 = 200;
+
+const VICTIM: Address = Address { node: 0, vpid: 0 };
+const FRIEND: Address = Address { node: 0, vpid: 1 };
+/// Alone on its node: what is not counted shares slots with its neighbours.
+const HOSTILE: Address = Address { node: 1, vpid: 0 };
+
+fn machine() -> Arc<LocalMachine> {
+    static PARSED: OnceLock<Description> = OnceLock::new();
+    let description = PARSED.get_or_init(|| {
+        let text = "name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 2\nwatchdog_ms = 1\n";
+        Description::parse(text, "velo.toml").unwrap()
+    });
+    LocalMachine::new(build(description).unwrap().0)
+}
+
+fn open(machine: &Arc<LocalMachine>, address: Address, config: Config) -> Port {
+    let names = (format!("ex{}", address.node), format!("vpid{}", address.vpid));
+    let device = Device::from_backing(machine.open_named(&names.0, &names.1).unwrap()).unwrap();
+    Port::open(device, config).unwrap()
+}
+
+/// The body.
+pub fn body(data: &[u8]) {
+    let mut input = Input::new(data);
+    let machine = machine();
+    let config = Config {
+        slots: input.pick(&[None, Some(64)]),
+        window: input.pick(&[64, 1, 2, 3, u32::MAX]),
+        kept: input.pick(&[None, Some(1), Some(8)]),
+        waiting: input.pick(&[Waiting::Polling, Waiting::Interrupt]),
+        poll_phase: Duration::ZERO,
+        ..Config::default()
+    };
+    let mut world = World::new(&machine, config);
+    let mut hostile = Hostile::new(&machine);
+    for _ in 0..MOST {
+        if input.is_empty() {
+            break;
+        }
+        match input.below(16) {
+            0..=5 => hostile.speak(&mut input, 1),
+            6 => {
+                let times = input.below(FLOOD);
+                hostile.speak(&mut input, times);
+            }
+            7 => hostile.read(),
+            8 if input.below(4) == 0 => {
+                drop(hostile);
+                hostile = Hostile::new(&machine);
+            }
+            8 | 9 => world.befriend(&mut input),
+            10 => world.speak_to_hostile(&mut input),
+            11 => world.receive(&mut input),
+            12 => world.victim.progress().unwrap(),
+            13 => {
+                let stranger = input.below(4) == 0;
+                world.victim.admit(|address| address != HOSTILE || !stranger);
+            }
+            _ => world.talk([u64::MAX; 2]),
+        }
+        machine.settle(input.below(8));
+    }
+    drop(hostile);
+    world.finish();
+}
+
+/// The two that keep to the protocol.
+struct World {
+    machine: Arc<LocalMachine>,
+    victim: Port,
+    friend: Port,
+    /// From the friend to the victim, and back.
+    links: [Link; 2],
+    /// From the victim to the hostile one.
+    to_hostile: Option<Link>,
+    sent: [u64; 2],
+    received: [u64; 2],
+}
+
+impl World {
+    fn new(machine: &Arc<LocalMachine>, config: Config) -> Self {
+        let mut victim = open(machine, VICTIM, config);
+        let mut friend = open(machine, FRIEND, Config::default());
+        let links = [connect(machine, &mut friend, &mut victim), connect(machine, &mut victim, &mut friend)];
+        Self {
+            machine: machine.clone(),
+            victim,
+            friend,
+            links,
+            to_hostile: None,
+            sent: [0; 2],
+            received: [0; 2],
+        }
+    }
+
+    /// Connects to the hostile one, or ends that.
+    fn befriend(&mut self, input: &mut Input<'_>) {
+        match self.to_hostile.take() {
+            Some(link) if input.flag() => self.victim.disconnect(link).unwrap(),
+            link => {
+                let connected = self.victim.connect(HOSTILE, Deadline::after(SHORT), None);
+                assert!(
+                    matches!(
+                        connected,
+                        Ok(_) | Err(Error::Timeout { .. } | Error::Device { .. } | Error::PeerGone { .. })
+                    ),
+                    "{connected:?}"
+                );
+                self.to_hostile = connected.ok().or(link);
+            }
+        }
+    }
+
+    fn speak_to_hostile(&mut self, input: &mut Input<'_>) {
+        let Some(link) = self.to_hostile else { return };
+        for _ in 0..input.below(FLOOD) {
+            // It has credit if the hostile one says so.
+            if self.victim.send_nb(link, 1, &[1; 8]).is_err() {
+                break;
+            }
+        }
+    }
+
+    fn receive(&mut self, input: &mut Input<'_>) {
+        let filter = match input.below(4) {
+            0 => Filter::ANY,
+            1 => Filter::from(HOSTILE),
+            2 => Filter::from(FRIEND),
+            _ => Filter { tag: Some(input.below(16) as u8), ..Filter::ANY },
+        };
+        match self.victim.recv(filter, Deadline::after(SHORT), None) {
+            Ok(message) => self.heard(&message),
+            Err(
+                Error::Timeout { .. }
+                | Error::KeptFull { .. }
+                | Error::Device { .. }
+                | Error::PeerGone { .. },
+            ) => {}
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    fn heard(&mut self, message: &nicforge_velo::Message) {
+        if message.from == FRIEND {
+            assert_eq!(message.quadword(0), self.received[0], "the friend's messages come in order");
+            self.received[0] += 1;
+        } else {
+            assert_eq!(message.from, HOSTILE);
+        }
+    }
+
+    /// One message each way, if there is credit and fewer than `most` were sent, and what has come.
+    fn talk(&mut self, most: [u64; 2]) {
+        let [to_victim, to_friend] = self.links;
+        let ways = [(&mut self.friend, to_victim), (&mut self.victim, to_friend)];
+        for (((port, link), sent), most) in ways.into_iter().zip(&mut self.sent).zip(most) {
+            if *sent >= most {
+                continue;
+            }
+            match port.send_nb(link, 0, &sent.to_le_bytes()) {
+                Ok(()) => *sent += 1,
+                // What the victim has sent to the hostile one may have been dropped.
+                Err(Error::WouldBlock | Error::Device { .. } | Error::PeerGone { .. }) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        while let Some(message) = self.friend.poll().unwrap() {
+            if message.from == VICTIM {
+                assert_eq!(message.quadword(0), self.received[1], "the victim's messages come in order");
+                self.received[1] += 1;
+            }
+        }
+        while let Some(message) = self.victim.poll().unwrap() {
+            self.heard(&message);
+        }
+    }
+
+    /// With the hostile one gone, everything passes.
+    fn finish(mut self) {
+        let deadline = Deadline::after(LIMIT);
+        let most = self.sent.map(|sent| sent + LAST);
+        while self.received != most {
+            assert!(!deadline.has_passed(), "{:?} sent, {:?} received", self.sent, self.received);
+            self.talk(most);
+            self.machine.settle(8);
+        }
+        assert_eq!(self.friend.check(), Ok(()));
+    }
+}
+
+/// A link from one to the other, with credit.
+fn connect(machine: &Arc<LocalMachine>, from: &mut Port, to: &mut Port) -> Link {
+    let link = from.connect(to.address(), Deadline::after(LIMIT), None).unwrap();
+    let deadline = Deadline::after(LIMIT);
+    while from.credits(link) == Some(0) {
+        assert!(!deadline.has_passed(), "no credit");
+        machine.settle(8);
+        to.progress().unwrap();
+        from.progress().unwrap();
+    }
+    link
+}
+
+/// One that counts nothing.
+struct Hostile {
+    port: Port,
+    /// To the victim, its friend, and itself.
+    links: [Link; 3],
+    /// The tenants that these three are.
+    tenants: [u8; 3],
+}
+
+impl Hostile {
+    fn new(machine: &Arc<LocalMachine>) -> Self {
+        let config = Config { flow_control: false, slots: Some(64), ..Config::default() };
+        let mut port = open(machine, HOSTILE, config);
+        let whom = [VICTIM, FRIEND, HOSTILE];
+        let links = whom.map(|address| port.connect(address, Deadline::after(LIMIT), None).unwrap());
+        let tenants = whom.map(|address| port.tenant_of(address));
+        Self { port, links, tenants }
+    }
+
+    /// Says something, often more than once.
+    fn speak(&mut self, input: &mut Input<'_>, times: u32) {
+        let whom = input.pick(&[0, 0, 0, 0, 0, 0, 1, 2]);
+        let about_connections = input.below(4) > 0;
+        let message = if about_connections { self.control(input, whom) } else { any_message(input) };
+        let tag = if about_connections { CONTROL_TAG } else { input.below(16) as u8 };
+        for _ in 0..times {
+            // A full ring loses it, which is as good as anything else.
+            let _ = self.port.send_nb(self.links[whom], tag, &message);
+        }
+    }
+
+    /// See the library's flow control.
+    fn control(&self, input: &mut Input<'_>, whom: usize) -> Vec<u8> {
+        let what = input.pick(&[1, 1, 2, 3, 0, 255]);
+        let of = |tenant: u8, input: &mut Input<'_>| if input.below(4) > 0 { tenant } else { input.u8() };
+        // A credit names whom it is for where the others name the sender.
+        let generation = of(if what == 2 { self.tenants[whom] } else { self.tenants[2] }, input);
+        let target = of(self.tenants[whom], input);
+        let number = match input.below(4) {
+            0..=1 => 64,
+            _ => input.number32(),
+        };
+        let word = what | u64::from(generation) << 8 | u64::from(target) << 16 | u64::from(number) << 32;
+        let mut message = word.to_le_bytes().to_vec();
+        if input.below(8) == 0 {
+            message.extend(any_message(input));
+            message.truncate(MAX_MESSAGE);
+        }
+        message
+    }
+
+    fn read(&mut self) {
+        while self.port.poll().unwrap().is_some() {}
+    }
+}
+
+fn any_message(input: &mut Input<'_>) -> Vec<u8> {
+    let mut message = vec![0; 8 * (1 + input.below(8) as usize)];
+    let given = input.bytes(message.len());
+    message[..given.len()].copy_from_slice(given);
+    message
+}
