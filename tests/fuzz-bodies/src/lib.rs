@@ -12,6 +12,7 @@
 
 pub mod control;
 pub mod engine;
+pub mod extoll;
 pub mod fcnp;
 pub mod input;
 pub mod machine_file;
@@ -43,6 +44,7 @@ pub struct Body {
 pub const BODIES: &[Body] = &[
     Body { name: "control", run: control::body, cases: 1000, longest: 200 },
     Body { name: "engine", run: engine::body, cases: 100, longest: 1500 },
+    Body { name: "extoll", run: extoll::body, cases: 400, longest: 800 },
     Body { name: "fcnp_compute", run: fcnp::compute, cases: 40, longest: 600 },
     Body { name: "fcnp_io", run: fcnp::io, cases: 40, longest: 600 },
     Body { name: "machine_file", run: machine_file::body, cases: 4000, longest: 400 },

@@ -63,6 +63,7 @@ macro_rules! bodies {
 bodies!(
     control,
     engine,
+    extoll,
     fcnp_compute,
     fcnp_io,
     machine_file,

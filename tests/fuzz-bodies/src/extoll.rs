@@ -1,0 +1,375 @@
+//! An EXTOLL card against software that writes anything to the pages of its VPID: registers, commands of the address translation, RMA descriptors, pieces of
+//! messages, records in its ring and pointers behind it; that maps and unmaps memory, is reset and ends in the middle. Memory that nobody has
+//! registered stays as it is, what others send each other comes all, once and in order, and with the software gone RMA does what it should.
+
+use std::{
+    sync::{Arc, OnceLock},
+    time::Duration,
+};
+
+use nicforge_driver::{Deadline, Device, DmaBuffer, HugePages, OpenOptions, Poster, WriteMode};
+use nicforge_hwi::{
+    extoll::{BAR_VELO, REGISTERS, RING_CELLS, reg, window},
+    extoll_atu::{command as atu, nla},
+    extoll_rma::{COMMAND_BYTES, Command},
+    extoll_velo::address,
+    posted::CELL,
+};
+use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_rma::{Access, Notification, Notify, Options, Port, Region, Role, Status, Target};
+use nicforge_velo as velo;
+use zerocopy::IntoBytes;
+
+use crate::input::Input;
+
+/// Things done in one input at most.
+const MOST: usize = 150;
+/// Longer than anything takes that must come true.
+const LIMIT: Duration = Duration::from_secs(60);
+/// How long a write of the hostile software may wait.
+const SHORT: Duration = Duration::from_millis(5);
+/// Registered memory, of which the hostile software may know.
+const SHARED: usize = 1 << 16;
+/// Memory that nobody has registered.
+const PRIVATE: usize = 1 << 13;
+const UNTOUCHED: u8 = 0xc5;
+/// VPIDs of each card. The last one of node 0 is the hostile software's.
+const VPIDS: u16 = 3;
+
+fn machine() -> Arc<LocalMachine> {
+    static PARSED: OnceLock<Description> = OnceLock::new();
+    let description = PARSED.get_or_init(|| {
+        let times = "watchdog_ms = 1\nrma_watchdog_ms = 50\n";
+        let text = format!("name = \"extoll\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\n{times}");
+        Description::parse(&text, "extoll.toml").unwrap()
+    });
+    LocalMachine::new(build(description).unwrap().0)
+}
+
+fn open(machine: &Arc<LocalMachine>, node: u32, vpid: u16, options: OpenOptions) -> Device {
+    let backing = machine.open_named(&format!("ex{node}"), &format!("vpid{vpid}")).unwrap();
+    Device::open(backing, options).unwrap()
+}
+
+/// The body.
+pub fn body(data: &[u8]) {
+    let mut input = Input::new(data);
+    let machine = machine();
+    let mut sides = [0, 1].map(|node| Side::new(&machine, node));
+    let mut talk = Talk::new(&machine);
+    let mut hostile = Hostile::new(&machine);
+    for _ in 0..MOST {
+        if input.is_empty() {
+            break;
+        }
+        match input.below(16) {
+            0 if input.below(4) == 0 => {
+                drop(hostile);
+                hostile = Hostile::new(&machine);
+            }
+            0..=1 => talk.turn(u64::MAX),
+            2 => sides.iter_mut().for_each(Side::take),
+            _ => hostile.act(&mut input),
+        }
+        machine.settle(input.below(8));
+    }
+    drop(hostile);
+    talk.finish(&machine);
+    for (here, there) in [(0, 1), (1, 0)] {
+        transfer(&mut sides, here, there);
+    }
+    for side in &sides {
+        let mut bytes = vec![0; PRIVATE];
+        side.private.read(0, &mut bytes).unwrap();
+        assert!(bytes.iter().all(|byte| *byte == UNTOUCHED), "memory that nobody has registered was written");
+    }
+}
+
+/// A VPID that keeps to the rules.
+struct Side {
+    port: Port,
+    region: Region,
+    shared: DmaBuffer,
+    private: DmaBuffer,
+}
+
+impl Side {
+    fn new(machine: &Arc<LocalMachine>, node: u32) -> Self {
+        let device = open(machine, node, 0, OpenOptions::default());
+        // What can't be named lies on both sides of what can.
+        let private = device.dma_buffer(PRIVATE, HugePages::Never).unwrap();
+        private.write(0, &[UNTOUCHED; PRIVATE]).unwrap();
+        let shared = device.dma_buffer(SHARED, HugePages::Never).unwrap();
+        let port = Port::open(&device, Options { entries: 64, ..Options::default() }).unwrap();
+        let region = port.register(&shared, Access::READ_WRITE).unwrap();
+        Self { port, region, shared, private }
+    }
+
+    /// Takes what it was told. The hostile software may tell it of puts.
+    fn take(&mut self) {
+        while self.notification().is_some() {}
+    }
+
+    fn notification(&mut self) -> Option<Notification> {
+        // Of lost ones there is an error, once.
+        let found = self.port.probe().ok().flatten();
+        if found.is_some() {
+            self.port.free().unwrap();
+        }
+        found
+    }
+
+    /// Waits for what this side is told of its own commands, or of its friend's.
+    fn told(&mut self, role: Role, other: u32) -> Notification {
+        let deadline = Deadline::after(LIMIT);
+        loop {
+            assert!(!deadline.has_passed(), "no notification as the {role:?}");
+            let _ = self.port.device().relax(&mut self.port.device().new_relax());
+            if let Some(found) = self.notification()
+                && (found.role, found.node, found.vpid) == (role, other, 0)
+            {
+                return found;
+            }
+        }
+    }
+
+    fn to(&self, other: &Self) -> Target {
+        self.port.connect(other.port.node(), other.port.vpid()).unwrap()
+    }
+}
+
+/// A put and a get from one side to the other.
+fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
+    sides.iter_mut().for_each(Side::take);
+    let target = sides[here].to(&sides[there]);
+    for length in [8, 3000, 20_000] {
+        let (from, to) = (sides[here].region.address() + 5, sides[there].region.address() + 30_001);
+        let sent: Vec<_> = (0..length).map(|index| (index * 7 + here) as u8).collect();
+        sides[here].shared.write(5, &sent).unwrap();
+        sides[here].port.put(target, from, to, length as u64, Notify::COMPLETER).unwrap();
+        let told = sides[there].told(Role::Completer, here as u32);
+        assert_eq!((told.status, told.length as usize, told.address), (Status::Done, length, to));
+        let mut received = vec![0; length];
+        sides[there].shared.read(30_001, &mut received).unwrap();
+        assert!(received == sent, "a put came as it was sent");
+        sides[here].shared.write(5, &vec![0; length]).unwrap();
+        sides[here].port.get(target, to, from, length as u64, Notify::COMPLETER).unwrap();
+        let told = sides[here].told(Role::Completer, there as u32);
+        assert_eq!((told.status, told.length as usize), (Status::Done, length));
+        sides[here].shared.read(5, &mut received).unwrap();
+        assert!(received == sent, "a get brought what was there");
+    }
+}
+
+/// Messages from a process of node 1, where nobody is hostile, to one of node 0.
+struct Talk {
+    from: velo::Port,
+    to: velo::Port,
+    link: velo::Link,
+    sent: u64,
+    received: u64,
+}
+
+impl Talk {
+    fn new(machine: &Arc<LocalMachine>) -> Self {
+        let port = |node| {
+            let device = open(machine, node, 1, OpenOptions::default());
+            velo::Port::open(device, velo::Config::default()).unwrap()
+        };
+        let (mut from, mut to) = (port(1), port(0));
+        let link = from.connect(to.address(), Deadline::after(LIMIT), None).unwrap();
+        to.progress().unwrap();
+        Self { from, to, link, sent: 0, received: 0 }
+    }
+
+    fn turn(&mut self, most: u64) {
+        if self.sent < most {
+            match self.from.send_nb(self.link, 3, &self.sent.to_le_bytes()) {
+                Ok(()) => self.sent += 1,
+                Err(error) => assert_eq!(error, velo::Error::WouldBlock),
+            }
+        }
+        // Neither has connected to the hostile one: nothing of it is for them.
+        assert_eq!(self.from.poll().unwrap(), None);
+        while let Some(message) = self.to.poll().unwrap() {
+            assert_eq!((message.from, message.tag), (self.from.address(), 3));
+            assert_eq!(message.quadword(0), self.received);
+            self.received += 1;
+        }
+    }
+
+    fn finish(&mut self, machine: &LocalMachine) {
+        let (deadline, most) = (Deadline::after(LIMIT), self.sent + 100);
+        while self.received < most {
+            assert!(!deadline.has_passed(), "{} sent, {} received", self.sent, self.received);
+            self.turn(most);
+            machine.settle(8);
+        }
+        assert_eq!((self.from.check(), self.to.check()), (Ok(()), Ok(())));
+    }
+}
+
+/// Software with a VPID of its own.
+struct Hostile {
+    device: Device,
+    poster: Poster,
+    buffers: Vec<DmaBuffer>,
+}
+
+impl Hostile {
+    fn new(machine: &Arc<LocalMachine>) -> Self {
+        let options = OpenOptions { timeout: SHORT, ..OpenOptions::default() };
+        let device = open(machine, 0, VPIDS - 1, options);
+        Self { poster: device.poster(0).unwrap(), device, buffers: Vec::new() }
+    }
+
+    fn act(&mut self, input: &mut Input<'_>) {
+        match input.below(16) {
+            0..=2 => {
+                let (offset, value) = (Self::register(input), self.value(input));
+                self.write(input, 0, offset, &value.to_le_bytes());
+            }
+            3 => self.enable(input),
+            4..=5 => self.translate(input),
+            6..=8 => {
+                let command = self.command(input);
+                let length = if input.below(8) > 0 { COMMAND_BYTES } else { input.below(40) as usize };
+                let mut bytes = command.as_bytes().to_vec();
+                bytes.resize(length, 0);
+                self.write(input, 0, reg::RMA_COMMAND, &bytes);
+            }
+            9..=10 => {
+                let (node, vpid) = (input.below(3), input.below(u32::from(VPIDS) + 1) as u16);
+                let quadwords = 1 + input.below(8) as usize;
+                let position = if input.flag() { 0 } else { input.below(64).into() };
+                let offset = address::encode(node, vpid, input.below(16) as u8, quadwords) + position;
+                let length = if input.below(4) > 0 { 8 * quadwords } else { input.below(70) as usize };
+                let mut message = vec![0; length];
+                let given = input.bytes(length.min(8));
+                message[..given.len()].copy_from_slice(given);
+                self.write(input, BAR_VELO, offset, &message);
+            }
+            11 => {
+                let words = (u64::from(RING_CELLS) * CELL as u64 + window::SIZE) / 8;
+                let word = match input.below(4) {
+                    0 => u64::from(input.u16()) % words,
+                    1 => u64::from(input.below(64)),
+                    2 => window::VELO_READ_POINTER / 8,
+                    _ => window::RMA_READ_POINTER / 8,
+                };
+                self.device.bar(1).unwrap().write64(8 * word, input.number()).unwrap();
+                self.device.doorbell().after_store().unwrap();
+            }
+            12 if self.buffers.len() < 4 => {
+                let length = input.pick(&[4096, 8192, 1 << 16, 1 << 21]);
+                self.buffers.push(self.device.dma_buffer(length, HugePages::Never).unwrap());
+            }
+            12 | 13 if !self.buffers.is_empty() => {
+                let index = input.below(self.buffers.len() as u32) as usize;
+                drop(self.buffers.swap_remove(index));
+            }
+            14 if input.below(8) == 0 => drop(self.device.reset()),
+            _ => {
+                let mut data = vec![0; input.pick(&[8, 8, 8, 4, 1, 16, 64])];
+                let (bar, offset) = match input.below(4) {
+                    0..=2 => (0, Self::register(input)),
+                    _ => (input.below(7), input.number()),
+                };
+                let _ = self.device.backing().read(bar, offset, &mut data);
+            }
+        }
+    }
+
+    /// In the ring or trapped, as it comes. What can't be is refused.
+    fn write(&mut self, input: &mut Input<'_>, bar: u8, offset: u64, data: &[u8]) {
+        if input.below(4) > 0 {
+            let _ = self.poster.try_post(bar, offset, data);
+        } else {
+            let _ = self.device.backing().write(bar.into(), offset, data, WriteMode::Confirmed);
+        }
+    }
+
+    fn register(input: &mut Input<'_>) -> u64 {
+        match input.below(8) {
+            0 => u64::from(input.u16()) % REGISTERS,
+            1 => reg::ADMIN + u64::from(input.below(0x60)) * 8,
+            2..=3 => reg::ATU + u64::from(input.below(6)) * 8,
+            4 => 0x200 + u64::from(input.below(3)) * 8,
+            5 => 0x180 + u64::from(input.below(3)) * 8,
+            _ => 0x100 + u64::from(input.below(4)) * 8,
+        }
+    }
+
+    /// An address in its own memory, of a region, or any number.
+    fn value(&self, input: &mut Input<'_>) -> u64 {
+        match input.below(4) {
+            0 => match self.buffers.len() {
+                0 => 0,
+                count => {
+                    let buffer = &self.buffers[input.below(count as u32) as usize];
+                    buffer.iova() + u64::from(input.below(0x2000)) * u64::from(input.flag())
+                }
+            },
+            1 => Self::region(input),
+            _ => input.number(),
+        }
+    }
+
+    /// A network logical address. The first entries are taken first, so that a guess is often right.
+    fn region(input: &mut Input<'_>) -> u64 {
+        let class = input.pick(&[0, 0, 0, 1, 2, 3]);
+        nla::of_entry(class, input.below(24)) + u64::from(input.below(4096)) * u64::from(input.flag())
+    }
+
+    /// A receive ring or a queue as it should be, on or off.
+    fn enable(&mut self, input: &mut Input<'_>) {
+        let [base, size, enable] = if input.flag() {
+            [reg::VELO_RING_BASE, reg::VELO_RING_SLOTS, reg::VELO_RING_ENABLE]
+        } else {
+            [reg::RMA_QUEUE_BASE, reg::RMA_QUEUE_ENTRIES, reg::RMA_QUEUE_ENABLE]
+        };
+        let base_value = self.buffers.first().map_or_else(|| input.number(), DmaBuffer::iova);
+        let size_value = if input.below(4) > 0 { 64 } else { input.number() };
+        for (register, value) in
+            [(base, base_value), (size, size_value), (enable, input.below(4).min(1).into())]
+        {
+            self.write(input, 0, register, &value.to_le_bytes());
+        }
+    }
+
+    fn translate(&mut self, input: &mut Input<'_>) {
+        let class = input.pick(&[0, 0, 0, 1, 2, 3]);
+        let (what, place) = if input.below(4) > 0 {
+            (atu::REGISTER, self.buffers.first().map_or(0, DmaBuffer::iova))
+        } else {
+            (atu::DEREGISTER, Self::region(input))
+        };
+        let place = if input.below(4) > 0 { place } else { self.value(input) };
+        let pages = if input.below(4) > 0 { 1 } else { input.number() };
+        let access = u64::from(input.below(4)) << 8;
+        let command = what | class << atu::CLASS_SHIFT | access;
+        for (register, value) in [
+            (atu::ADDRESS, place),
+            (atu::PAGES, pages),
+            (atu::OWNER, input.below(4).into()),
+            (atu::COMMAND, command),
+        ] {
+            self.write(input, 0, register, &value.to_le_bytes());
+        }
+    }
+
+    fn command(&self, input: &mut Input<'_>) -> Command {
+        let (node, vpid) = (input.below(3), input.below(u32::from(VPIDS) + 1) as u16);
+        let length = match input.below(4) {
+            0..=1 => input.below(64),
+            2 => input.below(1 << 16),
+            _ => input.number32(),
+        };
+        let (command, notify) = (input.below(5) as u8, input.u8() & 7);
+        let [source, destination] =
+            [(); 2].map(|()| if input.below(4) > 0 { Self::region(input) } else { self.value(input) });
+        let mut command = Command::new(node, vpid, command, notify, length, source, destination);
+        command.head |= u64::from(input.below(64) == 1) << 32;
+        command
+    }
+}
