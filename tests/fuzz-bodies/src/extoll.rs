@@ -10,8 +10,8 @@ use std::{
 use nicforge_driver::{Deadline, Device, DmaBuffer, HugePages, OpenOptions, Poster, WriteMode};
 use nicforge_hwi::{
     extoll::{BAR_VELO, REGISTERS, RING_CELLS, reg, window},
-    extoll_atu::{command as atu, nla},
-    extoll_rma::{COMMAND_BYTES, Command},
+    extoll_atu::{command as atu, nla, page},
+    extoll_rma::{COMMAND_BYTES, Command, command},
     extoll_velo::address,
     posted::CELL,
 };
@@ -57,7 +57,8 @@ pub fn body(data: &[u8]) {
     let machine = machine();
     let mut sides = [0, 1].map(|node| Side::new(&machine, node));
     let mut talk = Talk::new(&machine);
-    let mut hostile = Hostile::new(&machine);
+    let known = sides.each_ref().map(|side| side.region.address());
+    let mut hostile = Hostile::new(&machine, known, input.below(4) > 0);
     for _ in 0..MOST {
         if input.is_empty() {
             break;
@@ -65,7 +66,7 @@ pub fn body(data: &[u8]) {
         match input.below(16) {
             0 if input.below(4) == 0 => {
                 drop(hostile);
-                hostile = Hostile::new(&machine);
+                hostile = Hostile::new(&machine, known, input.flag());
             }
             0..=1 => talk.turn(u64::MAX),
             2 => sides.iter_mut().for_each(Side::take),
@@ -214,13 +215,43 @@ struct Hostile {
     device: Device,
     poster: Poster,
     buffers: Vec<DmaBuffer>,
+    /// Registered memory: its own, and that of the others.
+    regions: Vec<u64>,
 }
 
 impl Hostile {
-    fn new(machine: &Arc<LocalMachine>) -> Self {
+    /// Ready to use VELO and RMA as it should, so that what follows gets further, or with nothing.
+    fn new(machine: &Arc<LocalMachine>, known: [u64; 2], ready: bool) -> Self {
         let options = OpenOptions { timeout: SHORT, ..OpenOptions::default() };
         let device = open(machine, 0, VPIDS - 1, options);
-        Self { poster: device.poster(0).unwrap(), device, buffers: Vec::new() }
+        let poster = device.poster(0).unwrap();
+        let mut hostile = Self { poster, device, buffers: Vec::new(), regions: known.into() };
+        if ready {
+            hostile.prepare();
+        }
+        hostile
+    }
+
+    fn prepare(&mut self) {
+        let buffer = |length| self.device.dma_buffer(length, HugePages::Never).unwrap();
+        let (memory, ring, queue) = (buffer(SHARED), buffer(8192), buffer(4096));
+        let registers = self.device.bar(0).unwrap();
+        for (register, value) in [
+            (reg::VELO_RING_BASE, ring.iova()),
+            (reg::VELO_RING_SLOTS, 64),
+            (reg::VELO_RING_ENABLE, 1),
+            (reg::RMA_QUEUE_BASE, queue.iova()),
+            (reg::RMA_QUEUE_ENTRIES, 64),
+            (reg::RMA_QUEUE_ENABLE, 1),
+            (atu::ADDRESS, memory.iova()),
+            (atu::PAGES, SHARED as u64 >> page::shift(page::SIZE_4K)),
+            (atu::COMMAND, atu::REGISTER | atu::READ | atu::WRITE),
+        ] {
+            registers.write64(register, value).unwrap();
+        }
+        assert_eq!(registers.read64(atu::STATUS).unwrap(), atu::DONE);
+        self.regions.push(registers.read64(atu::RESULT).unwrap());
+        self.buffers = vec![memory, ring, queue];
     }
 
     fn act(&mut self, input: &mut Input<'_>) {
@@ -310,15 +341,19 @@ impl Hostile {
                     buffer.iova() + u64::from(input.below(0x2000)) * u64::from(input.flag())
                 }
             },
-            1 => Self::region(input),
+            1 => self.region(input),
             _ => input.number(),
         }
     }
 
-    /// A network logical address. The first entries are taken first, so that a guess is often right.
-    fn region(input: &mut Input<'_>) -> u64 {
-        let class = input.pick(&[0, 0, 0, 1, 2, 3]);
-        nla::of_entry(class, input.below(24)) + u64::from(input.below(4096)) * u64::from(input.flag())
+    /// A network logical address: of a region, mostly.
+    fn region(&self, input: &mut Input<'_>) -> u64 {
+        let region = if input.below(8) > 0 {
+            self.regions[input.below(self.regions.len() as u32) as usize]
+        } else {
+            nla::of_entry(input.pick(&[0, 0, 0, 1, 2, 3]), input.below(64))
+        };
+        region + u64::from(input.u16()) * u64::from(input.flag())
     }
 
     /// A receive ring or a queue as it should be, on or off.
@@ -342,7 +377,7 @@ impl Hostile {
         let (what, place) = if input.below(4) > 0 {
             (atu::REGISTER, self.buffers.first().map_or(0, DmaBuffer::iova))
         } else {
-            (atu::DEREGISTER, Self::region(input))
+            (atu::DEREGISTER, self.region(input))
         };
         let place = if input.below(4) > 0 { place } else { self.value(input) };
         let pages = if input.below(4) > 0 { 1 } else { input.number() };
@@ -359,16 +394,25 @@ impl Hostile {
     }
 
     fn command(&self, input: &mut Input<'_>) -> Command {
-        let (node, vpid) = (input.below(3), input.below(u32::from(VPIDS) + 1) as u16);
+        let (node, vpid) = match input.below(8) {
+            0..=4 => (input.below(2), 0),
+            _ => (input.below(3), input.below(u32::from(VPIDS) + 1) as u16),
+        };
         let length = match input.below(4) {
-            0..=1 => input.below(64),
+            0..=1 => 1 + input.below(64),
             2 => input.below(1 << 16),
             _ => input.number32(),
         };
-        let (command, notify) = (input.below(5) as u8, input.u8() & 7);
-        let [source, destination] =
-            [(); 2].map(|()| if input.below(4) > 0 { Self::region(input) } else { self.value(input) });
-        let mut command = Command::new(node, vpid, command, notify, length, source, destination);
+        let (what, notify) = (input.pick(&[1, 2, 3, 1, 2, 3, 0, 4]), input.u8() & 7);
+        let (source, destination) = if input.below(4) > 0 {
+            // Between its own memory and the target's, as it should be.
+            let [own, others] = [self.regions[self.regions.len() - 1], self.regions[node as usize % 2]]
+                .map(|region| region + u64::from(input.below(4096)));
+            if what == command::GET { (others, own) } else { (own, others) }
+        } else {
+            (self.region(input), self.value(input))
+        };
+        let mut command = Command::new(node, vpid, what, notify, length, source, destination);
         command.head |= u64::from(input.below(64) == 1) << 32;
         command
     }
