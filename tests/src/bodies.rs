@@ -255,6 +255,7 @@ macro_rules! bodies_of {
             what_nobody_has_taken_is_not_promised_again
             a_send_says_that_what_it_waits_for_is_behind_what_is_kept
             the_watchdog_reports_a_receiver_that_does_not_read
+            a_wait_ends_while_the_card_waits_for_a_receiver
         }
     };
     (velo_hostile => [$($then:tt)+] $($head:tt)*) => {

@@ -174,3 +174,31 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     assert_eq!((neighbour.check(), awake.check()), (Ok(()), Ok(())));
     drop(deaf);
 }
+
+/// A call that waits for a message ends by its deadline, also while the ring does not move, or has no room left.
+pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
+    let waiting = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..UNCOUNTED };
+    let mut sender = port_with(rig, at(0, 0), waiting);
+    let deaf = port_with(rig, at(1, 0), UNCOUNTED);
+    let mut awake = port_with(rig, at(1, 1), UNCOUNTED);
+    let to_deaf = sender.connect(at(1, 0), soon(), None).unwrap();
+    let to_sender = awake.connect(at(0, 0), soon(), None).unwrap();
+    for most in [300, u32::MAX] {
+        let sent =
+            (0..most).take_while(|_| sender.send_nb(to_deaf, 0, &[1; 8]) != Err(Error::WouldBlock)).count();
+        assert!(sent > 64, "{sent}");
+        let waited = sender.recv(Filter::ANY, Deadline::after(Duration::from_millis(10)), None);
+        // The watchdog may have ended the one in front before.
+        assert!(matches!(waited, Err(Error::Timeout { .. } | Error::Device { .. })), "{waited:?}");
+        awake.send(to_sender, 5, &[5; 8], soon(), None).unwrap();
+        let message = loop {
+            match sender.recv(Filter::ANY, soon(), None) {
+                Err(Error::Device { .. }) => {}
+                result => break result.unwrap(),
+            }
+        };
+        assert_eq!((message.from, message.tag), (at(1, 1), 5));
+    }
+    // What is left in the ring is for nobody, and keeps nobody.
+    drop(deaf);
+}

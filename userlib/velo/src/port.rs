@@ -3,7 +3,8 @@
 use std::{collections::VecDeque, sync::atomic::Ordering};
 
 use nicforge_driver::{
-    Bar, Deadline, Device, DmaBuffer, Doorbell, HugePages, Interrupt, Poster, SharedPoster,
+    Bar, Deadline, Device, DmaBuffer, Doorbell, Error as DriverError, HugePages, Interrupt, Mark, Poster,
+    SharedPoster,
 };
 use nicforge_hwi::{
     extoll::{BAR_DIRECTORY, directory, error, mirror, reg, vector, window},
@@ -110,6 +111,8 @@ pub struct Port {
     errors_seen: u64,
     errors_noticed: u64,
     pub(crate) interrupt: Option<Interrupt>,
+    /// Behind what has enabled it last.
+    armed: Option<Mark>,
     pub(crate) ring: Window,
     pub(crate) slots: u64,
     /// Messages taken out of the ring so far, and how many of them the card does not know of.
@@ -189,6 +192,7 @@ impl Port {
             errors_seen: 0,
             errors_noticed: 0,
             interrupt,
+            armed: None,
             ring: memory.window().clone(),
             slots: slots.into(),
             taken: 0,
@@ -365,9 +369,23 @@ impl Port {
         }
     }
 
-    /// Enables the interrupt that tells of messages, and leaves those of the VPID's other libraries as they are.
-    pub(crate) fn arm(&self) -> Result<(), Error> {
-        Ok(self.registers.write64(reg::INTERRUPT_SET, 1 << vector::VELO_RECEIVE)?)
+    /// Enables the interrupt that tells of messages, and leaves those of the VPID's other libraries as they are. It is posted: a trapped write would
+    /// wait as long as the message in front of the ring does, whatever the caller's deadline. One that is on its way is enough, and who finds no room sleeps
+    /// without.
+    pub(crate) fn arm(&mut self) -> Result<(), Error> {
+        let Self { way, armed, .. } = self;
+        way.with(|poster| {
+            if armed.is_some_and(|armed| !poster.has_passed(armed)) {
+                return Ok(());
+            }
+            let enable = 1_u64 << vector::VELO_RECEIVE;
+            match poster.try_post(BAR_REGISTERS, reg::INTERRUPT_SET, &enable.to_le_bytes()) {
+                Ok(()) => *armed = poster.mark(),
+                Err(DriverError::RingFull { .. }) => {}
+                Err(error) => return Err(error.into()),
+            }
+            Ok(())
+        })
     }
 
     /// Tells the card how many messages were taken.

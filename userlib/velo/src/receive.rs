@@ -295,7 +295,7 @@ impl<'a> Waiter<'a> {
     }
 
     /// A turn of a loop that waits for `what`, which a message brings.
-    pub(crate) fn turn(&mut self, port: &Port, what: &'static str) -> Result<(), Error> {
+    pub(crate) fn turn(&mut self, port: &mut Port, what: &'static str) -> Result<(), Error> {
         if self.cancel.is_some_and(Cancel::is_cancelled) {
             return Err(Error::Cancelled { what });
         }
@@ -306,18 +306,19 @@ impl<'a> Waiter<'a> {
         if port.device.resets() != port.resets || !port.is_tenant() {
             return Err(port.ended());
         }
-        match &port.interrupt {
-            Some(interrupt) if self.sleeps.is_some_and(|from| Instant::now() >= from) => {
-                // A message that came since the last look raises it at once.
-                port.arm()?;
-                // No interrupt says that there is room for what is due.
-                let sleep = if port.due.is_empty() { port.config.sleep } else { port.config.sleep.min(DUE) };
-                match interrupt.wait(self.deadline.at_most(sleep), self.cancel) {
-                    Ok(_) | Err(DriverError::Timeout { .. } | DriverError::Cancelled) => Ok(()),
-                    Err(error) => Err(error.into()),
-                }
+        if self.sleeps.is_none_or(|from| Instant::now() < from) {
+            return Ok(port.device.relax(&mut self.relax)?);
+        }
+        // A message that came since the last look raises it at once.
+        port.arm()?;
+        // No interrupt says that there is room for what is due.
+        let sleep = if port.due.is_empty() { port.config.sleep } else { port.config.sleep.min(DUE) };
+        let deadline = self.deadline.at_most(sleep);
+        match port.interrupt.as_ref().map(|interrupt| interrupt.wait(deadline, self.cancel)) {
+            Some(Err(error)) if !matches!(error, DriverError::Timeout { .. } | DriverError::Cancelled) => {
+                Err(error.into())
             }
-            _ => Ok(port.device.relax(&mut self.relax)?),
+            _ => Ok(()),
         }
     }
 }
