@@ -109,10 +109,11 @@ pub struct Port {
     last_error: SharedU64,
     stalls: SharedU64,
     errors_seen: u64,
+    /// Errors that [`Port::notice`] has looked at. Those of [`Port::errors_seen`] were reported, too.
     errors_noticed: u64,
     pub(crate) interrupt: Option<Interrupt>,
-    /// Behind what has enabled it last.
-    armed: Option<Mark>,
+    /// Behind what has enabled it last, and has not raised it.
+    pub(crate) armed: Option<Mark>,
     pub(crate) ring: Window,
     pub(crate) slots: u64,
     /// Messages taken out of the ring so far, and how many of them the card does not know of.

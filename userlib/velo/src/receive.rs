@@ -315,10 +315,13 @@ impl<'a> Waiter<'a> {
         let sleep = if port.due.is_empty() { port.config.sleep } else { port.config.sleep.min(DUE) };
         let deadline = self.deadline.at_most(sleep);
         match port.interrupt.as_ref().map(|interrupt| interrupt.wait(deadline, self.cancel)) {
+            // What has enabled it is used up, even if the engine has not said yet that it is done with it.
+            Some(Ok(_)) => port.armed = None,
             Some(Err(error)) if !matches!(error, DriverError::Timeout { .. } | DriverError::Cancelled) => {
-                Err(error.into())
+                return Err(error.into());
             }
-            _ => Ok(()),
+            _ => {}
         }
+        Ok(())
     }
 }
