@@ -2,10 +2,7 @@
 //! messages, records in its ring and pointers behind it; that maps and unmaps memory, is reset and ends in the middle. Memory that nobody has
 //! registered stays as it is, what others send each other comes all, once and in order, and with the software gone RMA does what it should.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use nicforge_driver::{Deadline, Device, DmaBuffer, HugePages, OpenOptions, Poster, WriteMode};
 use nicforge_hwi::{
@@ -15,12 +12,12 @@ use nicforge_hwi::{
     extoll_velo::address,
     posted::CELL,
 };
-use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_machine::in_process::LocalMachine;
 use nicforge_rma::{Access, Notification, Notify, Options, Port, Region, Role, Status, Target};
 use nicforge_velo as velo;
 use zerocopy::IntoBytes;
 
-use crate::input::Input;
+use crate::{input::Input, world};
 
 /// Things done in one input at most.
 const MOST: usize = 150;
@@ -36,16 +33,6 @@ const UNTOUCHED: u8 = 0xc5;
 /// VPIDs of each card. The last one of node 0 is the hostile software's.
 const VPIDS: u16 = 3;
 
-fn machine() -> Arc<LocalMachine> {
-    static PARSED: OnceLock<Description> = OnceLock::new();
-    let description = PARSED.get_or_init(|| {
-        let times = "watchdog_ms = 1\nrma_watchdog_ms = 50\n";
-        let text = format!("name = \"extoll\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\n{times}");
-        Description::parse(&text, "extoll.toml").unwrap()
-    });
-    LocalMachine::new(build(description).unwrap().0)
-}
-
 fn open(machine: &Arc<LocalMachine>, node: u32, vpid: u16, options: OpenOptions) -> Device {
     let backing = machine.open_named(&format!("ex{node}"), &format!("vpid{vpid}")).unwrap();
     Device::open(backing, options).unwrap()
@@ -54,7 +41,8 @@ fn open(machine: &Arc<LocalMachine>, node: u32, vpid: u16, options: OpenOptions)
 /// The body.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
-    let machine = machine();
+    let times = "watchdog_ms = 1\nrma_watchdog_ms = 50\n";
+    let machine = world::local(&format!("name = \"extoll\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\n{times}"));
     let mut sides = [0, 1].map(|node| Side::new(&machine, node));
     let mut talk = Talk::new(&machine);
     let known = sides.each_ref().map(|side| side.region.address());

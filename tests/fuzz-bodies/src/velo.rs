@@ -2,16 +2,13 @@
 //! more data than it was promised, and that reads what it is told or not, and ends in the middle. Another peer, of another card, notices nothing:
 //! its messages come all, once and in order, the whole time.
 
-use std::{
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{sync::Arc, time::Duration};
 
 use nicforge_driver::{Deadline, Device};
-use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
+use nicforge_machine::in_process::LocalMachine;
 use nicforge_velo::{Address, CONTROL_TAG, Config, Error, Filter, Link, MAX_MESSAGE, Port, Waiting};
 
-use crate::input::Input;
+use crate::{input::Input, world};
 
 /// Things done in one input at most.
 const MOST: usize = 100;
@@ -29,15 +26,6 @@ const FRIEND: Address = Address { node: 0, vpid: 1 };
 /// Alone on its node: what is not counted shares slots with its neighbours.
 const HOSTILE: Address = Address { node: 1, vpid: 0 };
 
-fn machine() -> Arc<LocalMachine> {
-    static PARSED: OnceLock<Description> = OnceLock::new();
-    let description = PARSED.get_or_init(|| {
-        let text = "name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 2\nwatchdog_ms = 1\n";
-        Description::parse(text, "velo.toml").unwrap()
-    });
-    LocalMachine::new(build(description).unwrap().0)
-}
-
 fn open(machine: &Arc<LocalMachine>, address: Address, config: Config) -> Port {
     let names = (format!("ex{}", address.node), format!("vpid{}", address.vpid));
     let device = Device::from_backing(machine.open_named(&names.0, &names.1).unwrap()).unwrap();
@@ -47,7 +35,7 @@ fn open(machine: &Arc<LocalMachine>, address: Address, config: Config) -> Port {
 /// The body.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
-    let machine = machine();
+    let machine = world::local("name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 2\nwatchdog_ms = 1\n");
     let config = Config {
         slots: input.pick(&[None, Some(64)]),
         window: input.pick(&[64, 1, 2, 3, u32::MAX]),

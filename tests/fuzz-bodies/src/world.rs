@@ -22,7 +22,7 @@ use nicforge_hwi::{
     proof::{addressed_send, dma_engine, slot_fifo},
     tree::{BAR_MIRROR, BAR_WINDOW, Header, PAYLOAD, SLOT, SLOT_CONTROL, SLOT_PAYLOAD, mirror, window},
 };
-use nicforge_machine::{build::build, description::Description};
+use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
 use nicforge_shm::{Producer, SharedCells, SharedMemory};
 
 /// Compute nodes of the pset. The I/O node is function 0, compute node `n` function `n + 1`.
@@ -72,14 +72,20 @@ impl InterruptSink for Count {
     }
 }
 
-/// What runs in a machine of [`World`]. A machine file is parsed once, or the parser would have most of a fuzzer's time.
-pub fn description(fifo_depth: u32) -> Description {
-    static PARSED: Mutex<BTreeMap<u32, Description>> = Mutex::new(BTreeMap::new());
+/// What a machine file says. It is parsed once, or the parser would have most of a fuzzer's time.
+pub fn parsed(text: &str) -> Description {
+    static PARSED: Mutex<BTreeMap<String, Description>> = Mutex::new(BTreeMap::new());
     let mut parsed = PARSED.lock().unwrap_or_else(PoisonError::into_inner);
-    parsed.entry(fifo_depth).or_insert_with(|| parse(fifo_depth)).clone()
+    if let Some(found) = parsed.get(text) {
+        return found.clone();
+    }
+    let description = Description::parse(text, "world.toml").unwrap();
+    parsed.insert(text.to_owned(), description.clone());
+    description
 }
 
-fn parse(fifo_depth: u32) -> Description {
+/// What runs in a machine of [`World`].
+pub fn description(fifo_depth: u32) -> Description {
     let mut text =
         format!("name = \"world\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {fifo_depth}\n");
     let functions =
@@ -87,7 +93,12 @@ fn parse(fifo_depth: u32) -> Description {
     for (name, kind) in functions {
         text += &format!("[[function]]\nname = \"{name}\"\nkind = \"{kind}\"\n");
     }
-    Description::parse(&text, "world.toml").unwrap()
+    parsed(&text)
+}
+
+/// A machine in this process, by its file.
+pub fn local(text: &str) -> Arc<LocalMachine> {
+    LocalMachine::new(build(&parsed(text)).unwrap().0)
 }
 
 impl World {
