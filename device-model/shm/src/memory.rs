@@ -14,7 +14,7 @@ use std::sync::Arc;
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::mman::{MapFlags, ProtFlags, mmap, mmap_anonymous, munmap};
+use nix::sys::mman::{MapFlags, MmapAdvise, ProtFlags, madvise, mmap, mmap_anonymous, munmap};
 use nix::sys::stat::{FileStat, SFlag, fstat};
 use nix::sys::statfs::{HUGETLBFS_MAGIC, TMPFS_MAGIC, fstatfs};
 use nix::unistd::{SysconfVar, ftruncate, sysconf};
@@ -132,10 +132,34 @@ impl Mapping {
     }
 }
 
+/// Bytes that are unmapped at a time. The kernel locks the process's address space while it takes pages out of it, and
+/// other threads that map memory wait; a gibibyte takes it hundreds of milliseconds.
+const UNMAP_PIECE: usize = 32 << 20;
+
+impl Mapping {
+    /// Takes the pages out of the address space piece by piece, so that [`munmap`] finds nothing left to do.
+    fn empty(&self) {
+        let pieces = (0..self.mapped).step_by(UNMAP_PIECE);
+        for start in pieces.filter(|_| self.mapped > UNMAP_PIECE) {
+            let len = UNMAP_PIECE.min(self.mapped - start);
+            // SAFETY: `start` is within the range that this value owns.
+            let piece = unsafe { self.address.byte_add(start) };
+            // SAFETY: the piece is within that range, and no other value has an address in it any more. Pages of a
+            // shared mapping stay in their file.
+            let emptied = unsafe { madvise(piece.cast(), len, MmapAdvise::MADV_DONTNEED) };
+            if emptied.is_err() {
+                // Some kinds of memory can't be emptied; they are unmapped in one piece.
+                return;
+            }
+        }
+    }
+}
+
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // The range leaves the table before the kernel may give its addresses to somebody else.
+        // The range leaves the table before the kernel may give its addresses to another mapping.
         self.guard = None;
+        self.empty();
         // SAFETY: `mmap` gave this range to this value alone, and whoever held an address in it held this value.
         let unmapped = unsafe { munmap(self.address.cast(), self.mapped) };
         debug_assert_eq!(unmapped, Ok(()));

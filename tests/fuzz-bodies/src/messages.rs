@@ -12,7 +12,7 @@ use std::{
 
 use nicforge_vfio_user::{
     CompleteError, DEVICE_FLAGS_PCI, DeviceInfo, DmaMap, DmaUnmap, Errno, Handler, IRQ_FLAG_EVENTFD,
-    IRQ_FLAG_MASKABLE, IrqData, IrqInfo, Outcome, PCI_NUM_REGIONS, Progress, REGION_FLAG_MMAP,
+    IRQ_FLAG_MASKABLE, IrqData, IrqInfo, Outcome, PCI_NUM_REGIONS, PeerFd, Progress, REGION_FLAG_MMAP,
     REGION_FLAG_READ, REGION_FLAG_WRITE, RegionInfo, RegionType, ServerConfig, ServerConnection, SetIrqs,
     SparseArea, Token,
     socket::{Fill, Framed},
@@ -522,7 +522,7 @@ impl Handler for Device {
         self.checked(index, offset, data.len())
     }
 
-    fn dma_map(&mut self, map: DmaMap, _fd: Option<OwnedFd>) -> Outcome {
+    fn dma_map(&mut self, map: DmaMap, _fd: Option<PeerFd>) -> Outcome {
         assert!(map.size > 0 && map.address.checked_add(map.size - 1).is_some());
         self.outcome()
     }

@@ -22,7 +22,7 @@ use nicforge_driver::{Device, HugePages, OpenOptions};
 use nicforge_hwi::attachment::mirror;
 use nicforge_vfio_user::{
     DEVICE_FLAGS_PCI, DeviceInfo, DmaMap, DmaUnmap, Errno, Handler, IrqInfo, Outcome, PCI_CONFIG_REGION,
-    PCI_NUM_REGIONS, Progress, REGION_FLAG_MMAP, RegionInfo, ServerConfig, ServerConnection, SetIrqs,
+    PCI_NUM_REGIONS, PeerFd, Progress, REGION_FLAG_MMAP, RegionInfo, ServerConfig, ServerConnection, SetIrqs,
     SparseArea,
 };
 use nix::{
@@ -284,7 +284,7 @@ impl Handler for Liar {
         self.outcome()
     }
 
-    fn dma_map(&mut self, _map: DmaMap, _fd: Option<OwnedFd>) -> Outcome {
+    fn dma_map(&mut self, _map: DmaMap, _fd: Option<PeerFd>) -> Outcome {
         self.outcome()
     }
 

@@ -1,25 +1,136 @@
 //! A client and the socket it came through.
 
-use std::{os::fd::OwnedFd, time::Instant};
+use std::{
+    os::fd::OwnedFd,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use nicforge_core::device::{AttachmentId, FunctionId};
-use nicforge_vfio_user::ServerConnection;
+use nicforge_vfio_user::{Errno, PeerFd, ServerConnection};
 
-use crate::{session::Session, socket::Listener, stats::ServerCounters, wait::Interest};
+use crate::{
+    closer::{Backlog, CloseQueue, Closers},
+    pace::Pace,
+    refusal::Refusal,
+    session::Session,
+    socket::Listener,
+    stats::ServerCounters,
+    stop::Waker,
+    wait::Interest,
+};
 
-/// Who has an attachment.
+/// The client of an attachment.
 pub(crate) struct Client {
     pub(crate) connection: ServerConnection,
     pub(crate) session: Session,
     pub(crate) interest: Interest,
-    /// In the engine's list of connections that have something to do.
+    pub(crate) pace: Pace,
+    /// In one of the engine's lists of connections that have something to do.
     pub(crate) queued: bool,
-    /// The client is gone; what it said before is still read.
+    /// The client is gone; the requests that it sent before are still served.
     pub(crate) hung_up: bool,
     /// The eventfd by which it unmasks INTx.
-    pub(crate) unmask: Option<OwnedFd>,
+    pub(crate) unmask: Option<PeerFd>,
+    /// Where everything of this client is closed.
+    pub(crate) closing: Arc<CloseQueue>,
     pub(crate) pid: i32,
     pub(crate) since: Instant,
+}
+
+/// How long an attachment takes no client after it was taken from one that held the engine.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct BackOff {
+    until: Option<Instant>,
+    next: Duration,
+}
+
+/// The first back-off. Each one that follows soon is twice as long.
+const FIRST_BACK_OFF: Duration = Duration::from_secs(1);
+const LONGEST_BACK_OFF: Duration = Duration::from_secs(60);
+
+impl Default for BackOff {
+    fn default() -> Self {
+        Self { until: None, next: FIRST_BACK_OFF }
+    }
+}
+
+impl BackOff {
+    /// Begins: a client held the engine.
+    pub(crate) fn begin(&mut self, now: Instant) {
+        // An attachment that was well for long starts anew.
+        if self.until.is_some_and(|until| now > until + LONGEST_BACK_OFF) {
+            self.next = FIRST_BACK_OFF;
+        }
+        self.until = Some(now + self.next);
+        self.next = (self.next * 2).min(LONGEST_BACK_OFF);
+    }
+
+    pub(crate) fn is_over(&self, now: Instant) -> bool {
+        self.until.is_none_or(|until| until <= now)
+    }
+}
+
+/// What an attachment's clients have left to be closed. See [`Backlog`].
+pub(crate) struct Closing {
+    /// By the clients that the attachment was given to.
+    clients: Arc<Backlog>,
+    /// By connections that were refused.
+    refused: Arc<Backlog>,
+    /// Connections that are closed without an answer.
+    turned_away: Arc<CloseQueue>,
+}
+
+impl Closing {
+    /// Items at which a client is not served any more.
+    const MOST_OF_CLIENT: usize = 64;
+    /// Items of earlier clients at which no new one is accepted.
+    const MOST_OF_PREDECESSORS: usize = 16;
+    /// Refused connections at a time that are answered.
+    const MOST_ANSWERED: usize = 8;
+    /// Refused connections at which no more are accepted.
+    const MOST_REFUSED: usize = 64;
+
+    pub(crate) fn new(waker: &Waker, closers: &Closers) -> Self {
+        let (clients, refused) = (Backlog::new(waker.clone()), Backlog::new(waker.clone()));
+        let turned_away = closers.queue(&refused);
+        Self { clients, refused, turned_away }
+    }
+
+    /// Returns whether a connection may be accepted to become the client.
+    pub(crate) fn admits_client(&self) -> bool {
+        self.clients.admits(Self::MOST_OF_PREDECESSORS)
+    }
+
+    /// Returns whether a connection may be accepted to be refused.
+    pub(crate) fn admits_refusal(&self) -> bool {
+        self.refused.admits(Self::MOST_REFUSED)
+    }
+
+    /// Returns whether the client may be served.
+    pub(crate) fn admits_service(&self) -> bool {
+        self.clients.admits(Self::MOST_OF_CLIENT)
+    }
+
+    /// Makes the queue of a client.
+    pub(crate) fn queue(&self, closers: &Closers) -> Arc<CloseQueue> {
+        closers.queue(&self.clients)
+    }
+
+    /// Answers a connection's first message with an error and closes it. When many are being answered it is closed
+    /// without an answer.
+    pub(crate) fn refuse(&self, closers: &Closers, fd: OwnedFd, errno: Errno) {
+        if self.refused.len() < Self::MOST_ANSWERED {
+            closers.queue(&self.refused).refuse(Refusal::new(fd, errno));
+        } else {
+            self.turn_away(fd);
+        }
+    }
+
+    /// Closes a connection without an answer.
+    pub(crate) fn turn_away(&self, fd: OwnedFd) {
+        self.turned_away.close_socket(fd);
+    }
 }
 
 /// An attachment that is served.
@@ -32,6 +143,8 @@ pub(crate) struct Port {
     pub(crate) generation: u32,
     /// More may wait to be accepted.
     pub(crate) accepting: bool,
+    pub(crate) back_off: BackOff,
+    pub(crate) closing: Closing,
     pub(crate) counters: ServerCounters,
 }
 
@@ -43,7 +156,6 @@ pub(crate) enum Watched {
     Listener(usize),
     Client(usize, u32),
     Unmask(usize, u32),
-    Refusal(usize, u32),
 }
 
 const INDEX_BITS: u32 = 24;
@@ -59,7 +171,6 @@ impl Watched {
             Self::Listener(index) => (2, index, 0),
             Self::Client(index, generation) => (3, index, generation),
             Self::Unmask(index, generation) => (4, index, generation),
-            Self::Refusal(index, generation) => (5, index, generation),
         };
         kind << (INDEX_BITS + 32) | u64::from(generation) << INDEX_BITS | index as u64
     }
@@ -73,7 +184,6 @@ impl Watched {
             2 => Self::Listener(index),
             3 => Self::Client(index, generation),
             4 => Self::Unmask(index, generation),
-            5 => Self::Refusal(index, generation),
             _ => return None,
         })
     }

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use nicforge_vfio_user::ServerConfig;
+
 /// How the engine learns that a socket is ready.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventLoopKind {
@@ -14,10 +16,11 @@ pub enum EventLoopKind {
     Epoll,
 }
 
-/// What one client may take of the server. Nothing a client does gets it more.
+/// What one client may take of the server. No client gets more, whatever it does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Quotas {
-    /// Bytes of client files mapped at a time.
+    /// Bytes of client files mapped at a time. Pages of a client's file that the server touches first are charged to
+    /// the server's memory cgroup.
     pub mapped_bytes: u64,
     /// Client files (and parts of files) mapped at a time.
     pub files: usize,
@@ -27,7 +30,7 @@ pub struct Quotas {
 
 impl Default for Quotas {
     fn default() -> Self {
-        Self { mapped_bytes: 64 << 30, files: 512, ranges: 65_536 }
+        Self { mapped_bytes: 8 << 30, files: 512, ranges: 65_536 }
     }
 }
 
@@ -42,9 +45,13 @@ pub struct EngineConfig {
     pub cool_after: Duration,
     /// Packets or descriptors that a function may handle in one step.
     pub budget: u32,
-    /// Messages of one client handled in a row. 64 writes of a `REGION_WRITE_MULTI` count as one; a read of more than 4 KiB is carried
-    /// out in as many turns as it has pages.
+    /// Messages of one client handled in a row. 64 writes of a `REGION_WRITE_MULTI` count as one. A read of more than
+    /// 4 KiB is carried out in as many turns as it has pages.
     pub messages: u32,
+    /// Time after which no further message of one client is handled in a row.
+    pub client_turn: Duration,
+    /// Time after which no further client is served between two steps of the machine.
+    pub clients_turn: Duration,
     /// Bytes of data in one message of a client. QEMU takes up to 64 MiB.
     pub max_transfer: u32,
     /// Bytes of replies that may wait for a client to read them before its requests wait.
@@ -60,8 +67,6 @@ pub struct EngineConfig {
     pub dma_limit: Duration,
     /// How long the engine sleeps at most while clients are there: covers a store that no wake-up followed.
     pub safety_timeout: Duration,
-    /// Connections beyond one an attachment that are being refused at a time. More are closed without a word.
-    pub refusals: usize,
 }
 
 /// Processors from which on an engine that spins is in nobody's way: one for it, two applications, and one for the rest.
@@ -76,6 +81,8 @@ impl Default for EngineConfig {
             cool_after: Duration::from_micros(50),
             budget: 64,
             messages: 16,
+            client_turn: Duration::from_millis(1),
+            clients_turn: Duration::from_millis(10),
             max_transfer: 1 << 20,
             max_queued: 4 << 20,
             quotas: Quotas::default(),
@@ -83,7 +90,20 @@ impl Default for EngineConfig {
             stall_limit: Duration::from_secs(2),
             dma_limit: Duration::from_secs(5),
             safety_timeout: nicforge_shm::SAFETY_TIMEOUT,
-            refusals: 16,
+        }
+    }
+}
+
+impl EngineConfig {
+    /// The limits of one client's connection.
+    pub(crate) fn connection(&self) -> ServerConfig {
+        ServerConfig {
+            budget: self.messages,
+            turn: self.client_turn,
+            max_data_xfer_size: self.max_transfer,
+            max_queued: self.max_queued,
+            max_dma_maps: u32::try_from(self.quotas.ranges).unwrap_or(u32::MAX),
+            ..ServerConfig::default()
         }
     }
 }

@@ -16,19 +16,22 @@ use nicforge_core::{
     machine::{Machine, Next},
     time::Nanos,
 };
+use nicforge_shm::SharedMemory;
 
 use crate::{
-    client::{MAX_PORTS, Port, Watched},
+    client::{BackOff, Closing, MAX_PORTS, Port, Watched},
+    closer::{CloseQueue, Closers},
     command::{Command, Control, EngineHandle, MAX_COMMANDS},
     config::EngineConfig,
     error::EngineError,
     helper::Helper,
     interrupt,
     sink::Signals,
-    socket::{Listener, Refusal},
-    stats::{AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, ServerCounters, Snapshot},
+    socket::Listener,
+    stats::{AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, LongestTurn, ServerCounters, Snapshot},
     stop::{Stop, Waker},
     wait::{self, Event, EventLoop, Interest},
+    watchdog::Watchdog,
 };
 
 /// Turns with work between two looks at the sockets, where a look is a system call.
@@ -48,10 +51,15 @@ pub struct Engine {
     pub(crate) served: HashMap<(FunctionId, AttachmentId), usize>,
     /// Clients there are.
     pub(crate) clients: usize,
-    /// Connections to be told that they came second, each with a count of who had the place before.
-    pub(crate) refusals: Vec<(u32, Option<Refusal>)>,
-    /// Connections that have something to do without an event.
+    pub(crate) closers: Closers,
+    /// Memory of clients that have ended, which devices still hold on to.
+    pub(crate) orphans: Vec<(Arc<CloseQueue>, SharedMemory)>,
+    /// Clients that are to be served in this round.
     pub(crate) ready: VecDeque<usize>,
+    /// As `ready`, of clients for which system calls take long: one of them is served a round.
+    pub(crate) slow: VecDeque<usize>,
+    /// Attachments of which too much waits to be closed.
+    pub(crate) held: Vec<usize>,
     /// Clients with an access that waits for the device.
     pub(crate) stalled: VecDeque<usize>,
     /// Clients with DMA messages to be sent.
@@ -72,6 +80,9 @@ pub struct Engine {
     seen_rescues: u64,
     turns: u64,
     sleeps: u64,
+    pub(crate) longest_turn: LongestTurn,
+    /// Ends with the engine.
+    _watchdog: Watchdog,
 }
 
 impl Engine {
@@ -87,7 +98,11 @@ impl Engine {
             .map_err(|errno| EngineError::System { what: "setting a handler for SIGURG", errno })?;
         let waker = Waker::new()?;
         let signals = Arc::new(Signals::default());
-        let helper = Helper::start(waker.clone(), Arc::clone(&signals))?;
+        let helper = Helper::start(waker.clone())?;
+        let watchdog = Watchdog::start(Arc::clone(&signals))?;
+        if let Some(thread) = watchdog.thread() {
+            signals.set_watchdog(thread);
+        }
         let (sender, commands) = mpsc::sync_channel(MAX_COMMANDS);
         machine.set_cool_after(nanoseconds(config.cool_after));
         Ok(Self {
@@ -99,8 +114,11 @@ impl Engine {
             ports: Vec::new(),
             served: HashMap::new(),
             clients: 0,
-            refusals: Vec::new(),
+            closers: Closers::new(),
+            orphans: Vec::new(),
             ready: VecDeque::new(),
+            slow: VecDeque::new(),
+            held: Vec::new(),
             stalled: VecDeque::new(),
             senders: Vec::new(),
             deadline: None,
@@ -115,6 +133,8 @@ impl Engine {
             seen_faults: nicforge_shm::guard_faults(),
             turns: 0,
             sleeps: 0,
+            longest_turn: LongestTurn::default(),
+            _watchdog: watchdog,
         })
     }
 
@@ -169,6 +189,8 @@ impl Engine {
             client: None,
             generation: 0,
             accepting: false,
+            back_off: BackOff::default(),
+            closing: Closing::new(&self.waker, &self.closers),
             counters: ServerCounters::default(),
         });
         Ok(())
@@ -217,16 +239,19 @@ impl Engine {
         let mut asleep = false;
         while !stop.is_stopped() {
             self.turns += 1;
-            let next = self.step(asleep);
+            let before = self.start.elapsed();
+            let next = self.step(before, asleep);
             asleep = matches!(next, Next::At(_));
             let now = Instant::now();
+            let step_time = now.saturating_duration_since(self.start).saturating_sub(before);
+            self.longest_turn.note(step_time, None, 0);
             self.route(now);
             if !self.stalled.is_empty() {
                 self.retry_stalled(now);
             }
             let mut look = true;
             match next {
-                _ if !self.ready.is_empty() || self.accept_soon => empty = 0,
+                _ if self.has_queued() || self.accept_soon => empty = 0,
                 Next::Now => {
                     empty = 0;
                     unlooked += 1;
@@ -259,10 +284,10 @@ impl Engine {
 
     /// One step of the machine. Every now and then everything is looked at, whatever it promised: a client's wake-up can get
     /// lost. When the whole machine was asleep, what has nothing to do goes back to sleep at once.
-    fn step(&mut self, asleep: bool) -> Next {
-        let now = self.start.elapsed();
+    fn step(&mut self, now: Duration, asleep: bool) -> Next {
         let time = Nanos(nanoseconds(now));
-        if self.clients == 0 || now.saturating_sub(self.scanned) < self.config.safety_timeout {
+        let has_clients = self.clients > 0 || !self.orphans.is_empty();
+        if !has_clients || now.saturating_sub(self.scanned) < self.config.safety_timeout {
             return self.machine.step(time, self.config.budget);
         }
         self.scanned = now;
@@ -274,6 +299,10 @@ impl Engine {
         let next = self.machine.step(time, self.config.budget);
         self.machine.set_cool_after(nanoseconds(self.config.cool_after));
         next
+    }
+
+    fn has_queued(&self) -> bool {
+        !self.ready.is_empty() || !self.slow.is_empty()
     }
 
     /// Nothing was found: look again at once for a while, then let others run in between.
@@ -290,7 +319,7 @@ impl Engine {
     /// time-out. `None`: until something happens. Only the machine's own time is worth waiting for awake.
     fn sleep_time(&self, machine: Nanos, now: Instant) -> Option<Duration> {
         let since_start = now.saturating_duration_since(self.start);
-        let safety = (self.clients > 0)
+        let safety = (self.clients > 0 || !self.orphans.is_empty())
             .then(|| self.config.safety_timeout.saturating_sub(since_start.saturating_sub(self.scanned)));
         let deadline = self.deadline.map(|deadline| deadline.saturating_duration_since(now));
         // In whole sleeps: what is left over would be one more.
@@ -312,7 +341,6 @@ impl Engine {
                 Some(Watched::Listener(index)) => self.accept(index, Instant::now()),
                 Some(Watched::Client(index, generation)) => self.on_client(index, generation, &event),
                 Some(Watched::Unmask(index, generation)) => self.on_unmask(index, generation),
-                Some(Watched::Refusal(index, generation)) => self.on_refusal(index, generation),
                 // The loop looks at the flag.
                 Some(Watched::Stop) | None => {}
             }
@@ -325,11 +353,8 @@ impl Engine {
                 }
             }
         }
-        for _ in 0..self.ready.len() {
-            if let Some(index) = self.ready.pop_front() {
-                self.drive(index);
-            }
-        }
+        self.serve_queued();
+
         let faults = nicforge_shm::guard_faults();
         if faults != self.seen_faults {
             self.seen_faults = faults;
@@ -353,6 +378,7 @@ impl Engine {
         while let Some(mapped) = self.helper.take_done() {
             self.on_mapped(mapped);
         }
+        self.release_held();
         for _ in 0..MAX_COMMANDS {
             let Ok(command) = self.commands.try_recv() else { return };
             command(&mut Control { engine: self });
@@ -383,6 +409,7 @@ impl Engine {
             hot_functions: self.machine.hot_functions(),
             turns: self.turns,
             sleeps: self.sleeps,
+            longest_turn: self.longest_turn,
             functions: functions.collect(),
         }
     }

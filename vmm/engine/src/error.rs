@@ -31,10 +31,12 @@ pub enum EngineError {
         /// What it said.
         reason: io::Error,
     },
-    /// The helper thread could not be started.
-    #[error("starting the thread that maps client memory: {reason}")]
-    Helper {
-        /// What the system said.
+    /// A thread could not be started.
+    #[error("starting the thread {what}: {reason}")]
+    Thread {
+        /// The thread's job.
+        what: &'static str,
+        /// The system's answer.
         reason: io::Error,
     },
     /// The machine has no such attachment.

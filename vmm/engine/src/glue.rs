@@ -1,7 +1,6 @@
 //! A client's requests, carried out by the machine.
 
 use std::{
-    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -13,13 +12,14 @@ use nicforge_core::{
 };
 use nicforge_vfio_user::{
     DEVICE_FLAGS_PCI, DEVICE_FLAGS_RESET, DMA_FLAG_READ, DMA_FLAG_WRITE, DeviceInfo, DmaMap, DmaUnmap, Errno,
-    Handler, IrqAction, IrqData, IrqInfo, Outcome, REGION_FLAG_MMAP, REGION_FLAG_READ, REGION_FLAG_WRITE,
-    RegionInfo, SetIrqs, SparseArea, Token,
+    Handler, IrqAction, IrqData, IrqInfo, Outcome, PeerFd, REGION_FLAG_MMAP, REGION_FLAG_READ,
+    REGION_FLAG_WRITE, RegionInfo, SetIrqs, SparseArea, Token,
 };
 
 use crate::{
+    closer::CloseQueue,
     errno,
-    helper::Helper,
+    helper::{Helper, MapRequest},
     memory::Backing,
     session::{PendingMap, READ_PIECE, Session, Stalled, StalledKind},
     sink::{self, EventFdSink, Signals},
@@ -36,6 +36,7 @@ pub(crate) struct Glue<'a> {
     pub(crate) machine: &'a mut Machine,
     pub(crate) session: &'a mut Session,
     pub(crate) helper: &'a Helper,
+    pub(crate) closing: &'a Arc<CloseQueue>,
     pub(crate) signals: &'a Arc<Signals>,
     pub(crate) counters: &'a mut ServerCounters,
     /// Names the client to the helper.
@@ -98,12 +99,11 @@ impl Glue<'_> {
         matches!(read, Ok(Access::Done)) && u16::from_le_bytes(command) & PCI_COMMAND_MASTER != 0
     }
 
-    fn bind(&mut self, index: u32, start: u32, fds: Vec<Option<OwnedFd>>) -> Result<(), Errno> {
+    fn bind(&mut self, index: u32, start: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
         let mut sinks = Vec::with_capacity(fds.len());
         for fd in fds {
             sinks.push(fd.map(|fd| EventFdSink::bind(fd, &self.session.eventfds, self.signals)).transpose()?);
         }
-        self.helper.watch_signals();
         let sinks = sinks.into_iter().map(|sink| sink.map(|sink| sink as Arc<dyn InterruptSink>)).collect();
         let (function, who) = (self.session.function, self.session.who);
         self.machine
@@ -112,7 +112,7 @@ impl Glue<'_> {
     }
 
     /// The eventfd by which INTx is unmasked, which is all that can be masked.
-    fn bind_unmask(&mut self, index: u32, fds: Vec<Option<OwnedFd>>) -> Result<(), Errno> {
+    fn bind_unmask(&mut self, index: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
         if index != INTX {
             return Err(Errno::EINVAL);
         }
@@ -177,8 +177,8 @@ impl Handler for Glue<'_> {
         self.access(outcome, index, offset, || StalledKind::Write(data.to_vec()))
     }
 
-    fn dma_map(&mut self, map: DmaMap, fd: Option<OwnedFd>) -> Outcome {
-        self.helper.drop_memory(self.session.memory.sweep());
+    fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome {
+        self.closing.drop_memory(self.session.memory.sweep());
         match self.session.memory.prepare(&map, fd) {
             Ok(Backing::Remote) => place(self.machine, self.session, &map, None, DmaBacking::Remote).into(),
             Ok(Backing::Ready(file, window)) => {
@@ -187,14 +187,15 @@ impl Handler for Glue<'_> {
             Ok(Backing::Wanted(wanted)) => {
                 let token = self.session.token();
                 self.session.pending_map = Some(PendingMap { token, map, place: wanted.place() });
-                if self.helper.map(
-                    self.port,
-                    self.generation,
-                    wanted.fd,
-                    wanted.offset,
-                    wanted.length,
-                    wanted.access,
-                ) {
+                let request = MapRequest {
+                    port: self.port,
+                    generation: self.generation,
+                    fd: wanted.fd,
+                    offset: wanted.offset,
+                    length: wanted.length,
+                    access: wanted.access,
+                };
+                if self.helper.map(request) {
                     Outcome::Deferred(token)
                 } else {
                     self.session.pending_map = None;
@@ -216,7 +217,7 @@ impl Handler for Glue<'_> {
         }
         self.session.withdraw(self.machine, &unmap);
         self.session.memory.remove(&unmap);
-        self.helper.drop_memory(self.session.memory.sweep());
+        self.closing.drop_memory(self.session.memory.sweep());
         Outcome::Done
     }
 

@@ -4,13 +4,10 @@
 //! range; if a device holds on to it then, when that lets go of it, and until then it counts. What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
 //! only files of tmpfs and hugetlbfs have any.
 
-use std::{
-    collections::BTreeMap,
-    os::fd::{AsFd, OwnedFd},
-};
+use std::{collections::BTreeMap, os::fd::AsFd};
 
 use nicforge_shm::{Access, SharedMemory, Window};
-use nicforge_vfio_user::{DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno};
+use nicforge_vfio_user::{DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno, PeerFd};
 use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     libc,
@@ -43,7 +40,7 @@ struct Range {
 /// A part of a file that has to be mapped before a range in it can be used.
 #[derive(Debug)]
 pub(crate) struct Wanted {
-    pub(crate) fd: OwnedFd,
+    pub(crate) fd: PeerFd,
     pub(crate) offset: u64,
     pub(crate) length: usize,
     pub(crate) access: Access,
@@ -90,7 +87,7 @@ impl ClientMemory {
     }
 
     /// Check a range and its file, and find what backs it.
-    pub(crate) fn prepare(&self, map: &DmaMap, fd: Option<OwnedFd>) -> Result<Backing, Errno> {
+    pub(crate) fn prepare(&self, map: &DmaMap, fd: Option<PeerFd>) -> Result<Backing, Errno> {
         if self.ranges.len() >= self.quotas.ranges {
             return Err(Errno::ENOSPC);
         }
@@ -230,6 +227,8 @@ impl ClientMemory {
 
 #[cfg(test)]
 mod tests {
+    use std::os::fd::OwnedFd;
+
     use super::*;
 
     const RW: u32 = DMA_FLAG_WRITE | nicforge_vfio_user::DMA_FLAG_READ;
@@ -246,7 +245,7 @@ mod tests {
 
     /// Prepares a range and maps what it wants, as the engine does.
     fn place(memory: &mut ClientMemory, map: &DmaMap, fd: &OwnedFd) -> Window {
-        let (id, window) = match memory.prepare(map, Some(fd.try_clone().unwrap())).unwrap() {
+        let (id, window) = match memory.prepare(map, Some(fd.try_clone().unwrap().into())).unwrap() {
             Backing::Wanted(wanted) => {
                 let mapped =
                     SharedMemory::map_guarded(wanted.fd.as_fd(), wanted.offset, wanted.length, wanted.access)
@@ -283,7 +282,7 @@ mod tests {
         let held = place(&mut memory, &map(0, 0, 0x1000), &fd);
         memory.remove(&DmaUnmap::All);
         assert_eq!((memory.sweep().len(), memory.mapped_bytes(), memory.has_leftover()), (0, 0x2000, true));
-        assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(other)), Err(Errno::ENOSPC)));
+        assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(other.into())), Err(Errno::ENOSPC)));
         let again = place(&mut memory, &map(0, 0x1000, 0x1000), &fd);
         assert_eq!(again.base_address() - held.base_address(), 0x1000);
         drop((held, again));
@@ -317,6 +316,6 @@ mod tests {
         let (keep, _) = file(0x1000);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&keep.fd().unwrap()));
         let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());
-        assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(read_only)), Err(Errno::EACCES)));
+        assert!(matches!(memory.prepare(&map(0, 0, 0x1000), Some(read_only.into())), Err(Errno::EACCES)));
     }
 }

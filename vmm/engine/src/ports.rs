@@ -3,6 +3,7 @@
 use std::{
     fs::File,
     os::fd::{AsFd, OwnedFd},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -12,20 +13,19 @@ use nicforge_core::{
     interrupt::INTX,
     machine::{MachineError, Outgoing},
 };
-use nicforge_vfio_user::{ConnectionError, Errno, Progress, ServerConfig, ServerConnection};
-use nix::{
-    errno::Errno as SystemErrno,
-    sys::socket::{Shutdown, shutdown},
-};
+use nicforge_vfio_user::{ConnectionError, Errno, Progress, ServerConnection};
+use nix::errno::Errno as SystemErrno;
 
 use crate::{
     client::{Client, Watched},
+    closer::DescriptorCloser,
     engine::Engine,
     errno,
     glue::{self, Glue},
     helper::Mapped,
+    pace::{Pace, TurnStart, Verdict},
     session::Session,
-    socket::{self, Refusal},
+    socket,
     wait::{Event, Interest},
 };
 
@@ -39,14 +39,22 @@ enum End {
     Closed,
     Broken(ConnectionError),
     Evicted(&'static str),
+    /// As `Evicted`, and the attachment takes no client for a while.
+    HeldEngine(&'static str),
 }
 
 impl Engine {
     pub(crate) fn accept(&mut self, index: usize, now: Instant) {
-        self.ports[index].accepting = false;
+        self.ports[index].accepting = true;
         for _ in 0..ACCEPTS {
+            if !self.may_accept(index, now) {
+                return;
+            }
             match self.ports[index].listener.accept() {
-                Ok(None) => return,
+                Ok(None) => {
+                    self.ports[index].accepting = false;
+                    return;
+                }
                 Ok(Some(fd)) => self.welcome(index, fd, now),
                 Err(errno @ (SystemErrno::EMFILE | SystemErrno::ENFILE)) => {
                     self.turn_away(index, errno, now);
@@ -54,80 +62,97 @@ impl Engine {
                 }
                 Err(errno) => {
                     tracing::warn!(%errno, "a connection could not be accepted");
-                    self.retry_accept(index, now);
+                    self.note_deadline(now + ACCEPT_PAUSE);
                     return;
                 }
             }
         }
-        self.ports[index].accepting = true;
         self.accept_soon = true;
     }
 
-    /// No descriptor is left. The reserve lets one client in, to be closed at once, so that it need not wait for nothing.
+    /// Returns whether a connection may be taken from the kernel's queue now. When not, something will try again: the
+    /// end of the client that has gone, or the wake-up when what is left of others is closed.
+    fn may_accept(&mut self, index: usize, now: Instant) -> bool {
+        let port = &mut self.ports[index];
+        if let Some(client) = &mut port.client {
+            // A client that has gone unnoticed is served to its end first, within its turns.
+            if !client.hung_up && socket::is_hung_up(client.connection.as_fd()) {
+                client.hung_up = true;
+                self.queue(index);
+            }
+            let client = self.ports[index].client.as_ref();
+            if client.is_some_and(|client| client.hung_up) {
+                return false;
+            }
+        }
+
+        let port = &self.ports[index];
+        let is_refused = port.client.is_some() || !port.back_off.is_over(now);
+        let admitted = if is_refused { port.closing.admits_refusal() } else { port.closing.admits_client() };
+        if !admitted {
+            self.hold(index);
+        }
+        admitted
+    }
+
+    /// No descriptor is left. The reserve lets one client in, to be closed at once, so that it need not wait for
+    /// nothing.
     fn turn_away(&mut self, index: usize, errno: SystemErrno, now: Instant) {
         tracing::warn!(%errno, "no descriptor is left for a client");
         self.reserve = None;
-        let turned_away = self.ports[index].listener.accept();
-        drop(turned_away);
+        if let Ok(Some(turned_away)) = self.ports[index].listener.accept() {
+            self.ports[index].closing.turn_away(turned_away);
+        }
         self.reserve = File::open("/dev/null").ok();
         self.ports[index].counters.refused += 1;
-        self.retry_accept(index, now);
-    }
-
-    fn retry_accept(&mut self, index: usize, now: Instant) {
-        self.ports[index].accepting = true;
         self.note_deadline(now + ACCEPT_PAUSE);
     }
 
     fn welcome(&mut self, index: usize, fd: OwnedFd, now: Instant) {
+        let port = &mut self.ports[index];
         let Some(pid) = socket::welcome(&fd) else {
-            self.ports[index].counters.foreign += 1;
-            tracing::warn!(path = %self.ports[index].listener.path().display(), "a client of another user was refused");
+            port.counters.foreign += 1;
+            tracing::warn!(path = %port.listener.path().display(), "a client of another user was refused");
+            port.closing.turn_away(fd);
             return;
         };
-        // Who came before may have gone without being noticed yet.
-        if let Some(client) = &mut self.ports[index].client
-            && socket::is_hung_up(client.connection.as_fd())
-        {
-            client.hung_up = true;
-            self.drive_to_end(index);
-        }
-        if self.ports[index].client.is_some() {
-            self.ports[index].counters.refused += 1;
-            self.refuse(fd, Errno::EBUSY, now);
+        if port.client.is_some() {
+            self.refuse(index, fd, Errno::EBUSY);
             return;
         }
-        let (function, who) = (self.ports[index].function, self.ports[index].who);
+        if !port.back_off.is_over(now) {
+            self.refuse(index, fd, Errno::EAGAIN);
+            return;
+        }
+        let (function, who) = (port.function, port.who);
         if let Err(error) = self.machine.attach(function, who) {
             tracing::warn!(%error, "a client could not be attached");
-            self.ports[index].counters.refused += 1;
-            self.refuse(fd, errno::of_machine(&error), now);
+            self.refuse(index, fd, errno::of_machine(&error));
             return;
         }
-        let limits = ServerConfig {
-            budget: self.config.messages,
-            max_data_xfer_size: self.config.max_transfer,
-            max_queued: self.config.max_queued,
-            max_dma_maps: u32::try_from(self.config.quotas.ranges).unwrap_or(u32::MAX),
-            ..ServerConfig::default()
-        };
+
         let port = &mut self.ports[index];
         port.generation = port.generation.wrapping_add(1);
         port.counters.clients += 1;
         let token = Watched::Client(index, port.generation).token();
         let watched = self.events.watch(fd.as_fd(), token, Interest::READ);
+        let closing = port.closing.queue(&self.closers);
+        let mut connection = ServerConnection::new(fd, self.config.connection());
+        connection.set_closer(Arc::new(DescriptorCloser(Arc::clone(&closing))));
         port.client = Some(Client {
-            connection: ServerConnection::new(fd, limits),
+            connection,
             session: Session::new(function, who, &self.config),
             interest: Interest::READ,
+            pace: Pace::default(),
             queued: false,
             hung_up: false,
             unmask: None,
+            closing,
             pid,
             since: now,
         });
         self.clients += 1;
-        tracing::debug!(path = %self.ports[index].listener.path().display(), pid, "a client came");
+        tracing::debug!(path = %port.listener.path().display(), pid, "a client came");
         if let Err(error) = watched {
             tracing::warn!(%error, "a client could not be watched");
             self.end(index, End::Evicted("it could not be watched"));
@@ -135,39 +160,27 @@ impl Engine {
         }
         self.note_deadline(now + self.config.version_limit);
         // Its first message is there already, more often than not.
-        self.drive(index);
+        self.queue(index);
     }
 
-    fn refuse(&mut self, fd: OwnedFd, errno: Errno, now: Instant) {
-        let refusal = Refusal::new(fd, errno, now);
-        let index = self.refusals.iter().position(|(_, slot)| slot.is_none()).unwrap_or(self.refusals.len());
-        if index >= self.config.refusals {
-            return;
-        }
-        if index == self.refusals.len() {
-            self.refusals.push((0, None));
-        }
-        self.note_deadline(refusal.until());
-        let (generation, slot) = &mut self.refusals[index];
-        *generation = generation.wrapping_add(1);
-        let token = Watched::Refusal(index, *generation).token();
-        if self.events.watch(refusal.fd(), token, Interest::READ).is_ok() {
-            *slot = Some(refusal);
+    fn refuse(&mut self, index: usize, fd: OwnedFd, errno: Errno) {
+        let port = &mut self.ports[index];
+        port.counters.refused += 1;
+        port.closing.refuse(&self.closers, fd, errno);
+    }
+
+    /// Leaves an attachment alone until less of it waits to be closed.
+    fn hold(&mut self, index: usize) {
+        if !self.held.contains(&index) {
+            self.held.push(index);
         }
     }
 
-    pub(crate) fn on_refusal(&mut self, index: usize, generation: u32) {
-        let Some((current, slot)) = self.refusals.get_mut(index) else { return };
-        if *current == generation && slot.as_mut().is_some_and(Refusal::on_readable) {
-            self.end_refusal(index);
-        }
-    }
-
-    fn end_refusal(&mut self, index: usize) {
-        if let Some((generation, slot)) = self.refusals.get_mut(index)
-            && let Some(refusal) = slot.take()
-        {
-            self.events.unwatch(refusal.fd(), Watched::Refusal(index, *generation).token());
+    /// Tries again what had to wait until less was left to be closed.
+    pub(crate) fn release_held(&mut self) {
+        for index in std::mem::take(&mut self.held) {
+            self.accept_soon |= self.ports[index].accepting;
+            self.queue(index);
         }
     }
 
@@ -177,6 +190,35 @@ impl Engine {
         };
         if let Some(client) = &mut port.client {
             client.hung_up |= event.hangup;
+            self.queue(index);
+        }
+    }
+
+    /// Puts a client into the list of those that are served in this round, once.
+    pub(crate) fn queue(&mut self, index: usize) {
+        let Some(client) = self.ports.get_mut(index).and_then(|port| port.client.as_mut()) else { return };
+        if std::mem::replace(&mut client.queued, true) {
+            return;
+        }
+        if client.pace.is_slow() {
+            self.slow.push_back(index);
+        } else {
+            self.ready.push_back(index);
+        }
+    }
+
+    /// Serves each queued client for a turn, as far as the round's time goes. Of the slow ones one is served a round.
+    pub(crate) fn serve_queued(&mut self) {
+        let until = Instant::now() + self.config.clients_turn;
+        for served in 0..self.ready.len() {
+            if served > 0 && Instant::now() >= until {
+                break;
+            }
+            if let Some(index) = self.ready.pop_front() {
+                self.drive(index);
+            }
+        }
+        if let Some(index) = self.slow.pop_front() {
             self.drive(index);
         }
     }
@@ -192,11 +234,17 @@ impl Engine {
         }
     }
 
-    /// Serve what a client has sent, for a turn.
-    pub(crate) fn drive(&mut self, index: usize) {
+    /// Serves what a client has sent, for a turn.
+    fn drive(&mut self, index: usize) {
         let Some(port) = self.ports.get_mut(index) else { return };
         let Some(client) = &mut port.client else { return };
         client.queued = false;
+        if !port.closing.admits_service() {
+            self.hold(index);
+            return;
+        }
+
+        let turn = client.pace.start(Instant::now());
         let mut written = Ok(());
         if client.connection.wants_write() {
             written = client.connection.on_writable();
@@ -205,6 +253,7 @@ impl Engine {
             machine: &mut self.machine,
             session: &mut client.session,
             helper: &self.helper,
+            closing: &client.closing,
             signals: &self.signals,
             counters: &mut port.counters,
             port: index,
@@ -216,24 +265,30 @@ impl Engine {
             client.connection.fail_dma(Errno::ECANCELED, &mut glue);
             client.session.was_cancelled = false;
         }
+
         match progress {
             Ok(Progress::Closed) => self.end(index, End::Closed),
             Ok(Progress::Idle | Progress::Blocked) if client.hung_up => self.end(index, End::Closed),
-            Ok(progress) => self.after_drive(index, progress == Progress::More),
+            Ok(progress) => {
+                self.after_drive(index, progress == Progress::More);
+                self.finish_turn(index, turn);
+            }
             Err(error) => self.end(index, End::Broken(error)),
         }
     }
 
-    /// Serve what a client sent before it went, as far as that goes without waiting, and end it.
-    fn drive_to_end(&mut self, index: usize) {
-        let turns = 1 << 10;
-        for _ in 0..turns {
-            self.drive(index);
-            if self.ports[index].client.is_none() {
-                return;
-            }
+    /// Accounts for a client's turn, and ends a client that makes system calls too slow.
+    fn finish_turn(&mut self, index: usize, turn: TurnStart) {
+        let port = &mut self.ports[index];
+        let Some(client) = &mut port.client else { return };
+        let longest_call = client.connection.take_longest_call();
+        let (length, verdict) = client.pace.finish(turn, longest_call);
+
+        port.counters.longest_turn = port.counters.longest_turn.max(length);
+        self.longest_turn.note(length, Some((port.function, port.who)), client.pid);
+        if verdict == Verdict::HoldsEngine {
+            self.end(index, End::HeldEngine("it made a system call of the engine take too long"));
         }
-        self.end(index, End::Closed);
     }
 
     fn after_drive(&mut self, index: usize, more: bool) {
@@ -243,10 +298,7 @@ impl Engine {
             self.stalled.push_back(index);
         }
         let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
-        if (more || client.connection.ready()) && !client.queued {
-            client.queued = true;
-            self.ready.push_back(index);
-        }
+        let has_more = more || client.connection.ready();
         let wanted =
             Interest { read: client.connection.wants_read(), write: client.connection.wants_write() };
         let mut watched = Ok(());
@@ -272,6 +324,9 @@ impl Engine {
             tracing::warn!(%error, "a client could not be watched");
             self.end(index, End::Evicted("it could not be watched"));
         }
+        if has_more {
+            self.queue(index);
+        }
     }
 
     /// Offer the accesses that wait to their devices again.
@@ -285,7 +340,7 @@ impl Engine {
                 continue;
             }
             if client.session.retry(&mut self.machine, &mut client.connection, now, &mut port.counters) {
-                self.drive(index);
+                self.queue(index);
             } else {
                 self.stalled.push_back(index);
             }
@@ -297,12 +352,14 @@ impl Engine {
         let Mapped { port: index, generation, result } = mapped;
         let port = self.ports.get_mut(index).filter(|port| port.generation == generation);
         let Some(client) = port.and_then(|port| port.client.as_mut()) else {
-            self.helper.drop_memory(result.into_iter().collect());
+            // The client that asked for it has gone, and its queue with it.
+            let closing = self.ports[index].closing.queue(&self.closers);
+            closing.drop_memory(result.into_iter().collect());
             return;
         };
         let session = &mut client.session;
         let Some(pending) = session.pending_map.take() else {
-            self.helper.drop_memory(result.into_iter().collect());
+            client.closing.drop_memory(result.into_iter().collect());
             return;
         };
         let placed = result.map_err(|error| errno::of_memory(&error)).and_then(|memory| {
@@ -310,12 +367,12 @@ impl Engine {
             glue::place(&mut self.machine, session, &pending.map, Some(file), DmaBacking::Memory(window))
         });
         if placed.is_err() {
-            self.helper.drop_memory(session.memory.sweep());
+            client.closing.drop_memory(session.memory.sweep());
         }
         if let Err(error) = client.connection.complete(pending.token, placed) {
             tracing::warn!(%error, "a mapping ended that its connection does not wait for");
         }
-        self.drive(index);
+        self.queue(index);
     }
 
     /// Send DMA messages that the machine has for clients.
@@ -351,17 +408,10 @@ impl Engine {
         }
     }
 
-    /// What is due by the clock: refusals, clients without a version, DMA messages without an answer, sockets that were left alone
-    /// for a while.
+    /// Does what is due by the clock. Clients without a version end, and so do DMA messages without an answer; sockets
+    /// that were left alone for a while are accepted at again.
     pub(crate) fn on_deadline(&mut self, now: Instant) {
         self.deadline = None;
-        for index in 0..self.refusals.len() {
-            match self.refusals[index].1.as_ref().map(Refusal::until) {
-                Some(until) if until <= now => self.end_refusal(index),
-                Some(until) => self.note_deadline(until),
-                None => {}
-            }
-        }
         for index in 0..self.ports.len() {
             self.end_if_silent(index, now);
             let port = &mut self.ports[index];
@@ -387,8 +437,12 @@ impl Engine {
             if let Some(client) = &mut port.client
                 && client.session.memory.has_leftover()
             {
-                self.helper.drop_memory(client.session.memory.sweep());
+                client.closing.drop_memory(client.session.memory.sweep());
             }
+        }
+        let released = self.orphans.extract_if(.., |(_, memory)| !memory.has_other_handles());
+        for (queue, memory) in released {
+            queue.drop_memory(vec![memory]);
         }
     }
 
@@ -420,7 +474,7 @@ impl Engine {
     pub(crate) fn end_blocking(&mut self) {
         for index in 0..self.ports.len() {
             if self.ports[index].client.as_ref().is_some_and(|client| client.session.eventfds.is_given_up()) {
-                self.end(index, End::Evicted("a write to its eventfd had to wait"));
+                self.end(index, End::HeldEngine("a write to its eventfd held the engine"));
             }
         }
     }
@@ -443,7 +497,7 @@ impl Engine {
             {
                 client.session.cancel_dma(&mut self.machine);
                 client.session.cancel_access(&mut client.connection);
-                self.drive(index);
+                self.queue(index);
             }
         }
         Ok(())
@@ -456,14 +510,11 @@ impl Engine {
                 self.end(index, End::Evicted("the server ends"));
             }
         }
-        for index in 0..self.refusals.len() {
-            self.end_refusal(index);
-        }
     }
 
     fn end(&mut self, index: usize, why: End) {
         let port = &mut self.ports[index];
-        let Some(mut client) = port.client.take() else { return };
+        let Some(client) = port.client.take() else { return };
         self.clients -= 1;
         let path = port.listener.path().display();
         let ended = match &why {
@@ -481,6 +532,17 @@ impl Engine {
                 port.counters.evicted += 1;
                 Ended::Evicted
             }
+            End::HeldEngine(reason) => {
+                port.back_off.begin(Instant::now());
+                tracing::warn!(
+                    %path,
+                    pid = client.pid,
+                    reason,
+                    "a client lost its attachment, which takes no other for a while"
+                );
+                port.counters.evicted += 1;
+                Ended::Evicted
+            }
         };
         if let Err(error) = self.machine.detach(port.function, port.who, ended) {
             tracing::warn!(%error, "a client was not attached");
@@ -489,9 +551,16 @@ impl Engine {
         if let Some(unmask) = &client.unmask {
             self.events.unwatch(unmask.as_fd(), Watched::Unmask(index, port.generation).token());
         }
-        // The kernel may hold the socket open for a moment longer; the client is to know now.
-        let fd = std::os::fd::AsRawFd::as_raw_fd(&client.connection.as_fd());
-        let _ = shutdown(fd, Shutdown::Both);
-        self.helper.drop_memory(client.session.memory.take());
+        let Client { connection, mut session, closing, .. } = client;
+        closing.close_socket(connection.into_socket());
+        // Memory that a device holds on to stays until the device lets go of it, so that the engine's thread is never
+        // the one that unmaps it.
+        let (held, free): (Vec<_>, Vec<_>) =
+            session.memory.take().into_iter().partition(|memory| memory.has_other_handles());
+        closing.drop_memory(free);
+        self.orphans.extend(held.into_iter().map(|memory| (Arc::clone(&closing), memory)));
+
+        // Whoever waits at the socket may come now.
+        self.accept_soon |= self.ports[index].accepting;
     }
 }

@@ -2,7 +2,6 @@
 
 use std::{
     collections::VecDeque,
-    os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -12,7 +11,7 @@ use nicforge_core::{
     device::{AttachmentId, FunctionId},
     machine::{Access, Machine, Outgoing},
 };
-use nicforge_vfio_user::{DmaMap, DmaUnmap, Errno, ServerConnection, Token};
+use nicforge_vfio_user::{DmaMap, DmaUnmap, Errno, PeerFd, ServerConnection, Token};
 
 use crate::{
     config::EngineConfig,
@@ -76,7 +75,7 @@ pub(crate) struct Session {
     pub(crate) stalled: Option<Stalled>,
     pub(crate) pending_map: Option<PendingMap>,
     /// A new eventfd by which the client unmasks INTx, or the end of the old one.
-    pub(crate) new_unmask: Option<Option<OwnedFd>>,
+    pub(crate) new_unmask: Option<Option<PeerFd>>,
     /// The connection has to be told that nobody waits for the DMA messages it has sent.
     pub(crate) was_cancelled: bool,
     /// Whether its eventfds are still written.

@@ -1,47 +1,59 @@
 //! Eventfds that clients bind to interrupts.
 //!
-//! A write to a client's eventfd must not wait. It is made non-blocking, but the client has the same open file and can undo that,
-//! and it can fill the counter: then the write would wait for as long as the client likes. So the engine's writes are watched
-//! by the helper thread. When one takes [`PATIENCE`], its client is given up: nothing is written to any eventfd of its any more and
-//! none is bound, whatever it has sent, until the engine takes the attachment from it. The write itself is ended by a signal to the
-//! thread that waits in it, which the client can't hold up; emptying the counter would be a race against the client's own writes.
+//! A write to a client's eventfd must not hold the engine. The eventfd is made non-blocking, but the client has the
+//! same open file: it can undo that and fill the counter, and then the write blocks. It can also hang thousands of
+//! watches on the eventfd, which each write walks. So the engine's writes are watched by the
+//! [watchdog](crate::watchdog), which ends one that blocks by a signal to the engine's thread, and each write is timed.
+//! A client whose write had to be ended, or was slow again and again, is *given up*: nothing is written to any of its
+//! eventfds any more and none is bound, whatever it has sent, until the engine takes the attachment from it.
 
 use std::{
     collections::HashMap,
-    os::fd::{AsFd, AsRawFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering},
     },
-    time::{Duration, Instant},
+    thread::Thread,
+    time::Instant,
 };
 
 use nicforge_core::interrupt::InterruptSink;
-use nicforge_vfio_user::Errno;
+use nicforge_vfio_user::{Errno, PeerFd};
 use nix::{
     errno::Errno as SystemErrno,
     fcntl::{FcntlArg, OFlag, fcntl, readlink},
     unistd::write,
 };
 
-use crate::interrupt;
+use crate::{
+    interrupt,
+    pace::{LONGEST_CALL, ThreadTime},
+};
 
 /// What `/proc` calls an eventfd.
 const EVENTFD: &str = "anon_inode:[eventfd]";
-/// How long a write to an eventfd may take. It takes a microsecond.
-pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
 
 /// A client as far as its eventfds are concerned.
 #[derive(Debug, Default)]
 pub(crate) struct Owner {
-    /// A write to one of its eventfds did not end by itself: there will be none any more.
+    /// There will be no write to any of its eventfds any more.
     given_up: AtomicBool,
+    /// A write to one of its eventfds took long by the clock; the next ones are measured by the thread's account.
+    suspected: AtomicBool,
 }
 
 impl Owner {
     pub(crate) fn is_given_up(&self) -> bool {
         self.given_up.load(Ordering::Acquire)
     }
+}
+
+/// A write to an eventfd that has not ended: the eventfd's number, and the number of the write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct WriteUnderWay {
+    sink: u64,
+    number: u64,
 }
 
 /// Knows the eventfds of an engine, and which of them is being written.
@@ -56,20 +68,88 @@ pub(crate) struct Signals {
     /// Clients that were given up.
     rescues: AtomicU64,
     next: AtomicU64,
-    /// Whose each sink is.
+    /// The owner of each sink.
     sinks: Mutex<HashMap<u64, Arc<Owner>>>,
+    /// The watchdog looks often; when it does not, the next write wakes it.
+    is_watched: AtomicBool,
+    watchdog: OnceLock<Thread>,
 }
 
 impl Signals {
-    /// How many clients were given up so far.
+    /// Returns how many clients were given up so far.
     pub(crate) fn rescues(&self) -> u64 {
         self.rescues.load(Ordering::Acquire)
     }
 
-    /// The write under way, if it is.
-    fn under_way(&self) -> Option<(u64, u64)> {
+    /// Returns the write under way, if there is one.
+    pub(crate) fn under_way(&self) -> Option<WriteUnderWay> {
         let sink = self.writing.load(Ordering::Acquire);
-        (sink != 0).then(|| (sink, self.writes.load(Ordering::Acquire)))
+        (sink != 0).then(|| WriteUnderWay { sink, number: self.writes() })
+    }
+
+    /// Returns whether any eventfd is bound.
+    pub(crate) fn has_sinks(&self) -> bool {
+        !self.sinks().is_empty()
+    }
+
+    /// Returns how many writes there have been.
+    pub(crate) fn writes(&self) -> u64 {
+        self.writes.load(Ordering::Acquire)
+    }
+
+    /// Returns the number of the thread that writes.
+    pub(crate) fn writer(&self) -> i32 {
+        self.writer.load(Ordering::Acquire)
+    }
+
+    /// Names the thread that is woken when a write begins and nothing watches.
+    pub(crate) fn set_watchdog(&self, thread: Thread) {
+        // There is one watchdog an engine.
+        let _ = self.watchdog.set(thread);
+    }
+
+    /// Says whether the watchdog looks often.
+    pub(crate) fn set_watched(&self, is_watched: bool) {
+        self.is_watched.store(is_watched, Ordering::Release);
+    }
+
+    /// Ends a write that blocks, and gives up its client.
+    pub(crate) fn rescue(&self, write: WriteUnderWay) {
+        let Some(owner) = self.sinks().get(&write.sink).cloned() else { return };
+        self.give_up(&owner);
+        if let Err(errno) = interrupt::interrupt(self.writer()) {
+            tracing::error!(%errno, "a write to an eventfd that blocks the engine could not be ended");
+        }
+    }
+
+    fn give_up(&self, owner: &Owner) {
+        if !owner.given_up.swap(true, Ordering::AcqRel) {
+            self.rescues.fetch_add(1, Ordering::AcqRel);
+        }
+    }
+
+    fn begin_write(&self, sink: u64) {
+        self.writer.store(interrupt::this_thread(), Ordering::Relaxed);
+        // One thread writes: this needs to be no atomic addition.
+        let writes = self.writes.load(Ordering::Relaxed);
+        self.writes.store(writes.wrapping_add(1), Ordering::Relaxed);
+        self.writing.store(sink, Ordering::Release);
+
+        self.wake_watchdog();
+    }
+
+    /// Wakes the watchdog unless it looks often already.
+    fn wake_watchdog(&self) {
+        if !self.is_watched.load(Ordering::Relaxed)
+            && let Some(watchdog) = self.watchdog.get()
+        {
+            self.set_watched(true);
+            watchdog.unpark();
+        }
+    }
+
+    fn end_write(&self) {
+        self.writing.store(0, Ordering::Release);
     }
 
     fn sinks(&self) -> MutexGuard<'_, HashMap<u64, Arc<Owner>>> {
@@ -77,72 +157,43 @@ impl Signals {
     }
 }
 
-/// Looks at the engine's writes every now and then.
-#[derive(Debug)]
-pub(crate) struct Watch {
-    signals: Arc<Signals>,
-    seen: Option<((u64, u64), Instant)>,
-}
-
-impl Watch {
-    pub(crate) fn new(signals: Arc<Signals>) -> Self {
-        Self { signals, seen: None }
-    }
-
-    /// Whether there is anything to watch: while not, nobody need look.
-    pub(crate) fn is_needed(&self) -> bool {
-        !self.signals.sinks().is_empty()
-    }
-
-    /// End a write that takes too long.
-    pub(crate) fn look(&mut self, now: Instant) {
-        let Some(write) = self.signals.under_way() else {
-            self.seen = None;
-            return;
-        };
-        match self.seen {
-            Some((seen, since)) if seen == write => {
-                // As often as it takes: a signal that comes just before the call ends nothing.
-                if now.saturating_duration_since(since) >= PATIENCE {
-                    self.rescue(write.0);
-                }
-            }
-            _ => self.seen = Some((write, now)),
-        }
-    }
-
-    fn rescue(&self, id: u64) {
-        let Some(owner) = self.signals.sinks().get(&id).cloned() else { return };
-        if !owner.given_up.swap(true, Ordering::AcqRel) {
-            self.signals.rescues.fetch_add(1, Ordering::AcqRel);
-        }
-        if let Err(errno) = interrupt::interrupt(self.signals.writer.load(Ordering::Acquire)) {
-            tracing::error!(%errno, "a write to an eventfd that blocks the engine could not be ended");
-        }
-    }
-}
-
 /// A client's eventfd.
 #[derive(Debug)]
 pub(crate) struct EventFdSink {
-    fd: OwnedFd,
+    fd: PeerFd,
     id: u64,
     owner: Arc<Owner>,
     signals: Arc<Signals>,
 }
 
 impl EventFdSink {
-    /// Anything but an eventfd is refused: a write to another kind of file may take as long as its owner likes. So is everything of
-    /// an owner that was given up.
-    pub(crate) fn bind(fd: OwnedFd, owner: &Arc<Owner>, signals: &Arc<Signals>) -> Result<Arc<Self>, Errno> {
+    /// Takes an eventfd for the interrupts of a client.
+    ///
+    /// # Errors
+    /// `EINVAL` for any other kind of file, since a write to one may take as long as its owner likes. `EPERM` for a
+    /// client that was given up.
+    pub(crate) fn bind(fd: PeerFd, owner: &Arc<Owner>, signals: &Arc<Signals>) -> Result<Arc<Self>, Errno> {
         if owner.is_given_up() {
             return Err(Errno::EPERM);
         }
         check(&fd)?;
         set_nonblocking(&fd)?;
+
         let id = signals.next.fetch_add(1, Ordering::Relaxed) + 1;
         signals.sinks().insert(id, Arc::clone(owner));
+        signals.wake_watchdog();
         Ok(Arc::new(Self { fd, id, owner: Arc::clone(owner), signals: Arc::clone(signals) }))
+    }
+
+    /// Gives up a client whose writes take long, once the thread's account proves it.
+    fn judge(&self, start: Instant, account: Option<ThreadTime>) {
+        if start.elapsed() < LONGEST_CALL {
+            return;
+        }
+        self.owner.suspected.store(true, Ordering::Relaxed);
+        if account.is_some_and(|account| account.proves(LONGEST_CALL)) {
+            self.signals.give_up(&self.owner);
+        }
     }
 }
 
@@ -157,35 +208,40 @@ impl InterruptSink for EventFdSink {
         if self.owner.is_given_up() {
             return;
         }
-        self.signals.writer.store(interrupt::this_thread(), Ordering::Relaxed);
-        // One thread writes: neither needs to be an atomic addition.
-        let writes = self.signals.writes.load(Ordering::Relaxed);
-        self.signals.writes.store(writes.wrapping_add(1), Ordering::Relaxed);
-        self.signals.writing.store(self.id, Ordering::Release);
-        // A counter at its end means that the client has been told often enough.
+        let is_suspected = self.owner.suspected.load(Ordering::Relaxed);
+        let account = if is_suspected { ThreadTime::now() } else { None };
+        let start = Instant::now();
+
+        self.signals.begin_write(self.id);
+        // A counter at its end means that the client was interrupted often enough.
         while write(self.fd.as_fd(), &1_u64.to_ne_bytes()) == Err(SystemErrno::EINTR)
             && !self.owner.is_given_up()
         {}
-        self.signals.writing.store(0, Ordering::Release);
+        self.signals.end_write();
+
+        self.judge(start, account);
     }
 }
 
-/// Refuses what is no eventfd, without asking the file itself.
-pub(crate) fn check(fd: &OwnedFd) -> Result<(), Errno> {
-    let target = readlink(format!("/proc/self/fd/{}", fd.as_raw_fd()).as_str())?;
+/// Refuses anything but an eventfd, without asking the file itself.
+pub(crate) fn check(fd: &PeerFd) -> Result<(), Errno> {
+    let target = readlink(format!("/proc/self/fd/{}", fd.as_fd().as_raw_fd()).as_str())?;
     if target.to_str() == Some(EVENTFD) { Ok(()) } else { Err(Errno::EINVAL) }
 }
 
-fn set_nonblocking(fd: &OwnedFd) -> Result<(), SystemErrno> {
+fn set_nonblocking(fd: &PeerFd) -> Result<(), SystemErrno> {
     let flags = OFlag::from_bits_retain(fcntl(fd, FcntlArg::F_GETFL)?);
     fcntl(fd, FcntlArg::F_SETFL(flags | OFlag::O_NONBLOCK)).map(|_| ())
 }
 
 #[cfg(test)]
 mod tests {
+    use std::{os::fd::OwnedFd, time::Duration};
+
     use nix::sys::eventfd::{EfdFlags, EventFd};
 
     use super::*;
+    use crate::watchdog::{PATIENCE, Watch};
 
     fn eventfd() -> (EventFd, OwnedFd) {
         let fd = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC).unwrap();
@@ -194,7 +250,7 @@ mod tests {
     }
 
     fn sink(copy: OwnedFd, signals: &Arc<Signals>) -> Arc<EventFdSink> {
-        EventFdSink::bind(copy, &Arc::default(), signals).unwrap()
+        EventFdSink::bind(copy.into(), &Arc::default(), signals).unwrap()
     }
 
     #[test]
@@ -205,12 +261,13 @@ mod tests {
         let blocked = sink(copy, &signals);
         let owner = Arc::clone(&blocked.owner);
         let (mine, copy) = eventfd();
-        let sibling = EventFdSink::bind(copy, &owner, &signals).unwrap();
+        let sibling = EventFdSink::bind(copy.into(), &owner, &signals).unwrap();
         let (theirs, copy) = eventfd();
-        let stranger = sink(copy, &signals);
+        let of_another_client = sink(copy, &signals);
         fcntl(&full, FcntlArg::F_SETFL(OFlag::empty())).unwrap();
         full.write(u64::MAX - 1).unwrap();
-        let mut watch = Watch::new(Arc::clone(&signals));
+
+        let mut watch = Watch::default();
         let writer = std::thread::spawn(move || blocked.signal());
         let start = Instant::now();
         let deadline = start + Duration::from_secs(20);
@@ -218,22 +275,23 @@ mod tests {
             assert!(Instant::now() < deadline);
             std::thread::yield_now();
         }
-        watch.look(start);
+        watch.look(&signals, start);
         assert_eq!(signals.rescues(), 0);
-        // It may not have come to wait yet.
+        // The thread may not wait yet.
         while !writer.is_finished() {
             assert!(Instant::now() < deadline);
-            watch.look(start + PATIENCE);
+            watch.look(&signals, start + PATIENCE);
             std::thread::yield_now();
         }
         writer.join().unwrap();
+
         assert_eq!(signals.rescues(), 1);
         assert_eq!(full.read(), Ok(u64::MAX - 1));
         sibling.signal();
-        stranger.signal();
+        of_another_client.signal();
         assert!(mine.read().is_err());
         assert_eq!(theirs.read(), Ok(1));
-        assert_eq!(EventFdSink::bind(eventfd().1, &owner, &signals).err(), Some(Errno::EPERM));
+        assert_eq!(EventFdSink::bind(eventfd().1.into(), &owner, &signals).err(), Some(Errno::EPERM));
     }
 
     #[test]
@@ -242,7 +300,9 @@ mod tests {
         let (full, copy) = eventfd();
         let sink = sink(copy, &signals);
         full.write(u64::MAX - 1).unwrap();
+
         sink.signal();
+
         assert_eq!(full.read(), Ok(u64::MAX - 1));
     }
 
@@ -250,9 +310,10 @@ mod tests {
     fn a_sink_that_is_dropped_is_forgotten() {
         let signals = Arc::new(Signals::default());
         let sink = sink(eventfd().1, &signals);
-        let watch = Watch::new(Arc::clone(&signals));
-        assert!(watch.is_needed());
+        assert_eq!(signals.sinks().len(), 1);
+
         drop(sink);
-        assert!(!watch.is_needed());
+
+        assert_eq!(signals.sinks().len(), 0);
     }
 }

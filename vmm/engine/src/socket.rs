@@ -1,4 +1,4 @@
-//! Listening sockets, and refusing who comes second.
+//! Listening sockets.
 
 use std::{
     fs,
@@ -8,21 +8,16 @@ use std::{
         unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
     },
     path::{Path, PathBuf},
-    time::{Duration, Instant},
 };
 
-use nicforge_vfio_user::{
-    Errno,
-    wire::{Command, HEADER_SIZE, Header},
-};
 use nix::{
     errno::Errno as SystemErrno,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         signal::kill,
         socket::{
-            AddressFamily, Backlog, MsgFlags, SockFlag, SockType, UnixAddr, accept4, bind, connect,
-            getsockopt, listen, recv, send, socket, sockopt,
+            AddressFamily, Backlog, SockFlag, SockType, UnixAddr, accept4, bind, connect, getsockopt, listen,
+            socket, sockopt,
         },
     },
     unistd::{Pid, geteuid},
@@ -32,8 +27,6 @@ use crate::error::EngineError;
 
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 64;
-/// How long a client that is refused may take to say what it wants.
-const REFUSAL_TIME: Duration = Duration::from_secs(1);
 
 /// A socket of mode 0600 that is listened on; its file is removed at the end.
 #[derive(Debug)]
@@ -162,52 +155,4 @@ pub(crate) fn is_hung_up(fd: BorrowedFd<'_>) -> bool {
     let mut fds = [PollFd::new(fd, PollFlags::empty())];
     // A hang-up is reported without being asked for.
     poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0)
-}
-
-/// A client that came second: it is told `EBUSY` in the answer to its first message.
-#[derive(Debug)]
-pub(crate) struct Refusal {
-    fd: OwnedFd,
-    header: [u8; HEADER_SIZE],
-    got: usize,
-    until: Instant,
-    errno: Errno,
-}
-
-impl Refusal {
-    pub(crate) fn new(fd: OwnedFd, errno: Errno, now: Instant) -> Self {
-        Self { fd, header: [0; HEADER_SIZE], got: 0, until: now + REFUSAL_TIME, errno }
-    }
-
-    pub(crate) fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
-    }
-
-    pub(crate) fn until(&self) -> Instant {
-        self.until
-    }
-
-    /// Read what has come. True when the client has its answer, or is gone.
-    pub(crate) fn on_readable(&mut self) -> bool {
-        while self.got < HEADER_SIZE {
-            match recv(self.fd.as_raw_fd(), &mut self.header[self.got..], MsgFlags::MSG_DONTWAIT) {
-                Ok(0) => return true,
-                Ok(got) => self.got += got,
-                Err(SystemErrno::EINTR) => {}
-                Err(SystemErrno::EAGAIN) => return false,
-                Err(_) => return true,
-            }
-        }
-        if let Some(header) = Header::parse(&self.header)
-            && header.command == Command::Version
-        {
-            // A close with unread bytes would take the answer away again from some readers.
-            let mut rest = [0; 4096];
-            let _ = recv(self.fd.as_raw_fd(), &mut rest, MsgFlags::MSG_DONTWAIT);
-            let reply = Header::error_reply(header.id, header.command, self.errno).to_bytes();
-            // An empty socket takes 16 bytes; a client that is gone needs none.
-            let _ = send(self.fd.as_raw_fd(), &reply, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
-        }
-        true
-    }
 }

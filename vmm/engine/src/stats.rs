@@ -28,6 +28,8 @@ pub struct ServerCounters {
     pub dma_messages: u64,
     /// DMA messages that were not answered in time, or could not even be sent.
     pub dma_timeouts: u64,
+    /// The longest turn of a client, by the wall clock.
+    pub longest_turn: Duration,
 }
 
 /// The client of an attachment.
@@ -77,6 +79,26 @@ pub struct FunctionSnapshot {
     pub attachments: Vec<AttachmentSnapshot>,
 }
 
+/// The longest time that the engine was busy with one client, or with a step of the machine, by the wall clock: time
+/// in which the engine's thread had no processor counts too.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LongestTurn {
+    /// How long it was.
+    pub time: Duration,
+    /// The attachment of the client; `None` for a step of the machine.
+    pub client: Option<(FunctionId, AttachmentId)>,
+    /// The client's process, 0 for a step of the machine.
+    pub pid: i32,
+}
+
+impl LongestTurn {
+    pub(crate) fn note(&mut self, time: Duration, client: Option<(FunctionId, AttachmentId)>, pid: i32) {
+        if time > self.time {
+            *self = Self { time, client, pid };
+        }
+    }
+}
+
 /// The whole machine at one moment.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Snapshot {
@@ -90,6 +112,8 @@ pub struct Snapshot {
     pub turns: u64,
     /// Times the engine slept.
     pub sleeps: u64,
+    /// The longest time that the engine was busy with one thing.
+    pub longest_turn: LongestTurn,
     /// The functions.
     pub functions: Vec<FunctionSnapshot>,
 }

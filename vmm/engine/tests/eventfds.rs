@@ -34,6 +34,7 @@ const FULL: u64 = u64::MAX - 1;
 both_loops! {
     fn another_eventfd_does_not_save_a_client_whose_eventfd_blocks(config) {
         config.messages = 512;
+        config.client_turn = LONG;
         let served = Served::start(config);
         let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
         let (first, second) = (eventfd(), eventfd());

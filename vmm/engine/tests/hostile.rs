@@ -132,7 +132,7 @@ both_loops! {
         let _ = copy(&client, 0x1000, 0x3000, 64);
         let snapshot = served.until_free(A);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
-        assert!(!client.is_alive());
+        assert_ended(&client);
         let flags = page.u32(mirror::FLAGS).unwrap().load(std::sync::atomic::Ordering::Acquire);
         assert_eq!(flags, mirror::FLAG_DEAD);
         assert_eq!(read32(&other, reg::SCRATCH), 0);
@@ -309,7 +309,7 @@ both_loops! {
         let client = served.client(A);
         let page = map_bar(&client, MIRROR_BAR, Access::ReadOnly);
         assert!(served.handle.evict(FUNCTION, A, LONG).unwrap());
-        assert!(!client.is_alive());
+        assert_ended(&client);
         let flags = page.u32(mirror::FLAGS).unwrap().load(std::sync::atomic::Ordering::Acquire);
         assert_eq!(flags, mirror::FLAG_DEAD);
         assert!(!served.handle.evict(FUNCTION, A, LONG).unwrap());

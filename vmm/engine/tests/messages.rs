@@ -38,6 +38,7 @@ both_loops! {
         config.dma_limit = SHORT;
         config.max_queued = 1 << 16;
         config.messages = 256;
+        config.client_turn = LONG;
         let served = Served::start(config);
         let mut raw = ready(&served);
         fill_the_socket(&mut raw);
@@ -62,6 +63,7 @@ both_loops! {
     fn no_message_follows_the_answer_to_an_unmap_when_the_socket_is_full(config) {
         config.max_queued = 1 << 16;
         config.messages = 256;
+        config.client_turn = LONG;
         let served = Served::start(config);
         let mut raw = ready(&served);
         fill_the_socket(&mut raw);

@@ -275,7 +275,7 @@ both_loops! {
         assert!(path.exists());
         drop(served);
         assert!(!path.exists());
-        assert!(!client.is_alive());
+        assert_ended(&client);
     }
 }
 

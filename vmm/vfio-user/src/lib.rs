@@ -26,4 +26,5 @@ pub use server::{
     CompleteError, ConnectionError, DmaError, Handler, Outcome, Progress, ServerConfig, ServerConnection,
     Token,
 };
+pub use socket::{Closer, PeerFd};
 pub use types::*;

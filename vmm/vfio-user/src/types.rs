@@ -4,6 +4,8 @@ use std::os::fd::OwnedFd;
 
 use vfio_bindings::bindings::vfio;
 
+use crate::socket::PeerFd;
+
 /// `VFIO_DEVICE_FLAGS_RESET`: the device takes `DEVICE_RESET`.
 pub const DEVICE_FLAGS_RESET: u32 = vfio::VFIO_DEVICE_FLAGS_RESET;
 /// `VFIO_DEVICE_FLAGS_PCI`: a PCI device, the only kind of this protocol version.
@@ -181,7 +183,7 @@ pub enum IrqData {
     /// Those of the range whose entry is true; one entry an interrupt.
     Bool(Vec<bool>),
     /// One entry an interrupt: bind it to the eventfd, or, with `None`, stop exactly that interrupt.
-    EventFd(Vec<Option<OwnedFd>>),
+    EventFd(Vec<Option<PeerFd>>),
 }
 
 /// A checked `DEVICE_SET_IRQS`.

@@ -2,10 +2,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    os::{
-        fd::{AsFd, OwnedFd},
-        unix::net::UnixListener,
-    },
+    os::{fd::AsFd, unix::net::UnixListener},
     path::PathBuf,
     sync::{
         Arc, Mutex,
@@ -19,9 +16,9 @@ use nicforge_driver::{Backing, IRQ_INTX, IRQ_MSIX, REGION_CONFIG, WriteMode};
 use nicforge_shm::{Access, SharedMemory};
 use nicforge_vfio_user::{
     DEVICE_FLAGS_PCI, DEVICE_FLAGS_RESET, DeviceInfo, DmaMap, DmaUnmap, Errno, Handler, IRQ_FLAG_AUTOMASKED,
-    IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, IrqAction, IrqData, IrqInfo, Outcome, Progress, REGION_FLAG_MMAP,
-    REGION_FLAG_READ, REGION_FLAG_WRITE, RegionInfo, ServerConfig, ServerConnection, SetIrqs, SparseArea,
-    Token,
+    IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, IrqAction, IrqData, IrqInfo, Outcome, PeerFd, Progress,
+    REGION_FLAG_MMAP, REGION_FLAG_READ, REGION_FLAG_WRITE, RegionInfo, ServerConfig, ServerConnection,
+    SetIrqs, SparseArea, Token,
 };
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -47,7 +44,7 @@ pub struct Shared {
     pub orders: Mutex<VecDeque<Order>>,
     pub read: Mutex<Option<Result<Vec<u8>, Errno>>>,
     pub written: Mutex<Option<Result<(), Errno>>>,
-    pub eventfds: Mutex<BTreeMap<(u32, u32), OwnedFd>>,
+    pub eventfds: Mutex<BTreeMap<(u32, u32), PeerFd>>,
     pub mapped: Mutex<BTreeMap<u64, (DmaMap, Option<SharedMemory>)>>,
     pub unmasked: Mutex<Vec<(u32, u32, u32)>>,
     stop: AtomicBool,
@@ -108,7 +105,7 @@ impl Handler for Door {
         Outcome::Done
     }
 
-    fn dma_map(&mut self, map: DmaMap, fd: Option<OwnedFd>) -> Outcome {
+    fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome {
         if self.fake.state().refuse_dma {
             return Outcome::Failed(Errno::ENOSPC);
         }

@@ -277,6 +277,16 @@ impl Served {
     }
 }
 
+/// The client notices soon that its connection has ended.
+#[track_caller]
+pub fn assert_ended(client: &Client) {
+    let deadline = Instant::now() + LONG;
+    while client.is_alive() {
+        assert!(Instant::now() < deadline, "the connection has not ended");
+        std::thread::yield_now();
+    }
+}
+
 impl Drop for Served {
     fn drop(&mut self) {
         self.stop.stop();

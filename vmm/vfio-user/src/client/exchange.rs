@@ -14,7 +14,7 @@ use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::{ClientConfig, ClientError, Deadline, GuestMemory, ServerWatch, incoming};
 use crate::Errno;
-use crate::socket::{Fill, FrameError, Framed, Message, Receiver, Sender};
+use crate::socket::{Fill, FrameError, Framed, Message, PeerFd, Receiver, Sender};
 use crate::wire::{Command, HEADER_SIZE, Header, MessageType};
 
 /// Looks at the socket, while a reply is awaited busily, before the processor is offered to others between two of them.
@@ -30,13 +30,13 @@ const MAX_NAP: Duration = Duration::from_millis(100);
 /// A reply, or what a thread makes of it, before it is handed over.
 pub(super) struct Reply<'a> {
     pub(super) payload: &'a [u8],
-    pub(super) fds: Vec<OwnedFd>,
+    pub(super) fds: Vec<PeerFd>,
 }
 
 struct OwnedReply {
     header: Header,
     payload: Vec<u8>,
-    fds: Vec<OwnedFd>,
+    fds: Vec<PeerFd>,
 }
 
 struct Waiting {

@@ -1,6 +1,6 @@
 //! The calls of a [`Client`], each one request or the few that its size is cut into.
 
-use std::os::fd::BorrowedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 
 use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
@@ -70,7 +70,7 @@ impl Client {
         self.exchange.call(command, request.as_bytes(), &[], &[], deadline, |reply| {
             let (mut info, argsz) =
                 parse_region_info(reply.payload).map_err(|error| malformed(command, error))?;
-            info.fd = reply.fds.into_iter().next();
+            info.fd = reply.fds.into_iter().next().map(OwnedFd::from);
             Ok((info, argsz))
         })
     }

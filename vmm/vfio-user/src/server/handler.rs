@@ -1,8 +1,7 @@
 //! What a device offers to its connection.
 
-use std::os::fd::OwnedFd;
-
 use crate::Errno;
+use crate::socket::PeerFd;
 use crate::types::{DeviceInfo, DmaMap, DmaUnmap, IrqInfo, RegionInfo, SetIrqs};
 
 /// Names an operation between a [`Handler`] and its connection; chosen by the handler's side.
@@ -62,7 +61,7 @@ pub trait Handler {
     /// `DMA_MAP`. Without a descriptor the memory is reached by
     /// [`ServerConnection::dma_read`](super::ServerConnection::dma_read) and `dma_write`. A map over an
     /// existing one fails with `EEXIST`.
-    fn dma_map(&mut self, map: DmaMap, fd: Option<OwnedFd>) -> Outcome;
+    fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome;
 
     /// `DMA_UNMAP`; all references must be gone when it is done, and no operation that touches it may be started from then on. One that
     /// has further messages to send ends with an error right behind this call, so that none follows the answer. What is not mapped

@@ -1,12 +1,10 @@
 //! `DEVICE_SET_IRQS`: from untrusted bytes and descriptors to a [`SetIrqs`] that a device can act on.
 
-use std::os::fd::OwnedFd;
-
 use vfio_bindings::bindings::vfio;
 
 use super::handler::Handler;
 use crate::Errno;
-use crate::socket::Message;
+use crate::socket::{Message, PeerFd};
 use crate::types::{IRQ_FLAG_EVENTFD, IRQ_FLAG_MASKABLE, IrqAction, IrqData, SetIrqs};
 use crate::wire::{SetIrqsPayload, parse_prefix};
 
@@ -61,7 +59,7 @@ fn action(flags: u32) -> Result<IrqAction, Errno> {
 
 /// Either one descriptor an interrupt, or none at all, which takes the range's eventfds away. `count` has been
 /// checked against the device's own number of interrupts.
-fn eventfds(fds: Vec<OwnedFd>, count: u32) -> Result<Vec<Option<OwnedFd>>, Errno> {
+fn eventfds(fds: Vec<PeerFd>, count: u32) -> Result<Vec<Option<PeerFd>>, Errno> {
     if fds.is_empty() {
         Ok((0..count).map(|_| None).collect())
     } else if fds.len() == count as usize {

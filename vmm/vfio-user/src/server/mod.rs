@@ -10,11 +10,16 @@
 //! served first, and each request that defers again is asked about in turn. Replies to our own DMA requests do
 //! not wait either. What stands behind more than a buffer of requests is not seen before those in front of it.
 //!
+//! **Bounds.** One call of [`ServerConnection::on_readable`] ends after [`ServerConfig::budget`] steps or
+//! [`ServerConfig::turn`], whichever comes first; looking behind a deferred request counts too. One step may
+//! overrun the time: a system call for a client takes as long as the client makes it take.
+//! [`ServerConnection::take_longest_call`] tells how long that was.
+//!
 //! **Back pressure.** Replies that the socket does not take are queued. At [`ServerConfig::max_queued`] bytes or 32
 //! descriptors no more requests are taken until the client reads.
 //!
-//! **Endings.** A client that goes is heard to the end: what it sent before is served, and replies to that are dropped. An error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`],
-//! end the connection: drop it. Malformed *requests* are answered with an errno and end nothing; malformed
+//! **Endings.** The requests of a client that has gone are served to the end, and replies to them are dropped. An
+//! error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`], end the connection: drop it. Malformed *requests* are answered with an errno and end nothing; malformed
 //! *framing* does, since where the next message starts is then unknown.
 
 mod dma;
@@ -25,6 +30,8 @@ mod negotiation;
 mod session;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{UnixCredentials, getsockopt, sockopt};
@@ -33,7 +40,7 @@ pub use dma::DmaError;
 pub use handler::{Handler, Outcome, Token};
 
 use crate::Errno;
-use crate::socket::{Fill, FrameError, Framed};
+use crate::socket::{Closer, Fill, FrameError, Framed, PendingFds};
 use crate::wire::{
     Capabilities, Command, DEFAULT_MAX_DATA_XFER_SIZE, DEFAULT_MAX_DMA_MAPS, DEFAULT_PGSIZES, HEADER_SIZE,
     MAX_VERSION_JSON, MessageType, VersionError,
@@ -59,9 +66,11 @@ pub struct ServerConfig {
     pub max_dma_maps: u32,
     /// Take `REGION_WRITE_MULTI`.
     pub write_multiple: bool,
-    /// Steps in one call of [`ServerConnection::on_readable`], at least 1: messages, reads from the socket, or 64 writes of a
-    /// `REGION_WRITE_MULTI`.
+    /// Steps in one call of [`ServerConnection::on_readable`], at least 1: messages, reads from the socket, or 64
+    /// writes of a `REGION_WRITE_MULTI`.
     pub budget: u32,
+    /// Time after which such a call starts no further step.
+    pub turn: Duration,
     /// Bytes of replies that may wait for the socket before requests are left alone.
     pub max_queued: usize,
     /// Most operations of [`ServerConnection::dma_read`] and `dma_write` at a time, below 65536.
@@ -77,6 +86,7 @@ impl Default for ServerConfig {
             max_dma_maps: DEFAULT_MAX_DMA_MAPS,
             write_multiple: true,
             budget: 64,
+            turn: Duration::from_millis(1),
             max_queued: 4 << 20,
             max_dma_outstanding: 64,
         }
@@ -168,6 +178,27 @@ pub struct Counters {
     pub unmatched_replies: u64,
 }
 
+/// How far one call of [`ServerConnection::on_readable`] has come. The first step is always taken.
+struct Turn {
+    steps: u32,
+    budget: u32,
+    until: Instant,
+}
+
+impl Turn {
+    fn new(config: &ServerConfig) -> Self {
+        Self { steps: 0, budget: config.budget, until: Instant::now() + config.turn }
+    }
+
+    fn count_step(&mut self) {
+        self.steps += 1;
+    }
+
+    fn has_time(&self) -> bool {
+        self.steps == 0 || (self.steps < self.budget && Instant::now() < self.until)
+    }
+}
+
 /// One client's connection.
 #[derive(Debug)]
 pub struct ServerConnection {
@@ -180,8 +211,26 @@ impl ServerConnection {
     pub fn new(socket: OwnedFd, config: ServerConfig) -> Self {
         // Before the negotiation nothing but a version is expected.
         let limit = HEADER_SIZE + 4 + MAX_VERSION_JSON;
-        let fds = config.max_msg_fds as usize;
-        Self { framed: Framed::new(socket, limit, fds), session: Session::new(config) }
+        let mut framed = Framed::new(socket, limit, config.max_msg_fds as usize);
+        framed.rx.set_pending_limit(PendingFds::NONE);
+        Self { framed, session: Session::new(config) }
+    }
+
+    /// Names the place where descriptors that the client passes are closed. Without one they are closed where they
+    /// are dropped, which may block for as long as the client likes.
+    pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
+        self.framed.set_closer(closer);
+    }
+
+    /// Returns the longest time that one system call for this client has taken since the last call of this function.
+    pub fn take_longest_call(&mut self) -> Duration {
+        self.framed.take_longest_call()
+    }
+
+    /// Ends the connection and returns its socket, which can block when it is closed: descriptors that the client has
+    /// passed and that were never received are closed with it.
+    pub fn into_socket(self) -> OwnedFd {
+        self.framed.fd
     }
 
     /// Reads from the socket and serves what has come, within the budget. It may be called at any time, and
@@ -348,10 +397,12 @@ impl ServerConnection {
     }
 
     fn drive(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
+        let mut turn = Turn::new(&self.session.config);
         let mut drained = false;
-        for _ in 0..self.session.config.budget.max(1) {
+        while turn.has_time() {
+            turn.count_step();
             if self.session.deferred.is_some() {
-                match self.wait_deferred(handler)? {
+                match self.wait_deferred(handler, &mut turn)? {
                     Some(progress) => return Ok(progress),
                     None => continue,
                 }
@@ -359,14 +410,14 @@ impl ServerConnection {
             if self.is_clogged() {
                 return Ok(Progress::Blocked);
             }
+
             let (rx, mut out) = self.framed.split();
             if let Some(message) = rx.next_message()? {
                 self.session.dispatch(&mut out, message, handler)?;
-                if let Some(limit) = self.session.new_limit.take() {
-                    self.framed.set_limit(limit);
-                }
+                self.apply_negotiation();
                 continue;
             }
+
             if drained {
                 return Ok(Progress::Idle);
             }
@@ -379,13 +430,27 @@ impl ServerConnection {
         Ok(Progress::More)
     }
 
+    /// Gives the stream the limits that a VERSION has brought, once no message is borrowed from it.
+    fn apply_negotiation(&mut self) {
+        if let Some(limit) = self.session.new_limit.take() {
+            self.framed.set_limit(limit);
+            let fds = PendingFds::for_messages_of(self.session.config.max_msg_fds as usize);
+            self.framed.rx.set_pending_limit(fds);
+        }
+    }
+
     /// A step while a request is deferred; `None` goes on.
-    fn wait_deferred(&mut self, handler: &mut dyn Handler) -> Result<Option<Progress>, ConnectionError> {
+    fn wait_deferred(
+        &mut self,
+        handler: &mut dyn Handler,
+        turn: &mut Turn,
+    ) -> Result<Option<Progress>, ConnectionError> {
         let (_, mut out) = self.framed.split();
         if self.session.finish_deferred(&mut out, handler)? {
             return Ok(None);
         }
-        self.look_ahead(handler)?;
+
+        self.look_ahead(handler, turn)?;
         if let Some(deferred) = self.session.deferred.as_mut()
             && self.session.resets_ahead > 0
             && !deferred.asked
@@ -396,6 +461,10 @@ impl ServerConnection {
                 return Ok(None);
             }
         }
+        if !turn.has_time() {
+            return Ok(Some(Progress::More));
+        }
+
         if !self.framed.rx.has_room() {
             // Nothing can be read, so only the socket's state tells that the client has gone.
             let gone = self.has_hung_up();
@@ -408,28 +477,38 @@ impl ServerConnection {
         }
     }
 
-    /// Looks at what has come behind the deferred request: resets are counted, and replies that an operation of
-    /// ours waits for are taken out and served, since the deferred request may depend on them.
-    fn look_ahead(&mut self, handler: &mut dyn Handler) -> Result<(), ConnectionError> {
+    /// Looks at the messages behind the deferred request, within the turn. Resets are counted; replies to operations
+    /// of this side are taken out and served, since the deferred request may depend on them.
+    fn look_ahead(&mut self, handler: &mut dyn Handler, turn: &mut Turn) -> Result<(), ConnectionError> {
         let session = &mut self.session;
         let (rx, mut out) = self.framed.split();
         session.scanned = session.scanned.max(rx.position());
-        while let Some(header) = rx.header_at(session.scanned) {
+        let mut served = Vec::new();
+        let mut result = Ok(());
+        while turn.has_time()
+            && let Some(header) = rx.header_at(session.scanned)
+        {
+            turn.count_step();
             let from = session.scanned;
-            let size = header.size as usize;
+            session.scanned = from + u64::from(header.size);
             if header.message_type() == MessageType::Reply && session.dma.expects(&header) {
                 session.counters.messages += 1;
                 let payload = rx.payload_at(from, &header).unwrap_or_default();
-                session.dma.on_reply(&mut out, session.limits, &header, payload, handler)?;
-                rx.remove(from, size);
-                continue;
+                result = session.dma.on_reply(&mut out, session.limits, &header, payload, handler).map(drop);
+                served.push((from, session.scanned));
+                if result.is_err() {
+                    break;
+                }
             }
             if header.message_type() == MessageType::Command && header.command == Command::DeviceReset {
                 session.resets_ahead += 1;
             }
-            session.scanned = from + size as u64;
         }
-        Ok(())
+
+        // What is behind moves up once a pass: the buffer may hold a mebibyte.
+        rx.remove(&served);
+        session.scanned -= served.iter().map(|(from, behind)| behind - from).sum::<u64>();
+        result.map_err(ConnectionError::from)
     }
 
     fn has_hung_up(&self) -> bool {

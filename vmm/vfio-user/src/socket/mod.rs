@@ -8,21 +8,27 @@
 //! descriptors, and says no more than that. Peers send one message a `sendmsg`, so descriptors belong to the
 //! last message that starts in, or else was in progress at, the bytes they came with.
 //!
-//! System calls are in `sys` and `peer`, the only places of this crate with `unsafe`.
+//! System calls are in `sys` and `peer`, which with `descriptor` are the only places of this crate with `unsafe`.
 
+mod descriptor;
 mod peer;
 mod receive;
 mod send;
 mod sys;
+mod timing;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Duration;
 
+pub use descriptor::{Closer, PeerFd};
 pub(crate) use peer::{has_exited, process};
-pub(crate) use receive::Receiver;
 pub use receive::{Fill, Message};
+pub(crate) use receive::{PendingFds, Receiver};
 pub(crate) use send::{Outlet, Sender};
 
-/// Most descriptors that are kept for messages not handed out yet. What is above is closed on arrival.
+/// Most descriptors that a stream keeps for messages not handed out yet, unless its owner sets a lower limit.
+/// Descriptors above the limit are closed on arrival.
 pub const MAX_PENDING_FDS: usize = 256;
 
 /// Most descriptors that the kernel passes in one message (`SCM_MAX_FD` of Linux).
@@ -75,6 +81,16 @@ impl Framed {
     /// least 16 are allowed. A message keeps at most `max_fds` descriptors.
     pub fn new(fd: OwnedFd, limit: usize, max_fds: usize) -> Self {
         Self { fd, rx: Receiver::new(limit, max_fds), tx: Sender::default() }
+    }
+
+    /// Names the place where descriptors of the peer are closed. Without one they are closed where they are dropped.
+    pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
+        self.rx.set_closer(closer);
+    }
+
+    /// Returns the longest time that one system call for this stream has taken since the last call of this function.
+    pub fn take_longest_call(&mut self) -> Duration {
+        self.rx.times.take_longest().max(self.tx.times.take_longest())
     }
 
     /// Sets the largest message from now on, in bytes.

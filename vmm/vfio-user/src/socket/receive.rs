@@ -2,9 +2,12 @@
 
 use std::collections::VecDeque;
 use std::io;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
 
+use super::descriptor::{Closer, PeerFd};
 use super::sys::{self, Control};
+use super::timing::CallTimes;
 use super::{FrameError, MAX_PENDING_FDS};
 use crate::wire::{HEADER_SIZE, Header, MessageType};
 
@@ -14,6 +17,26 @@ const INITIAL_BUFFER: usize = 16 * 1024;
 /// Most reads with descriptors that are remembered one by one.
 const MAX_BATCHES: usize = 2 * MAX_PENDING_FDS;
 
+/// Which descriptors of messages that are not taken yet a receiver keeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PendingFds {
+    /// From this number on, no more is read ahead of the message that is being served.
+    pub(crate) read_ahead: usize,
+    /// Descriptors above this number are closed on arrival.
+    pub(crate) most: usize,
+}
+
+impl PendingFds {
+    /// A receiver that keeps no descriptor at all.
+    pub(crate) const NONE: Self = Self { read_ahead: 0, most: 0 };
+
+    /// Enough for pipelined messages of `max_fds` descriptors each: reading ahead ends before a whole message's
+    /// worth would be lost.
+    pub(crate) fn for_messages_of(max_fds: usize) -> Self {
+        Self { read_ahead: max_fds.max(1), most: 2 * max_fds }
+    }
+}
+
 /// A message, taken off the stream.
 #[derive(Debug)]
 pub struct Message<'a> {
@@ -22,7 +45,7 @@ pub struct Message<'a> {
     /// Everything behind the header.
     pub payload: &'a [u8],
     /// The descriptors that came with it; dropping them closes them.
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<PeerFd>,
     /// More descriptors came than could be kept: those in `fds` are not all.
     pub fds_lost: bool,
     /// Stream position behind it.
@@ -49,7 +72,7 @@ pub enum Fill {
 struct Batch {
     /// Stream position behind the bytes that came with the descriptors.
     end: u64,
-    fds: Vec<OwnedFd>,
+    fds: Vec<PeerFd>,
     lost: bool,
 }
 
@@ -64,7 +87,10 @@ pub(crate) struct Receiver {
     position: u64,
     batches: VecDeque<Batch>,
     pending_fds: usize,
+    pending_limit: PendingFds,
+    closer: Option<Arc<dyn Closer>>,
     control: Box<Control>,
+    pub(super) times: CallTimes,
 }
 
 impl Receiver {
@@ -78,8 +104,19 @@ impl Receiver {
             position: 0,
             batches: VecDeque::new(),
             pending_fds: 0,
+            pending_limit: PendingFds { read_ahead: MAX_PENDING_FDS, most: MAX_PENDING_FDS },
+            closer: None,
             control: Box::new(sys::EMPTY_CONTROL),
+            times: CallTimes::default(),
         }
+    }
+
+    pub(super) fn set_closer(&mut self, closer: Arc<dyn Closer>) {
+        self.closer = Some(closer);
+    }
+
+    pub(crate) fn set_pending_limit(&mut self, limit: PendingFds) {
+        self.pending_limit = limit;
     }
 
     pub(crate) fn set_limit(&mut self, limit: usize) {
@@ -98,7 +135,7 @@ impl Receiver {
 
     /// Whether another [`Self::fill`] can put something somewhere.
     pub(crate) fn has_room(&self) -> bool {
-        self.buffered() < self.capacity() && self.pending_fds < MAX_PENDING_FDS
+        self.buffered() < self.capacity() && self.pending_fds < self.pending_limit.read_ahead.max(1)
     }
 
     /// A small limit still gets a buffer worth a system call.
@@ -127,7 +164,8 @@ impl Receiver {
         let mut fds = Vec::new();
         let room = &mut self.buffer[self.end..];
         let asked = room.len();
-        let received = match sys::receive(socket, room, &mut self.control, &mut fds, wait) {
+        let control = &mut self.control;
+        let received = match self.times.measure(|| sys::receive(socket, room, control, &mut fds, wait)) {
             Ok(received) => received,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return Ok(Fill::WouldBlock),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {
@@ -142,6 +180,7 @@ impl Receiver {
         self.end += received.len;
         // The kernel ends a read behind descriptors, so a short one says nothing then.
         let drained = received.len < asked && fds.is_empty() && !received.fds_lost;
+        let fds = fds.into_iter().map(|fd| PeerFd::new(fd, self.closer.clone())).collect();
         self.keep(fds, received.fds_lost);
         Ok(Fill::Data { drained })
     }
@@ -164,11 +203,11 @@ impl Receiver {
         true
     }
 
-    fn keep(&mut self, mut fds: Vec<OwnedFd>, mut lost: bool) {
+    fn keep(&mut self, mut fds: Vec<PeerFd>, mut lost: bool) {
         if fds.is_empty() && !lost {
             return;
         }
-        let room = MAX_PENDING_FDS.saturating_sub(self.pending_fds);
+        let room = self.pending_limit.most.saturating_sub(self.pending_fds);
         if fds.len() > room {
             fds.truncate(room);
             lost = true;
@@ -224,35 +263,34 @@ impl Receiver {
         bytes.get(HEADER_SIZE..)
     }
 
-    /// Takes the whole message of `size` bytes at stream position `from` out of the stream, as if it had never
-    /// come; what is behind it moves up, and its descriptors are closed.
-    pub(crate) fn remove(&mut self, from: u64, size: usize) {
-        let Some(offset) = from.checked_sub(self.position).and_then(|offset| usize::try_from(offset).ok())
-        else {
-            return;
+    /// Takes whole messages out of the stream, as if they had never come: `removed` are their stream positions, each
+    /// as {first byte, byte behind the last}, in ascending order. The rest moves up once, and the descriptors of the
+    /// removed messages are dropped.
+    pub(crate) fn remove(&mut self, removed: &[(u64, u64)]) {
+        let place = |position: u64| {
+            let offset = usize::try_from(position.saturating_sub(self.position)).unwrap_or(usize::MAX);
+            self.start.saturating_add(offset).min(self.end)
         };
-        if size > self.buffered().saturating_sub(offset) {
-            return;
+        let mut kept_to = None;
+        for (index, &(_, behind)) in removed.iter().enumerate() {
+            let next = removed.get(index + 1).map_or(self.end, |&(from, _)| place(from));
+            let (from, behind) = (place(removed[index].0), place(behind));
+            let to = kept_to.unwrap_or(from);
+            self.buffer.copy_within(behind..next.max(behind), to);
+            kept_to = Some(to + next.saturating_sub(behind));
         }
-        let at = self.start + offset;
-        if offset == 0 {
-            self.start += size;
-        } else {
-            self.buffer.copy_within(at + size..self.end, at);
-            self.end -= size;
-        }
-        let behind = from + size as u64;
-        let mut closed = 0;
+        self.end = kept_to.unwrap_or(self.end);
+
+        let mut dropped = 0;
         self.batches.retain_mut(|batch| {
-            let inside = batch.end > from && batch.end <= behind;
-            if inside {
-                closed += batch.fds.len();
-            } else if batch.end > behind {
-                batch.end -= size as u64;
-            }
+            let before = removed.iter().take_while(|&&(_, behind)| behind < batch.end);
+            let moved: u64 = before.map(|&(from, behind)| behind - from).sum();
+            let inside = removed.iter().any(|&(from, behind)| from < batch.end && batch.end <= behind);
+            batch.end -= moved;
+            dropped += if inside { batch.fds.len() } else { 0 };
             !inside
         });
-        self.pending_fds -= closed;
+        self.pending_fds -= dropped;
     }
 
     fn checked_header(&self, at: usize) -> Result<Option<Header>, FrameError> {
@@ -271,7 +309,7 @@ impl Receiver {
     }
 
     /// The descriptors of the message that ends at `position`.
-    fn take_fds(&mut self) -> (Vec<OwnedFd>, bool) {
+    fn take_fds(&mut self) -> (Vec<PeerFd>, bool) {
         let mut fds = Vec::new();
         let mut lost = false;
         while self.batches.front().is_some_and(|batch| batch.end <= self.position) {

@@ -4,6 +4,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use super::timing::CallTimes;
 use super::{FrameError, sys};
 
 #[derive(Debug)]
@@ -21,8 +22,9 @@ pub(crate) struct Sender {
     queue: VecDeque<Outgoing>,
     queued: usize,
     queued_fds: usize,
-    /// Nobody is there to send to.
+    /// The peer has closed its end.
     ended: bool,
+    pub(super) times: CallTimes,
 }
 
 impl Sender {
@@ -47,7 +49,8 @@ impl Sender {
         fds: &[BorrowedFd<'_>],
     ) -> Result<(), FrameError> {
         let total = head.len() + body.len();
-        let sent = if self.queue.is_empty() { attempt(socket, head, body, fds)? } else { 0 };
+        let sent =
+            if self.queue.is_empty() { self.times.measure(|| attempt(socket, head, body, fds))? } else { 0 };
         if sent == total {
             return Ok(());
         }
@@ -69,7 +72,7 @@ impl Sender {
     pub(crate) fn flush(&mut self, socket: BorrowedFd<'_>) -> Result<(), FrameError> {
         while let Some(first) = self.queue.front_mut() {
             let fds: Vec<_> = first.fds.iter().map(AsFd::as_fd).collect();
-            let sent = attempt(socket, &first.bytes[first.sent..], &[], &fds)?;
+            let sent = self.times.measure(|| attempt(socket, &first.bytes[first.sent..], &[], &fds))?;
             if sent == 0 {
                 return Ok(());
             }
@@ -138,7 +141,7 @@ impl Outlet<'_> {
     fn unless_ended(&mut self, sent: Result<(), FrameError>) -> Result<(), FrameError> {
         match sent {
             Err(FrameError::Closed) => {
-                *self.tx = Sender { ended: true, ..Sender::default() };
+                *self.tx = Sender { ended: true, times: self.tx.times, ..Sender::default() };
                 Ok(())
             }
             other => other,

@@ -41,8 +41,8 @@ pub fn memfd(size: u64) -> OwnedFd {
 pub struct Device {
     pub bar0: Vec<u8>,
     pub bar1: OwnedFd,
-    pub maps: BTreeMap<u64, (DmaMap, Option<OwnedFd>)>,
-    pub vectors: Vec<Option<OwnedFd>>,
+    pub maps: BTreeMap<u64, (DmaMap, Option<PeerFd>)>,
+    pub vectors: Vec<Option<PeerFd>>,
     pub irq_calls: Vec<SetIrqs>,
     pub writes: Vec<(u32, u64, Vec<u8>)>,
     pub resets: u32,
@@ -132,7 +132,7 @@ impl Handler for Device {
         if offset == STALL { Outcome::Deferred(77) } else { Outcome::Done }
     }
 
-    fn dma_map(&mut self, map: DmaMap, fd: Option<OwnedFd>) -> Outcome {
+    fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome {
         let end = map.address + (map.size - 1);
         if self
             .maps
@@ -212,7 +212,7 @@ pub struct Pair {
 pub struct Got {
     pub header: Header,
     pub payload: Vec<u8>,
-    pub fds: Vec<OwnedFd>,
+    pub fds: Vec<PeerFd>,
 }
 
 impl Pair {

@@ -1,0 +1,340 @@
+//! Closing what clients passed, on threads that may block.
+//!
+//! The last close of a descriptor, a socket or a mapping can take as long as a client likes. A FUSE file waits for its
+//! daemon, a TCP socket with `SO_LINGER` for its peer, and a memory file for the kernel to free gibibytes of pages.
+//! Closing a client's socket also closes the descriptors that wait in it unread. So the engine's thread closes nothing
+//! of a client: it puts it into the client's [`CloseQueue`], and a thread of the pool works the queue off in order.
+//!
+//! A queue that blocks holds one thread and no other queue. The pool starts a thread whenever a queue waits for one,
+//! so the threads are bounded by what the attachments may have in their queues: see [`Backlog`]. The threads are
+//! never joined, because a thread that blocks in the kernel may never come back.
+
+use std::{
+    collections::VecDeque,
+    os::fd::{AsRawFd, OwnedFd},
+    sync::{
+        Arc, Condvar, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use nicforge_shm::SharedMemory;
+use nicforge_vfio_user::Closer;
+use nix::sys::socket::{Shutdown, shutdown};
+
+use crate::{refusal::Refusal, stop::Waker};
+
+/// How long a thread of the pool waits for work before it ends.
+const IDLE_TIME: Duration = Duration::from_secs(10);
+
+/// What a thread of the pool ends.
+#[derive(Debug)]
+enum Job {
+    /// A descriptor that a client passed.
+    Descriptor(OwnedFd),
+    /// A client's connection. It is shut down first: another process may hold the socket open.
+    Socket(OwnedFd),
+    /// Client memory, as far as this is the last handle to it.
+    Memory(SharedMemory),
+    /// A connection that is refused, which may take its time to say its first message.
+    Refusal(Refusal),
+}
+
+impl Job {
+    fn end(self) {
+        match self {
+            Self::Descriptor(fd) => drop(fd),
+            Self::Socket(fd) => {
+                // A peer that has gone already makes this fail, and nothing is lost then.
+                let _ = shutdown(fd.as_raw_fd(), Shutdown::Both);
+            }
+            Self::Memory(memory) => drop(memory),
+            Self::Refusal(refusal) => refusal.answer(),
+        }
+    }
+}
+
+/// Counts what the queues of one attachment hold, over all its clients.
+///
+/// The engine serves and accepts nothing for an attachment whose backlog is too long, so that a client whose closes
+/// block takes a bounded number of descriptors and threads.
+#[derive(Debug)]
+pub(crate) struct Backlog {
+    items: AtomicUsize,
+    /// The engine waits for the backlog to get short.
+    is_awaited: AtomicBool,
+    waker: Waker,
+}
+
+impl Backlog {
+    pub(crate) fn new(waker: Waker) -> Arc<Self> {
+        Arc::new(Self { items: AtomicUsize::new(0), is_awaited: AtomicBool::new(false), waker })
+    }
+
+    /// Returns whether fewer than `limit` items wait. When not, the engine is woken as soon as it is so.
+    pub(crate) fn admits(&self, limit: usize) -> bool {
+        if self.items.load(Ordering::Acquire) < limit {
+            return true;
+        }
+        // The flag before the second look: an item that ends in between wakes the engine.
+        self.is_awaited.store(true, Ordering::SeqCst);
+        self.items.load(Ordering::SeqCst) < limit
+    }
+
+    /// Returns how many items wait.
+    pub(crate) fn len(&self) -> usize {
+        self.items.load(Ordering::Acquire)
+    }
+
+    fn add(&self) {
+        self.items.fetch_add(1, Ordering::AcqRel);
+    }
+
+    fn remove(&self) {
+        self.items.fetch_sub(1, Ordering::SeqCst);
+        if self.is_awaited.swap(false, Ordering::SeqCst) {
+            self.waker.wake();
+        }
+    }
+}
+
+/// What waits to be closed for one client, in order.
+#[derive(Debug)]
+pub(crate) struct CloseQueue {
+    state: Mutex<QueueState>,
+    backlog: Arc<Backlog>,
+    pool: Arc<Pool>,
+}
+
+#[derive(Debug, Default)]
+struct QueueState {
+    jobs: VecDeque<Job>,
+    /// A thread has the queue, or will get it.
+    is_scheduled: bool,
+}
+
+impl CloseQueue {
+    /// Shuts a connection down and closes it.
+    pub(crate) fn close_socket(self: &Arc<Self>, fd: OwnedFd) {
+        self.push(Job::Socket(fd));
+    }
+
+    /// Drops handles to client memory, which unmaps it when they are the last ones.
+    pub(crate) fn drop_memory(self: &Arc<Self>, memory: Vec<SharedMemory>) {
+        for memory in memory {
+            self.push(Job::Memory(memory));
+        }
+    }
+
+    /// Answers a connection that is refused, and closes it.
+    pub(crate) fn refuse(self: &Arc<Self>, refusal: Refusal) {
+        self.push(Job::Refusal(refusal));
+    }
+
+    fn push(self: &Arc<Self>, job: Job) {
+        self.backlog.add();
+        let mut state = self.lock();
+        state.jobs.push_back(job);
+        let was_scheduled = std::mem::replace(&mut state.is_scheduled, true);
+        drop(state);
+
+        if !was_scheduled {
+            self.pool.schedule(Arc::clone(self));
+        }
+    }
+
+    /// Works the queue off.
+    fn run(&self) {
+        loop {
+            let mut state = self.lock();
+            let Some(job) = state.jobs.pop_front() else {
+                state.is_scheduled = false;
+                return;
+            };
+            drop(state);
+
+            job.end();
+            self.backlog.remove();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, QueueState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// A [`CloseQueue`] as the place where a connection's descriptors are closed.
+#[derive(Debug)]
+pub(crate) struct DescriptorCloser(pub(crate) Arc<CloseQueue>);
+
+impl Closer for DescriptorCloser {
+    fn close(&self, fd: OwnedFd) {
+        self.0.push(Job::Descriptor(fd));
+    }
+}
+
+/// The threads. Dropping this ends those that have nothing to do.
+#[derive(Debug)]
+pub(crate) struct Closers(Arc<Pool>);
+
+#[derive(Debug, Default)]
+struct Pool {
+    state: Mutex<PoolState>,
+    work: Condvar,
+}
+
+#[derive(Debug, Default)]
+struct PoolState {
+    waiting: VecDeque<Arc<CloseQueue>>,
+    /// Threads that wait for a queue.
+    idle: usize,
+    has_ended: bool,
+}
+
+impl Closers {
+    pub(crate) fn new() -> Self {
+        Self(Arc::default())
+    }
+
+    /// Makes a queue, which counts in an attachment's backlog.
+    pub(crate) fn queue(&self, backlog: &Arc<Backlog>) -> Arc<CloseQueue> {
+        let (backlog, pool) = (Arc::clone(backlog), Arc::clone(&self.0));
+        Arc::new(CloseQueue { state: Mutex::default(), backlog, pool })
+    }
+}
+
+impl Drop for Closers {
+    fn drop(&mut self) {
+        self.0.lock().has_ended = true;
+        self.0.work.notify_all();
+    }
+}
+
+impl Pool {
+    fn lock(&self) -> MutexGuard<'_, PoolState> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn schedule(self: &Arc<Self>, queue: Arc<CloseQueue>) {
+        let mut state = self.lock();
+        state.waiting.push_back(queue);
+        // A thread that was notified counts as idle until it runs, and so does the queue that it will take.
+        let is_thread_missing = state.waiting.len() > state.idle;
+        drop(state);
+
+        if !is_thread_missing {
+            self.work.notify_one();
+            return;
+        }
+        let pool = Arc::clone(self);
+        let started =
+            std::thread::Builder::new().name("nicforge-close".to_owned()).spawn(move || pool.work());
+        if let Err(error) = started {
+            // The queue waits for a thread of the others; the backlog bounds what comes on top.
+            tracing::warn!(%error, "a thread that closes clients' descriptors could not be started");
+        }
+    }
+
+    fn work(&self) {
+        let mut state = self.lock();
+        loop {
+            if let Some(queue) = state.waiting.pop_front() {
+                drop(state);
+                queue.run();
+                state = self.lock();
+                continue;
+            }
+            if state.has_ended {
+                return;
+            }
+
+            state.idle += 1;
+            let (woken, wait) =
+                self.work.wait_timeout(state, IDLE_TIME).unwrap_or_else(PoisonError::into_inner);
+            state = woken;
+            state.idle -= 1;
+            if wait.timed_out() && state.waiting.is_empty() {
+                return;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Read, os::unix::net::UnixStream, time::Instant};
+
+    use nix::unistd::{pipe, write};
+
+    use super::*;
+
+    const LONG: Duration = Duration::from_secs(20);
+
+    fn backlog() -> Arc<Backlog> {
+        Backlog::new(Waker::new().unwrap())
+    }
+
+    /// A connection that is refused and says nothing: it holds its thread for as long as a refusal takes.
+    fn silent() -> (Refusal, UnixStream) {
+        let (near, far) = UnixStream::pair().unwrap();
+        (Refusal::new(near.into(), nicforge_vfio_user::Errno::EBUSY), far)
+    }
+
+    fn wait_until(condition: impl Fn() -> bool) {
+        let deadline = Instant::now() + LONG;
+        while !condition() {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
+    }
+
+    #[test]
+    fn queue_that_blocks_holds_up_no_other_queue() {
+        let closers = Closers::new();
+        let (blocked, other) = (closers.queue(&backlog()), closers.queue(&backlog()));
+        let (refusal, _far) = silent();
+        blocked.refuse(refusal);
+        let (reader, writer) = pipe().unwrap();
+        write(&writer, &[1]).unwrap();
+        DescriptorCloser(Arc::clone(&other)).close(writer);
+
+        let mut rest = Vec::new();
+        std::fs::File::from(reader).read_to_end(&mut rest).unwrap();
+
+        assert_eq!(rest, [1]);
+        assert!(!blocked.backlog.admits(1));
+    }
+
+    #[test]
+    fn jobs_of_a_queue_end_in_order_and_leave_the_backlog() {
+        let closers = Closers::new();
+        let backlog = backlog();
+        let queue = closers.queue(&backlog);
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let held = near.try_clone().unwrap();
+        queue.close_socket(near.into());
+        queue.drop_memory(vec![SharedMemory::create("test", 4096).unwrap()]);
+
+        // The connection ends although another descriptor of it is open.
+        assert_eq!(far.read(&mut [0]).unwrap(), 0);
+        wait_until(|| backlog.admits(1));
+        drop(held);
+    }
+
+    #[test]
+    fn engine_that_waits_for_a_backlog_is_woken() {
+        let closers = Closers::new();
+        let waker = Waker::new().unwrap();
+        let backlog = Backlog::new(waker.clone());
+        let queue = closers.queue(&backlog);
+        let (refusal, far) = silent();
+        queue.refuse(refusal);
+        assert!(!backlog.admits(1));
+        drop(far);
+
+        let mut fds = [nix::poll::PollFd::new(waker.fd(), nix::poll::PollFlags::POLLIN)];
+        assert_eq!(nix::poll::poll(&mut fds, 20_000_u16), Ok(1));
+        assert!(backlog.admits(1));
+    }
+}

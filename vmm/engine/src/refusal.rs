@@ -1,0 +1,80 @@
+//! Refusing a connection: its first message is answered with an error, on a thread that may block.
+//!
+//! Even sending 16 bytes can take long. It walks all watches that the peer has hung on its socket.
+
+use std::{
+    os::fd::{AsFd, AsRawFd, OwnedFd},
+    time::{Duration, Instant},
+};
+
+use nicforge_vfio_user::{
+    Errno,
+    wire::{Command, HEADER_SIZE, Header},
+};
+use nix::{
+    errno::Errno as SystemErrno,
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::socket::{MsgFlags, recv, send},
+};
+
+/// How long a client that is refused may take to say its first message.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// The most that is read past the header of that message.
+const MOST_READ_PAST: usize = 4096;
+
+/// A connection that is refused.
+#[derive(Debug)]
+pub(crate) struct Refusal {
+    fd: OwnedFd,
+    errno: Errno,
+}
+
+impl Refusal {
+    pub(crate) fn new(fd: OwnedFd, errno: Errno) -> Self {
+        Self { fd, errno }
+    }
+
+    /// Waits for the first header, for a bounded time. A `VERSION` is answered with the error; anything else is not
+    /// answered. Then the connection is closed.
+    pub(crate) fn answer(self) {
+        let Some(header) = self.first_header() else { return };
+        if header.command != Command::Version {
+            return;
+        }
+
+        // A close with unread bytes would take the answer away again from some readers.
+        let mut rest = [0; MOST_READ_PAST];
+        let _ = recv(self.fd.as_raw_fd(), &mut rest, MsgFlags::MSG_DONTWAIT);
+        let reply = Header::error_reply(header.id, header.command, self.errno).to_bytes();
+        // An empty socket takes 16 bytes; a client that is gone needs none.
+        let _ = send(self.fd.as_raw_fd(), &reply, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL);
+    }
+
+    fn first_header(&self) -> Option<Header> {
+        let until = Instant::now() + PATIENCE;
+        let mut header = [0; HEADER_SIZE];
+        let mut got = 0;
+        while got < HEADER_SIZE {
+            match recv(self.fd.as_raw_fd(), &mut header[got..], MsgFlags::MSG_DONTWAIT) {
+                Ok(0) => return None,
+                Ok(count) => got += count,
+                Err(SystemErrno::EINTR) => {}
+                Err(SystemErrno::EAGAIN) => self.wait(until)?,
+                Err(_) => return None,
+            }
+        }
+        Header::parse(&header)
+    }
+
+    /// Waits until there is something to read; `None` when the time is over.
+    fn wait(&self, until: Instant) -> Option<()> {
+        let left = until.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::ZERO);
+        let mut fds = [PollFd::new(self.fd.as_fd(), PollFlags::POLLIN)];
+        match poll(&mut fds, timeout) {
+            Ok(ready) if ready > 0 => Some(()),
+            Err(SystemErrno::EINTR) => Some(()),
+            _ => None,
+        }
+    }
+}

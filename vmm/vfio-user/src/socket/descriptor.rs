@@ -1,0 +1,118 @@
+//! Descriptors that a peer passed, and where they are closed.
+//!
+//! The last close of a file may block for as long as its owner likes: a FUSE file waits for its daemon, a TCP socket
+//! with `SO_LINGER` for its own peer, and a memory file for the kernel to free its pages. A server that must not wait
+//! names a [`Closer`]; every descriptor of its clients then ends there, whichever code drops it.
+//!
+//! UNSAFETY: `ManuallyDrop::take` moves the descriptor out of a value that is being dropped or consumed.
+#![allow(unsafe_code)]
+
+use std::fmt;
+use std::mem::ManuallyDrop;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+
+/// Closes descriptors of a peer at a place where blocking does no harm.
+pub trait Closer: fmt::Debug + Send + Sync {
+    /// Takes over a descriptor that is not needed any more. This call must not block.
+    fn close(&self, fd: OwnedFd);
+}
+
+/// A descriptor that a peer passed. Dropping it hands it to the connection's [`Closer`], or closes it when the
+/// connection has none.
+pub struct PeerFd {
+    fd: ManuallyDrop<OwnedFd>,
+    closer: Option<Arc<dyn Closer>>,
+}
+
+impl PeerFd {
+    pub(crate) fn new(fd: OwnedFd, closer: Option<Arc<dyn Closer>>) -> Self {
+        Self { fd: ManuallyDrop::new(fd), closer }
+    }
+
+    fn take(&mut self) -> OwnedFd {
+        // SAFETY: both callers give the value up right after this call, so that the field is taken once.
+        unsafe { ManuallyDrop::take(&mut self.fd) }
+    }
+}
+
+impl Drop for PeerFd {
+    fn drop(&mut self) {
+        let fd = self.take();
+        if let Some(closer) = &self.closer {
+            closer.close(fd);
+        }
+    }
+}
+
+impl From<OwnedFd> for PeerFd {
+    /// Wraps a descriptor that is closed where it is dropped.
+    fn from(fd: OwnedFd) -> Self {
+        Self::new(fd, None)
+    }
+}
+
+impl From<PeerFd> for OwnedFd {
+    /// Takes the descriptor out; from then on the close happens where the result is dropped.
+    fn from(peer: PeerFd) -> Self {
+        let mut peer = ManuallyDrop::new(peer);
+        // The value is not dropped, but its reference to the closer must be.
+        drop(peer.closer.take());
+        peer.take()
+    }
+}
+
+impl AsFd for PeerFd {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
+    }
+}
+
+impl fmt::Debug for PeerFd {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        formatter.debug_tuple("PeerFd").field(&*self.fd).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixStream;
+    use std::sync::Mutex;
+
+    use super::*;
+
+    #[derive(Debug, Default)]
+    struct Kept(Mutex<Vec<OwnedFd>>);
+
+    impl Closer for Kept {
+        fn close(&self, fd: OwnedFd) {
+            self.0.lock().unwrap().push(fd);
+        }
+    }
+
+    #[test]
+    fn dropped_descriptor_goes_to_the_closer_open() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let kept = Arc::new(Kept::default());
+
+        drop(PeerFd::new(near.into(), Some(kept.clone())));
+
+        far.set_nonblocking(true).unwrap();
+        assert_eq!(far.read(&mut [0]).unwrap_err().kind(), std::io::ErrorKind::WouldBlock);
+        assert_eq!(kept.0.lock().unwrap().len(), 1);
+        assert_eq!(Arc::strong_count(&kept), 1);
+    }
+
+    #[test]
+    fn descriptor_that_is_taken_out_is_not_closed_by_the_closer() {
+        let (near, mut far) = UnixStream::pair().unwrap();
+        let kept = Arc::new(Kept::default());
+
+        let owned = OwnedFd::from(PeerFd::new(near.into(), Some(kept.clone())));
+
+        assert_eq!((kept.0.lock().unwrap().len(), Arc::strong_count(&kept)), (0, 1));
+        drop(owned);
+        assert_eq!(far.read(&mut [0]).unwrap(), 0);
+    }
+}
