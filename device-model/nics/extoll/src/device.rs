@@ -189,7 +189,7 @@ impl Device for Card {
         if self.greeting.is_some() {
             self.greet(context);
         }
-        let mut moved = 0;
+        let mut moved = self.handle_aside(context, budget);
         if !self.switch.is_quiet(&context.ports()) {
             moved += self.switch.step(&mut context.ports(), budget);
             for class in Class::ALL {
@@ -235,6 +235,7 @@ impl Device for Card {
             Counter { name: "rma_overflows", value: rma.overflows },
             Counter { name: "rma_refused", value: self.rma.refused },
             Counter { name: "rma_timed_out", value: self.rma.watch.ended },
+            Counter { name: "rma_hurried", value: self.rma.hurried },
             Counter { name: "rma_bytes_written", value: self.rma.bytes },
             Counter { name: "atu_entries", value: self.atu.entries() },
             Counter { name: "atu_refused", value: self.atu.refused() },

@@ -5,11 +5,16 @@ use std::sync::Arc;
 use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
-use super::{commands::State, part::Part, requester::Turn, transfer::Data};
+use super::{
+    aside::Handled,
+    commands::State,
+    part::Part,
+    requester::Turn,
+    transfer::{Data, Waiting},
+};
 use crate::{
     card::Card,
-    switch::Arrival,
-    wire::{Class, Kind},
+    wire::{Class, Kind, Wire},
 };
 
 impl Card {
@@ -28,30 +33,31 @@ impl Card {
         Turn::Went(1)
     }
 
-    /// An answer for a command of this card. False when it has to wait.
+    /// Handles an answer for a command of this card.
     pub(crate) fn answer_arrived(
         &mut self,
         context: &mut Context<'_>,
-        arrival: Arrival,
+        wire: Wire,
         part: Part,
         memory: Option<Arc<DmaLease>>,
-    ) -> bool {
-        let who = AttachmentId(arrival.wire.target_vpid);
-        let Some(client) = self.rma.client(who) else { return true };
+        waiting: &mut Waiting,
+    ) -> Handled {
+        let who = AttachmentId(wire.target_vpid);
+        let Some(client) = self.rma.client(who) else { return Handled::Done };
         let Some(under) = client.commands.under(part.id).filter(|under| under.command == part.command) else {
-            return true;
+            return Handled::Done;
         };
         if part.command != command::GET {
             let status = part.status;
             self.end_command(context, who, part.id, status);
-            return true;
+            return Handled::Done;
         }
         let rest = under.length - under.answered.min(under.length);
         let over = part.length >= under.sent - under.answered
             && (under.state == State::Sent || part.status != status::DONE);
         let tell = under.notify & notify::RESPONDER != 0 && !under.orphan;
-        if over && tell && !self.switch.has_room(arrival.wire.source, Class::Completion) {
-            return false;
+        if over && tell && !self.switch.has_room(wire.source, Class::Completion) {
+            return Handled::NoRoom;
         }
         let mut status = if under.status == status::DONE { part.status } else { under.status };
         if status == status::DONE && *under.read.get_or_insert(part.address) != part.address {
@@ -66,21 +72,21 @@ impl Card {
                 self.atu.find(address, part.rest.into()).is_some_and(|(found, _)| found.serial == region);
             let data = memory.as_ref().map_or(Data::Missing, |memory| Data::Memory(memory, part.place));
             let moved = if there {
-                let (place, queue) = ((address, part.rest.into()), arrival.queue());
-                self.rma.move_in(context, &self.atu, place, &data, part.length, queue)
+                let place = (address, part.rest.into());
+                self.rma.move_in(context, &self.atu, place, &data, part.length, waiting)
             } else {
                 Some(status::WITHDRAWN)
             };
             match moved {
                 Some(became) => status = became,
-                None => return false,
+                None => return Handled::Slow,
             }
         }
         drop(memory);
-        let Some(client) = self.rma.client(who) else { return true };
+        let Some(client) = self.rma.client(who) else { return Handled::Done };
         let length = part.length.min(rest);
         client.commands.asked = client.commands.asked.saturating_sub(length);
-        let Some(under) = client.commands.under(part.id) else { return true };
+        let Some(under) = client.commands.under(part.id) else { return Handled::Done };
         under.answered += length;
         under.moved = true;
         under.status = status;
@@ -97,18 +103,12 @@ impl Card {
                     ..Part::default()
                 };
                 // There is room, as was seen above; and it is for the other side's information only.
-                let _ = self.send_rma(
-                    context,
-                    Kind::Ended,
-                    (arrival.wire.source, arrival.wire.source_vpid),
-                    who.0,
-                    &about,
-                    None,
-                );
+                let _ =
+                    self.send_rma(context, Kind::Ended, (wire.source, wire.source_vpid), who.0, &about, None);
             }
             self.end_command(context, who, part.id, status);
         }
-        true
+        Handled::Done
     }
 
     /// A command has ended, and its VPID is told.

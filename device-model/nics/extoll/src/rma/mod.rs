@@ -7,6 +7,8 @@
 //! - `watchdog`: how they end when nothing comes back;
 //! - `target`: what others ask of this card's memory: puts are written, gets are answered;
 //! - `transfer`: where bytes move: the one copy from memory to memory, or by messages to a client whose memory can't be mapped;
+//! - `aside`: side queues, for packets that wait for one client;
+//! - `budget`: the time for which clients with slow memory may hold shared queues;
 //! - `notify`: notification queues.
 //!
 //! **Order.** Parts of one VPID for one node travel one way and are handled in the order in which they were sent; answers come back the same way. A put
@@ -17,10 +19,13 @@
 //! next tenant waits behind what its predecessor left, and is not told of it. Only the watchdog ends a command without one: its late answers find no
 //! command, and a put that it ends half way is forgotten by its target when the next one begins.
 //!
-//! **Waiting.** What is in front of a queue of the network and can't be handled at once (no room for its answer, memory that is reached by messages)
-//! stays there, and the other queues go on. A client that does not answer messages is not waited for longer than [`transfer::PATIENCE`].
+//! **Waiting.** A packet in front of a queue of the network for whose answer there is no room stays there, and the other
+//! queues go on. A packet that waits for memory reached by messages moves to a side queue of that memory's client. A
+//! client that does not answer a message within [`transfer::PATIENCE`] is not waited for until it answers one.
 
 mod answers;
+mod aside;
+mod budget;
 pub(crate) mod commands;
 pub(crate) mod notify;
 pub(crate) mod part;
@@ -29,11 +34,13 @@ pub(crate) mod target;
 pub(crate) mod transfer;
 pub(crate) mod watchdog;
 
-use std::collections::HashMap;
+use std::{collections::HashMap, sync::Arc};
 
-use nicforge_core::{context::Context, device::AttachmentId};
+use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 
 use self::{
+    aside::{Aside, Handled},
+    budget::Budget,
     commands::Commands,
     notify::{Place, Queue},
     target::{Stream, Streams},
@@ -77,7 +84,6 @@ impl Counts {
 }
 
 /// What an attachment has of RMA.
-#[derive(Default)]
 pub(crate) struct Client {
     pub(crate) place: Place,
     pub(crate) queue: Option<Queue>,
@@ -92,6 +98,28 @@ pub(crate) struct Client {
     pub(crate) answering: Stage,
     /// The client lets messages wait; the next ones are not waited for.
     pub(crate) unresponsive: bool,
+    /// Packets that wait for this client's memory, by class.
+    pub(crate) aside: [Aside; aside::CLASSES.len()],
+    /// The time for which they may hold shared queues.
+    pub(crate) budget: Budget,
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self {
+            place: Place::default(),
+            queue: None,
+            tenancy: 0,
+            bad_pointer: None,
+            counts: Counts::default(),
+            commands: Commands::default(),
+            asking: Stage::default(),
+            answering: Stage::default(),
+            unresponsive: false,
+            aside: Default::default(),
+            budget: Budget::new(budget::OF_CLIENT),
+        }
+    }
 }
 
 /// A card's RMA unit.
@@ -103,8 +131,15 @@ pub(crate) struct Rma {
     pub(crate) turn: u16,
     /// Puts for this card of which parts have come.
     pub(crate) streams: Streams,
-    /// By queue of the network: how much of the packet in front is done, and since when it waits.
+    /// By queue of the network: how much of the packet in front is done.
     pub(crate) waiting: [Waiting; QUEUES],
+    /// Clients with packets in side queues, and the one that is looked at next.
+    pub(crate) with_aside: Set,
+    pub(crate) aside_turn: u16,
+    /// The time for which packets of all clients may hold shared queues.
+    pub(crate) budget: Budget,
+    /// Packets that ended early because a budget was spent.
+    pub(crate) hurried: u64,
     /// For memory that is reached by messages.
     pub(crate) scratch: Box<[u8]>,
     /// What attachments have counted before they started anew.
@@ -124,6 +159,10 @@ impl Rma {
             turn: 0,
             streams: HashMap::<Stream, _>::new(),
             waiting: [Waiting::default(); QUEUES],
+            with_aside: Set::default(),
+            aside_turn: 0,
+            budget: Budget::new(budget::OF_CARD),
+            hurried: 0,
             scratch: Box::default(),
             before: Counts::default(),
             refused: 0,
@@ -171,37 +210,64 @@ impl Card {
         self.rma.before = self.rma.before.and(counted);
     }
 
-    /// Handles the RMA packet in front of a queue: what it cost, or `None` when it has to stay there for now.
+    /// Handles the RMA packet in front of a queue. Returns its cost, or `None` when it has to stay there for now.
     #[inline]
     pub(crate) fn rma_arrived(&mut self, context: &mut Context<'_>, arrival: Arrival) -> Option<u32> {
+        let wire = arrival.wire;
+        let queue = arrival.queue();
         let (part, memory) = {
             let ports = context.ports();
             let packet = self.switch.peek(&ports, arrival)?;
             (part::Part::decode(packet.bytes()), packet.memory.clone())
         };
-        let Wire { kind, .. } = arrival.wire;
-        let done = match part {
-            None => true,
-            Some(part) => match kind {
-                Kind::Put => self.put_arrived(context, arrival, part, memory),
-                Kind::Get => self.get_arrived(context, arrival, part),
-                Kind::Answer => self.answer_arrived(context, arrival, part, memory),
-                _ => {
-                    self.get_ended(context, arrival.wire, part);
-                    true
-                }
-            },
-        };
-        if !done {
-            return None;
+
+        if let Some(part) = part {
+            let mut waiting = self.rma.waiting.get(queue).copied().unwrap_or_default();
+            let handled = if self.is_behind(wire) {
+                Handled::Slow
+            } else {
+                self.rma_handle(context, wire, part, memory, &mut waiting)
+            };
+
+            let stays = match handled {
+                Handled::Done => None,
+                Handled::NoRoom => Some(None),
+                Handled::Slow => Some(self.step_aside(context, arrival, part, waiting)),
+            };
+            let stayed = stays == Some(None);
+            if let Some(place) = self.rma.waiting.get_mut(queue) {
+                *place = if stayed { waiting } else { Waiting::default() };
+            }
+            if let Some(cost) = stays {
+                return cost;
+            }
         }
-        if let Some(waiting) = self.rma.waiting.get_mut(arrival.queue()) {
-            *waiting = Waiting::default();
-        }
+
         let mut ports = context.ports();
         if let Some(packet) = self.switch.take(&mut ports, arrival) {
             ports.recycle(packet);
         }
         Some(cost(part.map_or(0, |part| part.length)))
+    }
+
+    /// Handles an RMA packet, whichever queue it is in.
+    #[inline]
+    pub(crate) fn rma_handle(
+        &mut self,
+        context: &mut Context<'_>,
+        wire: Wire,
+        part: part::Part,
+        memory: Option<Arc<DmaLease>>,
+        waiting: &mut Waiting,
+    ) -> Handled {
+        match wire.kind {
+            Kind::Put => self.put_arrived(context, wire, part, memory, waiting),
+            Kind::Get => self.get_arrived(context, wire, part, waiting),
+            Kind::Answer => self.answer_arrived(context, wire, part, memory, waiting),
+            _ => {
+                self.get_ended(context, wire, part);
+                Handled::Done
+            }
+        }
     }
 }

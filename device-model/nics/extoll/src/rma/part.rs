@@ -16,6 +16,8 @@ pub(crate) struct Part {
     pub(crate) status: u8,
     /// Of a put: no more of the command follows. Of an answer: the get is over as far as this card is concerned.
     pub(crate) last: bool,
+    /// The memory that the packet refers to is a stage of its sender's, which waits until the packet is gone.
+    pub(crate) staged: bool,
     /// Bytes in this part; 0 in the end of a command that goes no further.
     pub(crate) length: u32,
     /// Bytes of the command from the first one of this part on.
@@ -42,7 +44,8 @@ impl Part {
                 | u64::from(self.command) << 32
                 | u64::from(self.notify) << 40
                 | u64::from(self.status) << 48
-                | u64::from(self.last) << 56,
+                | u64::from(self.last) << 56
+                | u64::from(self.staged) << 57,
             u64::from(self.length) | u64::from(self.rest) << 32,
             u64::from(self.total),
             self.address,
@@ -66,6 +69,7 @@ impl Part {
             notify: (head >> 40) as u8,
             status: (head >> 48) as u8,
             last: head >> 56 & 1 != 0,
+            staged: head >> 57 & 1 != 0,
             length: lengths as u32,
             rest: (lengths >> 32) as u32,
             total: total as u32,
@@ -83,9 +87,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_comes_back(id: u32, command: u8, notify: u8, status: u8, last: bool, lengths: (u32, u32, u32), address: u64, place: u64) {
-            let (length, rest, total) = lengths;
-            let part = Part { id, command, notify, status, last, length, rest, total, address, place };
+        fn a_part_comes_back(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), address: u64, place: u64) {
+            let ((last, staged), (length, rest, total)) = (ends, lengths);
+            let part = Part { id, command, notify, status, last, staged, length, rest, total, address, place };
             let mut bytes = [0; BYTES];
             part.encode(&mut bytes);
             prop_assert_eq!(Part::decode(&bytes), Some(part));

@@ -132,6 +132,7 @@ impl Card {
             notify: under.notify,
             status: under.status,
             last: false,
+            staged: false,
             length: rest.min(MTU),
             rest,
             total: under.length,
@@ -155,9 +156,9 @@ impl Card {
             part.place = under.source;
         } else {
             match self.source(context, who, &under, id, rest) {
-                Ok(Some((lease, place, length))) => {
+                Ok(Some((lease, place, length, staged))) => {
                     memory = Some(lease);
-                    (part.place, part.length) = (place, length);
+                    (part.place, part.length, part.staged) = (place, length, staged);
                 }
                 Ok(None) => {
                     context.wake_at(context.now().after(RETRY));
@@ -245,7 +246,8 @@ impl Card {
         }
     }
 
-    /// The data of a put's next part: memory, where in it, how much. `Ok(None)`: later.
+    /// Returns the data of a put's next part: memory, where in it, how much, and whether it is the stage. `Ok(None)`:
+    /// a message for it is not answered yet.
     fn source(
         &mut self,
         context: &mut Context<'_>,
@@ -253,7 +255,7 @@ impl Card {
         under: &Under,
         id: u32,
         rest: u32,
-    ) -> Result<Option<(Arc<DmaLease>, u64, u32)>, Unreadable> {
+    ) -> Result<Option<(Arc<DmaLease>, u64, u32, bool)>, Unreadable> {
         let (region, offset) =
             self.atu.find(under.source + u64::from(under.sent), rest.into()).ok_or(Unreadable)?;
         if region.serial != under.region {
@@ -263,13 +265,13 @@ impl Card {
         // At most MTU.
         let length = piece.length as u32;
         if let Some((lease, place)) = piece.lease {
-            return Ok(Some((lease.clone(), place, length)));
+            return Ok(Some((lease.clone(), place, length, false)));
         }
         let wanted =
             Wanted { requester: (self.config.node, who.0), id, at: under.sent, iova: piece.iova, length };
         let client = self.rma.client(who).ok_or(Unreadable)?;
         let lease = client.asking.fetch(context, who, Role::Asking, wanted)?;
-        Ok(lease.map(|lease| (lease, 0, length)))
+        Ok(lease.map(|lease| (lease, 0, length, true)))
     }
 
     /// Sends an RMA packet.

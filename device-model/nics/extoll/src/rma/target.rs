@@ -6,13 +6,13 @@ use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
+    aside::Handled,
     part::{MTU, Part},
     requester::Unsent,
-    transfer::{Data, Role, Unreadable, Wanted},
+    transfer::{Data, Role, Unreadable, Waiting, Wanted},
 };
 use crate::{
     card::Card,
-    switch::Arrival,
     wire::{Class, Kind, Wire},
 };
 
@@ -28,6 +28,16 @@ pub(crate) struct Begun {
     region: u64,
     /// What has become of it so far.
     status: u8,
+}
+
+/// Memory that an answer refers to.
+struct Lent {
+    lease: Arc<DmaLease>,
+    /// Where in it the data are, and their length.
+    place: u64,
+    length: u32,
+    /// The memory is the owner's stage.
+    staged: bool,
 }
 
 impl Card {
@@ -49,18 +59,19 @@ impl Card {
         }
     }
 
-    /// A part of a put. False when it has to wait.
+    /// Handles a part of a put.
     pub(crate) fn put_arrived(
         &mut self,
         context: &mut Context<'_>,
-        arrival: Arrival,
+        wire: Wire,
         part: Part,
         memory: Option<Arc<DmaLease>>,
-    ) -> bool {
-        let wire = arrival.wire;
+        waiting: &mut Waiting,
+    ) -> Handled {
         if part.last && !self.switch.has_room(wire.source, Class::Response) {
-            return false;
+            return Handled::NoRoom;
         }
+
         let stream = (wire.source, wire.source_vpid, wire.target_vpid);
         let whole = part.last && part.rest == part.total;
         // A put that its requester gave up half way is over when the next one begins.
@@ -84,10 +95,10 @@ impl Card {
                         }
                         None => Data::Missing,
                     };
-                    let (place, queue) = ((address, part.rest.into()), arrival.queue());
-                    match self.rma.move_in(context, &self.atu, place, &data, part.length, queue) {
+                    let place = (address, part.rest.into());
+                    match self.rma.move_in(context, &self.atu, place, &data, part.length, waiting) {
                         Some(became) => became,
-                        None => return false,
+                        None => return Handled::Slow,
                     }
                 }
                 // Part of it was written before: it was there.
@@ -99,7 +110,7 @@ impl Card {
         drop(memory);
         if !part.last {
             self.rma.streams.insert(stream, Begun { region, status: became });
-            return true;
+            return Handled::Done;
         }
         if !whole {
             self.rma.streams.remove(&stream);
@@ -117,7 +128,7 @@ impl Card {
             if !whole {
                 self.rma.streams.insert(stream, Begun { region, status: became });
             }
-            return false;
+            return Handled::NoRoom;
         }
         let touched = region != 0 && matches!(became, status::DONE | status::WITHDRAWN);
         if touched && part.notify & notify::COMPLETER != 0 {
@@ -133,19 +144,24 @@ impl Card {
             );
             self.notify(context, AttachmentId(wire.target_vpid), told);
         }
-        true
+        Handled::Done
     }
 
-    /// A get of a part. False when it has to wait: for room, for memory that is read by messages, or to be gone on with, as a part may lie in several
-    /// pieces of memory and an answer refers to one.
-    pub(crate) fn get_arrived(&mut self, context: &mut Context<'_>, arrival: Arrival, part: Part) -> bool {
-        let wire = arrival.wire;
-        let queue = arrival.queue();
+    /// Handles a get of a part. A part may lie in several pieces of memory, and an answer refers to one: a get that
+    /// found no room goes on behind the pieces that were answered.
+    pub(crate) fn get_arrived(
+        &mut self,
+        context: &mut Context<'_>,
+        wire: Wire,
+        part: Part,
+        waiting: &mut Waiting,
+    ) -> Handled {
         loop {
             if !self.switch.has_room(wire.source, Class::Response) {
-                return false;
+                return Handled::NoRoom;
             }
-            let Some(done) = self.rma.waiting.get(queue).map(|waiting| waiting.done) else { return true };
+
+            let done = waiting.done;
             let left = part.length.saturating_sub(done);
             let rest = part.rest.saturating_sub(done);
             let address = part.address.wrapping_add(u64::from(part.total - rest.min(part.total)));
@@ -154,61 +170,58 @@ impl Card {
             match self.allowed(wire, address, rest, false) {
                 Ok(region) => {
                     answer.address = region;
-                    match self.lend(context, wire, &part, (address, rest, left), queue) {
-                        Ok(Some((lease, place, length))) => {
+                    match self.lend(context, wire, &part, (address, rest, left), waiting) {
+                        Ok(Some(Lent { lease, place, length, staged })) => {
                             memory = Some(lease);
                             (answer.place, answer.length, answer.last) = (place, length, length == left);
+                            answer.staged = staged;
                         }
-                        Ok(None) => return false,
+                        Ok(None) => return Handled::Slow,
                         Err(Unreadable) => answer.status = status::WITHDRAWN,
                     }
                 }
                 Err(refused) => answer.status = refused,
             }
+
             let back = (wire.source, wire.source_vpid);
             match self.send_rma(context, Kind::Answer, back, wire.target_vpid, &answer, memory) {
-                Err(Unsent::Later) => return false,
-                Ok(()) if !answer.last => {
-                    if let Some(waiting) = self.rma.waiting.get_mut(queue) {
-                        waiting.done += answer.length;
-                    }
-                }
-                Ok(()) | Err(Unsent::Never) => return true,
+                Err(Unsent::Later) => return Handled::NoRoom,
+                Ok(()) if !answer.last => waiting.done += answer.length,
+                Ok(()) | Err(Unsent::Never) => return Handled::Done,
             }
         }
     }
 
-    /// Memory for a get's answer, where in it, and how much. `Ok(None)`: later.
+    /// Returns memory for a get's answer, or `Ok(None)` while a message for it is not answered.
     fn lend(
         &mut self,
         context: &mut Context<'_>,
         wire: Wire,
         part: &Part,
         (address, rest, left): (u64, u32, u32),
-        queue: usize,
-    ) -> Result<Option<(Arc<DmaLease>, u64, u32)>, Unreadable> {
+        waiting: &mut Waiting,
+    ) -> Result<Option<Lent>, Unreadable> {
         let (region, offset) = self.atu.find(address, rest.into()).ok_or(Unreadable)?;
         let piece = region.piece(offset, left.min(MTU).into()).ok_or(Unreadable)?;
         // At most MTU.
         let length = piece.length as u32;
         if let Some((lease, place)) = piece.lease {
-            return Ok(Some((lease.clone(), place, length)));
+            return Ok(Some(Lent { lease: lease.clone(), place, length, staged: false }));
         }
+
         let owner = AttachmentId(wire.target_vpid);
         let requester = (wire.source, wire.source_vpid);
         let at = part.total - rest.min(part.total);
         let wanted = Wanted { requester, id: part.id, at, iova: piece.iova, length };
         let client = self.rma.client(owner).ok_or(Unreadable)?;
         if let Some(lease) = client.answering.fetch(context, owner, Role::Answering, wanted)? {
-            return Ok(Some((lease, 0, length)));
+            return Ok(Some(Lent { lease, place: 0, length, staged: true }));
         }
-        let unresponsive = client.unresponsive;
-        let goes_on = self.rma.waiting.get_mut(queue).is_some_and(|waiting| waiting.goes_on(context));
-        if goes_on && !unresponsive {
+
+        if waiting.wait(context.now()) && !client.unresponsive {
             return Ok(None);
         }
-        let client = self.rma.client(owner).ok_or(Unreadable)?;
-        client.unresponsive = true;
+        client.unresponsive |= !waiting.hurried;
         client.answering.give_up(requester, part.id);
         Err(Unreadable)
     }

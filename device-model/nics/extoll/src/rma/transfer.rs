@@ -14,7 +14,7 @@ use nicforge_core::{
 use nicforge_hwi::extoll_rma::status;
 use nicforge_shm::{SharedMemory, Window};
 
-use super::{Rma, part::MTU};
+use super::{Rma, aside::Aside, part::MTU};
 use crate::{
     atu::{Atu, Region},
     card::Card,
@@ -27,22 +27,28 @@ pub(crate) const RETRY: u64 = 20_000;
 
 const _: () = assert!(MTU as usize <= MAX_DMA);
 
-/// How far the packet in front of a queue has come, and since when it waits for a client.
+/// How far a packet has come, and since when it waits for a client.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Waiting {
+    /// Bytes that are done.
     pub(crate) done: u32,
     /// The region that it was done in.
     region: u64,
     since: Option<Nanos>,
+    /// It may not wait any more.
+    pub(crate) hurried: bool,
 }
 
 impl Waiting {
-    /// Whether there is time left.
-    pub(crate) fn goes_on(&mut self, context: &mut Context<'_>) -> bool {
-        let now = context.now();
+    /// Begins or continues to wait. Returns whether there is time left.
+    pub(crate) fn wait(&mut self, now: Nanos) -> bool {
         let since = *self.since.get_or_insert(now);
-        context.wake_at(now.after(RETRY));
-        now < since.after(PATIENCE)
+        !self.hurried && now < since.after(PATIENCE)
+    }
+
+    /// Nanoseconds for which the packet has waited.
+    pub(crate) fn waited(&self, now: Nanos) -> u64 {
+        self.since.map_or(0, |since| now.0.saturating_sub(since.0))
     }
 }
 
@@ -285,6 +291,7 @@ impl Card {
     ) {
         let Some(client) = self.rma.client(who) else { return };
         client.unresponsive &= result.is_err();
+        client.aside.iter_mut().for_each(Aside::look_now);
         let stage =
             if token.0 & 1 == Role::Asking as u64 { &mut client.asking } else { &mut client.answering };
         stage.arrived((token.0 >> 1) as u32, result);
@@ -292,7 +299,7 @@ impl Card {
 }
 
 impl Rma {
-    /// Moves a part to memory of this card: what it ended with, or `None` when it has to wait in front of its queue.
+    /// Moves a part to memory of this card. Returns how it ended, or `None` when it has to wait.
     pub(crate) fn move_in(
         &mut self,
         context: &mut Context<'_>,
@@ -300,10 +307,9 @@ impl Rma {
         (address, rest): (u64, u64),
         data: &Data<'_>,
         length: u32,
-        queue: usize,
+        waiting: &mut Waiting,
     ) -> Option<u8> {
         let Some((region, offset)) = atu.find(address, rest) else { return Some(status::WITHDRAWN) };
-        let waiting = self.waiting.get_mut(queue)?;
         let before = waiting.done;
         if before > 0 && waiting.region != region.serial {
             return Some(status::WITHDRAWN);
@@ -318,9 +324,9 @@ impl Rma {
                 Some(status::DONE)
             }
             Moved::Withdrawn => Some(status::WITHDRAWN),
-            Moved::Wait if !client.unresponsive && waiting.goes_on(context) => None,
+            Moved::Wait if !client.unresponsive && waiting.wait(context.now()) => None,
             Moved::Wait => {
-                client.unresponsive = true;
+                client.unresponsive |= !waiting.hurried;
                 Some(status::WITHDRAWN)
             }
         }

@@ -1,0 +1,105 @@
+//! The time for which clients with slow memory may hold queues that all clients share.
+//!
+//! A budget is a token bucket of nanoseconds. It is charged while a packet at the front of a shared queue waits for
+//! the client, and refills at a hundredth of the time that passes. A reset of the client does not refill it.
+
+use nicforge_core::time::Nanos;
+
+/// Nanoseconds that one client may hold shared queues at once.
+pub(crate) const OF_CLIENT: u64 = 50_000_000;
+/// Nanoseconds that all clients of a card may hold shared queues at once, together.
+pub(crate) const OF_CARD: u64 = 100_000_000;
+/// A nanosecond is refilled each time that this many have passed.
+const REFILL: u64 = 100;
+/// Most that is charged between two looks: a card that was not driven could not see an answer.
+const SLICE: u64 = 5_000_000;
+
+/// A token bucket of nanoseconds.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Budget {
+    capacity: u64,
+    left: u64,
+    refilled: Nanos,
+    /// The time up to which the current hold is charged.
+    held: Option<Nanos>,
+}
+
+impl Budget {
+    /// A full budget of `capacity` nanoseconds.
+    pub(crate) fn new(capacity: u64) -> Self {
+        Self { capacity, left: capacity, refilled: Nanos::ZERO, held: None }
+    }
+
+    /// Begins or continues a hold, and charges it up to now. Returns false when the budget is spent.
+    pub(crate) fn hold(&mut self, now: Nanos) -> bool {
+        self.charge(now);
+        self.held = Some(now);
+
+        self.left > 0
+    }
+
+    /// Ends a hold, and charges what is left of it.
+    pub(crate) fn release(&mut self, now: Nanos) {
+        self.charge(now);
+        self.held = None;
+    }
+
+    fn charge(&mut self, now: Nanos) {
+        let refill = now.0.saturating_sub(self.refilled.0) / REFILL;
+        if refill > 0 {
+            self.left = self.left.saturating_add(refill).min(self.capacity);
+            self.refilled = now;
+        }
+
+        let held = self.held.map_or(0, |since| now.0.saturating_sub(since.0));
+        self.left = self.left.saturating_sub(held.min(SLICE));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const START: u64 = 1_000_000_000_000;
+
+    /// Holds as often as it may for `window` nanoseconds, and returns the time held.
+    fn hold_all(budget: &mut Budget, start: u64, window: u64) -> u64 {
+        let (mut held, mut now) = (0, start);
+        while now < start + window {
+            if budget.hold(Nanos(now)) {
+                now += 20_000;
+                held += 20_000;
+            } else {
+                budget.release(Nanos(now));
+                now += 20_000;
+            }
+        }
+        budget.release(Nanos(now));
+        held
+    }
+
+    #[test]
+    fn a_window_holds_the_capacity_and_a_hundredth_of_its_length() {
+        let mut budget = Budget::new(OF_CLIENT);
+        let held = hold_all(&mut budget, START, 5_000_000_000);
+        assert!((OF_CLIENT..=OF_CLIENT + 50_100_000).contains(&held), "{held}");
+        // Nothing was saved up.
+        let held = hold_all(&mut budget, START + 5_000_000_000, 5_000_000_000);
+        assert!((45_000_000..=50_100_000).contains(&held), "{held}");
+    }
+
+    #[test]
+    fn a_spent_budget_is_full_again_after_a_hundred_times_its_length() {
+        let mut budget = Budget::new(OF_CLIENT);
+        hold_all(&mut budget, START, 1_000_000_000);
+        let later = START + 1_000_000_000 + OF_CLIENT * REFILL;
+        assert!(hold_all(&mut budget, later, OF_CLIENT) >= OF_CLIENT - 20_000);
+    }
+
+    #[test]
+    fn time_without_a_look_is_charged_in_slices() {
+        let mut budget = Budget::new(OF_CLIENT);
+        assert!(budget.hold(Nanos(START)));
+        assert!(budget.hold(Nanos(START + 1_000_000_000)), "the card was not driven");
+    }
+}
