@@ -111,10 +111,7 @@ impl Rig {
         let function = self.functions[node as usize];
         let who = AttachmentId(vpid);
         self.machine.attach(function, who).unwrap();
-        // Bus master and memory.
-        let access = self.machine.write(function, who, REGION_CONFIG, 4, &6u16.to_le_bytes()).unwrap();
-        assert_eq!(access, Access::Done);
-        self.run();
+        self.enable_bus_master(function, who);
         let memory = |bar: u8| self.machine.region(function, who, bar.into()).unwrap().memory.unwrap();
         Client {
             node,
@@ -127,6 +124,13 @@ impl Rig {
             ring: None,
             taken: 0,
         }
+    }
+
+    /// Enables memory accesses and DMA of a function, as software does when it starts and after a reset.
+    pub(crate) fn enable_bus_master(&mut self, function: FunctionId, who: AttachmentId) {
+        let access = self.machine.write(function, who, REGION_CONFIG, 4, &6u16.to_le_bytes()).unwrap();
+        assert_eq!(access, Access::Done);
+        self.run();
     }
 
     pub(crate) fn admin(&mut self, node: u32) -> Client {
