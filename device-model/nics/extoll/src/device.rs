@@ -189,6 +189,7 @@ impl Device for Card {
         if self.greeting.is_some() {
             self.greet(context);
         }
+
         let mut moved = self.handle_aside(context, budget);
         if !self.switch.is_quiet(&context.ports()) {
             moved += self.switch.step(&mut context.ports(), budget);
@@ -196,18 +197,21 @@ impl Device for Card {
                 moved += self.take_arrivals(context, class, budget);
             }
         }
+
         moved += self.rma_send(context, budget);
         let mut next = self.unread.from(0);
         while let Some(who) = next {
             moved += u32::from(self.look_at_read_pointer(context, who));
             next = self.unread.from(who + 1);
         }
+
         next = self.talking.from(0);
         while let Some(who) = next {
             self.talk(context, who);
             moved += 1;
             next = self.talking.from(who + 1);
         }
+
         next = self.shown_late.from(0);
         while let Some(who) = next {
             let rma = self.rma.counts(AttachmentId(who));
@@ -215,6 +219,7 @@ impl Device for Card {
             self.shown_late.remove(who);
             next = self.shown_late.from(who + 1);
         }
+
         if !self.splits.is_empty() {
             self.give_up_splits(context);
         }

@@ -1,4 +1,5 @@
-//! Clients that answer messages for their memory slowly: what that costs them, and what it costs others.
+//! Clients that answer messages for their memory slowly: what that costs them, and what it costs
+//! others.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -38,7 +39,8 @@ const BYTES: u64 = 1 << 20;
 const DONE: (u8, u8) = (notify::REQUESTER, status::DONE);
 const WITHDRAWN: (u8, u8) = (notify::REQUESTER, status::WITHDRAWN);
 
-/// A client whose memory is reached by messages. It answers one message at a time, each `delay` after the last one.
+/// A client whose memory is reached by messages. It answers one message at a time, each `delay`
+/// after the last one.
 struct Slow {
     peer: Peer,
     nla: u64,
@@ -130,7 +132,7 @@ struct Innocent {
     command: Command,
     since: Option<Nanos>,
     ended: u64,
-    /// Nanoseconds that commands took beyond the few ticks of an idle card.
+    /// Nanoseconds that commands took beyond the tick of an idle card.
     held: u64,
     failed: Vec<(u8, u8)>,
 }
@@ -148,14 +150,14 @@ impl Innocent {
         };
         for told in self.peer.told() {
             self.failed.extend((told != DONE).then_some(told));
-            self.held += (rig.now.0 - since.0).saturating_sub(2 * TICK);
+            self.held += (rig.now.0 - since.0).saturating_sub(TICK);
             self.ended += 1;
             self.since = None;
         }
     }
 
     fn held_until(&self, now: Nanos) -> u64 {
-        self.held + self.since.map_or(0, |since| (now.0 - since.0).saturating_sub(2 * TICK))
+        self.held + self.since.map_or(0, |since| (now.0 - since.0).saturating_sub(TICK))
     }
 }
 
@@ -183,8 +185,8 @@ impl Attack {
     }
 }
 
-/// Floods the memory of `owners` slow clients for a window. Returns how long an innocent client's commands were held,
-/// and how many have ended.
+/// Floods the memory of `owners` slow clients for a window. Returns how long an innocent client's
+/// commands were held, and how many have ended.
 fn beside(attack: Attack, owners: u16, delay: u64) -> (u64, u64) {
     let mut rig = rig();
     let (target, source) = (rig.peer(1, 0, 4096), rig.peer(0, 0, 4096));

@@ -47,11 +47,13 @@ impl Card {
         let Some(under) = client.commands.under(part.id).filter(|under| under.command == part.command) else {
             return Handled::Done;
         };
+
         if part.command != command::GET {
             let status = part.status;
             self.end_command(context, who, part.id, status);
             return Handled::Done;
         }
+
         let rest = under.length - under.answered.min(under.length);
         let over = part.length >= under.sent - under.answered
             && (under.state == State::Sent || part.status != status::DONE);
@@ -59,10 +61,12 @@ impl Card {
         if over && tell && !self.switch.has_room(wire.source, Class::Completion) {
             return Handled::NoRoom;
         }
+
         let mut status = if under.status == status::DONE { part.status } else { under.status };
         if status == status::DONE && *under.read.get_or_insert(part.address) != part.address {
             status = status::WITHDRAWN;
         }
+
         let (at, region, orphan) = (part.at(), under.region, under.orphan);
         let address = under.destination.wrapping_add(at.into());
         if orphan {
@@ -82,6 +86,7 @@ impl Card {
                 None => return Handled::Slow,
             }
         }
+
         drop(memory);
         let Some(client) = self.rma.client(who) else { return Handled::Done };
         let length = part.length.min(rest);
@@ -90,6 +95,7 @@ impl Card {
         under.answered += length;
         under.moved = true;
         under.status = status;
+
         let ended = under.answered == under.sent && (under.state == State::Sent || status != status::DONE);
         let (source, total) = (under.source, under.length);
         if ended {

@@ -1,15 +1,16 @@
 //! Side queues: packets that wait for one client's memory leave the queues that all clients share.
 //!
-//! A packet whose data move by messages, and whose client has not answered yet, goes to a queue of that client's, one
-//! for each class of traffic. All later RMA packets of the class for the client follow it, so that order is kept. The
-//! side queue of one client delays no other client.
+//! A packet whose data move by messages, and whose client has not answered yet, goes to a queue of
+//! that client's, one for each class of traffic. All later RMA packets of the class for the client
+//! follow it, so that order is kept. The side queue of one client delays no other client.
 //!
-//! A side queue is bounded by [`DEPTH`]. When it is full, packets for the client wait at the front of shared queues,
-//! and that time is charged to a [`Budget`] of the client's and to one of the card's. When one of them is spent, the
-//! oldest packet of the side queue ends as withdrawn and makes room.
+//! A side queue is bounded by [`DEPTH`]. When it is full, packets for the client wait at the front
+//! of shared queues, and that time is charged to a [`Budget`] of the client's and to one of the
+//! card's. When one of them is spent, the oldest packet of the side queue ends as withdrawn and
+//! makes room.
 //!
-//! A packet in a side queue keeps no other client's stage busy: staged data are copied to the side queue's own memory,
-//! at most [`COPIES`] packets of them.
+//! A packet in a side queue keeps no other client's stage busy: staged data are copied to the side
+//! queue's own memory, at most [`COPIES`] packets of them.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -41,7 +42,7 @@ const LONGEST_RETRY: u64 = 1_000_000;
 /// Classes that have side queues, in the order in which they are looked at.
 pub(crate) const CLASSES: [Class; 2] = [Class::Response, Class::Request];
 
-/// What became of a packet that was looked at.
+/// The outcome of a look at a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handled {
     /// It is over.
@@ -141,17 +142,17 @@ impl Card {
         Some(&mut self.rma.client(owner)?.aside[index(class)])
     }
 
-    /// Whether a packet has to follow others to a side queue.
+    /// Returns whether a packet has to follow others to a side queue.
     #[inline]
-    pub(crate) fn is_behind(&mut self, wire: Wire) -> bool {
+    pub(crate) fn follows_others(&self, wire: Wire) -> bool {
         let class = wire.kind.class();
         !self.rma.with_aside.is_empty()
             && class != Class::Completion
-            && self.aside(AttachmentId(wire.target_vpid), class).is_some_and(|aside| !aside.is_empty())
+            && self.rma.has_aside(AttachmentId(wire.target_vpid), index(class))
     }
 
-    /// Moves the packet at the front of a shared queue to a side queue. Returns the cost, or `None` when the packet has
-    /// to stay where it is for now.
+    /// Moves the packet at the front of a shared queue to a side queue. Returns the cost, or `None`
+    /// when the packet has to stay where it is for now.
     #[cold]
     pub(crate) fn step_aside(
         &mut self,
@@ -214,8 +215,8 @@ impl Card {
         self.aside(owner, class).is_some_and(|aside| aside.has_room(part))
     }
 
-    /// Handles packets of side queues, a client after the other, for about `budget` packets' worth of work. Returns how
-    /// much it was.
+    /// Handles packets of side queues, a client after the other, for about `budget` packets' worth
+    /// of work. Returns how much it was.
     #[inline]
     pub(crate) fn handle_aside(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
         if self.rma.with_aside.is_empty() { 0 } else { self.handle_all_aside(context, budget) }
@@ -247,8 +248,8 @@ impl Card {
         spent
     }
 
-    /// Looks at the first packet of a side queue. Returns the cost when it is over, and `None` when it waits.
-    /// A hurried look ends a packet that would wait.
+    /// Looks at the first packet of a side queue. Returns the cost when it is over, and `None` when
+    /// it waits. A hurried look ends a packet that would wait.
     fn look_aside(
         &mut self,
         context: &mut Context<'_>,

@@ -1,7 +1,8 @@
 //! The time for which clients with slow memory may hold queues that all clients share.
 //!
-//! A budget is a token bucket of nanoseconds. It is charged while a packet at the front of a shared queue waits for
-//! the client, and refills at a hundredth of the time that passes. A reset of the client does not refill it.
+//! A budget is a token bucket of nanoseconds. It is charged while a packet at the front of a shared
+//! queue waits for the client, and refills at a hundredth of the time that passes. A reset of the
+//! client does not refill it.
 
 use nicforge_core::time::Nanos;
 
@@ -17,8 +18,9 @@ const SLICE: u64 = 5_000_000;
 /// A token bucket of nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
-    capacity: u64,
-    left: u64,
+    capacity: i64,
+    /// Below 0 when a hold took longer than was left: that is paid back before the next one.
+    left: i64,
     refilled: Nanos,
     /// The time up to which the current hold is charged.
     held: Option<Nanos>,
@@ -27,10 +29,12 @@ pub(crate) struct Budget {
 impl Budget {
     /// A full budget of `capacity` nanoseconds.
     pub(crate) fn new(capacity: u64) -> Self {
+        let capacity = capacity as i64;
         Self { capacity, left: capacity, refilled: Nanos::ZERO, held: None }
     }
 
-    /// Begins or continues a hold, and charges it up to now. Returns false when the budget is spent.
+    /// Begins or continues a hold, and charges it up to now. Returns false when the budget is
+    /// spent.
     pub(crate) fn hold(&mut self, now: Nanos) -> bool {
         self.charge(now);
         self.held = Some(now);
@@ -47,12 +51,13 @@ impl Budget {
     fn charge(&mut self, now: Nanos) {
         let refill = now.0.saturating_sub(self.refilled.0) / REFILL;
         if refill > 0 {
+            let refill = i64::try_from(refill).unwrap_or(i64::MAX);
             self.left = self.left.saturating_add(refill).min(self.capacity);
             self.refilled = now;
         }
 
         let held = self.held.map_or(0, |since| now.0.saturating_sub(since.0));
-        self.left = self.left.saturating_sub(held.min(SLICE));
+        self.left = self.left.saturating_sub(held.min(SLICE) as i64);
     }
 }
 

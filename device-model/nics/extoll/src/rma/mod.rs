@@ -19,9 +19,10 @@
 //! next tenant waits behind what its predecessor left, and is not told of it. Only the watchdog ends a command without one: its late answers find no
 //! command, and a put that it ends half way is forgotten by its target when the next one begins.
 //!
-//! **Waiting.** A packet in front of a queue of the network for whose answer there is no room stays there, and the other
-//! queues go on. A packet that waits for memory reached by messages moves to a side queue of that memory's client. A
-//! client that does not answer a message within [`transfer::PATIENCE`] is not waited for until it answers one.
+//! **Waiting.** A packet in front of a queue of the network for whose answer there is no room stays
+//! there, and the other queues go on. A packet that waits for memory reached by messages moves to a
+//! side queue of that memory's client. A client that does not answer a message within
+//! [`transfer::PATIENCE`] is not waited for until it answers one.
 
 mod answers;
 mod aside;
@@ -176,6 +177,12 @@ impl Rma {
         self.clients.get_mut(usize::from(who.0))
     }
 
+    /// Whether packets wait in a side queue of a client.
+    pub(crate) fn has_aside(&self, who: AttachmentId, class: usize) -> bool {
+        let client = self.clients.get(usize::from(who.0));
+        client.is_some_and(|client| client.aside.get(class).is_some_and(|aside| !aside.is_empty()))
+    }
+
     /// What an attachment counts.
     pub(crate) fn counts(&self, who: AttachmentId) -> Counts {
         self.clients.get(usize::from(who.0)).map_or_else(Counts::default, |client| client.counts)
@@ -210,7 +217,8 @@ impl Card {
         self.rma.before = self.rma.before.and(counted);
     }
 
-    /// Handles the RMA packet in front of a queue. Returns its cost, or `None` when it has to stay there for now.
+    /// Handles the RMA packet in front of a queue. Returns its cost, or `None` when it has to stay
+    /// there for now.
     #[inline]
     pub(crate) fn rma_arrived(&mut self, context: &mut Context<'_>, arrival: Arrival) -> Option<u32> {
         let wire = arrival.wire;
@@ -223,7 +231,7 @@ impl Card {
 
         if let Some(part) = part {
             let mut waiting = self.rma.waiting.get(queue).copied().unwrap_or_default();
-            let handled = if self.is_behind(wire) {
+            let handled = if self.follows_others(wire) {
                 Handled::Slow
             } else {
                 self.rma_handle(context, wire, part, memory, &mut waiting)

@@ -16,7 +16,8 @@ pub(crate) struct Part {
     pub(crate) status: u8,
     /// Of a put: no more of the command follows. Of an answer: the get is over as far as this card is concerned.
     pub(crate) last: bool,
-    /// The memory that the packet refers to is a stage of its sender's, which waits until the packet is gone.
+    /// The memory that the packet refers to is a stage of its sender's, which waits until the
+    /// packet is gone.
     pub(crate) staged: bool,
     /// Bytes in this part; 0 in the end of a command that goes no further.
     pub(crate) length: u32,

@@ -117,6 +117,7 @@ impl Card {
         if let Some(turn) = self.start(context, who, index) {
             return turn;
         }
+
         let Some(commands) = self.rma.client(who).map(|client| &client.commands) else {
             return Turn::Blocked;
         };
@@ -125,6 +126,7 @@ impl Card {
         if !self.switch.is_idle(under.target.0, Class::Request) {
             return Turn::Blocked;
         }
+
         let rest = under.length - under.sent;
         let mut part = Part {
             id,
@@ -139,6 +141,7 @@ impl Card {
             address: under.destination,
             place: 0,
         };
+
         let mut memory = None;
         let stopped = under.orphan || under.status != status::DONE;
         if under.command == command::GET {
@@ -170,6 +173,7 @@ impl Card {
                 }
             }
         }
+
         part.last = under.command != command::GET && (part.length == rest || part.status != status::DONE);
         let kind = if under.command == command::GET { Kind::Get } else { Kind::Put };
         match self.send_rma(context, kind, under.target, who.0, &part, memory) {
@@ -181,6 +185,7 @@ impl Card {
                 return Turn::Went(1);
             }
         }
+
         let Some(client) = self.rma.client(who) else { return Turn::Blocked };
         let commands = &mut client.commands;
         if let Some(under) = commands.list.get_mut(index) {
@@ -246,8 +251,8 @@ impl Card {
         }
     }
 
-    /// Returns the data of a put's next part: memory, where in it, how much, and whether it is the stage. `Ok(None)`:
-    /// a message for it is not answered yet.
+    /// Returns the data of a put's next part: memory, where in it, how much, and whether it is the
+    /// stage. `Ok(None)`: a message for it is not answered yet.
     fn source(
         &mut self,
         context: &mut Context<'_>,

@@ -147,8 +147,8 @@ impl Card {
         Handled::Done
     }
 
-    /// Handles a get of a part. A part may lie in several pieces of memory, and an answer refers to one: a get that
-    /// found no room goes on behind the pieces that were answered.
+    /// Handles a get of a part. A part may lie in several pieces of memory, and an answer refers to
+    /// one: a get that found no room goes on behind the pieces that were answered.
     pub(crate) fn get_arrived(
         &mut self,
         context: &mut Context<'_>,

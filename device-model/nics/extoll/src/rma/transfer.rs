@@ -310,13 +310,16 @@ impl Rma {
         waiting: &mut Waiting,
     ) -> Option<u8> {
         let Some((region, offset)) = atu.find(address, rest) else { return Some(status::WITHDRAWN) };
+
         let before = waiting.done;
         if before > 0 && waiting.region != region.serial {
             return Some(status::WITHDRAWN);
         }
+
         waiting.region = region.serial;
         let moved = deposit(context, &mut self.scratch, (region, offset), data, length, &mut waiting.done);
         self.bytes += u64::from(waiting.done - before);
+
         let client = self.clients.get_mut(usize::from(region.owner))?;
         match moved {
             Moved::Done => {

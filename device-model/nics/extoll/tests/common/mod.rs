@@ -126,7 +126,8 @@ impl Rig {
         }
     }
 
-    /// Enables memory accesses and DMA of a function, as software does when it starts and after a reset.
+    /// Enables memory accesses and DMA of a function, as software does when it starts and after a
+    /// reset.
     pub(crate) fn enable_bus_master(&mut self, function: FunctionId, who: AttachmentId) {
         let access = self.machine.write(function, who, REGION_CONFIG, 4, &6u16.to_le_bytes()).unwrap();
         assert_eq!(access, Access::Done);
