@@ -108,6 +108,13 @@ impl Rig {
     }
 
     pub(crate) fn attach(&mut self, node: u32, vpid: u16) -> Client {
+        let client = self.attach_at_once(node, vpid);
+        self.run();
+        client
+    }
+
+    /// As [`Rig::attach`]; nothing is stepped afterwards.
+    pub(crate) fn attach_at_once(&mut self, node: u32, vpid: u16) -> Client {
         let function = self.functions[node as usize];
         let who = AttachmentId(vpid);
         self.machine.attach(function, who).unwrap();
@@ -131,7 +138,6 @@ impl Rig {
     pub(crate) fn enable_bus_master(&mut self, function: FunctionId, who: AttachmentId) {
         let access = self.machine.write(function, who, REGION_CONFIG, 4, &6u16.to_le_bytes()).unwrap();
         assert_eq!(access, Access::Done);
-        self.run();
     }
 
     pub(crate) fn admin(&mut self, node: u32) -> Client {

@@ -82,10 +82,16 @@ impl Rig {
     }
 
     pub(crate) fn attach(&mut self, node: u32, attachment: u16) -> Client {
+        let client = self.attach_at_once(node, attachment);
+        self.run();
+        client
+    }
+
+    /// As [`Rig::attach`]; nothing is stepped afterwards.
+    pub(crate) fn attach_at_once(&mut self, node: u32, attachment: u16) -> Client {
         let function = self.functions[node as usize];
         let who = AttachmentId(attachment);
         self.machine.attach(function, who).unwrap();
-        self.run();
         let memory = |bar: u8| self.machine.region(function, who, bar.into()).unwrap().memory.unwrap();
         Client { node, function, who, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
     }
@@ -174,6 +180,12 @@ pub(crate) struct Client {
 }
 
 impl Client {
+    /// The same client once more.
+    pub(crate) fn twin(&self) -> Self {
+        let (window, mirror) = (self.window.clone(), self.mirror.clone());
+        Self { node: self.node, function: self.function, who: self.who, window, mirror }
+    }
+
     /// A word of the channel mirror.
     pub(crate) fn mirror(&self, offset: u64) -> u32 {
         self.mirror.u32(offset).unwrap().load(Ordering::Acquire)
