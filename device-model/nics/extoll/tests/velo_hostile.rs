@@ -58,7 +58,8 @@ impl Hostile {
         }
     }
 
-    /// Fills the ring with messages to a client that never reads, to clients that do not exist, and with bad records.
+    /// Fills the ring with messages to a client that never reads, to clients that do not exist, and
+    /// with bad records.
     fn post(&mut self) {
         let mut ring = Posting::of(&self.client);
         loop {

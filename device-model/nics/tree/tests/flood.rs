@@ -1,4 +1,7 @@
-//! A client of the tree that fills, scribbles and resets all it can reach, and what its neighbours notice of it.
+//! A client of the tree that fills, scribbles and resets all it can reach, and what its neighbours
+//! notice of it.
+
+#![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
 
@@ -66,7 +69,8 @@ impl Hostile {
         }
     }
 
-    /// Fills all send slots. Targets are a node that reads, the node itself, which does not, and nodes that are absent.
+    /// Fills all send slots. Targets are a node that reads, the node itself, which does not, and
+    /// nodes that are absent.
     fn fill(&mut self, core: usize) {
         let client = &self.cores[core];
         let depth = client.mirror(mirror::SEND_DEPTH);
@@ -131,7 +135,8 @@ impl Talk {
         payload(self.sent + 1_000_000)
     }
 
-    /// Takes what has come, and sends the next packet. The hostile node's packets may be among what came.
+    /// Takes what has come, and sends the next packet. The hostile node's packets may be among what
+    /// came.
     fn turn(&mut self, turn: u32) {
         let mut came = turn == 0;
         while let Some((_, received)) = self.to.receive() {

@@ -181,7 +181,8 @@ impl Card {
         aside.push(arrival.wire, part, packet, waiting);
         self.rma.with_aside.add(owner.0);
         context.wake_at(look);
-        Some(cost(0))
+        // The look at this packet, or at the one that made room, may have copied as much.
+        Some(cost(part.length))
     }
 
     /// Whether a side queue has room for a packet, if necessary by ending its oldest one.

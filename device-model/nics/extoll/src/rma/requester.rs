@@ -18,7 +18,7 @@ use nicforge_hwi::{
 use super::{
     commands::{Ahead, State, Under},
     part::{self, MTU, Part},
-    transfer::{RETRY, Role, Unreadable, Wanted},
+    transfer::{Lent, RETRY, Role, Unreadable, Wanted},
 };
 use crate::{
     card::{Card, STARVED_RETRY},
@@ -159,7 +159,7 @@ impl Card {
             part.place = under.source;
         } else {
             match self.source(context, who, &under, id, rest) {
-                Ok(Some((lease, place, length, staged))) => {
+                Ok(Some(Lent { lease, place, length, staged })) => {
                     memory = Some(lease);
                     (part.place, part.length, part.staged) = (place, length, staged);
                 }
@@ -251,8 +251,7 @@ impl Card {
         }
     }
 
-    /// Returns the data of a put's next part: memory, where in it, how much, and whether it is the
-    /// stage. `Ok(None)`: a message for it is not answered yet.
+    /// Returns the data of a put's next part, or `Ok(None)` while a message for it is not answered.
     fn source(
         &mut self,
         context: &mut Context<'_>,
@@ -260,7 +259,7 @@ impl Card {
         under: &Under,
         id: u32,
         rest: u32,
-    ) -> Result<Option<(Arc<DmaLease>, u64, u32, bool)>, Unreadable> {
+    ) -> Result<Option<Lent>, Unreadable> {
         let (region, offset) =
             self.atu.find(under.source + u64::from(under.sent), rest.into()).ok_or(Unreadable)?;
         if region.serial != under.region {
@@ -270,13 +269,13 @@ impl Card {
         // At most MTU.
         let length = piece.length as u32;
         if let Some((lease, place)) = piece.lease {
-            return Ok(Some((lease.clone(), place, length, false)));
+            return Ok(Some(Lent { lease: lease.clone(), place, length, staged: false }));
         }
         let wanted =
             Wanted { requester: (self.config.node, who.0), id, at: under.sent, iova: piece.iova, length };
         let client = self.rma.client(who).ok_or(Unreadable)?;
         let lease = client.asking.fetch(context, who, Role::Asking, wanted)?;
-        Ok(lease.map(|lease| (lease, 0, length, true)))
+        Ok(lease.map(|lease| Lent { lease, place: 0, length, staged: true }))
     }
 
     /// Sends an RMA packet.

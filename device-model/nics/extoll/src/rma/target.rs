@@ -9,7 +9,7 @@ use super::{
     aside::Handled,
     part::{MTU, Part},
     requester::Unsent,
-    transfer::{Data, Role, Unreadable, Waiting, Wanted},
+    transfer::{Data, Lent, Role, Unreadable, Waiting, Wanted},
 };
 use crate::{
     card::Card,
@@ -28,16 +28,6 @@ pub(crate) struct Begun {
     region: u64,
     /// What has become of it so far.
     status: u8,
-}
-
-/// Memory that an answer refers to.
-struct Lent {
-    lease: Arc<DmaLease>,
-    /// Where in it the data are, and their length.
-    place: u64,
-    length: u32,
-    /// The memory is the owner's stage.
-    staged: bool,
 }
 
 impl Card {

@@ -268,6 +268,16 @@ impl Stage {
     }
 }
 
+/// Memory that a packet refers to.
+pub(crate) struct Lent {
+    pub(crate) lease: Arc<DmaLease>,
+    /// Where in it the data are, and their length.
+    pub(crate) place: u64,
+    pub(crate) length: u32,
+    /// The memory is its owner's stage.
+    pub(crate) staged: bool,
+}
+
 /// Memory that can't be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable;
