@@ -15,10 +15,10 @@ use std::{
 };
 
 use common::{
-    raw::{Raw, access, request, words},
+    raw::{Raw, access, request, version, words},
     *,
 };
-use nicforge_vfio_user::{PCI_MSIX_IRQ, wire::Command};
+use nicforge_vfio_user::{Client, Errno, PCI_MSIX_IRQ, wire::Command};
 use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     poll::{PollFd, PollFlags, PollTimeout, poll},
@@ -66,6 +66,30 @@ both_loops! {
         drop(fillers);
         assert_eq!(server_of(&snapshot, A).evicted, 1);
         assert_eq!(read32(&other, reg::SCRATCH), 0);
+    }
+}
+
+both_loops! {
+    fn an_attachment_rests_after_a_client_that_held_the_engine(config) {
+        let served = Served::start(config);
+        let (mut raw, other) = (Raw::negotiated(&served.path(A)), served.client(B));
+        let fd = eventfd();
+        raw.send_fds(&bind_request(), &[fd.as_fd()]);
+        assert_eq!(raw.reply().0.reply_error(), None);
+        block(&fd);
+        fd.write(FULL).unwrap();
+        raw.send(&trigger_request());
+        served.until_free(A);
+        let mut next = Raw::connect(&served.path(A));
+        next.send(&version(0, 0, b"{}\0"));
+        assert_eq!(next.reply().0.reply_error(), Some(Errno::EAGAIN));
+        assert_eq!(read32(&other, reg::SCRATCH), 0);
+        // The rest ends: a client that tries again gets the attachment.
+        let deadline = Instant::now() + LONG;
+        while Client::connect(served.path(A), LONG).is_err() {
+            assert!(Instant::now() < deadline);
+            std::thread::yield_now();
+        }
     }
 }
 

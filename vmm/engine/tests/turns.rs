@@ -4,7 +4,7 @@
 mod common;
 
 use common::{
-    raw::{Raw, access, request},
+    raw::{Raw, access, posted, request},
     *,
 };
 use nicforge_engine::Snapshot;
@@ -50,6 +50,46 @@ both_loops! {
         let (header, payload) = raw.reply();
         assert_eq!((header.reply_error(), payload.len()), (None, 16 + LENGTH));
         assert_eq!(raw.reply().0.command, Command::DeviceReset);
+    }
+
+    fn a_newcomer_waits_until_its_predecessor_was_served_in_normal_turns(config) {
+        const RESETS: usize = 1000;
+        let served = Served::start(config);
+        let mut raw = Raw::negotiated(&served.path(A));
+        let before = served.snapshot();
+        raw.send(&posted(Command::DeviceReset, &[]).repeat(RESETS));
+        drop(raw);
+        let client = served.client(A);
+        write32(&client, reg::SCRATCH, 5);
+        assert_eq!(read32(&client, reg::SCRATCH), 5);
+        let after = served.snapshot();
+        assert!(counter(&after, "resets") - counter(&before, "resets") >= RESETS as u64);
+        assert!(after.turns - before.turns >= RESETS as u64 / u64::from(config.messages));
+    }
+
+    fn a_turn_ends_by_the_clock(config) {
+        const RESETS: usize = 1000;
+        config.messages = u32::MAX;
+        config.client_turn = std::time::Duration::ZERO;
+        let served = Served::start(config);
+        let mut raw = Raw::negotiated(&served.path(A));
+        let before = served.snapshot();
+        raw.send(&posted(Command::DeviceReset, &[]).repeat(RESETS));
+        raw.assert_served();
+        // One message a turn: it is the step that is always taken.
+        assert!(served.snapshot().turns - before.turns >= RESETS as u64);
+    }
+
+    fn the_longest_turn_and_its_client_are_told(config) {
+        let served = Served::start(config);
+        let client = served.client(B);
+        write32(&client, reg::SCRATCH, 1);
+        let snapshot = served.snapshot();
+        let longest = snapshot.longest_turn;
+        assert!(longest.time > std::time::Duration::ZERO);
+        let of_b = server_of(&snapshot, B).longest_turn;
+        assert!(of_b > std::time::Duration::ZERO && of_b <= longest.time);
+        assert!(longest.client.is_none_or(|client| client == (FUNCTION, B)));
     }
 
     fn a_long_read_waits_for_a_write_that_stalls(config) {
