@@ -5,7 +5,12 @@ use std::{path::PathBuf, time::Duration};
 use clap::{Args, Parser, Subcommand};
 use nicforge_engine::EventLoopKind;
 
-use crate::{bench, boot, demo, failure::Failure, run, serve, stat};
+use crate::{
+    bench, boot, demo,
+    failure::{Doing, Failure},
+    log::Log,
+    run, serve, stat,
+};
 
 /// Build, serve and drive kernel-bypass NICs without owning one.
 #[derive(Debug, Parser)]
@@ -295,7 +300,10 @@ pub fn main() -> Result<u8, Failure> {
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("NICFORGE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr).init();
+    // Kept to the end: what is left of the log is written when this is dropped.
+    let log = Log::start().doing(|| "the log's thread".into())?;
+    tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
+
     match cli.command {
         Command::Serve(arguments) => serve::main(&arguments.machine, &arguments.options),
         Command::Run(arguments) => {

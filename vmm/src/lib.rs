@@ -11,6 +11,7 @@ pub mod demo;
 pub mod directory;
 pub mod failure;
 pub mod lines;
+pub mod log;
 pub mod processes;
 pub mod run;
 pub mod serve;

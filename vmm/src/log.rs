@@ -1,0 +1,191 @@
+//! The log on standard error, written by a thread of its own.
+//!
+//! In: lines from `tracing`, on any thread. Out: standard error. A thread that logs only puts its line into a bounded queue, so that
+//! a pipe that is full and unread holds neither the engine nor the end of the process. Lines that find the queue full are dropped and
+//! counted; the log says how many.
+
+use std::{
+    io::{self, Write},
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering},
+        mpsc::{self, Receiver, RecvTimeoutError, SyncSender},
+    },
+    thread,
+    time::Duration,
+};
+
+use nix::sys::signal::{SigSet, SigmaskHow};
+use tracing_subscriber::fmt::MakeWriter;
+
+use crate::lines::{Stream, is_writable};
+
+/// Lines that wait to be written at most.
+const MAX_WAITING: usize = 1024;
+/// The longest line in bytes; the rest of it is cut off. A pipe that is ready for writing takes as much without a wait.
+const MAX_LINE: usize = 4096;
+/// How long the end of the process waits for the lines that are left.
+const LAST_LINES: Duration = Duration::from_millis(200);
+/// How long one wait of the writing thread for its reader takes.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Where threads put their lines. Clones have the same queue.
+#[derive(Clone, Debug)]
+pub struct LogQueue {
+    lines: SyncSender<Vec<u8>>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl LogQueue {
+    /// Returns a queue and the end that lines are taken out of.
+    fn new(capacity: usize) -> (Self, Waiting) {
+        let (lines, waiting) = mpsc::sync_channel(capacity);
+        let dropped = Arc::new(AtomicU64::new(0));
+        (Self { lines, dropped: dropped.clone() }, Waiting { lines: waiting, dropped })
+    }
+
+    /// Queues a line, or counts it as dropped.
+    fn put(&self, line: &[u8]) {
+        let mut owned = line[..line.len().min(MAX_LINE)].to_vec();
+        if line.len() > MAX_LINE {
+            owned[MAX_LINE - 1] = b'\n';
+        }
+        if self.lines.try_send(owned).is_err() {
+            self.dropped.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+}
+
+impl<'a> MakeWriter<'a> for LogQueue {
+    type Writer = LogLine<'a>;
+
+    fn make_writer(&'a self) -> Self::Writer {
+        LogLine(self)
+    }
+}
+
+/// Takes one line, which `tracing` writes in one piece.
+#[derive(Debug)]
+pub struct LogLine<'a>(&'a LogQueue);
+
+impl Write for LogLine<'_> {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        self.0.put(line);
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// The other end of a [`LogQueue`].
+struct Waiting {
+    lines: Receiver<Vec<u8>>,
+    dropped: Arc<AtomicU64>,
+}
+
+impl Waiting {
+    /// Writes lines until an empty one comes, which marks the end, or no sender is left.
+    fn write_all(&self, mut write: impl FnMut(&[u8])) {
+        while let Ok(line) = self.lines.recv() {
+            if line.is_empty() {
+                break;
+            }
+            write(&line);
+            let dropped = self.dropped.swap(0, Ordering::Relaxed);
+            if dropped > 0 {
+                let notice = format!(
+                    "nicforge: {dropped} lines of the log were dropped: standard error was not read\n"
+                );
+                write(notice.as_bytes());
+            }
+        }
+    }
+}
+
+/// The log of this process. When it is dropped, lines that still wait are written if their reader takes them within 200 ms.
+#[derive(Debug)]
+pub struct Log {
+    queue: LogQueue,
+    /// Its other end is dropped when all has been written.
+    written: Receiver<()>,
+}
+
+impl Log {
+    /// Starts the thread that writes. It is never joined: the process may end while it waits for a reader.
+    ///
+    /// # Errors
+    /// As `std::thread::Builder::spawn`.
+    pub fn start() -> io::Result<Self> {
+        let (queue, waiting) = LogQueue::new(MAX_WAITING);
+        let (all_written, written) = mpsc::sync_channel(0);
+
+        // A thread has the mask of the one that starts it. Signals are for the thread that waits for them, which may block them later.
+        let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
+        let started = thread::Builder::new().name("log".into()).spawn(move || {
+            waiting.write_all(write_when_read);
+            drop(all_written);
+        });
+        mask.thread_set_mask()?;
+        started?;
+        Ok(Self { queue, written })
+    }
+
+    /// What `tracing` writes to.
+    pub fn queue(&self) -> LogQueue {
+        self.queue.clone()
+    }
+}
+
+impl Drop for Log {
+    fn drop(&mut self) {
+        // A queue that is full belongs to a reader that takes nothing: waiting for it would help only a reader that comes back.
+        let asked = self.queue.lines.try_send(Vec::new()).is_ok();
+        let wait = if asked { LAST_LINES } else { Duration::ZERO };
+        match self.written.recv_timeout(wait) {
+            Ok(()) | Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
+        }
+    }
+}
+
+/// Writes a line to standard error once it takes one without a wait, so that the lock of standard error is held for a moment only.
+fn write_when_read(line: &[u8]) {
+    while !is_writable(Stream::Error, LOOK) {}
+    // It may be closed, or on a disk that is full.
+    let _ = io::stderr().write_all(line);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written(waiting: &Waiting) -> Vec<String> {
+        let mut lines = Vec::new();
+        waiting.write_all(|line| lines.push(String::from_utf8_lossy(line).into_owned()));
+        lines
+    }
+
+    #[test]
+    fn lines_that_find_the_queue_full_are_dropped_and_counted() {
+        let (queue, waiting) = LogQueue::new(2);
+        for line in ["one\n", "two\n", "three\n", "four\n"] {
+            queue.make_writer().write_all(line.as_bytes()).unwrap();
+        }
+        drop(queue);
+        let lines = written(&waiting);
+        assert_eq!(lines[0], "one\n");
+        assert!(lines[1].contains("2 lines of the log were dropped"), "{lines:?}");
+        assert_eq!(lines[2..], ["two\n"]);
+    }
+
+    #[test]
+    fn a_line_that_is_too_long_is_cut() {
+        let (queue, waiting) = LogQueue::new(2);
+        queue.make_writer().write_all(&[b'x'; 3 * MAX_LINE]).unwrap();
+        drop(queue);
+        let lines = written(&waiting);
+        assert_eq!(lines.len(), 1);
+        assert!(lines[0].len() == MAX_LINE && lines[0].ends_with("x\n"));
+    }
+}
