@@ -8,6 +8,7 @@ pub mod boot;
 pub mod cli;
 pub mod control;
 pub mod demo;
+pub mod descriptors;
 pub mod directory;
 pub mod failure;
 pub mod lines;

@@ -28,6 +28,7 @@ use nix::{
 };
 
 use crate::{
+    descriptors,
     failure::{Doing, EXIT_INTERRUPTED, Failure, tell},
     lines::{LineSink, Printer, Stream, pass_on},
     signals::Signals,
@@ -110,15 +111,17 @@ impl Processes {
         let Some((executable, arguments)) = program.command.split_first() else {
             return Err(Failure::usage(format!("no program was given for {}", program.name)));
         };
-        let mut child = Command::new(executable)
+        let mut command = Command::new(executable);
+        command
             .args(arguments)
             .envs(program.environment)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .doing(|| format!("can't start {executable} for {}", program.name))?;
+            .process_group(0);
+        descriptors::restore_in(&mut command);
+        let mut child = command.spawn().doing(|| format!("can't start {executable} for {}", program.name))?;
+
         let pid = Pid::from_raw(child.id() as i32);
         let (out, err) = (child.stdout.take(), child.stderr.take());
         let (index, report) = (self.programs.len(), ends.report.clone());

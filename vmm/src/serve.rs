@@ -13,14 +13,12 @@ use nicforge_machine::{
     build::{Built, Node, NodeAttachment, build},
     description::Description,
 };
-use nix::{
-    poll::{PollFd, PollFlags, PollTimeout, poll},
-    sys::resource::{Resource, getrlimit, setrlimit},
-};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{
     cli::ServeOptions,
     control::{ControlServer, Request, Response},
+    descriptors,
     directory::Directory,
     failure::{Doing, Failure, say},
     signals::Signals,
@@ -70,7 +68,7 @@ impl Served {
                 sockets.push((node.function, attachment.id, socket));
             }
         }
-        allow_descriptors(sockets.len());
+        descriptors::raise();
         let config = EngineConfig { event_loop: options.event_loop.into(), ..EngineConfig::default() };
         let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
         let stop = Stop::new().doing(|| "the engine".into())?;
@@ -146,18 +144,6 @@ impl Drop for Served {
     fn drop(&mut self) {
         // Whoever wants to know how it ended calls `stop`.
         let _ = self.end();
-    }
-}
-
-/// Raise the limit on open files as far as it goes without privileges, if a machine of so many attachments may need it: each has
-/// a socket, and with a client a connection, windows and interrupts.
-fn allow_descriptors(attachments: usize) {
-    let wanted = attachments as u64 * 16 + 256;
-    if let Ok((soft, hard)) = getrlimit(Resource::RLIMIT_NOFILE)
-        && soft < wanted
-        && let Err(errno) = setrlimit(Resource::RLIMIT_NOFILE, wanted.min(hard), hard)
-    {
-        tracing::warn!(%errno, soft, wanted, "the limit on open files could not be raised");
     }
 }
 

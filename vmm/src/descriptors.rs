@@ -1,0 +1,48 @@
+//! The limit on open files: raised for this process, and as it was for the programs that it starts.
+
+#![allow(unsafe_code, reason = "what a child does between fork and exec can only be said by an unsafe call")]
+
+use std::{io, os::unix::process::CommandExt, process::Command, sync::OnceLock};
+
+use nix::{
+    errno::Errno,
+    libc::rlim_t,
+    sys::resource::{Resource, getrlimit, setrlimit},
+};
+
+/// Descriptors that this process may want at most: the kernel keeps a table of as many.
+const MOST: rlim_t = 1 << 20;
+
+/// Soft and hard limit before [`raise`] changed them.
+static BEFORE: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
+
+/// Raises the soft limit to the hard limit, or to 2^20 where that is higher. Each attachment has a socket, and with a client a
+/// connection, windows, interrupts and registered memory.
+pub fn raise() {
+    if let Err(errno) = raise_to(MOST) {
+        tracing::warn!(%errno, "the limit on open files could not be raised");
+    }
+}
+
+fn raise_to(most: rlim_t) -> Result<(), Errno> {
+    let (soft, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    let wanted = hard.min(most);
+    if soft >= wanted {
+        return Ok(());
+    }
+
+    // A second machine in this process finds the limit raised; what counts is how it was at first.
+    BEFORE.get_or_init(|| (soft, hard));
+    setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
+}
+
+/// Makes a program start with the limit that this process was started with: some programs close every number up to it, and `select`
+/// knows no number above 1023.
+pub fn restore_in(command: &mut Command) {
+    let Some(&(soft, hard)) = BEFORE.get() else { return };
+    let restore = move || setrlimit(Resource::RLIMIT_NOFILE, soft, hard).map_err(io::Error::from);
+
+    // SAFETY: between fork and exec only async-signal-safe calls are made: `setrlimit`, with numbers that the closure owns. Neither it
+    // nor the conversion of its error number allocates.
+    unsafe { command.pre_exec(restore) };
+}
