@@ -18,7 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use nicforge_engine::{EngineError, Listener, welcome};
+use nicforge_engine::{EngineError, Listener};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::{Deserialize, Serialize};
 
@@ -138,7 +138,7 @@ fn serve(listener: &Listener, stop: &AtomicBool, answer: &dyn Fn(Request) -> Res
         }
         match listener.accept() {
             // A client that goes wrong, or is somebody else's, loses its connection and nothing else happens.
-            Ok(Some(client)) if welcome(&client).is_some() => drop(converse(client.into(), stop, answer)),
+            Ok(Some(client)) if listener.welcome(&client).is_some() => drop(converse(client.into(), stop, answer)),
             Ok(_) => {}
             // No descriptor is left: others may be given back soon.
             Err(_) => std::thread::sleep(LOOK),

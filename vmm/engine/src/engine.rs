@@ -27,7 +27,7 @@ use crate::{
     helper::Helper,
     interrupt,
     sink::Signals,
-    socket::Listener,
+    socket::{Listener, SocketAccess},
     stats::{AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, LongestTurn, ServerCounters, Snapshot},
     stop::{Stop, Waker},
     wait::{self, Event, EventLoop, Interest},
@@ -165,6 +165,20 @@ impl Engine {
         attachment: AttachmentId,
         path: impl AsRef<Path>,
     ) -> Result<(), EngineError> {
+        self.listen_for(function, attachment, path, SocketAccess::default())
+    }
+
+    /// Serve an attachment as [`Engine::listen`] does, for another user or a group too.
+    ///
+    /// # Errors
+    /// As [`Engine::listen`].
+    pub fn listen_for(
+        &mut self,
+        function: FunctionId,
+        attachment: AttachmentId,
+        path: impl AsRef<Path>,
+        access: SocketAccess,
+    ) -> Result<(), EngineError> {
         let missing = EngineError::NoSuchAttachment { function: function.0, attachment: attachment.0 };
         let known = self
             .machine
@@ -180,7 +194,7 @@ impl Engine {
         if self.ports.len() >= MAX_PORTS {
             return Err(EngineError::TooMany { limit: MAX_PORTS });
         }
-        let listener = Listener::bind(path.as_ref())?;
+        let listener = Listener::bind_for(path.as_ref(), access)?;
         self.served.insert((function, attachment), self.ports.len());
         self.ports.push(Port {
             function,

@@ -34,7 +34,7 @@ pub use command::{Control, EngineHandle};
 pub use config::{EngineConfig, EventLoopKind, Quotas};
 pub use engine::Engine;
 pub use error::{EngineError, HandleError};
-pub use socket::{Listener, welcome};
+pub use socket::{Listener, SocketAccess};
 pub use stats::{
     AttachmentSnapshot, ClientSnapshot, FunctionSnapshot, LongestTurn, ServerCounters, Snapshot,
 };

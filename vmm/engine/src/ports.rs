@@ -110,7 +110,7 @@ impl Engine {
 
     fn welcome(&mut self, index: usize, fd: OwnedFd, now: Instant) {
         let port = &mut self.ports[index];
-        let Some(pid) = socket::welcome(&fd) else {
+        let Some(pid) = port.listener.welcome(&fd) else {
             port.counters.foreign += 1;
             tracing::warn!(path = %port.listener.path().display(), "a client of another user was refused");
             port.closing.turn_away(fd);

@@ -5,13 +5,14 @@ use std::{
     io::{self, ErrorKind},
     os::{
         fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd},
-        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt},
+        unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown},
     },
     path::{Path, PathBuf},
 };
 
 use nix::{
     errno::Errno as SystemErrno,
+    libc,
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
         signal::kill,
@@ -20,7 +21,7 @@ use nix::{
             socket, sockopt,
         },
     },
-    unistd::{Pid, geteuid},
+    unistd::{Gid, Pid, Uid, geteuid},
 };
 
 use crate::error::EngineError;
@@ -28,21 +29,57 @@ use crate::error::EngineError;
 /// Connections that the kernel keeps until they are accepted.
 const BACKLOG: i32 = 64;
 
-/// A socket of mode 0600 that is listened on; its file is removed at the end.
+/// Groups of a client at most, as Linux has it.
+const MAX_GROUPS: usize = 65_536;
+
+/// Which clients may use a socket beside the server's own user and root. By default none.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SocketAccess {
+    /// The user that the socket is given to.
+    pub owner: Option<Uid>,
+    /// The group that the socket is given to; its members may use it.
+    pub group: Option<Gid>,
+}
+
+impl SocketAccess {
+    fn mode(self) -> u32 {
+        if self.group.is_some() { 0o660 } else { 0o600 }
+    }
+
+    /// Gives the socket's file away.
+    fn set_on(self, path: &Path) -> io::Result<()> {
+        if self != Self::default() {
+            lchown(path, self.owner.map(Uid::as_raw), self.group.map(Gid::as_raw))?;
+        }
+        fs::set_permissions(path, fs::Permissions::from_mode(self.mode()))
+    }
+}
+
+/// A socket that is listened on; its file is removed at the end.
 #[derive(Debug)]
 pub struct Listener {
     fd: OwnedFd,
     path: PathBuf,
+    access: SocketAccess,
     /// The file that was made: device and inode.
     file: (u64, u64),
 }
 
 impl Listener {
-    /// Listen at `path`. What a server that is dead left there is replaced.
+    /// Listens at `path`, for the server's own user alone. What a server that is dead left there is replaced.
     ///
     /// # Errors
     /// [`EngineError::SocketInUse`], [`EngineError::NotASocket`], [`EngineError::Socket`].
     pub fn bind(path: &Path) -> Result<Self, EngineError> {
+        Self::bind_for(path, SocketAccess::default())
+    }
+
+    /// Listens at `path`, for another user or a group too. The socket has mode 0600, and 0660 with a group.
+    ///
+    /// # Errors
+    /// As [`Listener::bind`]; [`EngineError::Socket`] also when the server may not give the socket away: to another user it needs
+    /// CAP_CHOWN, to a group that it is not in as well.
+    pub fn bind_for(path: &Path, access: SocketAccess) -> Result<Self, EngineError> {
         let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };
         let address = UnixAddr::new(path).map_err(|errno| failed("naming the socket", errno.into()))?;
         remove_stale(path, &address)?;
@@ -53,12 +90,14 @@ impl Listener {
             SystemErrno::EADDRINUSE => EngineError::SocketInUse { path: path.to_owned() },
             errno => failed("binding the socket", errno.into()),
         })?;
-        // Nobody can connect before `listen`, so that the mode is right before the first client.
-        let file = fs::set_permissions(path, fs::Permissions::from_mode(0o600))
-            .and_then(|()| fs::symlink_metadata(path))
+        let file = fs::symlink_metadata(path)
             .map(|metadata| (metadata.dev(), metadata.ino()))
-            .map_err(|reason| failed("setting the mode of", reason))?;
-        let listener = Self { fd, path: path.to_owned(), file };
+            .map_err(|reason| failed("looking at", reason))?;
+        let listener = Self { fd, path: path.to_owned(), access, file };
+        // No client can connect before `listen`, so that owner and mode are right before the first.
+        access
+            .set_on(path)
+            .map_err(|reason| failed("setting owner, group (which may need root) and mode of", reason))?;
         let backlog = Backlog::new(BACKLOG).map_err(|errno| failed("listening at", errno.into()))?;
         listen(&listener.fd, backlog).map_err(|errno| failed("listening at", errno.into()))?;
         Ok(listener)
@@ -87,6 +126,53 @@ impl Listener {
                 Err(SystemErrno::EAGAIN) => return Ok(None),
                 Err(errno) => return Err(errno),
             }
+        }
+    }
+
+    /// The process of a client that may use the socket: of the server's user, of root, or of those it was given to. `None` for any
+    /// other. The credentials are those that the client had when it connected.
+    pub fn welcome(&self, client: &OwnedFd) -> Option<i32> {
+        let peer = getsockopt(client, sockopt::PeerCredentials).ok()?;
+        let is_owner = |uid: Uid| uid.is_root() || uid == geteuid() || self.access.owner == Some(uid);
+        let is_member = |group: Gid| {
+            peer.gid() == group.as_raw()
+                || peer_groups(client.as_fd()).is_ok_and(|groups| groups.contains(&group.as_raw()))
+        };
+        let may = is_owner(Uid::from_raw(peer.uid())) || self.access.group.is_some_and(is_member);
+        may.then(|| peer.pid())
+    }
+}
+
+/// Supplementary groups of the peer of a connected socket.
+///
+/// UNSAFETY: `nix` has no call for an option whose value is a list.
+#[allow(unsafe_code)]
+fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
+    let mut groups: Vec<libc::gid_t> = vec![0; 32];
+    loop {
+        let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
+        // SAFETY: the kernel writes no more than `bytes` bytes to `groups`, which has as many, and any bytes are groups.
+        let got = unsafe {
+            libc::getsockopt(
+                fd.as_raw_fd(),
+                libc::SOL_SOCKET,
+                libc::SO_PEERGROUPS,
+                groups.as_mut_ptr().cast(),
+                &mut bytes,
+            )
+        };
+
+        let count = bytes as usize / size_of::<libc::gid_t>();
+        match SystemErrno::result(got) {
+            Ok(_) => {
+                groups.truncate(count);
+                return Ok(groups);
+            }
+            // There are more than there was room for.
+            Err(SystemErrno::ERANGE) if groups.len() < count && count <= MAX_GROUPS => {
+                groups.resize(count, 0);
+            }
+            Err(errno) => return Err(errno),
         }
     }
 }
@@ -142,12 +228,6 @@ fn remove_stale(path: &Path, address: &UnixAddr) -> Result<(), EngineError> {
 fn listener_is_dead(connected: &OwnedFd) -> bool {
     getsockopt(connected, sockopt::PeerCredentials)
         .is_ok_and(|peer| kill(Pid::from_raw(peer.pid()), None) == Err(SystemErrno::ESRCH))
-}
-
-/// The process of a client that may use the socket: the server's user, or root. `None` for anybody else.
-pub fn welcome(fd: &OwnedFd) -> Option<i32> {
-    let peer = getsockopt(fd, sockopt::PeerCredentials).ok()?;
-    (peer.uid() == 0 || peer.uid() == geteuid().as_raw()).then(|| peer.pid())
 }
 
 /// Whether the peer of a socket has closed it.
