@@ -1,29 +1,29 @@
 //! The control socket of a served machine: one JSON request a connection, one JSON answer.
 //!
-//! It is in the machine's `admin` folder, for its user alone. A request is a line of at most 4096 bytes; who does
-//! not finish one within a second is hung up on.
+//! It is in the machine's `admin` folder, for the server's user alone. A request is a line of at most 4096 bytes. One thread serves
+//! several connections at a time, and none of them holds up another: a client that does not finish its request within a second, or does
+//! not take its answer within five, loses its connection.
 
 use std::{
     io::{ErrorKind, Read, Write},
     os::{
-        fd::{AsFd, BorrowedFd},
+        fd::{AsFd, OwnedFd},
         unix::net::UnixStream,
     },
     path::Path,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-    thread::JoinHandle,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use nicforge_engine::{EngineError, Listener};
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::{
+    poll::{PollFd, PollFlags, PollTimeout, poll},
+    sys::eventfd::{EfdFlags, EventFd},
+};
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    directory::Directory,
+    directory::{Directory, SocketFile},
     failure::{Doing, Failure},
     stat::Snapshot,
 };
@@ -32,15 +32,16 @@ use crate::{
 const MAX_REQUEST: usize = 4096;
 /// The longest answer in bytes.
 const MAX_RESPONSE: u64 = 64 << 20;
+/// Connections at a time.
+const MAX_CONVERSATIONS: usize = 16;
 /// How long a client waits for the server.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// How long the server waits for a request to be complete.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// How long the server waits for a client to take a piece of the answer.
-const ANSWER: Duration = Duration::from_secs(1);
-/// How often the serving thread looks whether it should end.
-const LOOK: Duration = Duration::from_millis(100);
-
+/// How long the server waits for a client to take its answer.
+const ANSWER: Duration = Duration::from_secs(5);
+/// How long no connection is accepted after one could not be.
+const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// What can be asked.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -93,14 +94,18 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
         .doing(|| "the server's answer can't be read; is it another version?".into())
 }
 
-/// Answers requests on a thread of its own until it is dropped.
+/// Answers requests on a thread of its own until it is dropped. The socket is removed then; the thread ends as soon as the request
+/// that it answers is answered, and is not waited for.
 pub struct ControlServer {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+    stop: Arc<EventFd>,
+    file: SocketFile,
 }
 
 impl ControlServer {
-    /// Serve `path`. A socket that a dead server left is replaced; a live one is an error.
+    /// Serves `path`. A socket that a dead server left is replaced; a live one is an error.
+    ///
+    /// # Errors
+    /// A [`Failure`] of the surroundings when `path` is in use or a descriptor or thread can't be had.
     pub fn start(
         path: &Path,
         answer: impl Fn(Request) -> Response + Send + 'static,
@@ -112,151 +117,206 @@ impl ControlServer {
             )),
             error => Failure::environment(error.to_string()),
         })?;
-        let stop = Arc::new(AtomicBool::new(false));
-        let thread = std::thread::spawn({
+        let file = SocketFile::of(path)?;
+
+        let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+        let stop = Arc::new(
+            EventFd::from_value_and_flags(0, flags).doing(|| "the control socket's eventfd".into())?,
+        );
+        let thread = std::thread::Builder::new().name("control".into()).spawn({
             let stop = stop.clone();
-            move || serve(&listener, &stop, &answer)
+            move || {
+                Conversations { listener, answer: &answer, open: Vec::new(), accept_at: None }.serve(&stop);
+            }
         });
-        Ok(Self { stop, thread: Some(thread) })
+        thread.doing(|| "the control socket's thread".into())?;
+        Ok(Self { stop, file })
     }
 }
 
 impl Drop for ControlServer {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Release);
-        if let Some(thread) = self.thread.take() {
-            // A thread that panicked has nothing left to end.
-            let _ = thread.join();
-        }
+        self.file.remove();
+        // The only failure there is, a counter at its end, leaves the descriptor readable, which is all that is wanted.
+        let _ = self.stop.write(1);
     }
 }
 
-fn serve(listener: &Listener, stop: &AtomicBool, answer: &dyn Fn(Request) -> Response) {
-    while !stop.load(Ordering::Acquire) {
-        if !readable(listener.fd(), LOOK) {
-            continue;
+/// One client, from its connection to its answer.
+struct Conversation {
+    stream: UnixStream,
+    state: State,
+    /// When it loses the connection.
+    until: Instant,
+}
+
+enum State {
+    /// What has come of its request.
+    Asking(Vec<u8>),
+    /// Its answer, and how much of that it has taken.
+    Answering { answer: Vec<u8>, taken: usize },
+}
+
+impl Conversation {
+    fn new(fd: OwnedFd, now: Instant) -> Self {
+        Self { stream: fd.into(), state: State::Asking(Vec::new()), until: now + PATIENCE }
+    }
+
+    /// Which event it waits for.
+    fn interest(&self) -> PollFlags {
+        match self.state {
+            State::Asking(_) => PollFlags::POLLIN,
+            State::Answering { .. } => PollFlags::POLLOUT,
         }
-        match listener.accept() {
-            // A client that goes wrong, or is somebody else's, loses its connection and nothing else happens.
-            Ok(Some(client)) if listener.welcome(&client).is_some() => drop(converse(client.into(), stop, answer)),
-            Ok(_) => {}
-            // No descriptor is left: others may be given back soon.
-            Err(_) => std::thread::sleep(LOOK),
+    }
+
+    /// Reads and writes as far as that goes without a wait. Returns whether there is more to do later.
+    fn advance(&mut self, answer: &dyn Fn(Request) -> Response, now: Instant) -> std::io::Result<bool> {
+        if let State::Asking(line) = &mut self.state {
+            if !read_request(&mut self.stream, line)? {
+                return Ok(true);
+            }
+
+            let response = match serde_json::from_slice(line) {
+                Ok(request) => answer(request),
+                Err(error) => {
+                    let message = format!("the request can't be read: {error}");
+                    Response::Refused { message, asked_wrongly: true }
+                }
+            };
+            self.state = State::Answering { answer: serde_json::to_vec(&response)?, taken: 0 };
+            self.until = now + ANSWER;
         }
+
+        let State::Answering { answer, taken } = &mut self.state else { return Ok(true) };
+        while *taken < answer.len() {
+            match self.stream.write(&answer[*taken..]) {
+                Ok(count) => *taken += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(true),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(false)
     }
 }
 
-/// Whether there is something to read within `time`.
-fn readable(fd: BorrowedFd<'_>, time: Duration) -> bool {
-    let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
-    poll(&mut fds, PollTimeout::try_from(time).unwrap_or(PollTimeout::ZERO)).is_ok_and(|ready| ready > 0)
-}
-
-fn converse(
-    mut stream: UnixStream,
-    stop: &AtomicBool,
-    answer: &dyn Fn(Request) -> Response,
-) -> std::io::Result<()> {
-    let line = request_line(&mut stream, stop)?;
-    let response = match serde_json::from_slice(&line) {
-        Ok(request) => answer(request),
-        Err(error) => {
-            let message = format!("the request can't be read: {error}");
-            Response::Refused { message, asked_wrongly: true }
-        }
-    };
-    stream.set_nonblocking(false)?;
-    stream.set_write_timeout(Some(ANSWER))?;
-    stream.write_all(&serde_json::to_vec(&response)?)
-}
-
-/// Reads up to the end of the line, of [`MAX_REQUEST`] bytes, of the connection, or of [`PATIENCE`], whichever comes first.
-fn request_line(stream: &mut UnixStream, stop: &AtomicBool) -> std::io::Result<Vec<u8>> {
-    let end = Instant::now() + PATIENCE;
-    let mut line = Vec::new();
+/// Reads what has come. Returns whether the request is complete: by the end of its line, of [`MAX_REQUEST`] bytes, or of what the
+/// client sends.
+fn read_request(stream: &mut UnixStream, line: &mut Vec<u8>) -> std::io::Result<bool> {
     let mut piece = [0; 512];
-    while line.len() < MAX_REQUEST && !line.contains(&b'\n') && !stop.load(Ordering::Acquire) {
-        let left = end.saturating_duration_since(Instant::now());
-        if left.is_zero() {
-            break;
-        }
-        if !readable(stream.as_fd(), left.min(LOOK)) {
-            continue;
-        }
+    while line.len() < MAX_REQUEST && !line.contains(&b'\n') {
         match stream.read(&mut piece) {
             Ok(0) => break,
             Ok(count) => line.extend_from_slice(&piece[..count]),
-            Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+            Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
+            Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
     }
-    Ok(line)
+    Ok(true)
+}
+
+/// The connections there are, the oldest first.
+struct Conversations<'a> {
+    listener: Listener,
+    answer: &'a dyn Fn(Request) -> Response,
+    open: Vec<Conversation>,
+    /// No connection is accepted until then: the process had no descriptor left.
+    accept_at: Option<Instant>,
+}
+
+impl Conversations<'_> {
+    fn serve(&mut self, stop: &EventFd) {
+        while let Some(ready) = self.wait(stop) {
+            let now = Instant::now();
+            self.serve_ready(&ready.conversations, now);
+            if ready.listener {
+                self.accept(now);
+            }
+        }
+    }
+
+    /// Waits until something is ready or due. `None` when the thread is to end.
+    fn wait(&mut self, stop: &EventFd) -> Option<Ready> {
+        let now = Instant::now();
+        self.accept_at = self.accept_at.filter(|at| *at > now);
+        let accepts = self.accept_at.is_none();
+
+        let first = self.open.iter().map(|conversation| conversation.until).chain(self.accept_at).min();
+        let timeout = first.map_or(PollTimeout::NONE, |at| {
+            // A millisecond later, for what is left of one: else the wait would end just before the time.
+            let left = at.saturating_duration_since(now) + Duration::from_millis(1);
+            PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
+        });
+
+        let listening = if accepts { PollFlags::POLLIN } else { PollFlags::empty() };
+        let mut fds =
+            vec![PollFd::new(stop.as_fd(), PollFlags::POLLIN), PollFd::new(self.listener.fd(), listening)];
+        fds.extend(
+            self.open
+                .iter()
+                .map(|conversation| PollFd::new(conversation.stream.as_fd(), conversation.interest())),
+        );
+        // One that was interrupted found nothing ready.
+        let polled = poll(&mut fds, timeout);
+        let is_ready = |fd: &PollFd<'_>| polled.is_ok() && fd.any().unwrap_or(false);
+
+        if is_ready(&fds[0]) {
+            return None;
+        }
+        Some(Ready {
+            listener: accepts && is_ready(&fds[1]),
+            conversations: fds[2..].iter().map(is_ready).collect(),
+        })
+    }
+
+    /// Serves each connection that is ready, and ends those whose time is over.
+    fn serve_ready(&mut self, ready: &[bool], now: Instant) {
+        let mut ready = ready.iter();
+        let answer = self.answer;
+        self.open.retain_mut(|conversation| {
+            let is_ready = ready.next().copied().unwrap_or(false);
+            let goes_on = !is_ready || conversation.advance(answer, now).unwrap_or(false);
+            goes_on && conversation.until > now
+        });
+    }
+
+    /// Accepts a client, and answers at once one that has asked already. When there are too many, the oldest goes that has not asked,
+    /// else the oldest.
+    fn accept(&mut self, now: Instant) {
+        let fd = match self.listener.accept() {
+            Ok(Some(fd)) => fd,
+            Ok(None) => return,
+            Err(errno) => {
+                tracing::warn!(%errno, "a control connection could not be accepted");
+                self.accept_at = Some(now + ACCEPT_PAUSE);
+                return;
+            }
+        };
+        // A client of another user loses its connection, and nothing else happens.
+        if self.listener.welcome(&fd).is_none() {
+            return;
+        }
+
+        let mut conversation = Conversation::new(fd, now);
+        if !conversation.advance(self.answer, now).unwrap_or(false) {
+            return;
+        }
+        if self.open.len() >= MAX_CONVERSATIONS {
+            let silent = |conversation: &Conversation| matches!(conversation.state, State::Asking(_));
+            self.open.remove(self.open.iter().position(silent).unwrap_or(0));
+        }
+        self.open.push(conversation);
+    }
+}
+
+/// What one wait found.
+struct Ready {
+    listener: bool,
+    /// In the order of the connections.
+    conversations: Vec<bool>,
 }
 
 #[cfg(test)]
-mod tests {
-    use std::{os::unix::net::UnixListener, path::PathBuf};
-
-    use super::*;
-
-    fn served() -> (tempfile::TempDir, PathBuf, ControlServer) {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("control");
-        let server = ControlServer::start(&path, |request| match request {
-            Request::Reset { node } if node == "cn0" => Response::Done,
-            _ => Response::Refused { message: "no".into(), asked_wrongly: true },
-        })
-        .unwrap();
-        (folder, path, server)
-    }
-
-    fn raw(path: &Path, line: &[u8]) -> Response {
-        let mut stream = UnixStream::connect(path).unwrap();
-        stream.write_all(line).unwrap();
-        stream.shutdown(std::net::Shutdown::Write).unwrap();
-        let mut answer = Vec::new();
-        stream.read_to_end(&mut answer).unwrap();
-        serde_json::from_slice(&answer).unwrap()
-    }
-
-    #[test]
-    fn a_request_is_answered() {
-        let (_folder, path, _server) = served();
-        assert!(matches!(raw(&path, b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
-    }
-
-    #[test]
-    fn what_is_no_request_is_refused_and_the_next_one_answered() {
-        let (_folder, path, _server) = served();
-        assert!(matches!(raw(&path, &[0xff; 10_000][..4096]), Response::Refused { .. }));
-        assert!(matches!(raw(&path, b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
-    }
-
-    #[test]
-    fn who_sends_a_request_byte_by_byte_holds_nobody_up_for_longer_than_the_patience() {
-        let (_folder, path, _server) = served();
-        let mut slow = UnixStream::connect(&path).unwrap();
-        slow.write_all(b"{").unwrap();
-        let started = Instant::now();
-        assert!(matches!(raw(&path, b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
-        assert!(started.elapsed() < TIMEOUT);
-    }
-
-    #[test]
-    fn what_is_no_socket_is_left_alone() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("control");
-        std::fs::write(&path, "precious").unwrap();
-        assert!(ControlServer::start(&path, |_| Response::Done).is_err());
-        assert_eq!(std::fs::read_to_string(&path).unwrap(), "precious");
-    }
-
-    #[test]
-    fn a_second_server_in_the_same_place_is_refused_and_a_dead_socket_replaced() {
-        let (_folder, path, server) = served();
-        assert!(ControlServer::start(&path, |_| Response::Done).is_err());
-        drop(server);
-        drop(UnixListener::bind(&path).unwrap());
-        assert!(ControlServer::start(&path, |_| Response::Done).is_ok());
-    }
-}
+mod tests;

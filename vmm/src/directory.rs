@@ -1,7 +1,7 @@
 //! The directory of a served machine: user sockets in it, control and admin sockets in `admin/`.
 
 use std::{
-    fs::{DirBuilder, File},
+    fs::{DirBuilder, File, Permissions},
     io::ErrorKind,
     os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
@@ -10,7 +10,7 @@ use std::{
 use nix::{
     errno::Errno,
     fcntl::{Flock, FlockArg},
-    unistd::geteuid,
+    unistd::{Uid, geteuid},
 };
 
 use crate::failure::{Doing, Failure};
@@ -134,11 +134,71 @@ impl Directory {
     }
 }
 
+impl Directory {
+    /// Lets every user of the host through what was made, except `admin/`: they can reach sockets that are given to them, and cannot
+    /// see which there are. `owners` are the users among them.
+    ///
+    /// # Errors
+    /// A [`Failure`] that names the directory on the way that only its own user can enter.
+    pub fn let_others_through(&self, owners: &[Uid]) -> Result<(), Failure> {
+        let admin = self.path.join("admin");
+        for made in self.made.iter().filter(|made| **made != admin) {
+            std::fs::set_permissions(made, Permissions::from_mode(0o711))
+                .doing(|| format!("can't set the mode of {}", made.display()))?;
+        }
+
+        for part in self.path.ancestors() {
+            let metadata = std::fs::metadata(part).doing(|| part.display().to_string())?;
+            let is_closed = metadata.mode() & 0o011 == 0 && !owners.contains(&Uid::from_raw(metadata.uid()));
+            if is_closed {
+                return Err(Failure::environment(format!(
+                    "{} can be entered by its own user only, so that no other reaches the sockets; choose another --dir",
+                    part.display()
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes what was made, unless there are files of others in it. Calling it again does no harm.
+    pub fn remove_made(&self) {
+        for made in self.made.iter().rev() {
+            // It stays when there is something in it.
+            let _ = std::fs::remove_dir(made);
+        }
+    }
+}
+
 impl Drop for Directory {
     fn drop(&mut self) {
-        for made in self.made.iter().rev() {
-            // Somebody's own files in there are no error: it then stays.
-            let _ = std::fs::remove_dir(made);
+        self.remove_made();
+    }
+}
+
+/// The file of a socket that this process listens on, to be removed while another thread still has the socket.
+#[derive(Debug)]
+pub struct SocketFile {
+    path: PathBuf,
+    /// Device and inode.
+    file: (u64, u64),
+}
+
+impl SocketFile {
+    /// The file that is at `path` now.
+    ///
+    /// # Errors
+    /// A [`Failure`] of the surroundings when there is none.
+    pub fn of(path: &Path) -> Result<Self, Failure> {
+        let metadata = path.symlink_metadata().doing(|| path.display().to_string())?;
+        Ok(Self { path: path.to_owned(), file: (metadata.dev(), metadata.ino()) })
+    }
+
+    /// Removes it, unless something else has its place.
+    pub fn remove(&self) {
+        let ours =
+            self.path.symlink_metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
+        if ours && let Err(error) = std::fs::remove_file(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "the socket could not be removed");
         }
     }
 }
@@ -210,6 +270,40 @@ mod tests {
         std::fs::write(own.join("a/file"), "").unwrap();
         drop(directory);
         assert!(own.join("a/file").exists() && !path.exists());
+    }
+
+    #[test]
+    fn a_directory_that_others_pass_lets_them_into_neither_admin_nor_a_parent_that_was_there() {
+        let mode = |path: &Path| std::fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a/m");
+        let directory = Directory::create(&path).unwrap();
+
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o700)).unwrap();
+        let failure = directory.let_others_through(&[]).unwrap_err();
+        assert!(
+            failure.message.contains(&format!("{} can be entered", folder.path().display())),
+            "{failure}"
+        );
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).unwrap();
+        directory.let_others_through(&[]).unwrap();
+
+        assert_eq!([mode(&path), mode(&folder.path().join("a"))], [0o711; 2]);
+        assert_eq!(mode(&path.join("admin")), 0o700);
+    }
+
+    #[test]
+    fn a_socket_file_is_removed_and_what_took_its_place_is_not() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let file = SocketFile::of(&path).unwrap();
+        file.remove();
+        assert!(!path.exists());
+        std::fs::write(&path, "another's").unwrap();
+        file.remove();
+        assert!(path.exists());
+        drop(listener);
     }
 
     #[test]
