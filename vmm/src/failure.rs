@@ -7,7 +7,7 @@ use thiserror::Error;
 use crate::lines::{Stream, is_writable};
 
 /// How long a message waits for somebody to read standard error.
-const PATIENCE: Duration = Duration::from_secs(1);
+const PATIENCE: Duration = Duration::from_millis(300);
 
 /// The work was done and the result is bad (digests differ, a program failed).
 pub const EXIT_RESULT: u8 = 1;
@@ -15,6 +15,8 @@ pub const EXIT_RESULT: u8 = 1;
 pub const EXIT_USAGE: u8 = 2;
 /// Something around it failed: a socket is taken, a process can't be started, a server is gone.
 pub const EXIT_ENVIRONMENT: u8 = 3;
+/// The engine did not end in time: a client holds it up. The sockets are removed.
+pub const EXIT_HELD: u8 = 4;
 /// Ended by Ctrl-C or SIGTERM, as shells count it (128 + SIGINT).
 pub const EXIT_INTERRUPTED: u8 = 130;
 

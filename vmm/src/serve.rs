@@ -2,7 +2,10 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{
+        Arc,
+        mpsc::{self, Receiver, RecvTimeoutError},
+    },
     thread::JoinHandle,
     time::Duration,
 };
@@ -19,8 +22,8 @@ use crate::{
     cli::ServeOptions,
     control::{ControlServer, Request, Response},
     descriptors,
-    directory::Directory,
-    failure::{Doing, Failure, say},
+    directory::{Directory, SocketFile},
+    failure::{Doing, EXIT_HELD, Failure, say},
     signals::Signals,
     stat::{AttachmentSnapshot, NodeSnapshot, Snapshot},
 };
@@ -28,30 +31,73 @@ use crate::{
 /// How long the engine may take to answer. It looks between two steps.
 const PATIENCE: Duration = Duration::from_secs(1);
 
+/// How long the engine may take to end before it is left behind.
+const LAST_TURN: Duration = Duration::from_millis(1200);
+
 /// A machine that is being served by a thread of this process.
 pub struct Served {
     built: Arc<Built>,
     directory: Directory,
+    sockets: Vec<SocketFile>,
     event_loop: &'static str,
     stop: Stop,
     handle: EngineHandle,
     control: Option<ControlServer>,
-    thread: Option<JoinHandle<Result<(), String>>>,
+    engine: Option<EngineThread>,
+}
+
+/// The engine's thread. It is never joined: a system call that a client holds up may keep it for ever.
+struct EngineThread {
+    thread: JoinHandle<()>,
+    /// How it ended. The other end is dropped without a word when the thread panicked.
+    ended: Receiver<Result<(), String>>,
+}
+
+impl EngineThread {
+    fn start(mut engine: Engine, stop: Stop) -> Result<Self, Failure> {
+        let (report, ended) = mpsc::sync_channel(1);
+        let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
+            let result = engine.run(&stop).map_err(|error| error.to_string());
+            drop(engine);
+            // No reader is left when the engine was left behind.
+            let _ = report.send(result);
+        });
+        Ok(Self { thread: thread.doing(|| "the engine's thread".into())?, ended })
+    }
+
+    /// Waits for the end of the thread, which was asked to end. A thread that does not is left behind.
+    fn wait(self) -> Result<(), Failure> {
+        match self.ended.recv_timeout(LAST_TURN) {
+            Ok(result) => result.map_err(Failure::environment),
+            Err(RecvTimeoutError::Disconnected) => Err(Failure::environment("the engine's thread panicked")),
+            Err(RecvTimeoutError::Timeout) => Err(Failure {
+                message: format!(
+                    "the engine did not end within {} ms: a client holds it in a system call; the sockets are removed",
+                    LAST_TURN.as_millis()
+                ),
+                code: EXIT_HELD,
+            }),
+        }
+    }
 }
 
 impl Served {
-    /// Serve the machine of a file.
+    /// Serves the machine of a file.
+    ///
+    /// # Errors
+    /// A [`Failure`] of usage when the file is wrong, else of the surroundings.
     pub fn start(machine: &Path, options: &ServeOptions) -> Result<Self, Failure> {
-        let description = Description::read(machine).map_err(|error| Failure::usage(error.to_string()))?;
-        Self::start_description(&description, options)
+        Self::start_description(&read(machine)?, options)
     }
 
-    /// Serve a described machine.
+    /// Serves a described machine.
+    ///
+    /// # Errors
+    /// As [`Served::start`].
     pub fn start_description(description: &Description, options: &ServeOptions) -> Result<Self, Failure> {
         let (machine, built) = build(description).map_err(|error| Failure::usage(error.to_string()))?;
-        let built = Arc::new(built);
         let path = options.dir.clone().unwrap_or_else(|| Directory::default_for(&built.name));
-        Self::start_in(Directory::create(&path)?, machine, built, options)
+        Self::start_in(Directory::create(&path)?, machine, Arc::new(built), options)
     }
 
     /// When it fails, what was started ends before the directory is given up.
@@ -61,37 +107,35 @@ impl Served {
         built: Arc<Built>,
         options: &ServeOptions,
     ) -> Result<Self, Failure> {
-        let mut sockets = Vec::new();
+        let mut places = Vec::new();
         for node in &built.nodes {
             for attachment in &node.attachments {
-                let socket = directory.socket(&node.name, &attachment.name, attachment.admin)?;
-                sockets.push((node.function, attachment.id, socket));
+                let path = directory.socket(&node.name, &attachment.name, attachment.admin)?;
+                places.push((node.function, attachment.id, path));
             }
         }
+
         descriptors::raise();
         let config = EngineConfig { event_loop: options.event_loop.into(), ..EngineConfig::default() };
         let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
         let stop = Stop::new().doing(|| "the engine".into())?;
         let handle = engine.handle();
-        // The control socket comes first: it is what tells that somebody else serves here.
+        // The control socket comes first: by it another server shows that it serves here.
         let control = ControlServer::start(&directory.control(), {
             let (built, handle) = (built.clone(), handle.clone());
             move |request| answer(&built, &handle, &request)
         })?;
-        for (function, attachment, socket) in &sockets {
+
+        let mut sockets = Vec::new();
+        for (function, attachment, path) in &places {
             engine
-                .listen(*function, *attachment, socket)
-                .doing(|| format!("can't serve {}", socket.display()))?;
+                .listen(*function, *attachment, path)
+                .doing(|| format!("can't serve {}", path.display()))?;
+            sockets.push(SocketFile::of(path)?);
         }
         let event_loop = engine.event_loop_name();
-        let thread = std::thread::Builder::new()
-            .name("engine".into())
-            .spawn({
-                let stop = stop.clone();
-                move || engine.run(&stop).map_err(|error| error.to_string())
-            })
-            .doing(|| "the engine's thread".into())?;
-        Ok(Self { built, directory, event_loop, stop, handle, control: Some(control), thread: Some(thread) })
+        let engine = Some(EngineThread::start(engine, stop.clone())?);
+        Ok(Self { built, directory, sockets, event_loop, stop, handle, control: Some(control), engine })
     }
 
     /// Who is in it.
@@ -121,30 +165,38 @@ impl Served {
 
     /// Whether the engine has ended by itself, which it never should.
     fn has_failed(&self) -> bool {
-        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+        self.engine.as_ref().is_none_or(|engine| engine.thread.is_finished())
     }
 
-    /// Stop serving, remove the sockets and the directory, and say whether the engine was well until now.
+    /// Stops serving and removes the sockets and the directory. Returns within 1.2 s, whatever a client holds.
+    ///
+    /// # Errors
+    /// A [`Failure`] when the engine was not well; with [`EXIT_HELD`] when it does not end. Its thread is then left behind, and the
+    /// caller ends the process soon.
     pub fn stop(mut self) -> Result<(), Failure> {
         self.end()
     }
 
     fn end(&mut self) -> Result<(), Failure> {
+        // First of all no further client finds its way here.
         self.control = None;
+        self.sockets.drain(..).for_each(|socket| socket.remove());
+        self.directory.remove_made();
+
         self.stop.stop();
-        let ended = match self.thread.take() {
-            Some(thread) => thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".into())),
-            None => Ok(()),
-        };
-        ended.map_err(Failure::environment)
+        self.engine.take().map_or(Ok(()), EngineThread::wait)
     }
 }
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // Whoever wants to know how it ended calls `stop`.
+        // A caller that wants to know how it ended calls `stop`.
         let _ = self.end();
     }
+}
+
+fn read(machine: &Path) -> Result<Description, Failure> {
+    Description::read(machine).map_err(|error| Failure::usage(error.to_string()))
 }
 
 /// The command.
@@ -257,4 +309,44 @@ fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
         awake: raw.hot_functions,
         nodes,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Instant;
+
+    use super::*;
+    use crate::cli::EventLoop;
+
+    /// Longer than anything here takes.
+    const SOON: Duration = Duration::from_secs(60);
+    /// Within this time a server ends on a signal.
+    const IN_TIME: Duration = Duration::from_secs(2);
+
+    #[test]
+    fn a_server_whose_engine_is_held_removes_its_sockets_and_stops_in_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let text = "name = \"m\"\n[[function]]\nname = \"fifo0\"\nkind = \"slot-fifo\"\n";
+        let description = Description::parse(text, "a test's machine").unwrap();
+        let options = ServeOptions { dir: Some(folder.path().join("m")), event_loop: EventLoop::Auto };
+        let served = Served::start_description(&description, &options).unwrap();
+        assert!(folder.path().join("m/fifo0.user0").exists());
+        let (held, is_held) = mpsc::channel();
+        let (release, released) = mpsc::channel::<()>();
+        let hold = move |_: &mut nicforge_engine::Control<'_>| {
+            held.send(()).unwrap();
+            // It ends with the test.
+            let _ = released.recv();
+        };
+        served.handle.send(hold).unwrap();
+        is_held.recv_timeout(SOON).unwrap();
+
+        let since = Instant::now();
+        let failure = served.stop().unwrap_err();
+
+        assert!(since.elapsed() < IN_TIME, "{:?}", since.elapsed());
+        assert_eq!(failure.code, EXIT_HELD);
+        assert!(!folder.path().join("m").exists(), "the directory is left behind");
+        drop(release);
+    }
 }

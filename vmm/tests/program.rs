@@ -4,6 +4,8 @@
 
 #[path = "program/ends.rs"]
 mod ends;
+#[path = "program/held.rs"]
+mod held;
 #[path = "program/places.rs"]
 mod places;
 #[path = "common/server.rs"]
