@@ -6,6 +6,7 @@ use clap::{Args, Parser, Subcommand};
 use nicforge_engine::EventLoopKind;
 
 use crate::{
+    access::Word,
     bench, boot, demo,
     failure::{Doing, Failure},
     log::Log,
@@ -81,6 +82,13 @@ struct ServeArguments {
     machine: PathBuf,
     #[command(flatten)]
     options: ServeOptions,
+    /// Give the user attachments' sockets to a user: a name or number, for all, for a node's (cn0=alice) or for one
+    /// (cn0.core0=alice); may be given several times. Needs root.
+    #[arg(long = "socket-owner", value_name = "[NODE[.ATTACHMENT]=]USER")]
+    socket_owners: Vec<Word>,
+    /// Give them to a group in the same way: its members may use them.
+    #[arg(long = "socket-group", value_name = "[NODE[.ATTACHMENT]=]GROUP")]
+    socket_groups: Vec<Word>,
 }
 
 #[derive(Debug, Args)]
@@ -305,7 +313,12 @@ pub fn main() -> Result<u8, Failure> {
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
 
     match cli.command {
-        Command::Serve(arguments) => serve::main(&arguments.machine, &arguments.options),
+        Command::Serve(arguments) => serve::main(
+            &arguments.machine,
+            &arguments.options,
+            &arguments.socket_owners,
+            &arguments.socket_groups,
+        ),
         Command::Run(arguments) => {
             run::main(&arguments.machine, &arguments.options, arguments.per_core, &arguments.programs)
         }

@@ -3,6 +3,7 @@
 //! In: machine files, command lines, signals. Out: sockets in a directory, processes, tables.
 //! May touch everything below it. Each command is a module; `main.rs` only parses and dispatches.
 
+pub mod access;
 pub mod bench;
 pub mod boot;
 pub mod cli;

@@ -19,6 +19,7 @@ use nicforge_machine::{
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use crate::{
+    access::{SocketRules, Word},
     cli::ServeOptions,
     control::{ControlServer, Request, Response},
     descriptors,
@@ -82,7 +83,7 @@ impl EngineThread {
 }
 
 impl Served {
-    /// Serves the machine of a file.
+    /// Serves the machine of a file, with sockets for this user alone.
     ///
     /// # Errors
     /// A [`Failure`] of usage when the file is wrong, else of the surroundings.
@@ -90,14 +91,32 @@ impl Served {
         Self::start_description(&read(machine)?, options)
     }
 
-    /// Serves a described machine.
+    /// Serves a described machine, with sockets for this user alone.
     ///
     /// # Errors
     /// As [`Served::start`].
     pub fn start_description(description: &Description, options: &ServeOptions) -> Result<Self, Failure> {
+        Self::start_for(description, options, &[], &[])
+    }
+
+    /// Serves a described machine, with sockets that are given to users and groups.
+    ///
+    /// # Errors
+    /// As [`Served::start`]; of usage also when there is no such user, group or attachment.
+    pub fn start_for(
+        description: &Description,
+        options: &ServeOptions,
+        owners: &[Word],
+        groups: &[Word],
+    ) -> Result<Self, Failure> {
         let (machine, built) = build(description).map_err(|error| Failure::usage(error.to_string()))?;
+        let rules = SocketRules::new(owners, groups, &built)?;
         let path = options.dir.clone().unwrap_or_else(|| Directory::default_for(&built.name));
-        Self::start_in(Directory::create(&path)?, machine, Arc::new(built), options)
+        let directory = Directory::create(&path)?;
+        if !rules.is_empty() {
+            directory.let_others_through(&rules.owners())?;
+        }
+        Self::start_in(directory, machine, Arc::new(built), options, &rules)
     }
 
     /// When it fails, what was started ends before the directory is given up.
@@ -106,12 +125,13 @@ impl Served {
         machine: Machine,
         built: Arc<Built>,
         options: &ServeOptions,
+        rules: &SocketRules,
     ) -> Result<Self, Failure> {
         let mut places = Vec::new();
         for node in &built.nodes {
             for attachment in &node.attachments {
                 let path = directory.socket(&node.name, &attachment.name, attachment.admin)?;
-                places.push((node.function, attachment.id, path));
+                places.push((node.function, attachment.id, path, rules.of(node, attachment)));
             }
         }
 
@@ -127,9 +147,9 @@ impl Served {
         })?;
 
         let mut sockets = Vec::new();
-        for (function, attachment, path) in &places {
+        for (function, attachment, path, access) in &places {
             engine
-                .listen(*function, *attachment, path)
+                .listen_for(*function, *attachment, path, *access)
                 .doing(|| format!("can't serve {}", path.display()))?;
             sockets.push(SocketFile::of(path)?);
         }
@@ -200,9 +220,9 @@ fn read(machine: &Path) -> Result<Description, Failure> {
 }
 
 /// The command.
-pub fn main(machine: &Path, options: &ServeOptions) -> Result<u8, Failure> {
+pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[Word]) -> Result<u8, Failure> {
     let signals = Signals::block().doing(|| "signals".into())?;
-    let served = Served::start(machine, options)?;
+    let served = Served::start_for(&read(machine)?, options, owners, groups)?;
     say(welcome(&served))?;
     loop {
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];

@@ -6,6 +6,8 @@
 mod ends;
 #[path = "program/held.rs"]
 mod held;
+#[path = "program/owners.rs"]
+mod owners;
 #[path = "program/places.rs"]
 mod places;
 #[path = "common/server.rs"]

@@ -1,0 +1,269 @@
+//! Which users and groups each attachment's socket is given to: `--socket-owner` and `--socket-group`.
+//!
+//! In: words of the command line, a machine. Out: a [`SocketAccess`] for each user attachment. The most specific word counts: one for
+//! an attachment before one for its node, and that before one for all. Admin attachments stay with the server's own user.
+
+use std::{fmt, str::FromStr};
+
+use nicforge_engine::SocketAccess;
+use nicforge_machine::build::{Built, Node, NodeAttachment};
+use nix::unistd::{Gid, Group, Uid, User};
+use thiserror::Error;
+
+use crate::failure::Failure;
+
+/// Why sockets can't be given as the command line says.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+pub enum AccessError {
+    /// The host has no such user.
+    #[error("there is no user {name} on this host; give a name that `getent passwd` knows, or a number")]
+    UnknownUser {
+        /// What was given.
+        name: String,
+    },
+    /// The host has no such group.
+    #[error("there is no group {name} on this host; give a name that `getent group` knows, or a number")]
+    UnknownGroup {
+        /// What was given.
+        name: String,
+    },
+    /// The machine has no such node or user attachment.
+    #[error(
+        "{target} is no node and no user attachment of this machine; a node is {node}, a user attachment {attachment}"
+    )]
+    UnknownTarget {
+        /// What was given.
+        target: String,
+        /// The name of a node that there is.
+        node: String,
+        /// The name of an attachment that there is.
+        attachment: String,
+    },
+    /// Two words for the same sockets.
+    #[error("{option} was given twice for {target}")]
+    Twice {
+        /// `--socket-owner` or `--socket-group`.
+        option: &'static str,
+        /// Which sockets.
+        target: String,
+    },
+}
+
+impl From<AccessError> for Failure {
+    fn from(error: AccessError) -> Self {
+        Self::usage(error.to_string())
+    }
+}
+
+/// One word of the command line: `NAME`, `NODE=NAME` or `NODE.ATTACHMENT=NAME`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Word {
+    target: Target,
+    name: String,
+}
+
+impl FromStr for Word {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (target, name) = match text.split_once('=') {
+            None => (Target::All, text),
+            Some((target, name)) => (Target::parse(target), name),
+        };
+        let is_empty = name.is_empty() || target.to_string().split('.').any(str::is_empty);
+        if is_empty {
+            return Err("NAME, NODE=NAME or NODE.ATTACHMENT=NAME is possible".into());
+        }
+        Ok(Self { target, name: name.to_owned() })
+    }
+}
+
+/// Which sockets a word is about.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Target {
+    All,
+    Node(String),
+    Attachment(String, String),
+}
+
+impl Target {
+    fn parse(text: &str) -> Self {
+        match text.split_once('.') {
+            None => Self::Node(text.to_owned()),
+            Some((node, attachment)) => Self::Attachment(node.to_owned(), attachment.to_owned()),
+        }
+    }
+
+    fn is_in(&self, built: &Built) -> bool {
+        match self {
+            Self::All => true,
+            Self::Node(node) => built.node(node).is_some(),
+            Self::Attachment(node, attachment) => {
+                built.node(node).is_some_and(|node| node.users().any(|user| user.name == *attachment))
+            }
+        }
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::All => f.write_str("all sockets"),
+            Self::Node(node) => f.write_str(node),
+            Self::Attachment(node, attachment) => write!(f, "{node}.{attachment}"),
+        }
+    }
+}
+
+/// The rules of a command line, checked against a machine.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SocketRules {
+    owners: Vec<(Target, Uid)>,
+    groups: Vec<(Target, Gid)>,
+}
+
+impl SocketRules {
+    /// Looks up the names.
+    ///
+    /// # Errors
+    /// [`AccessError`].
+    pub fn new(owners: &[Word], groups: &[Word], built: &Built) -> Result<Self, AccessError> {
+        check(owners, "--socket-owner", built)?;
+        check(groups, "--socket-group", built)?;
+        let owner = |word: &Word| Ok((word.target.clone(), user(&word.name)?));
+        let group = |word: &Word| Ok((word.target.clone(), group(&word.name)?));
+        Ok(Self {
+            owners: owners.iter().map(owner).collect::<Result<_, _>>()?,
+            groups: groups.iter().map(group).collect::<Result<_, _>>()?,
+        })
+    }
+
+    /// Whether all sockets stay with the server's own user.
+    pub fn is_empty(&self) -> bool {
+        self.owners.is_empty() && self.groups.is_empty()
+    }
+
+    /// The users that sockets are given to.
+    pub fn owners(&self) -> Vec<Uid> {
+        self.owners.iter().map(|(_, uid)| *uid).collect()
+    }
+
+    /// Which user and group an attachment's socket is given to.
+    pub fn of(&self, node: &Node, attachment: &NodeAttachment) -> SocketAccess {
+        if attachment.admin {
+            return SocketAccess::default();
+        }
+        let (node, attachment) = (node.name.as_str(), attachment.name.as_str());
+        SocketAccess {
+            owner: most_specific(&self.owners, node, attachment),
+            group: most_specific(&self.groups, node, attachment),
+        }
+    }
+}
+
+fn check(words: &[Word], option: &'static str, built: &Built) -> Result<(), AccessError> {
+    for (index, word) in words.iter().enumerate() {
+        let target = word.target.to_string();
+        if words[..index].iter().any(|earlier| earlier.target == word.target) {
+            return Err(AccessError::Twice { option, target });
+        }
+        if !word.target.is_in(built) {
+            let first = built.nodes.first();
+            let node = first.map(|node| node.name.clone()).unwrap_or_default();
+            let user = first.and_then(|node| node.users().next()).map(|user| user.name.clone());
+            let attachment = format!("{node}.{}", user.unwrap_or_default());
+            return Err(AccessError::UnknownTarget { target, node, attachment });
+        }
+    }
+    Ok(())
+}
+
+fn most_specific<T: Copy>(rules: &[(Target, T)], node: &str, attachment: &str) -> Option<T> {
+    let targets = [
+        Target::Attachment(node.to_owned(), attachment.to_owned()),
+        Target::Node(node.to_owned()),
+        Target::All,
+    ];
+    targets.iter().find_map(|target| rules.iter().find(|rule| rule.0 == *target)).map(|rule| rule.1)
+}
+
+/// A number of a user or group. The largest stands for none in the kernel's calls.
+fn number(text: &str) -> Option<u32> {
+    text.parse().ok().filter(|number| *number != u32::MAX)
+}
+
+fn user(name: &str) -> Result<Uid, AccessError> {
+    let known = || User::from_name(name).ok().flatten().map(|user| user.uid);
+    let number = || number(name).map(Uid::from_raw);
+    known().or_else(number).ok_or_else(|| AccessError::UnknownUser { name: name.to_owned() })
+}
+
+fn group(name: &str) -> Result<Gid, AccessError> {
+    let known = || Group::from_name(name).ok().flatten().map(|group| group.gid);
+    let number = || number(name).map(Gid::from_raw);
+    known().or_else(number).ok_or_else(|| AccessError::UnknownGroup { name: name.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use nicforge_machine::{build::build, description::Description};
+
+    use super::*;
+
+    fn built() -> Built {
+        let text = "name = \"m\"\n[[pset]]\ncompute_nodes = 2\n";
+        build(&Description::parse(text, "a test's machine").unwrap()).unwrap().1
+    }
+
+    fn words(texts: &[&str]) -> Vec<Word> {
+        texts.iter().map(|text| text.parse().unwrap()).collect()
+    }
+
+    fn refused(owners: &[&str], groups: &[&str]) -> AccessError {
+        SocketRules::new(&words(owners), &words(groups), &built()).unwrap_err()
+    }
+
+    #[test]
+    fn the_most_specific_word_counts_and_admin_attachments_are_kept() {
+        let built = built();
+        let owners = words(&["1001", "cn0=1002", "cn0.core1=1003"]);
+        let rules = SocketRules::new(&owners, &words(&["io0=root"]), &built).unwrap();
+        let of = |node: &str, attachment: &str| {
+            let node = built.node(node).unwrap();
+            rules.of(node, node.attachments.iter().find(|one| one.name == attachment).unwrap())
+        };
+        let owner = |uid| SocketAccess { owner: Some(Uid::from_raw(uid)), group: None };
+
+        assert_eq!(of("cn1", "core1"), owner(1001));
+        assert_eq!(of("cn0", "core0"), owner(1002));
+        assert_eq!(of("cn0", "core1"), owner(1003));
+        assert_eq!(of("io0", "core0"), SocketAccess { group: Some(Gid::from_raw(0)), ..owner(1001) });
+        assert_eq!(of("io0", "admin"), SocketAccess::default());
+    }
+
+    #[test]
+    fn users_groups_and_targets_that_are_not_there_are_refused() {
+        assert!(matches!(refused(&["4294967295"], &[]), AccessError::UnknownUser { .. }));
+        let name = "no-such-name".to_owned();
+        assert_eq!(refused(&["no-such-name"], &[]), AccessError::UnknownUser { name: name.clone() });
+        assert_eq!(refused(&[], &["cn0=no-such-name"]), AccessError::UnknownGroup { name });
+        for target in ["cn9", "cn0.core9", "cn0.admin"] {
+            let error = refused(&[&format!("{target}=1001")], &[]);
+            assert!(error.to_string().starts_with(&format!("{target} is no node")), "{error}");
+            assert!(error.to_string().ends_with("a user attachment io0.core0"), "{error}");
+        }
+    }
+
+    #[test]
+    fn two_words_for_the_same_sockets_are_refused() {
+        let error = refused(&[], &["cn0=1", "2", "cn0=3"]);
+        assert_eq!(error, AccessError::Twice { option: "--socket-group", target: "cn0".into() });
+    }
+
+    #[test]
+    fn a_word_without_a_name_or_target_is_refused() {
+        for text in ["", "=alice", "cn0=", "cn0.=alice", ".core0=alice"] {
+            assert!(text.parse::<Word>().is_err(), "{text}");
+        }
+    }
+}

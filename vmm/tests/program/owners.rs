@@ -1,0 +1,155 @@
+//! Sockets that are given to other users and groups: who gets in, who does not, and what is refused.
+
+#![allow(
+    unsafe_code,
+    reason = "a thread takes another user's credentials by raw calls: libc's change the whole process"
+)]
+
+use std::{
+    io::{Read, Write},
+    os::unix::{
+        fs::{MetadataExt, PermissionsExt},
+        net::UnixStream,
+    },
+    path::{Path, PathBuf},
+};
+
+use nix::{
+    errno::Errno,
+    libc,
+    unistd::{getegid, geteuid},
+};
+
+use super::{machine, nicforge, output, server::Server, text};
+
+/// Numbers that no user and group of the host is likely to have.
+const ALICE: u32 = 71_001;
+const BOB: u32 = 71_002;
+const TENANTS: u32 = 71_003;
+
+/// A folder that other users can pass, as the temporary directory is.
+fn passable() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
+    folder
+}
+
+fn serve(options: &[&str]) -> Server {
+    Server::start_in(passable(), Path::new(&machine("pset.toml")), options)
+}
+
+/// How a process with these credentials is received at a socket: `Ok` when it gets an answer to its first message, `EACCES` when the
+/// kernel keeps it out, and `ECONNRESET` when the server hangs up.
+fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
+    let groups = groups.to_vec();
+    let visit = move || {
+        become_user(user, &groups);
+        let mut stream = UnixStream::connect(socket)?;
+        stream.set_read_timeout(Some(super::LIMIT))?;
+        // VERSION 0.0 without capabilities: a header of 16 bytes and two numbers of the version.
+        let mut message = [0; 20];
+        (message[2], message[4]) = (1, 20);
+        stream.write_all(&message)?;
+        stream.read_exact(&mut [0; 16])
+    };
+    std::thread::spawn(visit)
+        .join()
+        .unwrap()
+        .map_err(|error: std::io::Error| error.raw_os_error().map_or(Errno::ECONNRESET, Errno::from_raw))
+}
+
+/// Takes credentials for the calling thread alone.
+fn become_user(user: u32, groups: &[u32]) {
+    let own = groups.first().copied().unwrap_or(user);
+    // SAFETY: the calls read `groups`, of the length given, and change the credentials of this thread only.
+    let results = unsafe {
+        [
+            libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()),
+            libc::syscall(libc::SYS_setresgid, own, own, own),
+            libc::syscall(libc::SYS_setresuid, user, user, user),
+        ]
+    };
+    assert_eq!(results, [0; 3]);
+}
+
+/// Whether this process can give files away and become another user; else a test that needs that has nothing to do.
+fn is_root() -> bool {
+    geteuid().is_root()
+}
+
+#[test]
+fn a_socket_of_another_user_is_for_that_user_alone() {
+    if !is_root() {
+        return;
+    }
+    let server =
+        serve(&["--socket-owner", &format!("cn0={ALICE}"), "--socket-owner", &format!("cn1.core2={BOB}")]);
+
+    assert_eq!(received(ALICE, &[], server.socket("cn0.core0")), Ok(()));
+    assert_eq!(received(BOB, &[], server.socket("cn1.core2")), Ok(()));
+    assert_eq!(received(BOB, &[], server.socket("cn0.core1")), Err(Errno::EACCES));
+    assert_eq!(received(ALICE, &[], server.socket("cn1.core1")), Err(Errno::EACCES));
+    assert_eq!(received(ALICE, &[], server.socket("admin/control")), Err(Errno::EACCES));
+}
+
+#[test]
+fn a_socket_that_its_owner_opens_to_others_is_still_for_the_owner_alone() {
+    if !is_root() {
+        return;
+    }
+    let server = serve(&["--socket-owner", &ALICE.to_string()]);
+    let socket = server.socket("cn0.core0");
+    std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(received(BOB, &[], socket.clone()), Err(Errno::ECONNRESET));
+    assert_eq!(received(ALICE, &[], socket), Ok(()));
+}
+
+#[test]
+fn a_socket_of_a_group_is_for_its_members_whatever_group_is_their_first() {
+    if !is_root() {
+        return;
+    }
+    let server = serve(&["--socket-group", &TENANTS.to_string()]);
+    // More than the server first has room for.
+    let many: Vec<u32> = (72_000..72_100).chain([TENANTS]).collect();
+    assert_eq!(received(ALICE, &[TENANTS], server.socket("cn0.core0")), Ok(()));
+    assert_eq!(received(ALICE, &many, server.socket("cn0.core1")), Ok(()));
+    assert_eq!(received(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::EACCES));
+    std::fs::set_permissions(server.socket("cn0.core2"), std::fs::Permissions::from_mode(0o777)).unwrap();
+    assert_eq!(received(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::ECONNRESET));
+}
+
+#[test]
+fn the_servers_own_group_needs_no_privilege_and_admin_sockets_stay_private() {
+    let group = getegid().as_raw();
+    let server = serve(&["--socket-group", &format!("cn0={group}")]);
+    let mode = |name: &str| std::fs::metadata(server.socket(name)).unwrap().mode() & 0o777;
+
+    assert_eq!(std::fs::metadata(server.socket("cn0.core0")).unwrap().gid(), group);
+    assert_eq!([mode("cn0.core0"), mode("cn1.core0"), mode("admin/cn0.admin")], [0o660, 0o600, 0o600]);
+    assert_eq!([mode(""), mode("admin")], [0o711, 0o700]);
+}
+
+#[test]
+fn users_that_are_not_there_and_directories_that_others_can_not_enter_are_refused() {
+    let folder = passable();
+    let closed = folder.path().join("closed");
+    std::fs::create_dir(&closed).unwrap();
+    std::fs::set_permissions(&closed, std::fs::Permissions::from_mode(0o700)).unwrap();
+    let refused = |directory: &Path, option: &str, name: &str| {
+        let file = machine("pset.toml");
+        output(nicforge(&["serve", &file, option, name, "--dir"]).arg(directory))
+    };
+
+    let unknown = refused(&folder.path().join("m"), "--socket-owner", "cn0=no-such-user");
+    assert_eq!(unknown.status.code(), Some(2));
+    assert!(text(&unknown.stderr).contains("there is no user no-such-user"), "{}", text(&unknown.stderr));
+    let shut = refused(&closed.join("m"), "--socket-group", &getegid().to_string());
+    assert_eq!(shut.status.code(), Some(3));
+    assert!(
+        text(&shut.stderr).contains("closed can be entered by its own user only"),
+        "{}",
+        text(&shut.stderr)
+    );
+    assert!(!closed.join("m").exists());
+}
