@@ -1,7 +1,9 @@
-//! Which users and groups each attachment's socket is given to: `--socket-owner` and `--socket-group`.
+//! Which users and groups each attachment's socket is given to: `--socket-owner` and
+//! `--socket-group`.
 //!
-//! In: words of the command line, a machine. Out: a [`SocketAccess`] for each user attachment. The most specific word counts: one for
-//! an attachment before one for its node, and that before one for all. Admin attachments stay with the server's own user.
+//! In: words of the command line, a machine. Out: a [`SocketAccess`] for each user attachment. The
+//! most specific word counts: one for an attachment before one for its node, and that before one
+//! for all. Admin attachments stay with the server's own user.
 
 use std::{fmt, str::FromStr};
 
@@ -18,13 +20,13 @@ pub enum AccessError {
     /// The host has no such user.
     #[error("there is no user {name} on this host; give a name that `getent passwd` knows, or a number")]
     UnknownUser {
-        /// What was given.
+        /// The word of the command line.
         name: String,
     },
     /// The host has no such group.
     #[error("there is no group {name} on this host; give a name that `getent group` knows, or a number")]
     UnknownGroup {
-        /// What was given.
+        /// The word of the command line.
         name: String,
     },
     /// The machine has no such node or user attachment.
@@ -32,7 +34,7 @@ pub enum AccessError {
         "{target} is no node and no user attachment of this machine; a node is {node}, a user attachment {attachment}"
     )]
     UnknownTarget {
-        /// What was given.
+        /// The word of the command line.
         target: String,
         /// The name of a node that there is.
         node: String,

@@ -82,8 +82,8 @@ struct ServeArguments {
     machine: PathBuf,
     #[command(flatten)]
     options: ServeOptions,
-    /// Give the user attachments' sockets to a user: a name or number, for all, for a node's (cn0=alice) or for one
-    /// (cn0.core0=alice); may be given several times. Needs root.
+    /// Give the user attachments' sockets to a user: a name or number, for all, for a node's
+    /// (cn0=alice) or for one (cn0.core0=alice); may be given several times. Needs root.
     #[arg(long = "socket-owner", value_name = "[NODE[.ATTACHMENT]=]USER")]
     socket_owners: Vec<Word>,
     /// Give them to a group in the same way: its members may use them.

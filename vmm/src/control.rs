@@ -1,8 +1,9 @@
 //! The control socket of a served machine: one JSON request a connection, one JSON answer.
 //!
-//! It is in the machine's `admin` folder, for the server's user alone. A request is a line of at most 4096 bytes. One thread serves
-//! several connections at a time, and none of them holds up another: a client that does not finish its request within a second, or does
-//! not take its answer within five, loses its connection.
+//! It is in the machine's `admin` folder, for the server's user alone. A request is a line of at
+//! most 4096 bytes. One thread serves several connections at a time, and none of them holds up
+//! another: a client that does not finish its request within a second, or does not take its answer
+//! within five, loses its connection.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -94,8 +95,8 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
         .doing(|| "the server's answer can't be read; is it another version?".into())
 }
 
-/// Answers requests on a thread of its own until it is dropped. The socket is removed then; the thread ends as soon as the request
-/// that it answers is answered, and is not waited for.
+/// Answers requests on a thread of its own until it is dropped. The socket is removed then; the
+/// thread ends as soon as the request that it answers is answered, and is not waited for.
 pub struct ControlServer {
     stop: Arc<EventFd>,
     file: SocketFile,
@@ -105,7 +106,8 @@ impl ControlServer {
     /// Serves `path`. A socket that a dead server left is replaced; a live one is an error.
     ///
     /// # Errors
-    /// A [`Failure`] of the surroundings when `path` is in use or a descriptor or thread can't be had.
+    /// A [`Failure`] of the surroundings when `path` is in use or a descriptor or thread can't be
+    /// had.
     pub fn start(
         path: &Path,
         answer: impl Fn(Request) -> Response + Send + 'static,
@@ -137,7 +139,8 @@ impl ControlServer {
 impl Drop for ControlServer {
     fn drop(&mut self) {
         self.file.remove();
-        // The only failure there is, a counter at its end, leaves the descriptor readable, which is all that is wanted.
+        // The only failure there is, a counter at its end, leaves the descriptor readable, which is
+        // all that is wanted.
         let _ = self.stop.write(1);
     }
 }
@@ -151,7 +154,7 @@ struct Conversation {
 }
 
 enum State {
-    /// What has come of its request.
+    /// The part of its request that has come.
     Asking(Vec<u8>),
     /// Its answer, and how much of that it has taken.
     Answering { answer: Vec<u8>, taken: usize },
@@ -170,7 +173,8 @@ impl Conversation {
         }
     }
 
-    /// Reads and writes as far as that goes without a wait. Returns whether there is more to do later.
+    /// Reads and writes as far as that goes without a wait. Returns whether there is more to do
+    /// later.
     fn advance(&mut self, answer: &dyn Fn(Request) -> Response, now: Instant) -> std::io::Result<bool> {
         if let State::Asking(line) = &mut self.state {
             if !read_request(&mut self.stream, line)? {
@@ -201,8 +205,8 @@ impl Conversation {
     }
 }
 
-/// Reads what has come. Returns whether the request is complete: by the end of its line, of [`MAX_REQUEST`] bytes, or of what the
-/// client sends.
+/// Reads what has come. Returns whether the request is complete: by the end of its line, of
+/// [`MAX_REQUEST`] bytes, or of what the client sends.
 fn read_request(stream: &mut UnixStream, line: &mut Vec<u8>) -> std::io::Result<bool> {
     let mut piece = [0; 512];
     while line.len() < MAX_REQUEST && !line.contains(&b'\n') {
@@ -245,7 +249,8 @@ impl Conversations<'_> {
 
         let first = self.open.iter().map(|conversation| conversation.until).chain(self.accept_at).min();
         let timeout = first.map_or(PollTimeout::NONE, |at| {
-            // A millisecond later, for what is left of one: else the wait would end just before the time.
+            // A millisecond later, for what is left of one: else the wait would end just before the
+            // time.
             let left = at.saturating_duration_since(now) + Duration::from_millis(1);
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
         });
@@ -282,8 +287,8 @@ impl Conversations<'_> {
         });
     }
 
-    /// Accepts a client, and answers at once one that has asked already. When there are too many, the oldest goes that has not asked,
-    /// else the oldest.
+    /// Accepts a client, and answers at once one that has asked already. When there are too many,
+    /// the oldest goes that has not asked, else the oldest.
     fn accept(&mut self, now: Instant) {
         let fd = match self.listener.accept() {
             Ok(Some(fd)) => fd,
@@ -311,7 +316,7 @@ impl Conversations<'_> {
     }
 }
 
-/// What one wait found.
+/// The result of one wait.
 struct Ready {
     listener: bool,
     /// In the order of the connections.

@@ -16,8 +16,8 @@ const MOST: rlim_t = 1 << 20;
 /// Soft and hard limit before [`raise`] changed them.
 static BEFORE: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
 
-/// Raises the soft limit to the hard limit, or to 2^20 where that is higher. Each attachment has a socket, and with a client a
-/// connection, windows, interrupts and registered memory.
+/// Raises the soft limit to the hard limit, or to 2^20 where that is higher. Each attachment has a
+/// socket, and with a client a connection, windows, interrupts and registered memory.
 pub fn raise() {
     if let Err(errno) = raise_to(MOST) {
         tracing::warn!(%errno, "the limit on open files could not be raised");
@@ -36,13 +36,13 @@ fn raise_to(most: rlim_t) -> Result<(), Errno> {
     setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
 }
 
-/// Makes a program start with the limit that this process was started with: some programs close every number up to it, and `select`
-/// knows no number above 1023.
+/// Makes a program start with the limit that this process was started with: some programs close
+/// every number up to it, and `select` knows no number above 1023.
 pub fn restore_in(command: &mut Command) {
     let Some(&(soft, hard)) = BEFORE.get() else { return };
     let restore = move || setrlimit(Resource::RLIMIT_NOFILE, soft, hard).map_err(io::Error::from);
 
-    // SAFETY: between fork and exec only async-signal-safe calls are made: `setrlimit`, with numbers that the closure owns. Neither it
-    // nor the conversion of its error number allocates.
+    // SAFETY: between fork and exec only async-signal-safe calls are made: `setrlimit`, with
+    // numbers that the closure owns. Neither it nor the conversion of its error number allocates.
     unsafe { command.pre_exec(restore) };
 }

@@ -135,8 +135,8 @@ impl Directory {
 }
 
 impl Directory {
-    /// Lets every user of the host through what was made, except `admin/`: they can reach sockets that are given to them, and cannot
-    /// see which there are. `owners` are the users among them.
+    /// Lets every user of the host through what was made, except `admin/`: they can reach sockets
+    /// that are given to them, and cannot see which there are. `owners` are the users among them.
     ///
     /// # Errors
     /// A [`Failure`] that names the directory on the way that only its own user can enter.
@@ -160,7 +160,8 @@ impl Directory {
         Ok(())
     }
 
-    /// Removes what was made, unless there are files of others in it. Calling it again does no harm.
+    /// Removes what was made, unless there are files of others in it. Calling it again does no
+    /// harm.
     pub fn remove_made(&self) {
         for made in self.made.iter().rev() {
             // It stays when there is something in it.
@@ -175,7 +176,8 @@ impl Drop for Directory {
     }
 }
 
-/// The file of a socket that this process listens on, to be removed while another thread still has the socket.
+/// The file of a socket that this process listens on, to be removed while another thread still has
+/// the socket.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,

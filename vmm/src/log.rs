@@ -1,8 +1,9 @@
 //! The log on standard error, written by a thread of its own.
 //!
-//! In: lines from `tracing`, on any thread. Out: standard error. A thread that logs only puts its line into a bounded queue, so that
-//! a pipe that is full and unread holds neither the engine nor the end of the process. Lines that find the queue full are dropped and
-//! counted; the log says how many.
+//! In: lines from `tracing`, on any thread. Out: standard error. A thread that logs only puts its
+//! line into a bounded queue, so that a pipe that is full and unread holds neither the engine nor
+//! the end of the process. Lines that find the queue full are dropped and counted; the log says how
+//! many.
 
 use std::{
     io::{self, Write},
@@ -22,7 +23,8 @@ use crate::lines::{Stream, is_writable};
 
 /// Lines that wait to be written at most.
 const MAX_WAITING: usize = 1024;
-/// The longest line in bytes; the rest of it is cut off. A pipe that is ready for writing takes as much without a wait.
+/// The longest line in bytes; the rest of it is cut off. A pipe that is ready for writing takes as
+/// much without a wait.
 const MAX_LINE: usize = 4096;
 /// How long the end of the process waits for the lines that are left.
 const LAST_LINES: Duration = Duration::from_millis(200);
@@ -104,7 +106,8 @@ impl Waiting {
     }
 }
 
-/// The log of this process. When it is dropped, lines that still wait are written if their reader takes them within 200 ms.
+/// The log of this process. When it is dropped, lines that still wait are written if their reader
+/// takes them within 200 ms.
 #[derive(Debug)]
 pub struct Log {
     queue: LogQueue,
@@ -113,7 +116,8 @@ pub struct Log {
 }
 
 impl Log {
-    /// Starts the thread that writes. It is never joined: the process may end while it waits for a reader.
+    /// Starts the thread that writes. It is never joined: the process may end while it waits for a
+    /// reader.
     ///
     /// # Errors
     /// As `std::thread::Builder::spawn`.
@@ -121,7 +125,8 @@ impl Log {
         let (queue, waiting) = LogQueue::new(MAX_WAITING);
         let (all_written, written) = mpsc::sync_channel(0);
 
-        // A thread has the mask of the one that starts it. Signals are for the thread that waits for them, which may block them later.
+        // A thread has the mask of the one that starts it. Signals are for the thread that waits
+        // for them, which may block them later.
         let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let started = thread::Builder::new().name("log".into()).spawn(move || {
             waiting.write_all(write_when_read);
@@ -132,7 +137,7 @@ impl Log {
         Ok(Self { queue, written })
     }
 
-    /// What `tracing` writes to.
+    /// The writer for `tracing`.
     pub fn queue(&self) -> LogQueue {
         self.queue.clone()
     }
@@ -140,7 +145,8 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // A queue that is full belongs to a reader that takes nothing: waiting for it would help only a reader that comes back.
+        // A queue that is full belongs to a reader that takes nothing: waiting for it would help
+        // only a reader that comes back.
         let asked = self.queue.lines.try_send(Vec::new()).is_ok();
         let wait = if asked { LAST_LINES } else { Duration::ZERO };
         match self.written.recv_timeout(wait) {
@@ -149,7 +155,8 @@ impl Drop for Log {
     }
 }
 
-/// Writes a line to standard error once it takes one without a wait, so that the lock of standard error is held for a moment only.
+/// Writes a line to standard error once it takes one without a wait, so that the lock of standard
+/// error is held for a moment only.
 fn write_when_read(line: &[u8]) {
     while !is_writable(Stream::Error, LOOK) {}
     // It may be closed, or on a disk that is full.

@@ -47,7 +47,8 @@ pub struct Served {
     engine: Option<EngineThread>,
 }
 
-/// The engine's thread. It is never joined: a system call that a client holds up may keep it for ever.
+/// The engine's thread. It is never joined: a system call that a client holds up may keep it for
+/// ever.
 struct EngineThread {
     thread: JoinHandle<()>,
     /// How it ended. The other end is dropped without a word when the thread panicked.
@@ -66,7 +67,8 @@ impl EngineThread {
         Ok(Self { thread: thread.doing(|| "the engine's thread".into())?, ended })
     }
 
-    /// Waits for the end of the thread, which was asked to end. A thread that does not is left behind.
+    /// Waits for the end of the thread, which was asked to end. A thread that does not is left
+    /// behind.
     fn wait(self) -> Result<(), Failure> {
         match self.ended.recv_timeout(LAST_TURN) {
             Ok(result) => result.map_err(Failure::environment),
@@ -188,11 +190,12 @@ impl Served {
         self.engine.as_ref().is_none_or(|engine| engine.thread.is_finished())
     }
 
-    /// Stops serving and removes the sockets and the directory. Returns within 1.2 s, whatever a client holds.
+    /// Stops serving and removes the sockets and the directory. Returns within 1.2 s, whatever a
+    /// client holds.
     ///
     /// # Errors
-    /// A [`Failure`] when the engine was not well; with [`EXIT_HELD`] when it does not end. Its thread is then left behind, and the
-    /// caller ends the process soon.
+    /// A [`Failure`] when the engine was not well; with [`EXIT_HELD`] when it does not end. Its
+    /// thread is then left behind, and the caller ends the process soon.
     pub fn stop(mut self) -> Result<(), Failure> {
         self.end()
     }

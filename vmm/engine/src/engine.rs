@@ -187,6 +187,7 @@ impl Engine {
         if !known {
             return Err(missing);
         }
+
         if let Some(&index) = self.served.get(&(function, attachment)) {
             let path = self.ports[index].listener.path().to_owned();
             return Err(EngineError::AlreadyServed { function: function.0, attachment: attachment.0, path });
@@ -194,6 +195,7 @@ impl Engine {
         if self.ports.len() >= MAX_PORTS {
             return Err(EngineError::TooMany { limit: MAX_PORTS });
         }
+
         let listener = Listener::bind_for(path.as_ref(), access)?;
         self.served.insert((function, attachment), self.ports.len());
         self.ports.push(Port {

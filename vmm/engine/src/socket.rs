@@ -46,7 +46,7 @@ impl SocketAccess {
         if self.group.is_some() { 0o660 } else { 0o600 }
     }
 
-    /// Gives the socket's file away.
+    /// Sets owner, group and mode of the socket's file.
     fn set_on(self, path: &Path) -> io::Result<()> {
         if self != Self::default() {
             lchown(path, self.owner.map(Uid::as_raw), self.group.map(Gid::as_raw))?;
@@ -66,7 +66,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at `path`, for the server's own user alone. What a server that is dead left there is replaced.
+    /// Listens at `path`, for the server's own user alone. What a server that is dead left there is
+    /// replaced.
     ///
     /// # Errors
     /// [`EngineError::SocketInUse`], [`EngineError::NotASocket`], [`EngineError::Socket`].
@@ -74,11 +75,12 @@ impl Listener {
         Self::bind_for(path, SocketAccess::default())
     }
 
-    /// Listens at `path`, for another user or a group too. The socket has mode 0600, and 0660 with a group.
+    /// Listens at `path`, for another user or a group too. The socket has mode 0600, and 0660 with
+    /// a group.
     ///
     /// # Errors
-    /// As [`Listener::bind`]; [`EngineError::Socket`] also when the server may not give the socket away: to another user it needs
-    /// CAP_CHOWN, to a group that it is not in as well.
+    /// As [`Listener::bind`]; [`EngineError::Socket`] also when the server may not give the socket
+    /// away: to another user it needs CAP_CHOWN, to a group that it is not in as well.
     pub fn bind_for(path: &Path, access: SocketAccess) -> Result<Self, EngineError> {
         let failed = |what, reason: io::Error| EngineError::Socket { what, path: path.to_owned(), reason };
         let address = UnixAddr::new(path).map_err(|errno| failed("naming the socket", errno.into()))?;
@@ -129,8 +131,9 @@ impl Listener {
         }
     }
 
-    /// The process of a client that may use the socket: of the server's user, of root, or of those it was given to. `None` for any
-    /// other. The credentials are those that the client had when it connected.
+    /// The process of a client that may use the socket: of the server's user, of root, or of those
+    /// it was given to. `None` for any other. The credentials are those that the client had when it
+    /// connected.
     pub fn welcome(&self, client: &OwnedFd) -> Option<i32> {
         let peer = getsockopt(client, sockopt::PeerCredentials).ok()?;
         let is_owner = |uid: Uid| uid.is_root() || uid == geteuid() || self.access.owner == Some(uid);
@@ -151,7 +154,8 @@ fn peer_groups(fd: BorrowedFd<'_>) -> Result<Vec<libc::gid_t>, SystemErrno> {
     let mut groups: Vec<libc::gid_t> = vec![0; 32];
     loop {
         let mut bytes = size_of_val(groups.as_slice()) as libc::socklen_t;
-        // SAFETY: the kernel writes no more than `bytes` bytes to `groups`, which has as many, and any bytes are groups.
+        // SAFETY: the kernel writes no more than `bytes` bytes to `groups`, which has as many, and
+        // any bytes are groups.
         let got = unsafe {
             libc::getsockopt(
                 fd.as_raw_fd(),

@@ -6,7 +6,8 @@ const RESET: &[u8] = b"{\"reset\":{\"node\":\"cn0\"}}\n";
 /// More than a socket holds.
 const LONG: usize = 8 << 20;
 
-/// Answers `cn0` at once, and every other request at such length that it does not fit into a socket.
+/// Answers `cn0` at once, and every other request at such length that it does not fit into a
+/// socket.
 fn served() -> (tempfile::TempDir, PathBuf, ControlServer) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control");

@@ -21,9 +21,11 @@ use nix::{
 
 use super::{machine, nicforge, output, server::Server, text, wait};
 
-/// Within this time a server ends on a signal. A machine that is busy with other things needs longer than two seconds.
+/// Within this time a server ends on a signal. A machine that is busy with other things needs
+/// longer than two seconds.
 const IN_TIME: Duration = Duration::from_secs(4);
-/// Connections that each make the server log. Their lines are many times what a pipe and the log's queue hold.
+/// Connections that each make the server log. Their lines are many times what a pipe and the log's
+/// queue hold.
 const NOISE: usize = 3000;
 
 /// A server that logs much to a pipe that is not read.

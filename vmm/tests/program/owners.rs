@@ -1,4 +1,5 @@
-//! Sockets that are given to other users and groups: who gets in, who does not, and what is refused.
+//! Sockets that are given to other users and groups: who gets in, who does not, and what is
+//! refused.
 
 #![allow(
     unsafe_code,
@@ -38,8 +39,8 @@ fn serve(options: &[&str]) -> Server {
     Server::start_in(passable(), Path::new(&machine("pset.toml")), options)
 }
 
-/// How a process with these credentials is received at a socket: `Ok` when it gets an answer to its first message, `EACCES` when the
-/// kernel keeps it out, and `ECONNRESET` when the server hangs up.
+/// How a process with these credentials is received at a socket: `Ok` when it gets an answer to its
+/// first message, `EACCES` when the kernel keeps it out, and `ECONNRESET` when the server hangs up.
 fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
     let groups = groups.to_vec();
     let visit = move || {
@@ -61,18 +62,17 @@ fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
 /// Takes credentials for the calling thread alone.
 fn become_user(user: u32, groups: &[u32]) {
     let own = groups.first().copied().unwrap_or(user);
-    // SAFETY: the calls read `groups`, of the length given, and change the credentials of this thread only.
-    let results = unsafe {
-        [
-            libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()),
-            libc::syscall(libc::SYS_setresgid, own, own, own),
-            libc::syscall(libc::SYS_setresuid, user, user, user),
-        ]
-    };
-    assert_eq!(results, [0; 3]);
+    // SAFETY: the call reads `groups`, of the length given.
+    let groups = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
+    // SAFETY: the call touches no memory of this process.
+    let group = unsafe { libc::syscall(libc::SYS_setresgid, own, own, own) };
+    // SAFETY: as above.
+    let user = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
+    assert_eq!([groups, group, user], [0; 3]);
 }
 
-/// Whether this process can give files away and become another user; else a test that needs that has nothing to do.
+/// Whether this process can give files away and become another user; else a test that needs that
+/// has nothing to do.
 fn is_root() -> bool {
     geteuid().is_root()
 }
