@@ -12,13 +12,13 @@
 
 use std::{
     fs::{DirBuilder, File},
-    os::unix::fs::{DirBuilderExt, MetadataExt},
+    os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt},
     path::{Path, PathBuf},
 };
 
 use nix::{
     errno::Errno,
-    fcntl::{Flock, FlockArg},
+    fcntl::{Flock, FlockArg, OFlag},
     unistd::geteuid,
 };
 
@@ -29,6 +29,9 @@ use crate::{
 
 /// The environment variable that names the cache.
 pub const VARIABLE: &str = "NICFORGE_CACHE";
+
+/// Mode bit of a directory in which users can only remove and rename what is theirs.
+const STICKY: u32 = 0o1000;
 
 /// A cache directory.
 #[derive(Clone, Debug)]
@@ -63,20 +66,35 @@ impl Cache {
         }
     }
 
-    /// A cache in a directory of the caller's choice, which is made.
+    /// A cache in a directory of the caller's choice, which is made. It may be a link where no other
+    /// user can make one.
     ///
     /// # Errors
-    /// [`GuestError::Cache`] when it can't be made, or others may write to it.
+    /// [`GuestError::Cache`] when it can't be made, or others may write to it or replace it.
     pub fn at(path: &Path) -> Result<Self, GuestError> {
         let unusable = |why: String| GuestError::Cache { path: path.to_owned(), why };
-        let root = std::path::absolute(path).map_err(|error| unusable(error.to_string()))?;
-        DirBuilder::new()
-            .recursive(true)
-            .mode(0o700)
-            .create(&root)
-            .map_err(|error| unusable(error.to_string()))?;
-        let metadata = std::fs::metadata(&root).map_err(|error| unusable(error.to_string()))?;
+        let failed = |error: std::io::Error| unusable(error.to_string());
+        let root = std::path::absolute(path).map_err(failed)?;
+        DirBuilder::new().recursive(true).mode(0o700).create(&root).map_err(failed)?;
+
+        // In a folder that all can write to, another user may have put there what has its name.
+        let parent = std::fs::metadata(root.parent().unwrap_or(&root)).map_err(failed)?;
+        let is_public = parent.mode() & 0o002 != 0;
+        if is_public && parent.mode() & STICKY == 0 {
+            return Err(unusable("other users can put another directory in its place".into()));
+        }
+        let nofollow = if is_public { OFlag::O_NOFOLLOW.bits() } else { 0 };
+        let opened = File::options()
+            .read(true)
+            .custom_flags(OFlag::O_DIRECTORY.bits() | nofollow)
+            .open(&root)
+            .map_err(|error| match is_public && root.is_symlink() {
+                true => unusable("it is a link, in a directory that other users can write to".into()),
+                false => failed(error),
+            })?;
+
         // Programs are run from it.
+        let metadata = opened.metadata().map_err(failed)?;
         if metadata.uid() != geteuid().as_raw() {
             return Err(unusable("it belongs to another user".into()));
         }
@@ -159,6 +177,53 @@ mod tests {
         std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
         let error = Cache::at(folder.path()).unwrap_err();
         assert!(error.to_string().contains("other users can write"), "{error}");
+    }
+
+    /// A directory with a mode, and one of this user's elsewhere, to which `cache` in the first is a
+    /// link.
+    fn linked(mode: u32) -> (tempfile::TempDir, tempfile::TempDir) {
+        let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        std::fs::set_permissions(elsewhere.path(), std::fs::Permissions::from_mode(0o700)).unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+        std::os::unix::fs::symlink(elsewhere.path(), folder.path().join("cache")).unwrap();
+        (folder, elsewhere)
+    }
+
+    #[test]
+    fn a_link_is_refused_where_others_can_make_one_and_followed_elsewhere() {
+        let (folder, elsewhere) = linked(0o1777);
+        let error = Cache::at(&folder.path().join("cache")).unwrap_err();
+        assert!(error.to_string().contains("it is a link"), "{error}");
+        assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0);
+
+        let (folder, _elsewhere) = linked(0o755);
+        Cache::at(&folder.path().join("cache")).unwrap();
+    }
+
+    #[test]
+    fn a_link_that_leads_nowhere_is_refused_and_its_target_is_not_made() {
+        let (folder, elsewhere) = linked(0o1777);
+        let target = elsewhere.path().to_owned();
+        drop(elsewhere);
+        assert!(Cache::at(&folder.path().join("cache")).is_err());
+        assert!(!target.exists());
+    }
+
+    #[test]
+    fn a_place_that_others_can_rename_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+        let error = Cache::at(&folder.path().join("cache")).unwrap_err();
+        assert!(error.to_string().contains("another directory in its place"), "{error}");
+    }
+
+    #[test]
+    fn a_cache_among_temporary_files_is_made_for_this_user_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o1777)).unwrap();
+        Cache::at(&folder.path().join("cache")).unwrap();
+        let mode = std::fs::metadata(folder.path().join("cache")).unwrap().mode();
+        assert_eq!(mode & 0o777, 0o700);
     }
 
     #[test]
