@@ -8,7 +8,48 @@
 
 #include <linux/eventfd.h>
 #include <linux/mm.h>
+#include <linux/sched.h>
 #include <linux/version.h>
+
+/*
+ * 6.2: a long-term pin for reading makes the pages of a private mapping the
+ * process's own first. Before, only a pin for writing does so; it is forced,
+ * so that memory the process can only read is treated as 6.2 treats it.
+ */
+#if KERNEL_VERSION(6, 2, 0) > LINUX_VERSION_CODE
+static inline long shim_pin_for_reading(unsigned long start,
+					unsigned long count,
+					struct page **pages)
+{
+	unsigned int flags = FOLL_LONGTERM;
+	struct mm_struct *mm = current->mm;
+	struct vm_area_struct *vma;
+	long ret;
+
+	ret = mmap_read_lock_killable(mm);
+	if (ret)
+		return ret;
+	ret = -EFAULT;
+	start = untagged_addr(start);
+	vma = vma_lookup(mm, start);
+	if (vma && vma->vm_flags & VM_READ) {
+		if (is_cow_mapping(vma->vm_flags))
+			flags |= FOLL_WRITE | FOLL_FORCE;
+		/* The next mapping may be of another kind. */
+		count = min(count, (vma->vm_end - start) >> PAGE_SHIFT);
+		ret = pin_user_pages(start, count, flags, pages, NULL);
+	}
+	mmap_read_unlock(mm);
+	return ret;
+}
+#else
+static inline long shim_pin_for_reading(unsigned long start,
+					unsigned long count,
+					struct page **pages)
+{
+	return pin_user_pages_fast(start, count, FOLL_LONGTERM, pages);
+}
+#endif
 
 /* 6.3: vm_flags is changed through functions. */
 #if KERNEL_VERSION(6, 3, 0) > LINUX_VERSION_CODE

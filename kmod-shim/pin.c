@@ -9,6 +9,7 @@
 #include <linux/uaccess.h>
 
 #include "buffer.h"
+#include "compat.h"
 
 /* Pages pinned in one go, between looks for signals. */
 #define SHIM_PIN_PAGES 1024
@@ -18,25 +19,40 @@ static unsigned long shim_page_count(const struct shim_buffer *buffer)
 	return buffer->len >> PAGE_SHIFT;
 }
 
+/*
+ * Pins pages from @start on, maybe fewer than @count. What the function only
+ * reads is pinned for reading, so that memory the process can't write will do.
+ * The process may store to the rest later, and the function must see that: of
+ * a private mapping, the pages must be the process's own by now. A page that
+ * was not touched yet is the shared zero page, or the file's; the first store
+ * would put another in its place, and the pin would keep the old one.
+ */
+static long shim_pin_some(enum dma_data_direction direction,
+			  unsigned long start, unsigned long count,
+			  struct page **pages)
+{
+	if (direction == DMA_TO_DEVICE)
+		return shim_pin_for_reading(start, count, pages);
+	return pin_user_pages_fast(start, count, FOLL_LONGTERM | FOLL_WRITE,
+				   pages);
+}
+
 /* Pins all pages, or none. */
 static int shim_pin_pages(struct shim_buffer *buffer, u64 start)
 {
 	unsigned long count = shim_page_count(buffer);
-	unsigned int flags = FOLL_LONGTERM;
 	unsigned long done = 0;
 	long ret = 0;
 
-	if (buffer->direction != DMA_TO_DEVICE)
-		flags |= FOLL_WRITE;
 	while (done < count) {
 		unsigned long some = min(count - done, SHIM_PIN_PAGES + 0UL);
 
 		if (fatal_signal_pending(current))
 			ret = -EINTR;
 		else
-			ret = pin_user_pages_fast(start + (done << PAGE_SHIFT),
-						  some, flags,
-						  buffer->pages + done);
+			ret = shim_pin_some(buffer->direction,
+					    start + (done << PAGE_SHIFT), some,
+					    buffer->pages + done);
 		if (ret <= 0)
 			break;
 		done += ret;
