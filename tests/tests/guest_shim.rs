@@ -36,7 +36,7 @@ const FIFO: [&str; 12] = [
 ];
 
 /// The checks that want the DMA engine.
-const ENGINE: [&str; 3] = ["coherent", "pinned", "quota"];
+const ENGINE: [&str; 4] = ["coherent", "pinned", "untouched", "quota"];
 
 /// A guest with proof devices that the shim drives.
 struct Rig {

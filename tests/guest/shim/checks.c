@@ -220,6 +220,7 @@ static const struct {
 	{ "intx", 1, check_intx },
 	{ "coherent", 1, check_coherent },
 	{ "pinned", 1, check_pinned },
+	{ "untouched", 1, check_untouched },
 	{ "iommu", 1, check_iommu },
 	{ "quota", 1, check_quota },
 	{ "reset", 1, check_reset },

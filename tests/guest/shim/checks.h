@@ -119,6 +119,7 @@ void check_masking(char **devices);
 void check_intx(char **devices);
 void check_coherent(char **devices);
 void check_pinned(char **devices);
+void check_untouched(char **devices);
 void check_iommu(char **devices);
 void check_quota(char **devices);
 void check_reset(char **devices);

@@ -143,6 +143,28 @@ static struct nicforge_shim_dma_pin pin(const struct function *engine, void *sta
 	return pin;
 }
 
+/*
+ * Makes a piece of each page, wherever its segments have it, and uses the
+ * lists up. Returns the number of source segments.
+ */
+static uint32_t page_pieces(struct nicforge_shim_dma_segment *from,
+			    struct nicforge_shim_dma_segment *to,
+			    descriptor *pieces, uint32_t pages)
+{
+	uint32_t i, in = 0, out = 0;
+
+	for (i = 0; i < pages; i++) {
+		pieces[i] = (descriptor) { from[in].address, to[out].address, PAGE, 0 };
+		from[in].address += PAGE;
+		from[in].len -= PAGE;
+		in += !from[in].len;
+		to[out].address += PAGE;
+		to[out].len -= PAGE;
+		out += !to[out].len;
+	}
+	return in;
+}
+
 void check_pinned(char **devices)
 {
 	struct function engine = open_function(devices[0], 0);
@@ -151,7 +173,7 @@ void check_pinned(char **devices)
 	struct nicforge_shim_dma_pin source_pin, target_pin, bad;
 	descriptor pieces[PAGES];
 	uint64_t len = 0;
-	uint32_t i, j;
+	uint32_t i;
 
 	/* Page by page in turns, so that they lie apart. */
 	for (i = 0; i < PAGES; i++)
@@ -165,22 +187,7 @@ void check_pinned(char **devices)
 		len += to[i].len;
 	CHECK_EQ(len, PAGES * PAGE);
 
-	/* A piece a page, wherever its segment has it. */
-	for (i = 0, j = 0; i < PAGES; i++) {
-		pieces[i].source = from[j].address;
-		pieces[i].length = PAGE;
-		pieces[i].reserved = 0;
-		from[j].address += PAGE;
-		from[j].len -= PAGE;
-		j += !from[j].len;
-	}
-	CHECK_EQ(j, source_pin.count);
-	for (i = 0, j = 0; i < PAGES; i++) {
-		pieces[i].destination = to[j].address;
-		to[j].address += PAGE;
-		to[j].len -= PAGE;
-		j += !to[j].len;
-	}
+	CHECK_EQ(page_pieces(from, to, pieces, PAGES), source_pin.count);
 	CHECK_EQ(copy(&engine, pieces, PAGES), 0);
 	CHECK_EQ(memcmp(source, target, PAGES * PAGE), 0);
 
@@ -226,6 +233,46 @@ void check_pinned(char **devices)
 	bad.capacity = 1;
 	CHECK_ERROR(ioctl(engine.fd, NICFORGE_SHIM_PIN_DMA, &bad), EFAULT);
 	CHECK_EQ(used(&engine), 0);
+}
+
+/* A place for pages of different kinds, one behind the other. */
+static void map_at(char *place, int protection, int flags, int fd)
+{
+	CHECK(mmap(place, PAGE, protection, flags | MAP_FIXED, fd, 0) == place);
+}
+
+void check_untouched(char **devices)
+{
+	enum { UNTOUCHED, READ, FILE_PAGE, SHARED, KINDS };
+	struct function engine = open_function(devices[0], 0);
+	struct nicforge_shim_dma_segment from[KINDS], to[KINDS];
+	char *source = (char *)new_memory(KINDS * PAGE);
+	char *target = (char *)new_memory(KINDS * PAGE);
+	int own = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
+	int shared = (int)syscall(SYS_memfd_create, "shared", 0);
+	descriptor pieces[KINDS];
+	volatile char *touched;
+	char value = 7;
+
+	CHECK_OK(own);
+	CHECK_OK(shared);
+	CHECK_OK(ftruncate(shared, PAGE));
+	map_at(source + FILE_PAGE * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE, own);
+	map_at(source + SHARED * PAGE, PROT_READ, MAP_SHARED, shared);
+	touched = source + READ * PAGE;
+	CHECK_EQ(*touched, 0);
+	pin(&engine, source, KINDS * PAGE, NICFORGE_SHIM_DMA_READ, from, KINDS);
+	pin(&engine, target, KINDS * PAGE, NICFORGE_SHIM_DMA_WRITE, to, KINDS);
+	page_pieces(from, to, pieces, KINDS);
+
+	/* Stores behind the pin: the function reads what the process reads. */
+	memset(source + UNTOUCHED * PAGE, 1, PAGE);
+	memset(source + READ * PAGE, 2, PAGE);
+	memset(source + FILE_PAGE * PAGE, 3, PAGE);
+	CHECK_EQ(pwrite(shared, &value, 1, 5), 1);
+	CHECK_EQ(source[SHARED * PAGE + 5], value);
+	CHECK_EQ(copy(&engine, pieces, KINDS), 0);
+	CHECK_EQ(memcmp(source, target, KINDS * PAGE), 0);
 }
 
 /* With an IOMMU: large memory, and what the function may not reach. */
