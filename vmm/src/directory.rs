@@ -162,8 +162,9 @@ impl Directory {
 
     /// Removes what was made, unless there are files of others in it. Calling it again does no
     /// harm.
-    pub fn remove_made(&self) {
-        for made in self.made.iter().rev() {
+    pub fn remove_made(&mut self) {
+        // Each only once: another server may make one of that name at once.
+        for made in self.made.drain(..).rev() {
             // It stays when there is something in it.
             let _ = std::fs::remove_dir(made);
         }

@@ -29,7 +29,7 @@ const MAX_LINE: usize = 4096;
 /// How long the end of the process waits for the lines that are left.
 const LAST_LINES: Duration = Duration::from_millis(200);
 /// How long one wait of the writing thread for its reader takes.
-const LOOK: Duration = Duration::from_millis(50);
+const LOOK: Duration = Duration::from_secs(60);
 
 /// Where threads put their lines. Clones have the same queue.
 #[derive(Clone, Debug)]

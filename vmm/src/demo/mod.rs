@@ -144,7 +144,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
     let code = processes.wait(&signals)?;
     drop(processes);
     bar.finish_and_clear();
-    let snapshot = served.snapshot()?;
+    let snapshot = served.snapshot();
     served.stop()?;
     if code == EXIT_INTERRUPTED {
         return Err(Failure::interrupted());
@@ -153,7 +153,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
         return Err(Failure::result("a part of the demonstration failed; its message is above"));
     }
     let collected = std::mem::take(&mut *collected.lock().unwrap_or_else(PoisonError::into_inner));
-    report::print(&collected, &snapshot, plan, options.json)
+    report::print(&collected, &snapshot?, plan, options.json)
 }
 
 /// This program again, once a node.
