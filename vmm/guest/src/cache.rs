@@ -59,15 +59,16 @@ impl Cache {
         let temporary = std::env::temp_dir().join(format!("nicforge-cache-{}", geteuid()));
         match named {
             Some(path) => Self::at(&path).or_else(|error| {
-                // A home that is not there (or not ours) is usual for users of services; a cache that was named is meant.
+                // A home that is not there (or not ours) is usual for users of services; a cache
+                // that was named is meant.
                 if std::env::var_os(VARIABLE).is_some() { Err(error) } else { Self::at(&temporary) }
             }),
             None => Self::at(&temporary),
         }
     }
 
-    /// A cache in a directory of the caller's choice, which is made. It may be a link where no other
-    /// user can make one.
+    /// A cache in a directory of the caller's choice, which is made. It may be a link where no
+    /// other user can make one.
     ///
     /// # Errors
     /// [`GuestError::Cache`] when it can't be made, or others may write to it or replace it.
@@ -179,8 +180,8 @@ mod tests {
         assert!(error.to_string().contains("other users can write"), "{error}");
     }
 
-    /// A directory with a mode, and one of this user's elsewhere, to which `cache` in the first is a
-    /// link.
+    /// A directory with a mode, and one of this user's elsewhere, to which `cache` in the first
+    /// is a link.
     fn linked(mode: u32) -> (tempfile::TempDir, tempfile::TempDir) {
         let (folder, elsewhere) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         std::fs::set_permissions(elsewhere.path(), std::fs::Permissions::from_mode(0o700)).unwrap();

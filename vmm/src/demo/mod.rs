@@ -122,6 +122,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
     );
     let description = Description::parse(&text, "the demonstration's machine")
         .map_err(|error| Failure::usage(error.to_string()))?;
+
     let served = Served::start_description(&description, &options.serve)?;
     if !options.json {
         tell(format_args!(
@@ -139,11 +140,13 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
     {
         bar.set_style(style);
     }
+
     let collected = Arc::new(Mutex::new(Collected::default()));
     let mut processes = Processes::start(programs(options, &data, &served)?, collector(&collected, &bar))?;
     let code = processes.wait(&signals)?;
     drop(processes);
     bar.finish_and_clear();
+
     let snapshot = served.snapshot();
     served.stop()?;
     if code == EXIT_INTERRUPTED {
@@ -152,6 +155,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
     if code != 0 {
         return Err(Failure::result("a part of the demonstration failed; its message is above"));
     }
+
     let collected = std::mem::take(&mut *collected.lock().unwrap_or_else(PoisonError::into_inner));
     report::print(&collected, &snapshot?, plan, options.json)
 }
