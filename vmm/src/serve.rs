@@ -26,7 +26,7 @@ use crate::{
     directory::{Directory, SocketFile},
     failure::{Doing, EXIT_HELD, Failure, say},
     signals::Signals,
-    stat::{AttachmentSnapshot, NodeSnapshot, Snapshot},
+    stat::{AttachmentSnapshot, LongestTurn, NodeSnapshot, Snapshot},
 };
 
 /// How long the engine may take to answer. It looks between two steps.
@@ -321,6 +321,7 @@ fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
                     stalls: attachment.counters.stalls,
                     interrupts: attachment.counters.interrupts,
                     errors: attachment.counters.dma_errors + attachment.counters.malformed_records,
+                    longest_turn_us: microseconds(attachment.server.longest_turn),
                 })
                 .collect(),
         })
@@ -330,8 +331,22 @@ fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
         uptime_ms: raw.uptime.as_millis() as u64,
         event_loop: raw.event_loop.to_owned(),
         awake: raw.hot_functions,
+        longest_turn: longest_turn(built, &raw.longest_turn),
         nodes,
     })
+}
+
+fn longest_turn(built: &Built, turn: &nicforge_engine::LongestTurn) -> LongestTurn {
+    let name = |(function, id)| {
+        let node = built.nodes.iter().find(|node| node.function == function)?;
+        let attachment = node.attachments.iter().find(|attachment| attachment.id == id)?;
+        Some(format!("{}.{}", node.name, attachment.name))
+    };
+    LongestTurn { us: microseconds(turn.time), attachment: turn.client.and_then(name), pid: turn.pid }
+}
+
+fn microseconds(time: Duration) -> u64 {
+    u64::try_from(time.as_micros()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

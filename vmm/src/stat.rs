@@ -28,8 +28,32 @@ pub struct Snapshot {
     pub event_loop: String,
     /// Nodes whose memory the engine looks at all the time just now.
     pub awake: usize,
+    /// The longest time that the engine was busy with one thing, by the wall clock.
+    #[serde(default)]
+    pub longest_turn: LongestTurn,
     /// Its nodes.
     pub nodes: Vec<NodeSnapshot>,
+}
+
+/// The longest time that the engine was busy with one client, or with one step of the machine.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct LongestTurn {
+    /// Microseconds.
+    pub us: u64,
+    /// The client's node and attachment; `None` for a step of the machine.
+    pub attachment: Option<String>,
+    /// The client's process, 0 for a step of the machine.
+    pub pid: i32,
+}
+
+impl std::fmt::Display for LongestTurn {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let milliseconds = self.us as f64 / 1e3;
+        match &self.attachment {
+            Some(name) => write!(f, "{milliseconds:.1} ms for {name}, pid {}", self.pid),
+            None => write!(f, "{milliseconds:.1} ms, a step of the machine"),
+        }
+    }
 }
 
 /// What a node is doing.
@@ -87,6 +111,9 @@ pub struct AttachmentSnapshot {
     pub interrupts: u64,
     /// DMA that failed and records that made no sense.
     pub errors: u64,
+    /// The longest turn of a client, in microseconds.
+    #[serde(default)]
+    pub longest_turn_us: u64,
 }
 
 /// `nicforge stat`.
@@ -211,12 +238,13 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
         }
     }
     format!(
-        "{} ({}), up {:.1} s, {} of {} nodes awake\n{table}",
+        "{} ({}), up {:.1} s, {} of {} nodes awake, longest turn {}\n{table}",
         snapshot.machine,
         snapshot.event_loop,
         snapshot.uptime_ms as f64 / 1e3,
         snapshot.awake,
-        snapshot.nodes.len()
+        snapshot.nodes.len(),
+        snapshot.longest_turn
     )
 }
 
@@ -234,6 +262,7 @@ mod tests {
             uptime_ms: 1500,
             event_loop: "epoll".into(),
             awake: 0,
+            longest_turn: LongestTurn { us: 2500, attachment: Some("io0.core0".into()), pid: 7 },
             nodes: vec![NodeSnapshot {
                 name: "io0".into(),
                 role: "io".into(),
@@ -255,6 +284,12 @@ mod tests {
     #[test]
     fn counters_of_all_channels_are_summed_and_others_left_out() {
         assert_eq!(snapshot().nodes[0].counter("sent"), 5);
+    }
+
+    #[test]
+    fn first_line_names_the_client_of_the_longest_turn() {
+        let text = render(&snapshot(), None, false);
+        assert!(text.lines().next().unwrap().ends_with("longest turn 2.5 ms for io0.core0, pid 7"), "{text}");
     }
 
     #[test]
