@@ -211,10 +211,27 @@ fn unknown_commands_are_consumed_with_their_payload_and_refused() {
 
     pair.refuses(Command::Unknown(0), &[7; 100], Errno::ENOSYS);
     pair.refuses(Command::Unknown(999), &vec![7; 70_000], Errno::ENOSYS);
-    pair.refuses(Command::DeviceFeature, &[7; 33], Errno::ENOTSUP);
-    pair.refuses(Command::MigDataRead, &[7; 8], Errno::ENOTSUP);
     pair.refuses(Command::DeviceGetRegionIoFds, &words(&[16, 0, 0, 0]), Errno::ENOTSUP);
     pair.refuses(Command::DmaRead, &[0; 16], Errno::EINVAL);
+
+    pair.assert_alive();
+}
+
+#[test]
+fn features_migration_and_dirty_pages_are_refused_as_by_the_reference() {
+    let mut pair = Pair::negotiated();
+    const GET: u32 = 1 << 16;
+    const SET: u32 = 1 << 17;
+    const PROBE: u32 = 1 << 18;
+
+    for feature in [1, 2, 6, 7, 8, 0xffff] {
+        for operation in [0, GET, SET, PROBE, PROBE | GET | SET] {
+            pair.refuses(Command::DeviceFeature, &words(&[24, operation | feature, 0, 0]), Errno::EINVAL);
+        }
+    }
+    pair.refuses(Command::MigDataRead, &words(&[4096, 4088]), Errno::EINVAL);
+    pair.refuses(Command::MigDataWrite, &words(&[12, 4, 7]), Errno::EINVAL);
+    pair.refuses(Command::DirtyPages, &words(&[8, 1]), Errno::ENOTSUP);
 
     pair.assert_alive();
 }
