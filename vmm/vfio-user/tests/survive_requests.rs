@@ -7,7 +7,7 @@ mod common;
 use std::os::fd::OwnedFd;
 
 use common::*;
-use nicforge_vfio_user::wire::Command;
+use nicforge_vfio_user::wire::{Command, DEFAULT_MAX_DATA_XFER_SIZE, parse_region_info};
 use nicforge_vfio_user::*;
 
 const DATA_NONE: u32 = 1;
@@ -155,6 +155,21 @@ fn unmap_is_answered_with_its_entry() {
     let got = pair.ask(Command::DmaUnmap, &unmap_payload(0, 0xc0000, 0x40000));
 
     assert_eq!(got.payload, unmap_payload(0, 0xc0000, 0x40000));
+}
+
+#[test]
+fn unmap_without_room_for_its_reply_or_with_too_much_is_refused_and_unmaps_nothing() {
+    let mut pair = Pair::negotiated();
+    assert_eq!(pair.ask(Command::DmaMap, &map_payload(3, 0, 0x1000, 0x1000)).header.reply_error(), None);
+    let unmap = |argsz: u32| [&argsz.to_le_bytes()[..], &unmap_payload(0, 0x1000, 0x1000)[4..]].concat();
+
+    for argsz in [0, 8, 23, DEFAULT_MAX_DATA_XFER_SIZE + 8, u32::MAX] {
+        pair.refuses(Command::DmaUnmap, &unmap(argsz), Errno::EINVAL);
+    }
+
+    assert_eq!(pair.device.maps.len(), 1);
+    assert_eq!(pair.ask(Command::DmaUnmap, &unmap(4096)).header.reply_error(), None);
+    assert!(pair.device.maps.is_empty());
 }
 
 #[test]

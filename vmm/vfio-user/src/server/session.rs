@@ -259,12 +259,21 @@ impl Session {
         handler: &mut dyn Handler,
     ) -> Result<(), Refusal> {
         let (raw, _) = parse_prefix::<DmaUnmapPayload>(payload)?;
+        self.check_unmap_argsz(raw.argsz.get())?;
         let unmap = what_is_unmapped(&raw)?;
         let outcome = handler.dma_unmap(unmap);
         if outcome == Outcome::Done {
             self.dma.unmapped(&unmap, handler);
         }
         self.outcome(out, request, outcome, Kind::Unmap(raw))
+    }
+
+    /// Checks the room that the client has for the reply to its `DMA_UNMAP`: the entry must fit, and, as for the
+    /// reference, no more than a data transfer may be offered.
+    fn check_unmap_argsz(&self, argsz: u32) -> Result<(), Errno> {
+        let most = self.transfer.max(DEFAULT_MAX_DATA_XFER_SIZE as usize);
+        let sizes = size_of::<DmaUnmapPayload>()..=most;
+        if sizes.contains(&(argsz as usize)) { Ok(()) } else { Err(Errno::EINVAL) }
     }
 
     fn region_info(
