@@ -224,11 +224,26 @@ fn region_info_respects_argsz_and_says_what_it_needs() {
     let short = pair.ask(Command::DeviceGetRegionInfo, &ask(32));
     let full = pair.ask(Command::DeviceGetRegionInfo, &ask(80));
 
-    assert_eq!(short.payload.len(), 32);
-    assert_eq!(short.payload[..4], 80u32.to_le_bytes());
+    // As the reference answers: mappable, but without capabilities, their offset and the descriptor.
+    let flags = REGION_FLAG_READ | REGION_FLAG_WRITE | REGION_FLAG_MMAP;
+    assert_eq!(short.payload, [words(&[80, flags, 1, 0, 8192, 0]), vec![0; 8]].concat());
+    assert!(short.fds.is_empty());
+    assert_eq!(full.payload[..16], words(&[80, flags | REGION_FLAG_CAPS, 1, 32]));
     assert_eq!((full.payload.len(), full.fds.len()), (80, 1));
     pair.refuses(Command::DeviceGetRegionInfo, &ask(31), Errno::EINVAL);
     pair.refuses(Command::DeviceGetRegionInfo, &words(&[32, 0, 99, 0, 0, 0, 0, 0]), Errno::EINVAL);
+}
+
+#[test]
+fn region_that_is_mapped_as_a_whole_is_announced_as_one_area() {
+    let mut pair = Pair::negotiated();
+    pair.device.bar1_areas.clear();
+
+    let got = pair.ask(Command::DeviceGetRegionInfo, &[words(&[4096, 0, 1, 0]), vec![0; 16]].concat());
+
+    let (info, _) = parse_region_info(&got.payload).unwrap();
+    assert_eq!(info.areas, [SparseArea { offset: 0, size: 8192 }]);
+    assert_eq!(got.fds.len(), 1);
 }
 
 #[test]

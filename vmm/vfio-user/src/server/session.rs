@@ -295,9 +295,17 @@ impl Session {
             info.flags &= !REGION_FLAG_MMAP;
             info.areas.clear();
             info.fd = None;
+        } else if info.areas.is_empty() {
+            // One area that covers the region: the reference's client takes a descriptor only with capabilities.
+            info.areas = info.mappable();
         }
+
         let body = build_region_info(raw.index.get(), &info, argsz);
-        let fd = info.fd.as_ref().map(AsFd::as_fd);
+
+        // The descriptor goes out with the complete answer only. The reference's client has no room for one in the
+        // first answer, and takes it for an error.
+        let is_complete = region_info_size(&info) <= argsz as usize;
+        let fd = info.fd.as_ref().filter(|_| is_complete).map(AsFd::as_fd);
         Ok(reply(out, request, &body, &[], fd.as_slice())?)
     }
 

@@ -13,6 +13,7 @@ mod region;
 mod version;
 
 pub use layout::*;
+pub(crate) use region::region_info_size;
 pub use region::{RegionInfoError, build_region_info, parse_region_info};
 pub use version::{
     Capabilities, MAX_VERSION_JSON, TwinSocket, VersionError, VersionMessage, build_version, parse_version,

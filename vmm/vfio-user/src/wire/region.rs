@@ -45,32 +45,31 @@ pub enum RegionInfoError {
     },
 }
 
-/// Builds the reply for region `index`. It is never longer than `argsz`, which must be at least 32: when the
-/// capabilities do not fit they are left out, and `argsz` of the reply says how many bytes to ask again with.
-/// `cap_offset` is 32 even then, since QEMU refuses zero beside `VFIO_REGION_INFO_FLAG_CAPS`.
+/// Size of the complete reply for a region with all its capabilities, in bytes.
+pub(crate) fn region_info_size(info: &RegionInfo) -> usize {
+    BASE + sparse_cap_size(info) + type_cap_size(info)
+}
+
+fn sparse_cap_size(info: &RegionInfo) -> usize {
+    match info.areas.len() {
+        0 => 0,
+        areas => CAP_HEADER + size_of::<SparseMmapCap>() + areas * size_of::<SparseAreaPayload>(),
+    }
+}
+
+fn type_cap_size(info: &RegionInfo) -> usize {
+    if info.region_type.is_some() { CAP_HEADER + size_of::<TypeCap>() } else { 0 }
+}
+
+/// Builds the reply for region `index`, which is never longer than `argsz`; that must be at least 32.
+///
+/// Capabilities that do not fit are left out together with `VFIO_REGION_INFO_FLAG_CAPS` and `cap_offset`.
+/// The reply's `argsz` then exceeds the one given, and says how many bytes to ask again with.
 pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
-    let mut caps = Vec::new();
-    if !info.areas.is_empty() {
-        let size =
-            CAP_HEADER + size_of::<SparseMmapCap>() + info.areas.len() * size_of::<SparseAreaPayload>();
-        let next = if info.region_type.is_some() { (BASE + size) as u32 } else { 0 };
-        let header = CapHeader { id: CAP_SPARSE.into(), version: 1.into(), next: next.into() };
-        let areas = SparseMmapCap { nr_areas: (info.areas.len() as u32).into(), reserved: 0.into() };
-        caps.extend_from_slice(header.as_bytes());
-        caps.extend_from_slice(areas.as_bytes());
-        for area in &info.areas {
-            let area = SparseAreaPayload { offset: area.offset.into(), size: area.size.into() };
-            caps.extend_from_slice(area.as_bytes());
-        }
-    }
-    if let Some(region_type) = info.region_type {
-        let header = CapHeader { id: CAP_TYPE.into(), version: 1.into(), next: 0.into() };
-        let body = TypeCap { kind: region_type.kind.into(), subtype: region_type.subtype.into() };
-        caps.extend_from_slice(header.as_bytes());
-        caps.extend_from_slice(body.as_bytes());
-    }
-    let (cap_flag, cap_offset) = if caps.is_empty() { (0, 0) } else { (REGION_FLAG_CAPS, BASE as u32) };
-    let needed = BASE + caps.len();
+    let needed = region_info_size(info);
+    let has_caps = needed > BASE && needed <= argsz as usize;
+    let (cap_flag, cap_offset) = if has_caps { (REGION_FLAG_CAPS, BASE as u32) } else { (0, 0) };
+
     let base = RegionInfoPayload {
         argsz: (needed as u32).into(),
         flags: (info.flags & !REGION_FLAG_CAPS | cap_flag).into(),
@@ -80,10 +79,35 @@ pub fn build_region_info(index: u32, info: &RegionInfo, argsz: u32) -> Vec<u8> {
         offset: info.offset.into(),
     };
     let mut reply = base.as_bytes().to_vec();
-    if needed <= argsz as usize {
-        reply.append(&mut caps);
+    if has_caps {
+        push_sparse_cap(&mut reply, info);
+        push_type_cap(&mut reply, info);
     }
     reply
+}
+
+fn push_sparse_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
+    if info.areas.is_empty() {
+        return;
+    }
+    let behind = (BASE + sparse_cap_size(info)) as u32;
+    let next = if info.region_type.is_some() { behind } else { 0 };
+    let header = CapHeader { id: CAP_SPARSE.into(), version: 1.into(), next: next.into() };
+    let cap = SparseMmapCap { nr_areas: (info.areas.len() as u32).into(), reserved: 0.into() };
+    reply.extend_from_slice(header.as_bytes());
+    reply.extend_from_slice(cap.as_bytes());
+    for area in &info.areas {
+        let area = SparseAreaPayload { offset: area.offset.into(), size: area.size.into() };
+        reply.extend_from_slice(area.as_bytes());
+    }
+}
+
+fn push_type_cap(reply: &mut Vec<u8>, info: &RegionInfo) {
+    let Some(region_type) = info.region_type else { return };
+    let header = CapHeader { id: CAP_TYPE.into(), version: 1.into(), next: 0.into() };
+    let cap = TypeCap { kind: region_type.kind.into(), subtype: region_type.subtype.into() };
+    reply.extend_from_slice(header.as_bytes());
+    reply.extend_from_slice(cap.as_bytes());
 }
 
 /// Reads a reply of which `payload` are the bytes that came. The second value is the server's `argsz`: when
@@ -184,6 +208,9 @@ mod tests {
         assert_eq!(reply.len(), 32);
         assert_eq!(argsz, 32 + 8 + 8 + 32 + 16);
         assert!(info.areas.is_empty());
+        // No capability is announced that is not there: neither the flag nor an offset.
+        assert_eq!(info.flags, sample().flags);
+        assert_eq!(reply[12..16], [0; 4]);
     }
 
     #[test]

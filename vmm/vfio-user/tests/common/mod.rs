@@ -41,6 +41,7 @@ pub fn memfd(size: u64) -> OwnedFd {
 pub struct Device {
     pub bar0: Vec<u8>,
     pub bar1: OwnedFd,
+    pub bar1_areas: Vec<SparseArea>,
     pub maps: BTreeMap<u64, (DmaMap, Option<PeerFd>)>,
     pub vectors: Vec<Option<PeerFd>>,
     pub irq_calls: Vec<SetIrqs>,
@@ -59,6 +60,7 @@ impl Default for Device {
         Self {
             bar0: (0..BAR0).map(|index| (index % 251) as u8).collect(),
             bar1: memfd(8192),
+            bar1_areas: vec![SparseArea { offset: 4096, size: 4096 }],
             maps: BTreeMap::new(),
             vectors: (0..VECTORS).map(|_| None).collect(),
             irq_calls: Vec::new(),
@@ -85,7 +87,7 @@ impl Handler for Device {
             1 => Ok(RegionInfo {
                 flags: rw | REGION_FLAG_MMAP,
                 size: 8192,
-                areas: vec![SparseArea { offset: 4096, size: 4096 }],
+                areas: self.bar1_areas.clone(),
                 region_type: Some(RegionType { kind: 3, subtype: 4 }),
                 fd: Some(self.bar1.try_clone()?),
                 ..Default::default()
