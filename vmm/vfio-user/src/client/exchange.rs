@@ -3,13 +3,13 @@
 //! A thread that waits for a reply reads the socket for everybody when nobody else does, and hands other
 //! threads' replies to them; the others sleep on a condition variable. The lock is never held in a wait.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{setsockopt, sockopt::ReceiveTimeout};
+use nix::sys::socket::{Shutdown, setsockopt, shutdown, sockopt::ReceiveTimeout};
 use nix::sys::time::{TimeVal, TimeValLike};
 
 use super::{ClientConfig, ClientError, Deadline, GuestMemory, ServerWatch, incoming};
@@ -56,10 +56,33 @@ struct State {
     served: u64,
     /// Threads on the condition variable; waking none costs a system call too.
     sleepers: usize,
+    /// The second socket, once there is one.
+    twin: TwinState,
+}
+
+/// What the second socket's thread is doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum TwinPhase {
+    /// It waits for requests, and has served all that it took off the socket.
+    #[default]
+    Waiting,
+    /// It may have taken a request off the socket that it has not served.
+    Serving,
+    /// It has ended, and the socket is used no more.
+    Ended,
+}
+
+#[derive(Debug, Default)]
+struct TwinState {
+    phase: TwinPhase,
+    /// Requests that it has served since [`Exchange::poll_incoming`] last reported them.
+    unreported: u64,
 }
 
 pub(super) struct Exchange {
     fd: OwnedFd,
+    /// The second socket, if the server offers one.
+    twin: OnceLock<OwnedFd>,
     state: Mutex<State>,
     changed: Condvar,
     dead: AtomicBool,
@@ -106,10 +129,19 @@ impl Exchange {
         let nap = TimeVal::milliseconds(MAX_NAP.as_millis() as i64);
         let ends_waits = setsockopt(&fd, ReceiveTimeout, &nap).is_ok();
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let state =
-            State { rx: Some(rx), tx, waiting: Vec::new(), next_id: 0, dead: None, served: 0, sleepers: 0 };
+        let state = State {
+            rx: Some(rx),
+            tx,
+            waiting: Vec::new(),
+            next_id: 0,
+            dead: None,
+            served: 0,
+            sleepers: 0,
+            twin: TwinState::default(),
+        };
         Self {
             fd,
+            twin: OnceLock::new(),
             state: Mutex::new(state),
             changed: Condvar::new(),
             dead: AtomicBool::new(false),
@@ -159,7 +191,12 @@ impl Exchange {
             fds,
         )?;
         state.waiting.push(Waiting { id, command, reply: None });
-        self.wait_reply(state, id, command, deadline, take)
+        let result = self.wait_reply(state, id, command, deadline, take);
+
+        if let Some(twin) = self.twin() {
+            self.settle(twin, deadline);
+        }
+        result
     }
 
     /// Sends a request that wants no reply, and returns when the socket has taken all of it.
@@ -198,17 +235,104 @@ impl Exchange {
     pub(super) fn poll_incoming(&self, deadline: Deadline) -> Result<u64, ClientError> {
         let mut state = self.lock();
         let before = state.served;
+        // With a second socket its thread serves, and this one sleeps. The first socket tells of the server's end.
+        let has_twin = self.twin().is_some() && state.twin.phase != TwinPhase::Ended;
+        let look = if has_twin { Deadline::after(Duration::ZERO) } else { deadline };
         loop {
             check_dead(&state)?;
-            if let Some(rx) = state.rx.take() {
-                state = self.lead(state, rx, Goal::Incoming { served: before }, deadline, no_reply).0;
+            let led = if let Some(rx) = state.rx.take() {
+                state = self.lead(state, rx, Goal::Incoming { served: before }, look, no_reply).0;
+                !has_twin
             } else {
+                false
+            };
+
+            let served = state.served - before + std::mem::take(&mut state.twin.unreported);
+            if served != 0 || deadline.is_over() {
+                return Ok(served);
+            }
+            if has_twin && self.is_lost() {
+                return Err(self.die(&mut state, FrameError::Died));
+            }
+            if !led {
                 state = self.nap(state, deadline);
             }
-            if state.served != before || deadline.is_over() {
-                return Ok(state.served - before);
-            }
         }
+    }
+
+    /// The second socket, if there is one.
+    pub(super) fn twin(&self) -> Option<BorrowedFd<'_>> {
+        self.twin.get().map(AsFd::as_fd)
+    }
+
+    /// Takes the second socket, once.
+    pub(super) fn begin_twin(&self, socket: OwnedFd) {
+        let _ = self.twin.set(socket);
+    }
+
+    /// Ends the second socket in both directions, which ends the thread that serves it.
+    pub(super) fn shut_twin(&self) {
+        if let Some(twin) = self.twin() {
+            let _ = shutdown(twin.as_raw_fd(), Shutdown::Both);
+        }
+    }
+
+    /// Says that no thread serves the second socket any more.
+    pub(super) fn end_twin(&self) {
+        let mut state = self.lock();
+        state.twin.phase = TwinPhase::Ended;
+        self.changed.notify_all();
+    }
+
+    /// Ends the connection over what came on the second socket, also for the thread that reads the first one.
+    pub(super) fn give_up(&self, error: FrameError) {
+        self.die(&mut self.lock(), error);
+        let _ = shutdown(self.fd.as_raw_fd(), Shutdown::Both);
+    }
+
+    /// Waits until the server sends something on the second socket, or closes it. All that was taken off it before
+    /// must have been served.
+    pub(super) fn wait_twin_readable(&self, socket: BorrowedFd<'_>) {
+        self.set_twin_phase(TwinPhase::Waiting);
+        poll_one(socket, PollFlags::POLLIN, PollTimeout::NONE);
+        self.set_twin_phase(TwinPhase::Serving);
+    }
+
+    /// Waits until the second socket takes more, or has ended.
+    pub(super) fn wait_twin_writable(&self, socket: BorrowedFd<'_>) {
+        poll_one(socket, PollFlags::POLLOUT, PollTimeout::NONE);
+    }
+
+    /// Counts a request that the second socket's thread has served.
+    pub(super) fn count_twin(&self) {
+        self.lock().twin.unreported += 1;
+    }
+
+    fn set_twin_phase(&self, phase: TwinPhase) {
+        let mut state = self.lock();
+        state.twin.phase = phase;
+        if phase == TwinPhase::Waiting && state.sleepers > 0 {
+            self.changed.notify_all();
+        }
+    }
+
+    /// Waits until the requests have been served that the server sent on the second socket so far, or the time is
+    /// over. The thread that serves them does not wait for itself.
+    fn settle(&self, twin: BorrowedFd<'_>, deadline: Deadline) {
+        let mut state = self.lock();
+        loop {
+            let has_input = poll_one(twin, PollFlags::POLLIN, PollTimeout::ZERO);
+            let is_served = state.twin.phase == TwinPhase::Waiting && !has_input;
+            if is_served || state.twin.phase == TwinPhase::Ended || deadline.is_over() {
+                return;
+            }
+            state = self.nap(state, deadline);
+        }
+    }
+
+    /// The whole answer to a request of the server. The memory is reached without the lock.
+    pub(super) fn answer(&self, message: &Message<'_>) -> Vec<u8> {
+        incoming::answer(self.memory.as_deref(), self.max_data, message)
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -452,7 +576,7 @@ impl Exchange {
 
     /// Serves a request of the server. The memory is reached without the lock.
     fn serve(&self, message: Message<'_>, queued: &mut bool) -> Result<(), FrameError> {
-        let answer = incoming::answer(self.memory.as_deref(), self.max_data, &message);
+        let answer = self.answer(&message);
         let mut state = self.lock();
         state.served += 1;
         if !message.header.no_reply() {
@@ -467,11 +591,10 @@ impl Exchange {
     }
 
     fn poll_socket(&self, events: PollFlags, time: Duration) {
-        let mut fds = [PollFd::new(self.fd.as_fd(), events)];
         // Rounded up, so that a deadline is not approached in many empty turns.
         let millis = u16::try_from(time.as_micros().div_ceil(1000)).unwrap_or(u16::MAX);
         // Whatever it says, the socket is looked at next.
-        let _ = poll(&mut fds, PollTimeout::from(millis));
+        poll_one(self.fd.as_fd(), events, PollTimeout::from(millis));
     }
 
     fn die(&self, state: &mut State, error: FrameError) -> ClientError {
@@ -480,6 +603,11 @@ impl Exchange {
         self.changed.notify_all();
         ClientError::Disconnected { reason }
     }
+}
+
+/// Whether one of `events`, an error or a hang-up is reported within the time.
+fn poll_one(fd: BorrowedFd<'_>, events: PollFlags, time: PollTimeout) -> bool {
+    poll(&mut [PollFd::new(fd, events)], time).is_ok_and(|ready| ready > 0)
 }
 
 fn check_dead(state: &State) -> Result<(), ClientError> {

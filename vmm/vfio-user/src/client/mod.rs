@@ -11,6 +11,7 @@ mod exchange;
 mod incoming;
 mod irqs;
 mod requests;
+mod twin;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -27,8 +28,12 @@ use crate::Errno;
 use crate::socket::{FrameError, Framed, has_exited, process};
 use crate::wire::*;
 use exchange::Exchange;
+use twin::Twin;
 
-/// Memory that the server may reach by messages. It is called from whichever thread reads the socket.
+/// Memory that the server may reach by messages.
+///
+/// It is called from whichever thread reads the socket, or from a thread of the client's own where the server has a
+/// second socket for its requests. It must not call the client.
 pub trait GuestMemory: Send + Sync {
     /// Fills `data` from DMA address `address` on.
     ///
@@ -78,6 +83,8 @@ pub struct ClientConfig {
     pub memory: Option<Arc<dyn GuestMemory>>,
     /// Who ends waits for a server that died without its socket ending; without it calls wait for the socket or their time.
     pub watch: Option<Arc<dyn ServerWatch>>,
+    /// Propose a second socket for the server's requests. It needs `max_msg_fds` of at least 1.
+    pub twin_socket: bool,
 }
 
 impl Default for ClientConfig {
@@ -89,6 +96,7 @@ impl Default for ClientConfig {
             max_data_xfer_size: DEFAULT_MAX_DATA_XFER_SIZE,
             memory: None,
             watch: None,
+            twin_socket: true,
         }
     }
 }
@@ -102,6 +110,7 @@ impl std::fmt::Debug for ClientConfig {
             .field("max_data_xfer_size", &self.max_data_xfer_size)
             .field("memory", &self.memory.is_some())
             .field("watch", &self.watch.is_some())
+            .field("twin_socket", &self.twin_socket)
             .finish()
     }
 }
@@ -188,12 +197,43 @@ pub struct ServerLimits {
     pub max_dma_maps: u64,
     /// It takes `REGION_WRITE_MULTI`.
     pub write_multiple: bool,
+    /// It sends its requests on a second socket.
+    pub twin_socket: bool,
+}
+
+impl ServerLimits {
+    /// Checks the server's answer, and fills in the defaults.
+    fn of(answer: &VersionMessage, said: &Capabilities) -> Result<Self, ClientError> {
+        let command = Command::Version;
+        if answer.major != VERSION_MAJOR || answer.minor > VERSION_MINOR {
+            let what = format!("version {}.{} was not proposed", answer.major, answer.minor);
+            return Err(ClientError::Malformed { command, what });
+        }
+        let small = |value: Option<u64>, default: u32| {
+            value.map_or(default, |value| u32::try_from(value).unwrap_or(u32::MAX))
+        };
+        let limits = Self {
+            minor: answer.minor,
+            max_msg_fds: small(said.max_msg_fds, DEFAULT_MAX_MSG_FDS),
+            max_data_xfer_size: small(said.max_data_xfer_size, DEFAULT_MAX_DATA_XFER_SIZE),
+            pgsizes: said.pgsizes.unwrap_or(DEFAULT_PGSIZES),
+            max_dma_maps: said.max_dma_maps.unwrap_or(DEFAULT_MAX_DMA_MAPS.into()),
+            write_multiple: said.write_multiple.unwrap_or(false),
+            twin_socket: false,
+        };
+        if limits.max_data_xfer_size == 0 {
+            return Err(malformed(command, "max_data_xfer_size 0 allows no access at all"));
+        }
+        Ok(limits)
+    }
 }
 
 /// A connection to a vfio-user server.
 #[derive(Debug)]
 pub struct Client {
-    exchange: Exchange,
+    /// Its thread ends before the first socket is closed.
+    _twin: Option<Twin>,
+    exchange: Arc<Exchange>,
     config: ClientConfig,
     limits: ServerLimits,
 }
@@ -252,47 +292,27 @@ impl Client {
         }
         // A reply carries as much as is asked for, a server's request as much as we said; both are bounded.
         let data = config.max_data_xfer_size.max(DEFAULT_MAX_DATA_XFER_SIZE) as usize;
-        let framed =
-            Framed::new(fd, data.saturating_add(requests::MAX_INFO_REPLY), config.max_msg_fds as usize);
-        let exchange = Exchange::new(framed, &config);
-        let proposal = VersionMessage {
-            major: VERSION_MAJOR,
-            minor: VERSION_MINOR,
-            has_json: true,
-            capabilities: Some(Capabilities {
-                max_msg_fds: Some(config.max_msg_fds.into()),
-                max_data_xfer_size: Some(config.max_data_xfer_size.into()),
-                pgsizes: Some(DEFAULT_PGSIZES),
-                max_dma_maps: Some(DEFAULT_MAX_DMA_MAPS.into()),
-                write_multiple: Some(true),
-                twin_socket: None,
-            }),
-        };
+        let longest = data.saturating_add(requests::MAX_INFO_REPLY);
+        let exchange =
+            Arc::new(Exchange::new(Framed::new(fd, longest, config.max_msg_fds as usize), &config));
+
         let command = Command::Version;
-        let body = build_version(&proposal);
-        let answer =
-            exchange.call(command, &body, &[], &[], deadline, |reply| Ok(parse_version(reply.payload)))?;
-        let answer = answer.map_err(|error| malformed(command, error))?;
-        if answer.major != VERSION_MAJOR || answer.minor > VERSION_MINOR {
-            let what = format!("version {}.{} was not proposed", answer.major, answer.minor);
-            return Err(ClientError::Malformed { command, what });
-        }
-        let said = answer.capabilities.unwrap_or_default();
-        let small = |value: Option<u64>, default: u32| {
-            value.map_or(default, |value| u32::try_from(value).unwrap_or(u32::MAX))
+        let wants_twin = config.twin_socket && config.max_msg_fds > 0;
+        let body = build_version(&proposal(&config, wants_twin));
+        let (answer, fds) = exchange.call(command, &body, &[], &[], deadline, |reply| {
+            let answer = parse_version(reply.payload).map_err(|error| malformed(command, error))?;
+            Ok((answer, reply.fds))
+        })?;
+        let said = answer.capabilities.clone().unwrap_or_default();
+        let mut limits = ServerLimits::of(&answer, &said)?;
+
+        let twin = match said.twin_socket.filter(|offer| offer.supported) {
+            Some(_) if !wants_twin => return Err(malformed(command, "a twin socket was not proposed")),
+            Some(offer) => Some(Twin::start(&exchange, &offer, fds, longest)?),
+            None => None,
         };
-        let limits = ServerLimits {
-            minor: answer.minor,
-            max_msg_fds: small(said.max_msg_fds, DEFAULT_MAX_MSG_FDS),
-            max_data_xfer_size: small(said.max_data_xfer_size, DEFAULT_MAX_DATA_XFER_SIZE),
-            pgsizes: said.pgsizes.unwrap_or(DEFAULT_PGSIZES),
-            max_dma_maps: said.max_dma_maps.unwrap_or(DEFAULT_MAX_DMA_MAPS.into()),
-            write_multiple: said.write_multiple.unwrap_or(false),
-        };
-        if limits.max_data_xfer_size == 0 {
-            return Err(malformed(command, "max_data_xfer_size 0 allows no access at all"));
-        }
-        Ok(Self { exchange, config, limits })
+        limits.twin_socket = twin.is_some();
+        Ok(Self { _twin: twin, exchange, config, limits })
     }
 
     /// What the server said of itself.
@@ -300,7 +320,8 @@ impl Client {
         self.limits
     }
 
-    /// The socket, to be polled for the server's requests or its end; do not read from it.
+    /// The socket, to be polled for the server's requests or its end; do not read from it. A server that has a
+    /// second socket sends no requests here.
     pub fn socket_fd(&self) -> BorrowedFd<'_> {
         self.exchange.socket()
     }
@@ -338,6 +359,8 @@ impl Client {
     /// Serves requests of the server that arrive within `timeout`, and returns once one has been served, or the
     /// time is over, with their number. Calls that wait do this too, so it is only for quiet times.
     ///
+    /// Requests on a second socket are served without this call. Those served since the last call are counted too.
+    ///
     /// # Errors
     /// [`ClientError::Disconnected`]
     pub fn poll_incoming(&self, timeout: Duration) -> Result<u64, ClientError> {
@@ -352,6 +375,23 @@ impl Client {
 impl AsFd for Client {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket_fd()
+    }
+}
+
+/// What a client proposes in its `VERSION`.
+fn proposal(config: &ClientConfig, wants_twin: bool) -> VersionMessage {
+    VersionMessage {
+        major: VERSION_MAJOR,
+        minor: VERSION_MINOR,
+        has_json: true,
+        capabilities: Some(Capabilities {
+            max_msg_fds: Some(config.max_msg_fds.into()),
+            max_data_xfer_size: Some(config.max_data_xfer_size.into()),
+            pgsizes: Some(DEFAULT_PGSIZES),
+            max_dma_maps: Some(DEFAULT_MAX_DMA_MAPS.into()),
+            write_multiple: Some(true),
+            twin_socket: wants_twin.then_some(TwinSocket { supported: true, fd_index: None }),
+        }),
     }
 }
 

@@ -1,0 +1,126 @@
+//! The second socket, on which a server sends its requests once both sides have agreed on it.
+//!
+//! A thread of its own serves it, so that a request is answered although no call waits. The kernel orders nothing
+//! between two sockets, so a call returns only after the requests that the server sent before its reply have been
+//! served ([`Exchange::settle`]): a device's data are in memory before the register that announces them.
+//!
+//! A server that closes this socket sends no more requests, and the connection goes on. A stream that makes no sense
+//! ends the connection, as on the first socket.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+
+use nix::sys::socket::{SockType, UnixAddr, getsockname, getsockopt, sockopt};
+
+use super::exchange::Exchange;
+use super::{ClientError, malformed};
+use crate::socket::{Fill, FrameError, Framed, Receiver, Sender};
+use crate::wire::{Command, MessageType, TwinSocket};
+
+/// Stack of the thread, in bytes. It copies between buffers, and calls the memory that the client was given.
+const STACK: usize = 512 * 1024;
+
+/// The thread that serves the second socket. It ends when this is dropped.
+#[derive(Debug)]
+pub(super) struct Twin {
+    exchange: Arc<Exchange>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Twin {
+    /// Takes the socket that the reply to `VERSION` offers among its descriptors, and starts to serve it. Messages
+    /// on it have at most `limit` bytes.
+    pub(super) fn start(
+        exchange: &Arc<Exchange>,
+        offer: &TwinSocket,
+        fds: Vec<OwnedFd>,
+        limit: usize,
+    ) -> Result<Self, ClientError> {
+        let index = offer.fd_index.and_then(|index| usize::try_from(index).ok());
+        let socket = index.and_then(|index| fds.into_iter().nth(index)).filter(|fd| is_stream(fd.as_fd()));
+        let Some(socket) = socket else {
+            let what = "its twin socket is no connected UNIX socket among its descriptors";
+            return Err(malformed(Command::Version, what));
+        };
+
+        let Framed { fd, rx, tx } = Framed::new(socket, limit, 0);
+        exchange.begin_twin(fd);
+        let served = exchange.clone();
+        let thread = std::thread::Builder::new()
+            .name("vfio-user-twin".to_owned())
+            .stack_size(STACK)
+            .spawn(move || run(&served, rx, tx))
+            .map_err(|error| ClientError::System { call: "clone", errno: error.into() })?;
+        Ok(Self { exchange: exchange.clone(), thread: Some(thread) })
+    }
+}
+
+impl Drop for Twin {
+    fn drop(&mut self) {
+        self.exchange.shut_twin();
+        // The memory is not called after the client is gone, unless the memory itself drops the client.
+        if let Some(thread) = self.thread.take().filter(|it| it.thread().id() != std::thread::current().id())
+        {
+            // A panic in there has been reported by the panic hook already.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Whether this is a connected stream socket of the UNIX domain.
+fn is_stream(fd: BorrowedFd<'_>) -> bool {
+    let is_unix = getsockname::<UnixAddr>(std::os::fd::AsRawFd::as_raw_fd(&fd)).is_ok();
+    let listens = getsockopt(&fd, sockopt::AcceptConn).unwrap_or(true);
+    is_unix && !listens && getsockopt(&fd, sockopt::SockType) == Ok(SockType::Stream)
+}
+
+/// Ends the second socket for callers that wait for it, also when the memory panics.
+struct End<'a>(&'a Exchange);
+
+impl Drop for End<'_> {
+    fn drop(&mut self) {
+        self.0.end_twin();
+    }
+}
+
+fn run(exchange: &Exchange, rx: Receiver, tx: Sender) {
+    let end = End(exchange);
+    let result = serve(exchange, rx, tx);
+    drop(end);
+    match result {
+        Ok(()) | Err(FrameError::Closed) => {}
+        Err(error) => exchange.give_up(error),
+    }
+}
+
+/// Serves requests until the server closes the socket.
+fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), FrameError> {
+    let Some(socket) = exchange.twin() else { return Ok(()) };
+    loop {
+        exchange.wait_twin_readable(socket);
+        loop {
+            match rx.fill(socket)? {
+                Fill::Data { .. } => {}
+                Fill::WouldBlock | Fill::Full => break,
+                Fill::End => return Ok(()),
+            }
+            while let Some(message) = rx.next_message()? {
+                // The server's requests only: nothing was asked on this socket.
+                if message.header.message_type() != MessageType::Command {
+                    continue;
+                }
+                let answer = exchange.answer(&message);
+                if !message.header.no_reply() {
+                    tx.send(socket, &answer, &[], &[])?;
+                }
+                // No further request is taken before the server has room for the answer to this one.
+                while tx.queued() > 0 {
+                    exchange.wait_twin_writable(socket);
+                    tx.flush(socket)?;
+                }
+                exchange.count_twin();
+            }
+        }
+    }
+}
