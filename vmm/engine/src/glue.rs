@@ -111,6 +111,23 @@ impl Glue<'_> {
             .map_err(|error| errno::of_machine(&error))
     }
 
+    /// Counts a client whose memory cannot be mapped, and says so for the first, second, fourth and so on of this
+    /// attachment: a client that comes again and again does not fill the log.
+    fn report_unmappable(&mut self) {
+        self.counters.unmappable += 1;
+        if !self.counters.unmappable.is_power_of_two() {
+            return;
+        }
+        let (function, who) = (self.session.function, self.session.who);
+        let name = self.machine.spec(function).and_then(|spec| spec.attachments.get(usize::from(who.0)));
+        tracing::warn!(
+            function = self.machine.name(function).unwrap_or_default(),
+            attachment = name.map(|attachment| attachment.name.as_str()).unwrap_or_default(),
+            clients = self.counters.unmappable,
+            "a client's DMA file is on neither tmpfs nor hugetlbfs: its memory is reached by messages, which is slow",
+        );
+    }
+
     /// The eventfd by which INTx is unmasked, which is all that can be masked.
     fn bind_unmask(&mut self, index: u32, fds: Vec<Option<PeerFd>>) -> Result<(), Errno> {
         if index != INTX {
@@ -181,6 +198,12 @@ impl Handler for Glue<'_> {
         self.closing.drop_memory(self.session.memory.sweep());
         match self.session.memory.prepare(&map, fd) {
             Ok(Backing::Remote) => place(self.machine, self.session, &map, None, DmaBacking::Remote).into(),
+            Ok(Backing::Unmappable { first }) => {
+                if first {
+                    self.report_unmappable();
+                }
+                place(self.machine, self.session, &map, None, DmaBacking::Remote).into()
+            }
             Ok(Backing::Ready(file, window)) => {
                 place(self.machine, self.session, &map, Some(file), DmaBacking::Memory(window)).into()
             }

@@ -1,8 +1,11 @@
 //! The memory that one client has mapped for DMA.
 //!
-//! Several ranges may come from one file; it is mapped once, as a whole where the quota allows, and unmapped with the last
-//! range; if a device holds on to it then, when that lets go of it, and until then it counts. What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
-//! only files of tmpfs and hugetlbfs have any.
+//! Several ranges may come from one file; it is mapped once, as a whole where the quota allows, and unmapped with the
+//! last range. If a device holds on to it then, it is unmapped when that lets go of it, and counts until then.
+//!
+//! What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
+//! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page fault, for instance one of
+//! FUSE. It is never mapped, and its range is reached by messages.
 
 use std::{collections::BTreeMap, os::fd::AsFd};
 
@@ -65,6 +68,11 @@ impl Wanted {
 pub(crate) enum Backing {
     /// Nothing: it is reached by messages.
     Remote,
+    /// Nothing: its file is on neither tmpfs nor hugetlbfs, so it is reached by messages.
+    Unmappable {
+        /// It is the first such range of this client.
+        first: bool,
+    },
     /// Nothing: its file is mapped, under this number.
     Ready(u64, Window),
     /// A mapping.
@@ -79,15 +87,25 @@ pub(crate) struct ClientMemory {
     next: u64,
     /// There are files that no range uses, but a device.
     leftover: bool,
+    /// A range had a file that cannot be mapped.
+    had_unmappable: bool,
 }
 
 impl ClientMemory {
     pub(crate) fn new(quotas: Quotas) -> Self {
-        Self { quotas, files: Vec::new(), ranges: BTreeMap::new(), bytes: 0, next: 0, leftover: false }
+        Self {
+            quotas,
+            files: Vec::new(),
+            ranges: BTreeMap::new(),
+            bytes: 0,
+            next: 0,
+            leftover: false,
+            had_unmappable: false,
+        }
     }
 
     /// Check a range and its file, and find what backs it.
-    pub(crate) fn prepare(&self, map: &DmaMap, fd: Option<PeerFd>) -> Result<Backing, Errno> {
+    pub(crate) fn prepare(&mut self, map: &DmaMap, fd: Option<PeerFd>) -> Result<Backing, Errno> {
         if self.ranges.len() >= self.quotas.ranges {
             return Err(Errno::ENOSPC);
         }
@@ -102,8 +120,10 @@ impl ClientMemory {
         }
         let Some(fd) = fd else { return Ok(Backing::Remote) };
         if fcntl(&fd, FcntlArg::F_GET_SEALS).is_err() {
-            return Err(Errno::EINVAL);
+            let first = !std::mem::replace(&mut self.had_unmappable, true);
+            return Ok(Backing::Unmappable { first });
         }
+
         let write = map.flags & DMA_FLAG_WRITE != 0;
         let mode = OFlag::from_bits_retain(fcntl(&fd, FcntlArg::F_GETFL)?) & OFlag::O_ACCMODE;
         if mode == OFlag::O_WRONLY || (write && mode != OFlag::O_RDWR) {
@@ -253,7 +273,7 @@ mod tests {
                 memory.adopt(wanted.place(), mapped, map).unwrap()
             }
             Backing::Ready(id, window) => (id, window),
-            Backing::Remote => panic!("a file was given"),
+            Backing::Remote | Backing::Unmappable { .. } => panic!("a memfd was given"),
         };
         memory.insert(map, Some(id));
         window
@@ -311,8 +331,22 @@ mod tests {
     }
 
     #[test]
+    fn a_file_of_another_file_system_is_reached_by_messages_and_reported_once() {
+        let mut memory = ClientMemory::new(Quotas::default());
+        // It has a size, and could be read: it is neither asked for.
+        let foreign = || PeerFd::from(std::os::fd::OwnedFd::from(std::fs::File::open("/sys/kernel/uevent_seqnum").unwrap()));
+
+        let first = memory.prepare(&map(0, 0, 0x1000), Some(foreign())).unwrap();
+        let second = memory.prepare(&map(0x1000, 0, 0x1000), Some(foreign())).unwrap();
+
+        assert!(matches!(first, Backing::Unmappable { first: true }), "{first:?}");
+        assert!(matches!(second, Backing::Unmappable { first: false }), "{second:?}");
+        assert_eq!(memory.mapped_bytes(), 0);
+    }
+
+    #[test]
     fn a_file_that_can_not_be_written_is_no_target() {
-        let memory = ClientMemory::new(Quotas::default());
+        let mut memory = ClientMemory::new(Quotas::default());
         let (keep, _) = file(0x1000);
         let path = format!("/proc/self/fd/{}", std::os::fd::AsRawFd::as_raw_fd(&keep.fd().unwrap()));
         let read_only = OwnedFd::from(std::fs::File::open(path).unwrap());

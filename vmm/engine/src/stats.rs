@@ -30,6 +30,8 @@ pub struct ServerCounters {
     pub dma_timeouts: u64,
     /// The longest turn of a client, by the wall clock.
     pub longest_turn: Duration,
+    /// Clients with a DMA file that is not mapped, because it is on neither tmpfs nor hugetlbfs.
+    pub unmappable: u64,
 }
 
 /// The client of an attachment.

@@ -24,7 +24,7 @@ use nicforge_engine::{Engine, EngineConfig, EngineError, EventLoopKind, Quotas};
 use nicforge_hwi::attachment::mirror;
 use nicforge_shm::Access;
 use nicforge_vfio_user::{
-    Client, ClientConfig, DMA_FLAG_READ, DmaMap, DmaUnmap, Errno, GuestMemory, PCI_MSIX_IRQ,
+    Client, ClientConfig, DmaUnmap, Errno, GuestMemory, PCI_MSIX_IRQ,
     wire::{Command as Message, Header},
 };
 use nix::{
@@ -138,13 +138,27 @@ both_loops! {
         assert_eq!(read32(&other, reg::SCRATCH), 0);
     }
 
-    fn a_file_of_another_file_system_is_refused(config) {
+    fn a_file_of_another_file_system_is_not_mapped_and_reached_by_messages(config) {
         let served = Served::start(config);
-        let client = served.client(A);
+        let plain = Arc::new(Plain(std::sync::Mutex::new([[3; 0x800], [0; 0x800]].concat())));
+        let client = served.client_with_memory(A, plain.clone());
         let file = File::open("/sys/kernel/uevent_seqnum").unwrap();
-        assert_eq!(file.metadata().unwrap().len(), 4096);
-        let map = DmaMap { flags: DMA_FLAG_READ, offset: 0, address: 0, size: 4096 };
-        assert_eq!(client.dma_map(map, Some(file.as_fd())).err().unwrap().errno(), Errno::EINVAL);
+        client.dma_map(range(0, 0, 0x1000), Some(file.as_fd())).unwrap();
+        client.dma_map(range(0x1000, 0, 0x1000), Some(file.as_fd())).unwrap();
+        enable(&client);
+        let done = bind(&client, PCI_MSIX_IRQ, 0);
+        copy(&client, 0, 0x800, 0x800).unwrap();
+        let deadline = Instant::now() + LONG;
+        while plain.0.lock().unwrap()[0xfff] != 3 {
+            assert!(Instant::now() < deadline, "the copy did not end");
+            client.poll_incoming(Duration::from_millis(10)).unwrap();
+        }
+        wait_for(&done);
+        let snapshot = served.snapshot();
+        assert_eq!(plain.0.lock().unwrap()[0x800..], [3; 0x800]);
+        assert_eq!((server_of(&snapshot, A).dma_messages, server_of(&snapshot, A).unmappable), (2, 1));
+        let told = client_of(&snapshot, A).unwrap();
+        assert_eq!((told.ranges, told.mapped_bytes), (2, 0));
     }
 
     fn a_range_past_the_end_of_its_file_is_refused(config) {
@@ -240,7 +254,12 @@ both_loops! {
         config.dma_limit = Duration::from_millis(30);
         let served = Served::start(config);
         let silent = Arc::new(Silent::default());
-        let client_config = ClientConfig { timeout: LONG, memory: Some(silent.clone()), ..ClientConfig::default() };
+        let client_config = ClientConfig {
+            timeout: LONG,
+            memory: Some(silent.clone()),
+            twin_socket: false,
+            ..ClientConfig::default()
+        };
         let client = Client::connect_with(served.path(A), client_config).unwrap();
         client.dma_map(range(0, 0, 0x1000), None).unwrap();
         enable(&client);
