@@ -67,16 +67,6 @@ fn version_of_qemu_is_answered_shortly_with_what_it_named() {
 }
 
 #[test]
-fn version_that_proposes_a_twin_socket_is_answered_without_one() {
-    let mut pair = Pair::new(ServerConfig::default());
-
-    let got = pair.ask(Command::Version, &version(br#"{"capabilities":{"twin_socket":{"supported":true}}}"#));
-
-    assert_eq!(parse_version(&got.payload).unwrap().capabilities, Some(Capabilities::default()));
-    assert!(got.fds.is_empty());
-}
-
-#[test]
 fn version_reply_is_short_even_with_the_largest_limits() {
     let config = ServerConfig {
         max_data_xfer_size: u32::MAX - 8192,

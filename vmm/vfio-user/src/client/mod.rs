@@ -301,7 +301,8 @@ impl Client {
         let body = build_version(&proposal(&config, wants_twin));
         let (answer, fds) = exchange.call(command, &body, &[], &[], deadline, |reply| {
             let answer = parse_version(reply.payload).map_err(|error| malformed(command, error))?;
-            Ok((answer, reply.fds))
+            let fds = reply.fds.into_iter().map(OwnedFd::from).collect();
+            Ok((answer, fds))
         })?;
         let said = answer.capabilities.clone().unwrap_or_default();
         let mut limits = ServerLimits::of(&answer, &said)?;

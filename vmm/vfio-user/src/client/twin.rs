@@ -111,6 +111,7 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
                     continue;
                 }
                 let answer = exchange.answer(&message);
+                exchange.count_twin();
                 if !message.header.no_reply() {
                     tx.send(socket, &answer, &[], &[])?;
                 }
@@ -119,7 +120,6 @@ fn serve(exchange: &Exchange, mut rx: Receiver, mut tx: Sender) -> Result<(), Fr
                     exchange.wait_twin_writable(socket);
                     tx.flush(socket)?;
                 }
-                exchange.count_twin();
             }
         }
     }

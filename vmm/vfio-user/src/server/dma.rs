@@ -1,4 +1,5 @@
-//! Requests in the other direction: `DMA_READ` and `DMA_WRITE` to a client that shares no memory.
+//! Requests in the other direction: `DMA_READ` and `DMA_WRITE` to a client that shares no memory. They go out on the second
+//! socket where the client proposed one, and else between the replies.
 //!
 //! An operation is cut to the client's `max_data_xfer_size` and has one message under way at a time, so a
 //! client that names a tiny size makes it slow and nothing else.
@@ -59,6 +60,8 @@ struct Operation {
     done: usize,
     /// Bytes of the message under way.
     chunk: usize,
+    /// Its memory was unmapped: the reply to the message under way ends it.
+    is_cut: bool,
     direction: Direction,
 }
 
@@ -112,7 +115,7 @@ impl DmaTable {
         let chunk = len.min(limits.transfer);
         send_read(out, id, address, chunk)?;
         let direction = Direction::Read(Vec::new());
-        self.operations.push(Operation { id, token, address, len, done: 0, chunk, direction });
+        self.operations.push(Operation { id, token, address, len, done: 0, chunk, is_cut: false, direction });
         Ok(())
     }
 
@@ -130,7 +133,8 @@ impl DmaTable {
         let (now, later) = data.split_at(len.min(limits.transfer));
         send_write(out, id, address, now)?;
         let direction = Direction::Write(later.to_vec());
-        self.operations.push(Operation { id, token, address, len, done: 0, chunk: now.len(), direction });
+        let chunk = now.len();
+        self.operations.push(Operation { id, token, address, len, done: 0, chunk, is_cut: false, direction });
         Ok(())
     }
 
@@ -166,6 +170,7 @@ impl DmaTable {
             Some(errno) => Err(errno),
             // It answers requests that it has not even read: going on would only fill the queue.
             None if out.queued() > most_queued => Err(Errno::EPROTO),
+            None if operation.is_cut => Err(Errno::EFAULT),
             None => operation.take(payload),
         };
         if result.is_ok() && operation.done < operation.len {
@@ -199,16 +204,26 @@ impl DmaTable {
         found.map(|index| self.operations.swap_remove(index)).is_some()
     }
 
-    /// Ends with an error what would send further messages about memory that the client has unmapped. An operation of which the last
-    /// message is under way goes on: that message went out before the answer to the unmap does.
+    /// Ends with an error what would send further messages about memory that the client has unmapped. An operation of
+    /// which the last message is under way goes on: that message went out before the answer to the unmap does.
     pub(super) fn unmapped(&mut self, unmap: &DmaUnmap, handler: &mut dyn Handler) {
-        let cut = |operation: &mut Operation| {
-            operation.done + operation.chunk < operation.len
-                && unmap.touches(operation.address, operation.len)
-        };
-        for operation in self.operations.extract_if(.., cut) {
+        for operation in self.operations.extract_if(.., |operation| operation.has_more_in(unmap)) {
             operation.end(Errno::EFAULT, handler);
         }
+    }
+
+    /// As [`Self::unmapped`] for messages on the second socket: each operation lasts until the reply to its message
+    /// under way. True while there is one that touches the memory.
+    pub(super) fn unmapped_on_twin(&mut self, unmap: &DmaUnmap) -> bool {
+        for operation in &mut self.operations {
+            operation.is_cut |= operation.has_more_in(unmap);
+        }
+        self.touches(unmap)
+    }
+
+    /// Whether an operation touches memory that the client has unmapped.
+    pub(super) fn touches(&self, unmap: &DmaUnmap) -> bool {
+        self.operations.iter().any(|operation| unmap.touches(operation.address, operation.len))
     }
 
     /// Ends everything with an error.
@@ -220,6 +235,11 @@ impl DmaTable {
 }
 
 impl Operation {
+    /// Whether further messages would follow the one under way, about memory that the client has unmapped.
+    fn has_more_in(&self, unmap: &DmaUnmap) -> bool {
+        self.done + self.chunk < self.len && unmap.touches(self.address, self.len)
+    }
+
     /// Tells the handler of an error.
     fn end(self, errno: Errno, handler: &mut dyn Handler) {
         match self.direction {

@@ -63,9 +63,11 @@ pub trait Handler {
     /// existing one fails with `EEXIST`.
     fn dma_map(&mut self, map: DmaMap, fd: Option<PeerFd>) -> Outcome;
 
-    /// `DMA_UNMAP`; all references must be gone when it is done, and no operation that touches it may be started from then on. One that
-    /// has further messages to send ends with an error right behind this call, so that none follows the answer. What is not mapped
-    /// fails with `ENOENT`.
+    /// `DMA_UNMAP`; all references must be gone when it is done, and no operation that touches it may be started from
+    /// then on. What is not mapped fails with `ENOENT`.
+    ///
+    /// An operation that has further messages to send ends with an error right behind this call, so that none follows
+    /// the answer. With a second socket it ends with the reply to its last message, and the answer waits for that.
     fn dma_unmap(&mut self, unmap: DmaUnmap) -> Outcome;
 
     /// `DEVICE_SET_IRQS`, checked.

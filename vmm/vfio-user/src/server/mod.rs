@@ -18,6 +18,8 @@
 //! **Back pressure.** Replies that the socket does not take are queued. At [`ServerConfig::max_queued`] bytes or 32
 //! descriptors no more requests are taken until the client reads.
 //!
+//! **The second socket.** A client that proposes a twin socket gets one: see [`ServerConnection::twin`].
+//!
 //! **Endings.** The requests of a client that has gone are served to the end, and replies to them are dropped. An
 //! error from [`ServerConnection::on_readable`] or `on_writable`, and [`Progress::Closed`], end the connection: drop it. Malformed *requests* are answered with an errno and end nothing; malformed
 //! *framing* does, since where the next message starts is then unknown.
@@ -28,6 +30,7 @@ mod irqs;
 mod multi;
 mod negotiation;
 mod session;
+mod twin;
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
@@ -46,6 +49,7 @@ use crate::wire::{
     MAX_VERSION_JSON, MessageType, VersionError,
 };
 use session::{Kind, Session, State};
+use twin::{Twin, dma_outlet};
 
 /// Room for a message's fixed structure and the interrupts of a `DATA_BOOL`, beside its data.
 const MESSAGE_OVERHEAD: usize = HEADER_SIZE + 4096;
@@ -219,17 +223,24 @@ impl ServerConnection {
     /// Names the place where descriptors that the client passes are closed. Without one they are closed where they
     /// are dropped, which may block for as long as the client likes.
     pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
+        self.session.closer = Some(closer.clone());
         self.framed.set_closer(closer);
     }
 
     /// Returns the longest time that one system call for this client has taken since the last call of this function.
     pub fn take_longest_call(&mut self) -> Duration {
-        self.framed.take_longest_call()
+        let twin = self.session.twin.as_mut().map(Twin::take_longest_call).unwrap_or_default();
+        self.framed.take_longest_call().max(twin)
     }
 
     /// Ends the connection and returns its socket, which can block when it is closed: descriptors that the client has
     /// passed and that were never received are closed with it.
-    pub fn into_socket(self) -> OwnedFd {
+    ///
+    /// A second socket can block too, and goes to the closer.
+    pub fn into_socket(mut self) -> OwnedFd {
+        if let (Some(twin), Some(closer)) = (self.session.twin.take(), &self.session.closer) {
+            closer.close(twin.into_socket());
+        }
         self.framed.fd
     }
 
@@ -242,7 +253,7 @@ impl ServerConnection {
         if self.session.state == State::Ended {
             return Err(ConnectionError::Ended);
         }
-        let result = self.drive(handler);
+        let result = self.drive_both(handler);
         if matches!(result, Err(_) | Ok(Progress::Closed)) {
             self.session.state = State::Ended;
         }
@@ -257,8 +268,9 @@ impl ServerConnection {
         if self.session.state == State::Ended {
             return Err(ConnectionError::Ended);
         }
+        let twin = self.session.twin.as_mut().map_or(Ok(()), Twin::flush);
         let (_, mut out) = self.framed.split();
-        out.flush().map_err(|error| {
+        twin.and_then(|()| out.flush()).map_err(|error| {
             self.session.state = State::Ended;
             error.into()
         })
@@ -279,12 +291,35 @@ impl ServerConnection {
         self.session.state != State::Ended && self.framed.queued() > 0
     }
 
+    /// The second socket, on which DMA requests go out and their replies come in; `None` when the client proposed none.
+    ///
+    /// The event loop should call [`Self::on_readable`] when it is readable or hangs up, until
+    /// [`Self::twin_has_ended`]. It is closed with this connection.
+    pub fn twin(&self) -> Option<BorrowedFd<'_>> {
+        self.session.twin.as_ref().map(Twin::socket)
+    }
+
+    /// The client has closed the second socket: DMA operations fail from then on, and it need not be watched.
+    pub fn twin_has_ended(&self) -> bool {
+        self.session.twin.as_ref().is_some_and(|twin| !twin.is_usable())
+    }
+
+    /// The event loop should call [`Self::on_writable`] when the second socket is writable.
+    pub fn twin_wants_write(&self) -> bool {
+        self.session.state != State::Ended && self.twin_queued() > 0
+    }
+
+    fn twin_queued(&self) -> usize {
+        self.session.twin.as_ref().map_or(0, Twin::queued)
+    }
+
     /// [`Self::on_readable`] has something to do even if the socket is not readable: after a completion, after
     /// [`Progress::More`], and when the client has read what clogged the connection.
     pub fn ready(&self) -> bool {
         match (&self.session.deferred, self.session.state) {
             (_, State::Ended) => false,
-            (Some(deferred), _) => deferred.result.is_some(),
+            _ if self.session.twin.as_ref().is_some_and(Twin::has_message) => true,
+            (Some(deferred), _) => deferred.result.is_some() || self.session.is_drained(),
             (None, _) => !self.is_clogged() && self.framed.rx.has_message(),
         }
     }
@@ -292,7 +327,7 @@ impl ServerConnection {
     /// The token of the deferred request, while there is one that has not been completed.
     pub fn deferred(&self) -> Option<Token> {
         let deferred = self.session.deferred.as_ref()?;
-        deferred.result.is_none().then_some(deferred.token)
+        deferred.is_the_handlers().then_some(deferred.token)
     }
 
     /// Ends the deferred request that has this token, unless it is a successful read. The reply goes out in the
@@ -314,7 +349,7 @@ impl ServerConnection {
 
     fn complete_with(&mut self, token: Token, result: Result<&[u8], Errno>) -> Result<(), CompleteError> {
         let waiting = self.session.deferred.as_mut();
-        let Some(deferred) = waiting.filter(|it| it.token == token && it.result.is_none()) else {
+        let Some(deferred) = waiting.filter(|it| it.token == token && it.is_the_handlers()) else {
             return Err(CompleteError::NotDeferred { token });
         };
         if let Ok(data) = result {
@@ -337,7 +372,7 @@ impl ServerConnection {
     /// [`DmaError`]; the operation has not started then.
     pub fn dma_read(&mut self, address: u64, len: usize, token: Token) -> Result<(), DmaError> {
         self.check_running()?;
-        let (_, mut out) = self.framed.split();
+        let mut out = dma_outlet(&mut self.framed, &mut self.session.twin);
         self.session.dma.read(&mut out, self.session.limits, address, len, token)
     }
 
@@ -347,7 +382,7 @@ impl ServerConnection {
     /// [`DmaError`]; the operation has not started then.
     pub fn dma_write(&mut self, address: u64, data: &[u8], token: Token) -> Result<(), DmaError> {
         self.check_running()?;
-        let (_, mut out) = self.framed.split();
+        let mut out = dma_outlet(&mut self.framed, &mut self.session.twin);
         self.session.dma.write(&mut out, self.session.limits, address, data, token)
     }
 
@@ -387,13 +422,28 @@ impl ServerConnection {
     }
 
     fn check_running(&self) -> Result<(), DmaError> {
-        let running = self.session.state == State::Running && !self.framed.tx.has_ended();
+        let usable = self.session.twin.as_ref().is_none_or(Twin::is_usable);
+        let running = self.session.state == State::Running && !self.framed.tx.has_ended() && usable;
         if running { Ok(()) } else { Err(DmaError::NotConnected) }
     }
 
     fn is_clogged(&self) -> bool {
+        // No reply may overtake a DMA request that waits for the second socket.
+        if self.twin_queued() > 0 {
+            return true;
+        }
         // A small reply may hold a descriptor, of which a process has fewer than bytes.
         self.framed.queued() >= self.session.config.max_queued || self.framed.queued_fds() >= MAX_QUEUED_FDS
+    }
+
+    /// Serves the second socket and then the first, each within the budget.
+    fn drive_both(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
+        let more = self.session.drive_twin(handler)?;
+        self.session.settle_drain();
+        match self.drive(handler)? {
+            Progress::Idle | Progress::Blocked if more => Ok(Progress::More),
+            progress => Ok(progress),
+        }
     }
 
     fn drive(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
@@ -491,7 +541,7 @@ impl ServerConnection {
             turn.count_step();
             let from = session.scanned;
             session.scanned = from + u64::from(header.size);
-            if header.message_type() == MessageType::Reply && session.dma.expects(&header) {
+            if header.message_type() == MessageType::Reply && session.expects(&header) {
                 session.counters.messages += 1;
                 let payload = rx.payload_at(from, &header).unwrap_or_default();
                 result = session.dma.on_reply(&mut out, session.limits, &header, payload, handler).map(drop);

@@ -1,7 +1,10 @@
 //! `VERSION`: what both sides can do, and how large a message may be from then on.
 
 use super::ConnectionError;
+use std::os::fd::{AsFd, OwnedFd};
+
 use super::session::{Request, Session, State, reply};
+use super::twin::Twin;
 use crate::Errno;
 use crate::socket::Outlet;
 use crate::wire::*;
@@ -36,13 +39,6 @@ impl Session {
             self.fail(out, request, Errno::EINVAL)?;
             return Err(ConnectionError::NoTransfers);
         }
-        let answer = VersionMessage {
-            major: VERSION_MAJOR,
-            // Ours is the lowest there is, so it is never above what was proposed.
-            minor: VERSION_MINOR,
-            has_json: proposed.has_json,
-            capabilities: proposed.capabilities.as_ref().map(|asked| self.answer(asked)),
-        };
         // What the client did not name it takes to have its default.
         if asked.max_data_xfer_size.is_none() {
             self.transfer = DEFAULT_MAX_DATA_XFER_SIZE as usize;
@@ -50,13 +46,37 @@ impl Session {
         self.limits.transfer =
             usize::try_from(transfer).unwrap_or(usize::MAX).min(self.config.max_data_xfer_size as usize);
         self.new_limit = Some(self.config.message_limit(self.transfer.max(self.limits.transfer)));
+
+        let theirs = self.make_twin(&asked, request);
+        let answer = VersionMessage {
+            major: VERSION_MAJOR,
+            // Ours is the lowest there is, so it is never above what was proposed.
+            minor: VERSION_MINOR,
+            has_json: proposed.has_json,
+            capabilities: proposed.capabilities.as_ref().map(|asked| self.answer(asked)),
+        };
         self.peer = asked;
         self.state = State::Running;
-        Ok(reply(out, request, &build_version(&answer), &[], &[])?)
+        let fd = theirs.as_ref().map(AsFd::as_fd);
+        Ok(reply(out, request, &build_version(&answer), &[], fd.as_slice())?)
     }
 
-    /// A subset of what the client named, as the specification wants it; this also keeps the reply no longer
-    /// than the request, but for a digit or two.
+    /// Makes a second socket for a client that proposed it and takes descriptors, and returns the client's end. A server
+    /// without a descriptor to spare does not agree, and sends its requests on the first socket.
+    fn make_twin(&mut self, asked: &Capabilities, request: Request) -> Option<OwnedFd> {
+        let wanted = asked.twin_socket.as_ref().is_some_and(|twin| twin.supported);
+        let takes_fds = asked.max_msg_fds.is_none_or(|fds| fds > 0);
+        if !wanted || !takes_fds || request.no_reply {
+            return None;
+        }
+        let (twin, theirs) =
+            Twin::pair(self.config.message_limit(self.limits.transfer), self.closer.clone()).ok()?;
+        self.twin = Some(twin);
+        Some(theirs)
+    }
+
+    /// A subset of what the client named, as the specification wants it. This also keeps the reply no longer than the
+    /// request, but for a digit or two, and for the index of the second socket's descriptor.
     fn answer(&self, asked: &Capabilities) -> Capabilities {
         let config = &self.config;
         Capabilities {
@@ -66,7 +86,7 @@ impl Session {
             // QEMU ends the connection over a limit that is higher than its own.
             max_dma_maps: asked.max_dma_maps.map(|theirs| theirs.min(config.max_dma_maps.into())),
             write_multiple: asked.write_multiple.filter(|wanted| *wanted && config.write_multiple),
-            twin_socket: None,
+            twin_socket: self.twin.as_ref().map(|_| TwinSocket { supported: true, fd_index: Some(0) }),
         }
     }
 }

@@ -1,15 +1,17 @@
 //! What a connection does with each message: the request is checked, the handler is asked, the reply goes out.
 
 use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
 
 use vfio_bindings::bindings::vfio;
 use zerocopy::IntoBytes;
 
 use super::dma::{DmaTable, Limits};
 use super::handler::{Handler, Outcome, Token};
+use super::twin::Twin;
 use super::{ConnectionError, Counters, ServerConfig, irqs};
 use crate::Errno;
-use crate::socket::{FrameError, Message, Outlet};
+use crate::socket::{Closer, FrameError, Message, Outlet};
 use crate::types::{DMA_FLAG_READ, DMA_FLAG_WRITE, DmaMap, DmaUnmap, REGION_FLAG_MMAP};
 use crate::wire::*;
 
@@ -28,6 +30,8 @@ pub(super) enum Kind {
     Empty,
     /// The reply repeats the request's entry.
     Unmap(DmaUnmapPayload),
+    /// As [`Self::Unmap`]; the handler is done, and DMA requests on the second socket are waited for.
+    Drain { entry: DmaUnmapPayload, unmap: DmaUnmap },
     /// The reply repeats the request's start, and brings data.
     Read(RegionAccess),
     /// The reply repeats the request's start.
@@ -49,6 +53,13 @@ pub(super) struct Deferred {
     pub(super) request: Request,
 }
 
+impl Deferred {
+    /// Whether it waits for the handler's side to complete it.
+    pub(super) fn is_the_handlers(&self) -> bool {
+        self.result.is_none() && !matches!(self.kind, Kind::Drain { .. })
+    }
+}
+
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum State {
     AwaitVersion,
@@ -58,6 +69,10 @@ pub(super) enum State {
 
 #[derive(Debug)]
 pub(super) struct Session {
+    /// The second socket, if the client proposed one.
+    pub(super) twin: Option<Twin>,
+    /// Closes descriptors of the client.
+    pub(super) closer: Option<Arc<dyn Closer>>,
     pub(super) config: ServerConfig,
     pub(super) state: State,
     pub(super) peer: Capabilities,
@@ -79,6 +94,8 @@ pub(super) struct Session {
 impl Session {
     pub(super) fn new(config: ServerConfig) -> Self {
         Self {
+            twin: None,
+            closer: None,
             state: State::AwaitVersion,
             peer: Capabilities::default(),
             deferred: None,
@@ -103,8 +120,9 @@ impl Session {
         self.counters.messages += 1;
         let header = message.header;
         if header.message_type() == MessageType::Reply {
-            // Nothing can be answered to a reply; one that nobody waits for is dropped, as QEMU does.
-            if !self.dma.on_reply(out, self.limits, &header, message.payload, handler)? {
+            // Nothing can be answered to a reply; one that no operation waits for is dropped, as QEMU does.
+            let is_expected = self.expects(&header);
+            if !is_expected || !self.dma.on_reply(out, self.limits, &header, message.payload, handler)? {
                 self.counters.unmatched_replies += 1;
             }
             return Ok(());
@@ -151,6 +169,11 @@ impl Session {
         }
     }
 
+    /// Whether an operation waits for this reply on the first socket.
+    pub(super) fn expects(&self, header: &Header) -> bool {
+        self.twin.is_none() && self.dma.expects(header)
+    }
+
     /// Ends the deferred request if it has been completed; false when it has not.
     pub(super) fn finish_deferred(
         &mut self,
@@ -169,14 +192,11 @@ impl Session {
             (Ok(()), Kind::Multi { records, next }) => {
                 self.run_multi(out, request, records.into(), next, handler)
             }
-            (Ok(()), kind) => {
-                if let Kind::Unmap(entry) = &kind
-                    && let Ok(unmap) = what_is_unmapped(entry)
-                {
-                    self.dma.unmapped(&unmap, handler);
-                }
-                acknowledge(out, request, &kind).map_err(Refusal::from)
-            }
+            (Ok(()), Kind::Unmap(entry)) => match what_is_unmapped(&entry) {
+                Ok(unmap) => self.finish_unmap(out, request, entry, unmap, handler),
+                Err(errno) => Err(errno.into()),
+            },
+            (Ok(()), kind) => acknowledge(out, request, &kind).map_err(Refusal::from),
         };
         match result {
             Ok(()) => Ok(true),
@@ -261,11 +281,36 @@ impl Session {
         let (raw, _) = parse_prefix::<DmaUnmapPayload>(payload)?;
         self.check_unmap_argsz(raw.argsz.get())?;
         let unmap = what_is_unmapped(&raw)?;
-        let outcome = handler.dma_unmap(unmap);
-        if outcome == Outcome::Done {
-            self.dma.unmapped(&unmap, handler);
+        match handler.dma_unmap(unmap) {
+            Outcome::Done => self.finish_unmap(out, request, raw, unmap, handler),
+            outcome => self.outcome(out, request, outcome, Kind::Unmap(raw)),
         }
-        self.outcome(out, request, outcome, Kind::Unmap(raw))
+    }
+
+    /// Answers an unmap that the handler is done with. On the second socket a DMA request could overtake the answer, so
+    /// there the answer waits for the replies to those that touch the range.
+    fn finish_unmap(
+        &mut self,
+        out: &mut Outlet<'_>,
+        request: Request,
+        entry: DmaUnmapPayload,
+        unmap: DmaUnmap,
+        handler: &mut dyn Handler,
+    ) -> Result<(), Refusal> {
+        let must_wait = if self.twin.is_some() {
+            self.dma.unmapped_on_twin(&unmap)
+        } else {
+            self.dma.unmapped(&unmap, handler);
+            false
+        };
+        if !must_wait {
+            return Ok(acknowledge(out, request, &Kind::Unmap(entry))?);
+        }
+
+        let (kind, data) = (Kind::Drain { entry, unmap }, Vec::new());
+        // The handler is not asked to give it up: it is done.
+        self.deferred = Some(Deferred { token: 0, request, kind, result: None, data, asked: true });
+        Ok(())
     }
 
     /// Checks the room that the client has for the reply to its `DMA_UNMAP`: the entry must fit, and, as for the
@@ -428,7 +473,7 @@ fn irq_info(
 fn acknowledge(out: &mut Outlet<'_>, request: Request, kind: &Kind) -> Result<(), FrameError> {
     match kind {
         Kind::Empty => reply(out, request, &[], &[], &[]),
-        Kind::Unmap(entry) => reply(out, request, entry.as_bytes(), &[], &[]),
+        Kind::Unmap(entry) | Kind::Drain { entry, .. } => reply(out, request, entry.as_bytes(), &[], &[]),
         Kind::Read(access) | Kind::Write(access) => reply(out, request, access.as_bytes(), &[], &[]),
         Kind::Multi { next, .. } => {
             let done = WriteMultiPayload { wr_cnt: (*next as u64).into() };

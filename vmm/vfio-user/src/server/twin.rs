@@ -1,0 +1,157 @@
+//! The second socket, on which DMA requests go out and their replies come in.
+//!
+//! It exists when the client proposed it. The kernel orders nothing between two sockets, so the server does where it
+//! must: no request is taken while DMA requests wait in the queue of the second socket, and the answer to a
+//! `DMA_UNMAP` waits for the replies to the DMA requests that touch its range.
+//!
+//! A client that closes it has no DMA by messages any more: what is under way fails, and so does each new operation.
+//! The connection goes on. A stream that makes no sense ends the connection, as on the first socket.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
+
+use super::ConnectionError;
+use super::handler::Handler;
+use super::session::{Kind, Session};
+use crate::Errno;
+use crate::socket::{Closer, Fill, FrameError, Framed, Outlet, PendingFds};
+use crate::wire::{Header, MessageType};
+
+/// The server's end of the second socket.
+#[derive(Debug)]
+pub(super) struct Twin {
+    framed: Framed,
+    ended: bool,
+}
+
+impl Twin {
+    /// Makes the pair of sockets; the second value is the client's end. Messages have at most `limit` bytes.
+    /// Descriptors that come there are closed by `closer`.
+    pub(super) fn pair(limit: usize, closer: Option<Arc<dyn Closer>>) -> nix::Result<(Self, OwnedFd)> {
+        let (ours, theirs) = socketpair(AddressFamily::Unix, SockType::Stream, None, SockFlag::SOCK_CLOEXEC)?;
+        // A reply to a DMA request brings no descriptors.
+        let mut framed = Framed::new(ours, limit, 0);
+        framed.rx.set_pending_limit(PendingFds::NONE);
+        if let Some(closer) = closer {
+            framed.set_closer(closer);
+        }
+        Ok((Self { framed, ended: false }, theirs))
+    }
+
+    /// The longest time that one system call on this socket has taken since the last call of this function.
+    pub(super) fn take_longest_call(&mut self) -> Duration {
+        self.framed.take_longest_call()
+    }
+
+    /// The socket, whose close can block.
+    pub(super) fn into_socket(self) -> OwnedFd {
+        self.framed.fd
+    }
+
+    pub(super) fn socket(&self) -> BorrowedFd<'_> {
+        self.framed.as_fd()
+    }
+
+    /// Whether DMA requests can still be sent.
+    pub(super) fn is_usable(&self) -> bool {
+        !self.ended && !self.framed.tx.has_ended()
+    }
+
+    /// Bytes that wait for the socket.
+    pub(super) fn queued(&self) -> usize {
+        if self.is_usable() { self.framed.queued() } else { 0 }
+    }
+
+    /// Whether a reply can be taken without reading the socket.
+    pub(super) fn has_message(&self) -> bool {
+        !self.ended && self.framed.rx.has_message()
+    }
+
+    pub(super) fn flush(&mut self) -> Result<(), FrameError> {
+        self.framed.split().1.flush()
+    }
+}
+
+/// Where DMA requests go out: the second socket if there is one.
+pub(super) fn dma_outlet<'a>(main: &'a mut Framed, twin: &'a mut Option<Twin>) -> Outlet<'a> {
+    match twin {
+        Some(twin) => twin.framed.split().1,
+        None => main.split().1,
+    }
+}
+
+impl Session {
+    /// Serves what came on the second socket, within the budget. True when there may be more.
+    pub(super) fn drive_twin(&mut self, handler: &mut dyn Handler) -> Result<bool, ConnectionError> {
+        let until = Instant::now() + self.config.turn;
+        let mut drained = false;
+        for step in 0..self.config.budget.max(1) {
+            if step > 0 && Instant::now() >= until {
+                break;
+            }
+            let Some(twin) = self.twin.as_mut().filter(|twin| !twin.ended) else { return Ok(false) };
+            if !twin.is_usable() {
+                self.end_twin(handler);
+                return Ok(false);
+            }
+
+            let (rx, mut out) = twin.framed.split();
+            if let Some(message) = rx.next_message()? {
+                self.counters.messages += 1;
+                let header = message.header;
+                if header.message_type() == MessageType::Command {
+                    self.counters.failed += 1;
+                    refuse(&mut out, &header, self.config.max_queued)?;
+                } else if !self.dma.on_reply(&mut out, self.limits, &header, message.payload, handler)? {
+                    self.counters.unmatched_replies += 1;
+                }
+                continue;
+            }
+            if drained {
+                return Ok(false);
+            }
+            match twin.framed.fill()? {
+                Fill::Data { drained: all } => drained = all,
+                Fill::WouldBlock | Fill::Full => return Ok(false),
+                Fill::End => self.end_twin(handler),
+            }
+        }
+        Ok(true)
+    }
+
+    fn end_twin(&mut self, handler: &mut dyn Handler) {
+        if let Some(twin) = &mut self.twin {
+            twin.ended = true;
+        }
+        self.dma.fail_all(Errno::ENOTCONN, handler);
+    }
+
+    /// Whether a deferred `DMA_UNMAP` has waited for DMA requests, and none is left that touches its range.
+    pub(super) fn is_drained(&self) -> bool {
+        self.deferred.as_ref().is_some_and(|deferred| match &deferred.kind {
+            Kind::Drain { unmap, .. } => deferred.result.is_none() && !self.dma.touches(unmap),
+            _ => false,
+        })
+    }
+
+    /// Completes a deferred `DMA_UNMAP` that has waited for DMA requests.
+    pub(super) fn settle_drain(&mut self) {
+        if self.is_drained()
+            && let Some(deferred) = &mut self.deferred
+        {
+            deferred.result = Some(Ok(()));
+        }
+    }
+}
+
+/// Refuses a command on the second socket, where the client has none to send. A client that reads no answers gets none.
+fn refuse(out: &mut Outlet<'_>, header: &Header, max_queued: usize) -> Result<(), FrameError> {
+    if header.no_reply() || out.queued() >= max_queued {
+        return Ok(());
+    }
+    let reply = Header::error_reply(header.id, header.command, Errno::EINVAL);
+    out.send(&reply.to_bytes(), &[], &[])
+}
