@@ -1,6 +1,7 @@
 //! A client and the socket it came through.
 
 use std::{
+    io,
     os::fd::OwnedFd,
     sync::Arc,
     time::{Duration, Instant},
@@ -17,7 +18,7 @@ use crate::{
     socket::Listener,
     stats::ServerCounters,
     stop::Waker,
-    wait::Interest,
+    wait::{EventLoop, Interest},
 };
 
 /// The client of an attachment.
@@ -25,6 +26,8 @@ pub(crate) struct Client {
     pub(crate) connection: ServerConnection,
     pub(crate) session: Session,
     pub(crate) interest: Interest,
+    /// Events that its second socket is watched for, while it is watched.
+    pub(crate) twin_interest: Option<Interest>,
     pub(crate) pace: Pace,
     /// In one of the engine's lists of connections that have something to do.
     pub(crate) queued: bool,
@@ -36,6 +39,27 @@ pub(crate) struct Client {
     pub(crate) closing: Arc<CloseQueue>,
     pub(crate) pid: i32,
     pub(crate) since: Instant,
+}
+
+impl Client {
+    /// Watches the second socket once both sides have agreed on one, for the events wanted now. A socket that has
+    /// ended is not watched.
+    pub(crate) fn watch_twin(&mut self, events: &mut dyn EventLoop, token: u64) -> io::Result<()> {
+        let Some(fd) = self.connection.twin() else { return Ok(()) };
+        if self.connection.twin_has_ended() {
+            if self.twin_interest.take().is_some() {
+                events.unwatch(fd, token);
+            }
+            return Ok(());
+        }
+
+        let wanted = Interest { read: true, write: self.connection.twin_wants_write() };
+        match self.twin_interest.replace(wanted) {
+            Some(old) if old == wanted => Ok(()),
+            Some(_) => events.rewatch(fd, token, wanted),
+            None => events.watch(fd, token, wanted),
+        }
+    }
 }
 
 /// How long an attachment takes no client after it was taken from one that held the engine.
@@ -156,6 +180,8 @@ pub(crate) enum Watched {
     Listener(usize),
     Client(usize, u32),
     Unmask(usize, u32),
+    /// A client's second socket.
+    Twin(usize, u32),
 }
 
 const INDEX_BITS: u32 = 24;
@@ -171,6 +197,7 @@ impl Watched {
             Self::Listener(index) => (2, index, 0),
             Self::Client(index, generation) => (3, index, generation),
             Self::Unmask(index, generation) => (4, index, generation),
+            Self::Twin(index, generation) => (5, index, generation),
         };
         kind << (INDEX_BITS + 32) | u64::from(generation) << INDEX_BITS | index as u64
     }
@@ -184,6 +211,7 @@ impl Watched {
             2 => Self::Listener(index),
             3 => Self::Client(index, generation),
             4 => Self::Unmask(index, generation),
+            5 => Self::Twin(index, generation),
             _ => return None,
         })
     }

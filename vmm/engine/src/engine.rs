@@ -356,6 +356,7 @@ impl Engine {
                 Some(Watched::Waker) => self.on_wake(),
                 Some(Watched::Listener(index)) => self.accept(index, Instant::now()),
                 Some(Watched::Client(index, generation)) => self.on_client(index, generation, &event),
+                Some(Watched::Twin(index, generation)) => self.on_twin(index, generation),
                 Some(Watched::Unmask(index, generation)) => self.on_unmask(index, generation),
                 // The loop looks at the flag.
                 Some(Watched::Stop) | None => {}

@@ -334,7 +334,11 @@ mod tests {
     fn a_file_of_another_file_system_is_reached_by_messages_and_reported_once() {
         let mut memory = ClientMemory::new(Quotas::default());
         // It has a size, and could be read: it is neither asked for.
-        let foreign = || PeerFd::from(std::os::fd::OwnedFd::from(std::fs::File::open("/sys/kernel/uevent_seqnum").unwrap()));
+        let foreign = || {
+            PeerFd::from(std::os::fd::OwnedFd::from(
+                std::fs::File::open("/sys/kernel/uevent_seqnum").unwrap(),
+            ))
+        };
 
         let first = memory.prepare(&map(0, 0, 0x1000), Some(foreign())).unwrap();
         let second = memory.prepare(&map(0x1000, 0, 0x1000), Some(foreign())).unwrap();

@@ -144,6 +144,7 @@ impl Engine {
             session: Session::new(function, who, &self.config),
             interest: Interest::READ,
             pace: Pace::default(),
+            twin_interest: None,
             queued: false,
             hung_up: false,
             unmask: None,
@@ -219,6 +220,13 @@ impl Engine {
             }
         }
         if let Some(index) = self.slow.pop_front() {
+            self.drive(index);
+        }
+    }
+
+    /// A client has answered a DMA message on its second socket, or made room there, or closed it.
+    pub(crate) fn on_twin(&mut self, index: usize, generation: u32) {
+        if self.ports.get(index).is_some_and(|port| port.generation == generation) {
             self.drive(index);
         }
     }
@@ -307,6 +315,8 @@ impl Engine {
             let token = Watched::Client(index, port.generation).token();
             watched = self.events.rewatch(client.connection.as_fd(), token, wanted);
         }
+        let token = Watched::Twin(index, port.generation).token();
+        watched = watched.and(client.watch_twin(&mut *self.events, token));
         if let Some(new) = client.session.new_unmask.take() {
             let token = Watched::Unmask(index, port.generation).token();
             if let Some(old) = client.unmask.take() {
@@ -392,15 +402,18 @@ impl Engine {
             let Some(client) = &mut port.client else { continue };
             let due = client.session.send(&mut self.machine, &mut client.connection, &mut port.counters);
             let generation = port.generation;
+            let token = Watched::Twin(index, generation).token();
+            let mut watched = client.watch_twin(&mut *self.events, token);
             let wanted =
                 Interest { read: client.connection.wants_read(), write: client.connection.wants_write() };
             if wanted != client.interest {
                 client.interest = wanted;
                 let token = Watched::Client(index, generation).token();
-                if self.events.rewatch(client.connection.as_fd(), token, wanted).is_err() {
-                    self.end(index, End::Evicted("it could not be watched"));
-                    continue;
-                }
+                watched = watched.and(self.events.rewatch(client.connection.as_fd(), token, wanted));
+            }
+            if watched.is_err() {
+                self.end(index, End::Evicted("it could not be watched"));
+                continue;
             }
             if let Some(due) = due {
                 self.note_deadline(due);
@@ -417,7 +430,13 @@ impl Engine {
             let port = &mut self.ports[index];
             if let Some(client) = &mut port.client {
                 let (machine, connection) = (&mut self.machine, &mut client.connection);
-                if let Some(due) = client.session.expire(machine, connection, now, &mut port.counters) {
+                let due = client.session.expire(machine, connection, now, &mut port.counters);
+                // An unmap may have waited for what was given up.
+                if client.connection.ready() && !client.queued {
+                    client.queued = true;
+                    self.ready.push_back(index);
+                }
+                if let Some(due) = due {
                     self.note_deadline(due);
                     // What ended may have made room for the rest.
                     if !self.senders.contains(&index) {
@@ -548,6 +567,9 @@ impl Engine {
             tracing::warn!(%error, "a client was not attached");
         }
         self.events.unwatch(client.connection.as_fd(), Watched::Client(index, port.generation).token());
+        if let Some(twin) = client.connection.twin().filter(|_| client.twin_interest.is_some()) {
+            self.events.unwatch(twin, Watched::Twin(index, port.generation).token());
+        }
         if let Some(unmask) = &client.unmask {
             self.events.unwatch(unmask.as_fd(), Watched::Unmask(index, port.generation).token());
         }

@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use common::*;
 use nicforge_vfio_user::socket::FrameError;
-use nicforge_vfio_user::wire::{Capabilities, Command, Header, parse_version};
+use nicforge_vfio_user::wire::{Command, Header, parse_version};
 use nicforge_vfio_user::*;
 
 const QEMU_JSON: &[u8] = br#"{"capabilities": {"max_msg_fds": 8, "max_data_xfer_size": 1048576, "pgsizes": 4096, "max_dma_maps": 65535, "write_multiple": true}}"#;
