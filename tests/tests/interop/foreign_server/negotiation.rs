@@ -5,7 +5,7 @@ use std::{sync::atomic::Ordering, time::Duration};
 use nicforge_tests::backing::LIMIT;
 use nicforge_vfio_user::{
     Client, ClientError, DEVICE_FLAGS_PCI, DEVICE_FLAGS_RESET, Errno, PCI_NUM_IRQS, PCI_NUM_REGIONS,
-    wire::{Capabilities, Command},
+    wire::{Capabilities, Command, TwinSocket},
 };
 
 use super::{card::reg, rig::Rig};
@@ -26,7 +26,8 @@ fn our_version_is_answered_with_the_crates_own_capabilities() {
         assert_eq!((request.message.major, request.message.minor), (0, 0));
         assert_eq!((asked.max_msg_fds, asked.max_data_xfer_size), (Some(8), Some(1 << 20)));
         assert_eq!((asked.pgsizes, asked.max_dma_maps), (Some(4096), Some(65535)));
-        assert_eq!((asked.write_multiple, asked.twin_socket), (Some(true), None));
+        let twin = TwinSocket { supported: true, fd_index: None };
+        assert_eq!((asked.write_multiple, asked.twin_socket), (Some(true), Some(twin)));
         let named = Capabilities {
             max_msg_fds: Some(1),
             max_data_xfer_size: Some(1 << 20),
@@ -38,7 +39,7 @@ fn our_version_is_answered_with_the_crates_own_capabilities() {
         let limits = limits.unwrap();
         assert_eq!((limits.max_msg_fds, limits.max_data_xfer_size), (1, 1 << 20));
         assert_eq!((limits.pgsizes, limits.max_dma_maps), (4096, 65535));
-        assert!(!limits.write_multiple);
+        assert!(!limits.write_multiple && !limits.twin_socket);
     });
 }
 
