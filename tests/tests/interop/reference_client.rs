@@ -8,7 +8,7 @@ use std::{
     fs::File,
     io::{IoSlice, IoSliceMut, Read},
     os::{
-        fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd},
+        fd::{AsFd, AsRawFd, BorrowedFd},
         unix::{fs::FileExt, net::UnixStream},
     },
 };
@@ -20,7 +20,7 @@ use nicforge_tests::{
     proof_body,
 };
 use nicforge_vfio_user::{
-    Errno, PCI_CONFIG_REGION, PCI_MSIX_IRQ, PCI_NUM_IRQS, PCI_NUM_REGIONS, REGION_FLAG_CAPS,
+    Errno, PCI_CONFIG_REGION, PCI_MSIX_IRQ, PCI_NUM_IRQS, PCI_NUM_REGIONS, PeerFd, REGION_FLAG_CAPS,
     REGION_FLAG_MMAP, REGION_FLAG_WRITE,
     socket::{Fill, Framed},
     wire::{Command, HEADER_SIZE, Header, parse_region_info, parse_version},
@@ -75,7 +75,7 @@ impl Reference {
     }
 
     /// Receives a message with its descriptors.
-    fn message(&self) -> (Vec<u8>, Vec<OwnedFd>) {
+    fn message(&self) -> (Vec<u8>, Vec<PeerFd>) {
         let mut framed = Framed::new(self.stream.try_clone().unwrap().into(), 1 << 16, CLIENT_FDS);
         loop {
             if let Some(message) = framed.next_message().unwrap() {

@@ -4,7 +4,7 @@
 mod common;
 
 use std::{
-    os::{fd::OwnedFd, unix::net::UnixStream},
+    os::unix::net::UnixStream,
     sync::{Arc, Mutex},
     time::{Duration, Instant},
 };
@@ -14,7 +14,7 @@ use common::{
     *,
 };
 use nicforge_vfio_user::{
-    DMA_FLAG_READ, DMA_FLAG_WRITE, Errno, PCI_MSIX_IRQ,
+    DMA_FLAG_READ, DMA_FLAG_WRITE, Errno, PCI_MSIX_IRQ, PeerFd,
     socket::{Fill, Framed},
     wire::{Command, Header, parse_version},
 };
@@ -148,7 +148,7 @@ impl Twins {
             assert!(parse_version(payload).unwrap().capabilities.unwrap().twin_socket.is_some());
             fds
         });
-        let mut twins = Self { main, twin: Framed::new(fds.remove(0), 1 << 21, 0) };
+        let mut twins = Self { main, twin: Framed::new(fds.remove(0).into(), 1 << 21, 0) };
 
         twins.ask(Command::DmaMap, &map());
         twins.ask(Command::RegionWrite, &access(4, 7, 2, &6_u16.to_le_bytes()));
@@ -177,7 +177,7 @@ impl Twins {
     }
 }
 
-fn wait<T>(socket: &mut Framed, take: impl FnOnce(Header, &[u8], Vec<OwnedFd>) -> T) -> T {
+fn wait<T>(socket: &mut Framed, take: impl FnOnce(Header, &[u8], Vec<PeerFd>) -> T) -> T {
     let deadline = Instant::now() + LONG;
     loop {
         if let Some(message) = socket.next_message().unwrap() {
