@@ -226,8 +226,12 @@ impl Engine {
 
     /// A client has answered a DMA message on its second socket, or made room there, or closed it.
     pub(crate) fn on_twin(&mut self, index: usize, generation: u32) {
-        if self.ports.get(index).is_some_and(|port| port.generation == generation) {
-            self.drive(index);
+        let Some(port) = self.ports.get_mut(index).filter(|port| port.generation == generation) else {
+            return;
+        };
+        if let Some(client) = &mut port.client {
+            client.connection.note_twin_readable();
+            self.queue(index);
         }
     }
 
@@ -432,16 +436,16 @@ impl Engine {
                 let (machine, connection) = (&mut self.machine, &mut client.connection);
                 let due = client.session.expire(machine, connection, now, &mut port.counters);
                 // An unmap may have waited for what was given up.
-                if client.connection.ready() && !client.queued {
-                    client.queued = true;
-                    self.ready.push_back(index);
-                }
+                let goes_on = client.connection.ready();
                 if let Some(due) = due {
                     self.note_deadline(due);
                     // What ended may have made room for the rest.
                     if !self.senders.contains(&index) {
                         self.senders.push(index);
                     }
+                }
+                if goes_on {
+                    self.queue(index);
                 }
             }
             if self.ports[index].accepting {

@@ -264,6 +264,7 @@ fn client_that_floods_the_second_socket_has_its_share_of_a_turn() {
     let before = twins.pair.server.counters().messages;
     twins.send(&Header::reply(1, Command::DmaRead, 0).to_bytes().repeat(100));
 
+    twins.pair.server.note_twin_readable();
     let progress = twins.pair.server.on_readable(&mut twins.pair.device).unwrap();
 
     assert_eq!(progress, Progress::More);

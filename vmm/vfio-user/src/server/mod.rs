@@ -304,6 +304,14 @@ impl ServerConnection {
         self.session.twin.as_ref().is_some_and(|twin| !twin.is_usable())
     }
 
+    /// Tells the connection that the second socket is readable, or that its peer has closed it. The next call of
+    /// [`Self::on_readable`] reads it. While DMA operations are outstanding it is read in any case.
+    pub fn note_twin_readable(&mut self) {
+        if let Some(twin) = &mut self.session.twin {
+            twin.note_readable();
+        }
+    }
+
     /// The event loop should call [`Self::on_writable`] when the second socket is writable.
     pub fn twin_wants_write(&self) -> bool {
         self.session.state != State::Ended && self.twin_queued() > 0
@@ -436,23 +444,23 @@ impl ServerConnection {
         self.framed.queued() >= self.session.config.max_queued || self.framed.queued_fds() >= MAX_QUEUED_FDS
     }
 
-    /// Serves the second socket and then the first, each within the budget.
+    /// Serves the second socket and then the first, both within one turn.
     fn drive_both(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
-        let more = self.session.drive_twin(handler)?;
+        let mut turn = Turn::new(&self.session.config);
+        let more = self.session.drive_twin(handler, &mut turn)?;
         self.session.settle_drain();
-        match self.drive(handler)? {
+        match self.drive(handler, &mut turn)? {
             Progress::Idle | Progress::Blocked if more => Ok(Progress::More),
             progress => Ok(progress),
         }
     }
 
-    fn drive(&mut self, handler: &mut dyn Handler) -> Result<Progress, ConnectionError> {
-        let mut turn = Turn::new(&self.session.config);
+    fn drive(&mut self, handler: &mut dyn Handler, turn: &mut Turn) -> Result<Progress, ConnectionError> {
         let mut drained = false;
         while turn.has_time() {
             turn.count_step();
             if self.session.deferred.is_some() {
-                match self.wait_deferred(handler, &mut turn)? {
+                match self.wait_deferred(handler, turn)? {
                     Some(progress) => return Ok(progress),
                     None => continue,
                 }

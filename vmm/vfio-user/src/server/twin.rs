@@ -9,13 +9,13 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socketpair};
 
-use super::ConnectionError;
 use super::handler::Handler;
 use super::session::{Kind, Session};
+use super::{ConnectionError, Turn};
 use crate::Errno;
 use crate::socket::{Closer, Fill, FrameError, Framed, Outlet, PendingFds};
 use crate::wire::{Header, MessageType};
@@ -25,6 +25,8 @@ use crate::wire::{Header, MessageType};
 pub(super) struct Twin {
     framed: Framed,
     ended: bool,
+    /// The event loop has said that there is something to read, and it was not read to its end yet.
+    is_readable: bool,
 }
 
 impl Twin {
@@ -38,7 +40,7 @@ impl Twin {
         if let Some(closer) = closer {
             framed.set_closer(closer);
         }
-        Ok((Self { framed, ended: false }, theirs))
+        Ok((Self { framed, ended: false, is_readable: false }, theirs))
     }
 
     /// The longest time that one system call on this socket has taken since the last call of this function.
@@ -70,6 +72,10 @@ impl Twin {
         !self.ended && self.framed.rx.has_message()
     }
 
+    pub(super) fn note_readable(&mut self) {
+        self.is_readable = true;
+    }
+
     pub(super) fn flush(&mut self) -> Result<(), FrameError> {
         self.framed.split().1.flush()
     }
@@ -84,14 +90,16 @@ pub(super) fn dma_outlet<'a>(main: &'a mut Framed, twin: &'a mut Option<Twin>) -
 }
 
 impl Session {
-    /// Serves what came on the second socket, within the budget. True when there may be more.
-    pub(super) fn drive_twin(&mut self, handler: &mut dyn Handler) -> Result<bool, ConnectionError> {
-        let until = Instant::now() + self.config.turn;
+    /// Serves what came on the second socket, within the turn. It is read while replies are outstanding, and when the
+    /// event loop has said that there is something. Returns whether there may be more.
+    pub(super) fn drive_twin(
+        &mut self,
+        handler: &mut dyn Handler,
+        turn: &mut Turn,
+    ) -> Result<bool, ConnectionError> {
         let mut drained = false;
-        for step in 0..self.config.budget.max(1) {
-            if step > 0 && Instant::now() >= until {
-                break;
-            }
+        while turn.has_time() {
+            let is_expecting = self.dma.outstanding() > 0;
             let Some(twin) = self.twin.as_mut().filter(|twin| !twin.ended) else { return Ok(false) };
             if !twin.is_usable() {
                 self.end_twin(handler);
@@ -100,6 +108,7 @@ impl Session {
 
             let (rx, mut out) = twin.framed.split();
             if let Some(message) = rx.next_message()? {
+                turn.count_step();
                 self.counters.messages += 1;
                 let header = message.header;
                 if header.message_type() == MessageType::Command {
@@ -110,12 +119,15 @@ impl Session {
                 }
                 continue;
             }
-            if drained {
+
+            if drained || !(twin.is_readable || is_expecting) {
+                twin.is_readable = false;
                 return Ok(false);
             }
+            turn.count_step();
             match twin.framed.fill()? {
                 Fill::Data { drained: all } => drained = all,
-                Fill::WouldBlock | Fill::Full => return Ok(false),
+                Fill::WouldBlock | Fill::Full => drained = true,
                 Fill::End => self.end_twin(handler),
             }
         }

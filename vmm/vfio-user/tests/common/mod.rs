@@ -254,6 +254,7 @@ impl Pair {
         let deadline = Instant::now() + PATIENCE;
         let mut last = Progress::More;
         loop {
+            self.server.note_twin_readable();
             let progress = self.server.on_readable(&mut self.device)?;
             // Idle may leave an end of the stream behind, which a level-triggered loop comes back for.
             let again = progress == Progress::Idle && last != Progress::Idle;
