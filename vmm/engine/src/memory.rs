@@ -5,7 +5,7 @@
 //!
 //! What the client says of its file is checked here, by calls that no file can hold up: seals are asked for first, and
 //! only files of tmpfs and hugetlbfs have any. Any other file could stop the engine in a page fault, for instance one of
-//! FUSE. It is never mapped, and its range is reached by messages.
+//! FUSE, and so could a file of huge pages of 1 GiB. They are never mapped, and their ranges are reached by messages.
 
 use std::{collections::BTreeMap, os::fd::AsFd};
 
@@ -14,10 +14,14 @@ use nicforge_vfio_user::{DMA_FLAG_WRITE, DmaMap, DmaUnmap, Errno, PeerFd};
 use nix::{
     fcntl::{FcntlArg, OFlag, fcntl},
     libc,
-    sys::stat::fstat,
+    sys::{stat::fstat, statfs::fstatfs},
 };
 
 use crate::config::Quotas;
+
+/// The largest pages of a file that is mapped, in bytes. A page of 2 MiB is cleared in a tenth of a millisecond, one of
+/// 1 GiB in a tenth of a second.
+const MAX_PAGE: i64 = 2 << 20;
 
 /// Which file: device and inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,7 +72,7 @@ impl Wanted {
 pub(crate) enum Backing {
     /// Nothing: it is reached by messages.
     Remote,
-    /// Nothing: its file is on neither tmpfs nor hugetlbfs, so it is reached by messages.
+    /// Nothing: its file is on neither tmpfs nor hugetlbfs, or has pages of 1 GiB, so it is reached by messages.
     Unmappable {
         /// It is the first such range of this client.
         first: bool,
@@ -120,6 +124,12 @@ impl ClientMemory {
         }
         let Some(fd) = fd else { return Ok(Backing::Remote) };
         if fcntl(&fd, FcntlArg::F_GET_SEALS).is_err() {
+            let first = !std::mem::replace(&mut self.had_unmappable, true);
+            return Ok(Backing::Unmappable { first });
+        }
+
+        // The engine's thread would clear a whole page when it touches a hole.
+        if fstatfs(fd.as_fd())?.block_size() > MAX_PAGE {
             let first = !std::mem::replace(&mut self.had_unmappable, true);
             return Ok(Backing::Unmappable { first });
         }
@@ -346,6 +356,19 @@ mod tests {
         assert!(matches!(first, Backing::Unmappable { first: true }), "{first:?}");
         assert!(matches!(second, Backing::Unmappable { first: false }), "{second:?}");
         assert_eq!(memory.mapped_bytes(), 0);
+    }
+
+    #[test]
+    fn a_file_of_pages_that_take_long_to_clear_is_reached_by_messages() {
+        use nix::sys::memfd::{MFdFlags, memfd_create};
+        let mut memory = ClientMemory::new(Quotas::default());
+        // No page is ever touched, so that none need be there. Processors without such pages refuse the file.
+        let Ok(fd) = memfd_create(c"huge", MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_1GB) else { return };
+        nix::unistd::ftruncate(&fd, 1 << 30).unwrap();
+
+        let backing = memory.prepare(&map(0, 0, 1 << 30), Some(fd.into())).unwrap();
+
+        assert!(matches!(backing, Backing::Unmappable { first: true }), "{backing:?}");
     }
 
     #[test]
