@@ -1,0 +1,120 @@
+//! Descriptors whose last close takes long.
+
+use std::{
+    collections::VecDeque,
+    io,
+    net::TcpStream,
+    os::fd::{AsFd, BorrowedFd},
+    time::Duration,
+};
+
+use nicforge_vfio_user::wire::Command;
+
+use crate::{
+    arena::{Arena, Round},
+    client::{self, Client},
+    files,
+};
+
+/// Peers of lingering sockets that are held, so that closing still waits: the oldest are let go.
+const PEERS: usize = 32;
+
+/// How a descriptor reaches the server and is closed there.
+#[derive(Clone, Copy, Debug)]
+enum Way {
+    /// With a message that takes none.
+    Unwanted,
+    /// With a `DMA_MAP` that is refused.
+    RefusedMap,
+    /// With a `SET_IRQS` that is refused.
+    RefusedEventfd,
+    /// Behind bytes that end the connection: the server closes its socket with the descriptor in it.
+    Unread,
+    /// Before the version.
+    Early,
+}
+
+const WAYS: [Way; 5] = [Way::Unwanted, Way::RefusedMap, Way::RefusedEventfd, Way::Unread, Way::Early];
+
+/// Passes TCP sockets with `SO_LINGER` and unsent data: the last close of one waits for the time that the client chose.
+///
+/// A mended server closes them on a thread that nothing else waits for, and goes on at once.
+pub(super) fn sockets(arena: &Arena) -> Round {
+    let linger = arena.size().pick(Duration::from_secs(3), Duration::from_secs(15));
+    let mut peers = VecDeque::<TcpStream>::new();
+    arena.repeat(|| {
+        let (socket, peer) = files::lingering(linger)?;
+        peers.push_back(peer);
+        if peers.len() > PEERS {
+            peers.pop_front();
+        }
+        let way = WAYS[arena.rounds() as usize % WAYS.len()];
+        Ok(pass(arena, way, socket)?)
+    })
+}
+
+/// Passes the last descriptor of a large file in memory that has all of its pages: its close frees them.
+///
+/// A mended server closes it on a thread that nothing else waits for.
+pub(super) fn memory(arena: &Arena) -> Round {
+    let size = arena.size().pick(256 << 20, 3 << 30);
+    arena.repeat(|| {
+        let file = files::populated(size)?;
+        let way = WAYS[arena.rounds() as usize % WAYS.len()];
+        Ok(pass(arena, way, file)?)
+    })
+}
+
+/// Maps such a file and goes: the end of the attachment unmaps it and drops its last reference.
+///
+/// A mended server unmaps on a thread that does not keep other clients' mappings waiting.
+pub(super) fn mapped(arena: &Arena) -> Round {
+    let size = arena.size().pick(256 << 20, 3 << 30);
+    arena.repeat(|| {
+        let mut client = Client::negotiated(&arena.socket("target.user0"))?;
+        let file = files::populated(size)?;
+        client.map_file(0, size, &file)?;
+        drop(file);
+        Ok(())
+    })
+}
+
+/// Passes a file in such a way that the server has the last descriptor of it.
+fn pass(arena: &Arena, way: Way, file: impl AsFd) -> io::Result<()> {
+    let socket = arena.socket("target.user0");
+    let mut client = match way {
+        Way::Early => Client::connect(&socket)?,
+        _ => Client::negotiated(&socket)?,
+    };
+    send(&mut client, way, file.as_fd())?;
+    drop(file);
+
+    // The reply comes when the server has dropped what it does not want.
+    match way {
+        Way::Unread | Way::Early => Ok(()),
+        _ => client.ask(Command::DeviceGetInfo, &client::info()).map(drop),
+    }
+}
+
+fn send(client: &mut Client, way: Way, file: BorrowedFd<'_>) -> io::Result<()> {
+    let id = client.id();
+    let info = client::request(id, Command::DeviceGetInfo, &client::info());
+    match way {
+        Way::Unwanted | Way::Early => client.send_fds(&info, &[file]),
+        // No page starts at address 1.
+        Way::RefusedMap => {
+            client.send_fds(&client::request(id, Command::DmaMap, &client::map(1, 0, 4096)), &[file])
+        }
+        Way::RefusedEventfd => {
+            let message = client::request(id, Command::DeviceSetIrqs, &client::bind_eventfd());
+            client.send_fds(&message, &[file])
+        }
+        Way::Unread => {
+            client.send(&[0xff; 64])?;
+            // A read ends behind the first descriptor; the others stay where they are.
+            let null = std::fs::File::open("/dev/null")?;
+            client.send_fds(&info, &[null.as_fd()])?;
+            client.send_fds(&info, &[file])
+        }
+    }
+}

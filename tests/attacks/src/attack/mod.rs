@@ -1,0 +1,52 @@
+//! The attacks. Each knows nothing but sockets of the server.
+
+mod closing;
+mod connects;
+mod cut;
+mod eventfds;
+mod maps;
+mod reconnect;
+mod watches;
+
+use crate::arena::{Arena, Round};
+
+/// An attack.
+#[derive(Clone, Copy)]
+pub struct Attack {
+    /// Its name on the command line and in the table.
+    pub name: &'static str,
+    /// The resource of the server that it is after.
+    pub after: &'static str,
+    /// Environment that the attacked server is started with.
+    pub environment: &'static [(&'static str, &'static str)],
+    /// The server's log is a pipe that is never read.
+    pub log_is_unread: bool,
+    /// Carries it out until the arena's time is up.
+    pub run: fn(&Arena) -> Round,
+}
+
+const fn attack(name: &'static str, after: &'static str, run: fn(&Arena) -> Round) -> Attack {
+    Attack { name, after, environment: &[], log_is_unread: false, run }
+}
+
+/// All attacks there are.
+pub const ATTACKS: &[Attack] = &[
+    attack("close-socket", "the thread that closes descriptors", closing::sockets),
+    attack("close-memory", "the thread that closes descriptors", closing::memory),
+    attack("unmap-memory", "the thread that unmaps memory", closing::mapped),
+    attack("reset-reconnect", "turns for a client that has gone", reconnect::resets),
+    attack("read-reconnect", "turns for a client that has gone", reconnect::reads),
+    attack("cut-transfers", "look-ahead behind a deferred request", cut::transfers),
+    attack("watch-socket", "system calls on the client's socket", watches::socket),
+    attack("watch-eventfd", "system calls on the client's eventfd", watches::eventfd),
+    attack("block-eventfd", "a write to an eventfd", eventfds::blocking),
+    attack("map-descending", "the table of DMA ranges", maps::descending),
+    attack("map-mixed", "the table of DMA ranges", maps::mixed),
+    attack("pending-descriptors", "the server's table of descriptors", connects::pending),
+    attack("connect", "accepting connections", connects::many),
+];
+
+/// The attack with this name.
+pub fn find(name: &str) -> Option<&'static Attack> {
+    ATTACKS.iter().find(|attack| attack.name == name)
+}

@@ -1,0 +1,276 @@
+//! One attack on one server, with a polite tenant beside it.
+
+use std::{
+    fs::File,
+    io::{self, BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    sync::{Arc, Mutex, PoisonError},
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use nicforge_vfio_user::wire::Command as Message;
+
+use crate::{
+    arena::{Failed, Report, Size},
+    attack::Attack,
+    client::{self, Client},
+    polite::{Seen, Tenant},
+    server::{End, Server},
+};
+
+/// The polite tenant's socket, and that of newcomers on the same card.
+const TENANT: &str = "polite.user0";
+const NEWCOMER: &str = "polite.user1";
+/// How long an attacker lives at most, should nobody kill it.
+const LIFE: Duration = Duration::from_secs(900);
+/// How long a server may take to end before it is killed.
+pub const END_LIMIT: Duration = Duration::from_secs(20);
+/// Reasons of cut rounds that are kept.
+const REASONS: usize = 4;
+
+/// What an attacker has reported.
+#[derive(Clone, Debug, Default)]
+pub struct Reports {
+    /// Rounds that went as the attacker meant them.
+    pub landed: u64,
+    /// Rounds that the server cut short.
+    pub cut: u64,
+    /// Why, for some of them.
+    pub reasons: Vec<String>,
+    /// Why the attack is impossible here.
+    pub not_run: Option<String>,
+}
+
+/// An attacker's process, killed when it is dropped.
+#[derive(Debug)]
+pub struct Attacker {
+    child: Child,
+    reports: Arc<Mutex<Reports>>,
+    reader: Option<JoinHandle<()>>,
+}
+
+impl Attacker {
+    /// Starts `program` as the attacker of the machine that is served in `directory`.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn start(program: &Path, attack: &Attack, size: Size, directory: &Path) -> io::Result<Self> {
+        let mut child = Command::new(program)
+            .args(["one", attack.name, "--size", size.name()])
+            .arg("--dir")
+            .arg(directory)
+            .args(["--seconds", &LIFE.as_secs().to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let reports = Arc::new(Mutex::new(Reports::default()));
+        let reader = child.stdout.take().map(|output| {
+            let reports = reports.clone();
+            std::thread::spawn(move || {
+                for line in BufReader::new(output).lines().map_while(Result::ok) {
+                    note(&mut reports.lock().unwrap_or_else(PoisonError::into_inner), &line);
+                }
+            })
+        });
+        Ok(Self { child, reports, reader })
+    }
+
+    /// What it has reported so far.
+    pub fn reports(&self) -> Reports {
+        self.reports.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Whether its process has ended, which it does by itself only when it cannot go on.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn has_ended(&mut self) -> io::Result<bool> {
+        Ok(self.child.try_wait()?.is_some())
+    }
+
+    /// Kills it. Returns what it has reported.
+    pub fn stop(mut self) -> Reports {
+        self.end();
+        self.reports()
+    }
+
+    fn end(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if let Some(reader) = self.reader.take() {
+            let _ = reader.join();
+        }
+    }
+}
+
+impl Drop for Attacker {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn note(reports: &mut Reports, line: &str) {
+    match Report::parse(line) {
+        Some(Report::Landed) => reports.landed += 1,
+        Some(Report::Cut(why)) => {
+            reports.cut += 1;
+            if reports.reasons.len() < REASONS && !reports.reasons.contains(&why) {
+                reports.reasons.push(why);
+            }
+        }
+        Some(Report::NotRun(why)) => reports.not_run = Some(why),
+        None => {}
+    }
+}
+
+/// Who is under attack, and by which programs.
+#[derive(Clone, Debug)]
+pub struct Setting {
+    /// The program `nicforge`.
+    pub server: PathBuf,
+    /// The program of this crate.
+    pub attacker: PathBuf,
+    /// `epoll` or `io_uring`.
+    pub event_loop: &'static str,
+    /// How large attacks are.
+    pub size: Size,
+    /// Where servers log; nowhere without it.
+    pub log: Option<PathBuf>,
+}
+
+/// How a contest went.
+#[derive(Clone, Debug)]
+pub struct Outcome {
+    /// What the attacker reports.
+    pub attacker: Reports,
+    /// What the polite tenant saw.
+    pub tenant: Seen,
+    /// What newcomers saw.
+    pub newcomers: Newcomers,
+    /// How the server ended, with the attacker still there.
+    pub end: End,
+}
+
+/// What clients saw that came during the attack.
+#[derive(Clone, Debug, Default)]
+pub struct Newcomers {
+    /// Clients that were served.
+    pub served: u64,
+    /// Clients that were not.
+    pub failed: u64,
+    /// The longest from a connection to its last reply.
+    pub worst: Duration,
+}
+
+/// A server, a polite tenant and an attacker at work.
+#[derive(Debug)]
+pub struct Contest {
+    attacker: Attacker,
+    tenant: Tenant,
+    newcomers: Newcomers,
+    server: Server,
+}
+
+impl Contest {
+    /// Starts all three.
+    ///
+    /// # Errors
+    /// When one of them cannot be started.
+    pub fn start(setting: &Setting, attack: &Attack) -> Result<Self, Failed> {
+        let server = setting.serve(attack)?;
+        let tenant = Tenant::start(&server.socket(TENANT))?;
+        let attacker = Attacker::start(&setting.attacker, attack, setting.size, &server.directory())?;
+        Ok(Self { attacker, tenant, newcomers: Newcomers::default(), server })
+    }
+
+    /// Rounds of the polite tenant so far.
+    pub fn tenant_rounds(&self) -> u64 {
+        self.tenant.rounds()
+    }
+
+    /// What the attacker has reported so far.
+    pub fn reports(&self) -> Reports {
+        self.attacker.reports()
+    }
+
+    /// Whether the attacker has ended by itself.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn attacker_has_ended(&mut self) -> io::Result<bool> {
+        self.attacker.has_ended()
+    }
+
+    /// Has a client come, map memory, and go.
+    pub fn newcomer(&mut self) {
+        let start = Instant::now();
+        match visit(&self.server.socket(NEWCOMER)) {
+            Ok(()) => self.newcomers.served += 1,
+            Err(_) => self.newcomers.failed += 1,
+        }
+        self.newcomers.worst = self.newcomers.worst.max(start.elapsed());
+    }
+
+    /// Ends the tenant's work, then asks the server to end while the attacker is still there.
+    ///
+    /// # Errors
+    /// When the tenant lost its card, or the system says so.
+    pub fn finish(mut self) -> Result<Outcome, Failed> {
+        let tenant = self.tenant.stop();
+        let end = self.server.terminate(END_LIMIT)?;
+        let attacker = self.attacker.stop();
+        Ok(Outcome { attacker, tenant: tenant?, newcomers: self.newcomers, end })
+    }
+
+    /// Kills the attacker. Returns what it reported, and the rest of the contest.
+    pub fn without_attacker(self) -> (Reports, Aftermath) {
+        (self.attacker.stop(), Aftermath { tenant: self.tenant, server: self.server })
+    }
+}
+
+/// A server and its polite tenant after an attack.
+#[derive(Debug)]
+pub struct Aftermath {
+    /// The tenant, still at work.
+    pub tenant: Tenant,
+    /// The server.
+    pub server: Server,
+}
+
+impl Setting {
+    /// Starts the server that `attack` is against.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn serve(&self, attack: &Attack) -> io::Result<Server> {
+        let log = if attack.log_is_unread {
+            None
+        } else {
+            let path = self.log.as_deref().unwrap_or(Path::new("/dev/null"));
+            Some(File::options().append(true).create(true).open(path)?)
+        };
+        Server::start(&self.server, self.event_loop, attack.environment, log)
+    }
+}
+
+/// Connects, maps a page, asks, and goes.
+fn visit(socket: &Path) -> io::Result<()> {
+    let mut client = Client::negotiated(socket)?;
+    let file = crate::files::sparse(4096)?;
+    client.map_file(0, 4096, &file)?;
+    client.ask(Message::DeviceGetInfo, &client::info()).map(drop)
+}
+
+/// Has clients come and go until one is served, but no longer than `limit`. Returns whether one was.
+pub fn is_served(socket: &Path, limit: Duration) -> bool {
+    let until = Instant::now() + limit;
+    while Instant::now() < until {
+        if visit(socket).is_ok() {
+            return true;
+        }
+        std::thread::yield_now();
+    }
+    false
+}

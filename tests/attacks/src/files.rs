@@ -1,0 +1,76 @@
+//! Files that attackers pass to the server.
+
+use std::{
+    ffi::CStr,
+    fs::File,
+    io::{self, Write},
+    net::{Ipv4Addr, TcpListener, TcpStream},
+    os::fd::{AsFd, OwnedFd},
+    time::Duration,
+};
+
+use nix::{
+    fcntl::{FallocateFlags, fallocate},
+    sys::{
+        memfd::{MFdFlags, memfd_create},
+        socket::{setsockopt, sockopt},
+    },
+};
+
+const NAME: &CStr = c"attack";
+
+/// A file in memory of `size` bytes, without pages.
+///
+/// # Errors
+/// What the system says.
+pub fn sparse(size: u64) -> io::Result<File> {
+    let file = File::from(memfd_create(NAME, MFdFlags::MFD_CLOEXEC)?);
+    file.set_len(size)?;
+    Ok(file)
+}
+
+/// A file in memory of `size` bytes that has all of its pages.
+///
+/// # Errors
+/// What the system says.
+pub fn populated(size: u64) -> io::Result<File> {
+    let file = sparse(size)?;
+    populate(&file, size)?;
+    Ok(file)
+}
+
+/// Gives a file its first `size` bytes of pages.
+///
+/// # Errors
+/// What the system says.
+pub fn populate(file: impl AsFd, size: u64) -> io::Result<()> {
+    Ok(fallocate(file, FallocateFlags::empty(), 0, size as libc::off_t)?)
+}
+
+/// Takes pages from a file.
+///
+/// # Errors
+/// What the system says.
+pub fn punch(file: impl AsFd, offset: u64, size: u64) -> io::Result<()> {
+    let how = FallocateFlags::FALLOC_FL_PUNCH_HOLE | FallocateFlags::FALLOC_FL_KEEP_SIZE;
+    Ok(fallocate(file, how, offset as libc::off_t, size as libc::off_t)?)
+}
+
+/// A socket whose last close waits for `linger`: it has data that its peer, the second value, never reads.
+///
+/// # Errors
+/// What the system says.
+pub fn lingering(linger: Duration) -> io::Result<(OwnedFd, TcpStream)> {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
+    setsockopt(&listener, sockopt::RcvBuf, &4096)?;
+    let mut near = TcpStream::connect(listener.local_addr()?)?;
+    let (far, _) = listener.accept()?;
+
+    near.set_nonblocking(true)?;
+    let zeros = vec![0; 64 << 10];
+    while near.write(&zeros).is_ok() {}
+    near.set_nonblocking(false)?;
+    let seconds = libc::c_int::try_from(linger.as_secs()).unwrap_or(libc::c_int::MAX);
+    setsockopt(&near, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: seconds })?;
+    Ok((near.into(), far))
+}

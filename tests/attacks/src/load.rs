@@ -1,0 +1,185 @@
+//! The load test: all attacks, one after the other, under each event loop.
+
+use std::time::{Duration, Instant};
+
+use comfy_table::{CellAlignment, Table, presets};
+use serde::Serialize;
+
+use crate::{
+    arena::Failed,
+    attack::Attack,
+    contest::{self, Contest, Setting},
+};
+
+/// The longest that nothing a client does may keep another tenant waiting.
+pub const PAUSE_LIMIT: Duration = Duration::from_millis(100);
+/// The longest from SIGTERM to the end.
+pub const END_LIMIT: Duration = Duration::from_secs(2);
+/// How often newcomers come.
+const BEAT: Duration = Duration::from_millis(100);
+
+/// A row of the table.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Row {
+    /// The attack.
+    pub attack: &'static str,
+    /// The event loop.
+    pub event_loop: &'static str,
+    /// Rounds of the attacker that went as it meant them.
+    pub landed: u64,
+    /// Rounds of the attacker that the server cut short.
+    pub cut: u64,
+    /// Some reasons of that.
+    pub reasons: Vec<String>,
+    /// Rounds of the polite tenant.
+    pub rounds: u64,
+    /// Its longest pause in milliseconds.
+    pub worst_ms: f64,
+    /// The same without what the host was late.
+    pub worst_of_server_ms: f64,
+    /// 99 of 100 rounds took no longer.
+    pub p99_ms: f64,
+    /// The longest that the host was late.
+    pub host_ms: f64,
+    /// Newcomers that were served.
+    pub newcomers: u64,
+    /// Newcomers that were not.
+    pub newcomers_failed: u64,
+    /// The longest that one of them took.
+    pub newcomer_ms: f64,
+    /// From SIGTERM to the end of the sockets.
+    pub sockets_ms: Option<f64>,
+    /// From SIGTERM to the end of the process.
+    pub end_ms: Option<f64>,
+    /// Why the attack was not run.
+    pub not_run: Option<String>,
+    /// What is wrong.
+    pub missed: Vec<String>,
+}
+
+/// What decides whether a contest is lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Times count: not so for a server that is slowed down by a sanitizer.
+    pub times: bool,
+}
+
+/// Runs one attack for `seconds`. `is_cancelled` is asked often and ends it early.
+///
+/// # Errors
+/// When server, tenant or attacker cannot be started, or the tenant loses its card.
+pub fn run(
+    setting: &Setting,
+    attack: &Attack,
+    seconds: Duration,
+    limits: Limits,
+    is_cancelled: &dyn Fn() -> bool,
+) -> Result<Row, Failed> {
+    let mut contest = Contest::start(setting, attack)?;
+    let until = Instant::now() + seconds;
+    let mut beat = Instant::now();
+    while Instant::now() < until && !is_cancelled() && !contest.attacker_has_ended()? {
+        contest.newcomer();
+        beat += BEAT;
+        std::thread::sleep(beat.saturating_duration_since(Instant::now()));
+        beat = beat.max(Instant::now() - BEAT);
+    }
+    let result = contest.finish()?;
+    Ok(judge(row(setting, attack, &result), &result, limits))
+}
+
+fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
+    let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
+    Row {
+        attack: attack.name,
+        event_loop: setting.event_loop,
+        landed: result.attacker.landed,
+        cut: result.attacker.cut,
+        reasons: result.attacker.reasons.clone(),
+        rounds: result.tenant.rounds,
+        worst_ms: result.tenant.worst_ms,
+        worst_of_server_ms: result.tenant.worst_of_server_ms,
+        p99_ms: result.tenant.p99_ms,
+        host_ms: result.tenant.host_ms,
+        newcomers: result.newcomers.served,
+        newcomers_failed: result.newcomers.failed,
+        newcomer_ms: milliseconds(result.newcomers.worst),
+        sockets_ms: result.end.sockets.map(milliseconds),
+        end_ms: result.end.process.map(milliseconds),
+        not_run: result.attacker.not_run.clone(),
+        missed: Vec::new(),
+    }
+}
+
+/// Notes which limits were missed.
+fn judge(mut row: Row, result: &contest::Outcome, limits: Limits) -> Row {
+    if row.not_run.is_some() {
+        return row;
+    }
+    let mut miss = |is_missed: bool, what: &str| {
+        if is_missed {
+            row.missed.push(what.to_owned());
+        }
+    };
+    miss(row.landed + row.cut == 0, "no round");
+    miss(result.tenant.wrong > 0, "wrong data");
+    miss(row.newcomers_failed > 0, "newcomers");
+    miss(limits.times && row.worst_of_server_ms > PAUSE_LIMIT.as_secs_f64() * 1e3, "pause");
+    let in_time = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
+    miss(!in_time(result.end.sockets), "sockets left");
+    miss(!in_time(result.end.process), "no end");
+    miss(result.end.process.is_some() && !result.end.well, "bad end");
+    row
+}
+
+/// The rows as a table for people.
+pub fn table(rows: &[Row]) -> String {
+    let mut table = Table::new();
+    table.load_style(presets::UTF8_BORDERS_ONLY);
+    table.set_header([
+        "attack", "loop", "landed", "cut", "rounds", "worst ms", "server's", "p99 ms", "host ms",
+        "newcomer ms", "end ms", "verdict",
+    ]);
+    for row in rows {
+        table.add_row(cells(row));
+    }
+    for column in table.column_iter_mut().skip(2).take(9) {
+        column.set_cell_alignment(CellAlignment::Right);
+    }
+    table.to_string()
+}
+
+/// The row as a line of the table.
+fn cells(row: &Row) -> Vec<String> {
+    let (name, event_loop) = (row.attack.to_owned(), row.event_loop.to_owned());
+    if let Some(why) = &row.not_run {
+        let mut cells = vec![name, event_loop];
+        cells.resize(11, String::new());
+        cells.push(format!("not run: {why}"));
+        return cells;
+    }
+    let number = |value: f64| format!("{value:.1}");
+    vec![
+        name,
+        event_loop,
+        row.landed.to_string(),
+        row.cut.to_string(),
+        row.rounds.to_string(),
+        number(row.worst_ms),
+        number(row.worst_of_server_ms),
+        format!("{:.2}", row.p99_ms),
+        number(row.host_ms),
+        number(row.newcomer_ms),
+        row.end_ms.map_or("never".to_owned(), number),
+        verdict(row),
+    ]
+}
+
+/// A word on how it went.
+pub fn verdict(row: &Row) -> String {
+    match (&row.not_run, row.missed.is_empty()) {
+        (Some(why), _) => format!("not run: {why}"),
+        (None, true) => "held".to_owned(),
+        (None, false) => format!("MISSED: {}", row.missed.join(", ")),
+    }
+}

@@ -1,0 +1,288 @@
+//! The polite tenant: a client of a card of its own that keeps all rules, and notes how long each of its rounds takes.
+//!
+//! A round writes a register and reads it back, starts a copy by posted writes, waits for the interrupt, and compares what came.
+//! Beside it runs a thread that only sleeps: when that wakes up late, a pause is the host's and not the server's.
+
+use std::{
+    path::Path,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    thread::JoinHandle,
+    time::{Duration, Instant},
+};
+
+use nicforge_driver::{Deadline, Device, DeviceAddress, HugePages, OpenOptions};
+use nicforge_hwi::proof::dma_engine::REG_LIST;
+use nicforge_proof_driver::dma_engine::{DmaEngine, piece};
+use serde::{Deserialize, Serialize};
+
+use crate::arena::Failed;
+
+/// Longest pause that is outlasted: the tenant reports pauses, and does not fail for them.
+const PATIENCE: Duration = Duration::from_secs(120);
+/// Bytes copied in a round.
+const BYTES: usize = 4096;
+/// How long the sleeping thread sleeps.
+const NAP: Duration = Duration::from_millis(1);
+/// A nap that takes this much longer is noted as the host's.
+const LATE: Duration = Duration::from_millis(5);
+/// Late naps that are remembered.
+const MOST_LATE: usize = 1 << 16;
+/// Buckets of durations: powers of two of microseconds, each in eight steps.
+const BUCKETS: usize = 33 * 8;
+
+/// What the polite tenant saw.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Rounds.
+    pub rounds: u64,
+    /// The longest round, in milliseconds.
+    pub worst_ms: f64,
+    /// The longest round without the time in which the host kept the sleeping thread waiting, too.
+    pub worst_of_server_ms: f64,
+    /// 99 of 100 rounds took at most that long, in milliseconds.
+    pub p99_ms: f64,
+    /// The longest that the host kept the sleeping thread waiting, in milliseconds.
+    pub host_ms: f64,
+    /// Rounds whose data were not what was copied.
+    pub wrong: u64,
+}
+
+/// A polite tenant at work on a thread of its own.
+#[derive(Debug)]
+pub struct Tenant {
+    stop: Arc<AtomicBool>,
+    progress: Arc<Progress>,
+    thread: Option<JoinHandle<Result<Seen, Failed>>>,
+}
+
+#[derive(Debug, Default)]
+struct Progress {
+    rounds: std::sync::atomic::AtomicU64,
+}
+
+impl Tenant {
+    /// Opens the card behind `socket` and begins.
+    ///
+    /// # Errors
+    /// When the card cannot be opened.
+    pub fn start(socket: &Path) -> Result<Self, Failed> {
+        let work = Work::open(&DeviceAddress::VfioUser(socket.to_owned()))?;
+        let (stop, progress) = (Arc::new(AtomicBool::new(false)), Arc::new(Progress::default()));
+        let thread = std::thread::spawn({
+            let (stop, progress) = (stop.clone(), progress.clone());
+            move || work.run(|| stop.load(Ordering::Relaxed), &progress)
+        });
+        Ok(Self { stop, progress, thread: Some(thread) })
+    }
+
+    /// Rounds so far.
+    pub fn rounds(&self) -> u64 {
+        self.progress.rounds.load(Ordering::Relaxed)
+    }
+
+    /// Ends the work. Returns what was seen.
+    ///
+    /// # Errors
+    /// When the tenant lost its card.
+    pub fn stop(mut self) -> Result<Seen, Failed> {
+        self.end()
+    }
+
+    fn end(&mut self) -> Result<Seen, Failed> {
+        self.stop.store(true, Ordering::Relaxed);
+        let lost = || Err(Failed::Io(std::io::Error::other("the tenant's thread ended early")));
+        self.thread.take().map_or_else(lost, |thread| thread.join().unwrap_or_else(|_| lost()))
+    }
+}
+
+impl Drop for Tenant {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            let _ = self.end();
+        }
+    }
+}
+
+/// Works on the device at `address` for `limit`, in this thread.
+///
+/// # Errors
+/// When the device cannot be opened, or is lost.
+pub fn work(address: &DeviceAddress, limit: Duration) -> Result<Seen, Failed> {
+    let until = Instant::now() + limit;
+    Work::open(address)?.run(|| Instant::now() >= until, &Progress::default())
+}
+
+struct Work {
+    device: Device,
+    engine: DmaEngine,
+    source: nicforge_driver::DmaBuffer,
+    target: nicforge_driver::DmaBuffer,
+}
+
+impl Work {
+    fn open(address: &DeviceAddress) -> Result<Self, Failed> {
+        let options = OpenOptions { timeout: PATIENCE, heartbeat: None, ..OpenOptions::default() };
+        let device = Device::open_at(address, options)?;
+        let engine = DmaEngine::open(&device)?;
+        let source = device.dma_buffer(BYTES, HugePages::Never)?;
+        let target = device.dma_buffer(BYTES, HugePages::Never)?;
+        Ok(Self { device, engine, source, target })
+    }
+
+    fn run(mut self, is_over: impl Fn() -> bool, progress: &Progress) -> Result<Seen, Failed> {
+        let naps = Naps::start();
+        let (mut seen, mut durations) = (Seen::default(), Durations::default());
+        let mut long = Vec::new();
+        while !is_over() {
+            let start = Instant::now();
+            let right = self.round(seen.rounds)?;
+            let took = start.elapsed();
+
+            seen.rounds += 1;
+            seen.wrong += u64::from(!right);
+            progress.rounds.store(seen.rounds, Ordering::Relaxed);
+            durations.add(took);
+            if took > LATE && long.len() < MOST_LATE {
+                long.push((start, took));
+            }
+            seen.worst_ms = seen.worst_ms.max(milliseconds(took));
+        }
+        seen.p99_ms = milliseconds(durations.percentile(99));
+
+        let late = naps.stop();
+        let longest = late.iter().map(|(_, late)| *late).max().unwrap_or_default();
+        seen.host_ms = milliseconds(longest);
+        let of_server = long.iter().map(|pause| without(pause, &late)).max();
+        seen.worst_of_server_ms = of_server.map_or(seen.worst_ms, milliseconds);
+        Ok(seen)
+    }
+
+    /// A round. Returns whether registers and data came back as they were written.
+    fn round(&mut self, number: u64) -> Result<bool, Failed> {
+        let registers = self.device.bar(0)?;
+        let list = registers.read64(REG_LIST)?;
+        registers.write64(REG_LIST, list)?;
+        let kept = registers.read64(REG_LIST)? == list;
+
+        let pattern: Vec<_> = number.to_le_bytes().repeat(BYTES / 8);
+        self.source.write(0, &pattern)?;
+        let piece = piece(self.source.iova(), self.target.iova(), BYTES as u32);
+        let outcome = self.engine.copy(&[piece], Deadline::after(PATIENCE))?;
+
+        let mut came = vec![0; BYTES];
+        self.target.read(0, &mut came)?;
+        Ok(kept && outcome.errors == 0 && came == pattern)
+    }
+}
+
+/// A pause without the time in which naps were late.
+fn without((start, took): &(Instant, Duration), late: &[(Instant, Duration)]) -> Duration {
+    let end = *start + *took;
+    let host = late.iter().map(|(from, late)| {
+        let (from, to) = ((*from).max(*start), (*from + *late).min(end));
+        to.saturating_duration_since(from)
+    });
+    took.saturating_sub(host.sum())
+}
+
+fn milliseconds(duration: Duration) -> f64 {
+    duration.as_secs_f64() * 1e3
+}
+
+/// A thread that sleeps, and when it was late.
+struct Naps {
+    stop: Arc<AtomicBool>,
+    late: Arc<Mutex<Vec<(Instant, Duration)>>>,
+    thread: JoinHandle<()>,
+}
+
+impl Naps {
+    fn start() -> Self {
+        let (stop, late) = (Arc::new(AtomicBool::new(false)), Arc::new(Mutex::new(Vec::new())));
+        let thread = std::thread::spawn({
+            let (stop, late) = (stop.clone(), late.clone());
+            move || {
+                while !stop.load(Ordering::Relaxed) {
+                    let start = Instant::now();
+                    std::thread::sleep(NAP);
+                    let over = start.elapsed().saturating_sub(NAP);
+                    let mut late = late.lock().unwrap_or_else(PoisonError::into_inner);
+                    if over > LATE && late.len() < MOST_LATE {
+                        late.push((start + NAP, over));
+                    }
+                }
+            }
+        });
+        Self { stop, late, thread }
+    }
+
+    fn stop(self) -> Vec<(Instant, Duration)> {
+        self.stop.store(true, Ordering::Relaxed);
+        let _ = self.thread.join();
+        std::mem::take(&mut *self.late.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+/// Durations, counted by size.
+struct Durations {
+    counts: [u64; BUCKETS],
+    total: u64,
+}
+
+impl Default for Durations {
+    fn default() -> Self {
+        Self { counts: [0; BUCKETS], total: 0 }
+    }
+}
+
+impl Durations {
+    fn add(&mut self, duration: Duration) {
+        let steps = (duration.as_secs_f64() * 1e6).max(1.0).log2() * 8.0;
+        self.counts[(steps as usize).min(BUCKETS - 1)] += 1;
+        self.total += 1;
+    }
+
+    /// The upper end of the bucket that `percent` of all reach.
+    fn percentile(&self, percent: u64) -> Duration {
+        let wanted = (self.total * percent).div_ceil(100);
+        let mut so_far = 0;
+        for (index, count) in self.counts.iter().enumerate() {
+            so_far += count;
+            if so_far >= wanted {
+                return Duration::from_secs_f64(((index + 1) as f64 / 8.0).exp2() * 1e-6);
+            }
+        }
+        Duration::ZERO
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn percentile_is_the_end_of_its_bucket() {
+        let mut durations = Durations::default();
+        for _ in 0..99 {
+            durations.add(Duration::from_micros(100));
+        }
+        durations.add(Duration::from_secs(1));
+
+        let (most, all) = (durations.percentile(99), durations.percentile(100));
+
+        assert!(most >= Duration::from_micros(100) && most < Duration::from_micros(120), "{most:?}");
+        assert!(all >= Duration::from_secs(1) && all < Duration::from_millis(1200), "{all:?}");
+    }
+
+    #[test]
+    fn late_naps_within_a_pause_are_subtracted_from_it() {
+        let start = Instant::now();
+        let ms = Duration::from_millis;
+        let late = [(start, ms(10)), (start + ms(95), ms(100)), (start + ms(300), ms(10))];
+
+        assert_eq!(without(&(start, ms(100)), &late), ms(85));
+    }
+}
