@@ -4,9 +4,9 @@
 //! an event, and goes on until its time is up or it is killed.
 
 use std::{
-    cell::Cell,
     fmt, io,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
@@ -108,13 +108,13 @@ pub struct Arena {
     directory: PathBuf,
     size: Size,
     until: Instant,
-    rounds: Cell<u64>,
+    rounds: AtomicU64,
 }
 
 impl Arena {
     /// An attacker's view of the machine that is served in `directory`, for as long as `limit`.
     pub fn new(directory: &Path, size: Size, limit: Duration) -> Self {
-        Self { directory: directory.to_owned(), size, until: Instant::now() + limit, rounds: Cell::new(0) }
+        Self { directory: directory.to_owned(), size, until: Instant::now() + limit, rounds: AtomicU64::new(0) }
     }
 
     /// The socket with this name, as in `target.user0`.
@@ -134,7 +134,7 @@ impl Arena {
 
     /// Number of rounds so far, for attacks that vary.
     pub fn rounds(&self) -> u64 {
-        self.rounds.get()
+        self.rounds.load(Ordering::Relaxed)
     }
 
     /// Repeats `round` until the time is up, and reports each. A round that the server cuts short is followed by the next one.
@@ -144,7 +144,7 @@ impl Arena {
     pub fn repeat(&self, mut round: impl FnMut() -> Round) -> Round {
         while self.goes_on() {
             let result = round();
-            self.rounds.set(self.rounds.get() + 1);
+            self.rounds.fetch_add(1, Ordering::Relaxed);
             match result {
                 Ok(()) => println!("{}", Report::Landed),
                 Err(Failed::NotRun(why)) => return Err(Failed::NotRun(why)),

@@ -116,10 +116,10 @@ impl Client {
     /// What the system says.
     pub fn connect(path: &Path) -> io::Result<Self> {
         let stream = UnixStream::connect(path)?;
-        stream.set_read_timeout(Some(PATIENCE))?;
-        stream.set_write_timeout(Some(PATIENCE))?;
         setsockopt(&stream, sockopt::SndBuf, &SEND_BUFFER)?;
-        Ok(Self { stream, next_id: 0 })
+        let mut client = Self { stream, next_id: 0 };
+        client.set_patience(PATIENCE)?;
+        Ok(client)
     }
 
     /// Connects and negotiates a version.
@@ -136,6 +136,24 @@ impl Client {
     /// As [`Client::negotiated`].
     pub fn negotiated_with(path: &Path, transfer: u64) -> io::Result<Self> {
         let mut client = Self::connect(path)?;
+        client.negotiate(transfer)?;
+        Ok(client)
+    }
+
+    /// Sets how long replies are waited for.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn set_patience(&mut self, limit: Duration) -> io::Result<()> {
+        self.stream.set_read_timeout(Some(limit))?;
+        self.stream.set_write_timeout(Some(limit))
+    }
+
+    /// Negotiates a version, as a client that takes `transfer` bytes of data in a message.
+    ///
+    /// # Errors
+    /// As [`Client::negotiated`].
+    pub fn negotiate(&mut self, transfer: u64) -> io::Result<()> {
         let version = VersionMessage {
             has_json: true,
             capabilities: Some(Capabilities {
@@ -146,9 +164,9 @@ impl Client {
             ..VersionMessage::default()
         };
 
-        let (header, _) = client.ask(Command::Version, &build_version(&version))?;
+        let (header, _) = self.ask(Command::Version, &build_version(&version))?;
         match header.reply_error() {
-            None => Ok(client),
+            None => Ok(()),
             Some(errno) => Err(io::Error::new(ErrorKind::ResourceBusy, format!("refused: {errno}"))),
         }
     }

@@ -27,6 +27,10 @@ const NEWCOMER: &str = "polite.user1";
 const LIFE: Duration = Duration::from_secs(900);
 /// How long a server may take to end before it is killed.
 pub const END_LIMIT: Duration = Duration::from_secs(20);
+/// How long the tenant may take to end its last round before the server is asked to end all the same.
+const TENANT_LIMIT: Duration = Duration::from_secs(20);
+/// How long a newcomer waits for each reply.
+const NEWCOMER_LIMIT: Duration = Duration::from_secs(20);
 /// Reasons of cut rounds that are kept.
 const REASONS: usize = 4;
 
@@ -216,12 +220,16 @@ impl Contest {
     /// Ends the tenant's work, then asks the server to end while the attacker is still there.
     ///
     /// # Errors
-    /// When the tenant lost its card, or the system says so.
-    pub fn finish(mut self) -> Result<Outcome, Failed> {
-        let tenant = self.tenant.stop();
+    /// What the system says.
+    pub fn finish(mut self) -> io::Result<Outcome> {
+        let attacker = self.attacker.reports();
+        self.tenant.ask_to_stop(TENANT_LIMIT);
         let end = self.server.terminate(END_LIMIT)?;
-        let attacker = self.attacker.stop();
-        Ok(Outcome { attacker, tenant: tenant?, newcomers: self.newcomers, end })
+
+        // A server that has not ended does so when what it waits for has: first the attacker, then it.
+        drop(self.attacker);
+        drop(self.server);
+        Ok(Outcome { attacker, tenant: self.tenant.stop(), newcomers: self.newcomers, end })
     }
 
     /// Kills the attacker. Returns what it reported, and the rest of the contest.
@@ -257,7 +265,9 @@ impl Setting {
 
 /// Connects, maps a page, asks, and goes.
 fn visit(socket: &Path) -> io::Result<()> {
-    let mut client = Client::negotiated(socket)?;
+    let mut client = Client::connect(socket)?;
+    client.set_patience(NEWCOMER_LIMIT)?;
+    client.negotiate(1 << 20)?;
     let file = crate::files::sparse(4096)?;
     client.map_file(0, 4096, &file)?;
     client.ask(Message::DeviceGetInfo, &client::info()).map(drop)

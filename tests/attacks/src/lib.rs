@@ -11,6 +11,7 @@ pub mod arena;
 pub mod attack;
 pub mod client;
 pub mod contest;
+pub mod copier;
 pub mod files;
 pub mod load;
 pub mod polite;

@@ -53,6 +53,8 @@ pub struct Row {
     pub end_ms: Option<f64>,
     /// Why the attack was not run.
     pub not_run: Option<String>,
+    /// Why the tenant lost its card.
+    pub tenant_lost: Option<String>,
     /// What is wrong.
     pub missed: Vec<String>,
 }
@@ -107,6 +109,7 @@ fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
         sockets_ms: result.end.sockets.map(milliseconds),
         end_ms: result.end.process.map(milliseconds),
         not_run: result.attacker.not_run.clone(),
+        tenant_lost: result.tenant.lost.clone(),
         missed: Vec::new(),
     }
 }
@@ -122,6 +125,7 @@ fn judge(mut row: Row, result: &contest::Outcome, limits: Limits) -> Row {
         }
     };
     miss(row.landed + row.cut == 0, "no round");
+    miss(result.tenant.lost.is_some(), "tenant lost");
     miss(result.tenant.wrong > 0, "wrong data");
     miss(row.newcomers_failed > 0, "newcomers");
     miss(limits.times && row.worst_of_server_ms > PAUSE_LIMIT.as_secs_f64() * 1e3, "pause");

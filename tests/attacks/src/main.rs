@@ -40,6 +40,11 @@ enum Task {
     List,
     /// Be one attacker; the load test starts it.
     One(One),
+    /// Be the server of the file system of process PID, whose device is the standard input; an attacker starts it.
+    FileSystem {
+        #[arg(value_name = "PID")]
+        process: u32,
+    },
     /// Be a polite tenant; a guest starts it.
     Polite(Polite),
 }
@@ -129,6 +134,7 @@ fn main() -> ExitCode {
         Task::Load(load) => run_load(&load),
         Task::One(one) => run_one(&one),
         Task::Polite(polite) => run_polite(&polite),
+        Task::FileSystem { process } => serve_files(process),
         Task::List => {
             for attack in ATTACKS {
                 println!("{:<20} {}", attack.name, attack.after);
@@ -150,6 +156,12 @@ fn run_one(one: &One) -> Result<ExitCode, Failed> {
     if let Err(error) = (attack.run)(&arena) {
         println!("{}", Report::NotRun(error.to_string()));
     }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn serve_files(process: u32) -> Result<ExitCode, Failed> {
+    prctl::set_pdeathsig(Signal::SIGKILL)?;
+    attack::fuse::serve(process)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -48,6 +48,8 @@ pub struct Seen {
     pub host_ms: f64,
     /// Rounds whose data were not what was copied.
     pub wrong: u64,
+    /// Why the tenant lost its card, if it did.
+    pub lost: Option<String>,
 }
 
 /// A polite tenant at work on a thread of its own.
@@ -55,7 +57,7 @@ pub struct Seen {
 pub struct Tenant {
     stop: Arc<AtomicBool>,
     progress: Arc<Progress>,
-    thread: Option<JoinHandle<Result<Seen, Failed>>>,
+    thread: Option<JoinHandle<Seen>>,
 }
 
 #[derive(Debug, Default)]
@@ -83,18 +85,26 @@ impl Tenant {
         self.progress.rounds.load(Ordering::Relaxed)
     }
 
+    /// Asks for the end of the work, and waits for it up to `limit`. Returns whether it has ended.
+    pub fn ask_to_stop(&self, limit: Duration) -> bool {
+        self.stop.store(true, Ordering::Relaxed);
+        let until = Instant::now() + limit;
+        while self.thread.as_ref().is_some_and(|thread| !thread.is_finished()) && Instant::now() < until {
+            std::thread::sleep(NAP);
+        }
+        self.thread.as_ref().is_none_or(JoinHandle::is_finished)
+    }
+
     /// Ends the work. Returns what was seen.
-    ///
-    /// # Errors
-    /// When the tenant lost its card.
-    pub fn stop(mut self) -> Result<Seen, Failed> {
+    pub fn stop(mut self) -> Seen {
         self.end()
     }
 
-    fn end(&mut self) -> Result<Seen, Failed> {
+    fn end(&mut self) -> Seen {
         self.stop.store(true, Ordering::Relaxed);
-        let lost = || Err(Failed::Io(std::io::Error::other("the tenant's thread ended early")));
-        self.thread.take().map_or_else(lost, |thread| thread.join().unwrap_or_else(|_| lost()))
+        let panicked = || Seen { lost: Some("its thread panicked".to_owned()), ..Seen::default() };
+        let seen = self.thread.take().and_then(|thread| thread.join().ok());
+        seen.unwrap_or_else(panicked)
     }
 }
 
@@ -109,10 +119,10 @@ impl Drop for Tenant {
 /// Works on the device at `address` for `limit`, in this thread.
 ///
 /// # Errors
-/// When the device cannot be opened, or is lost.
+/// When the device cannot be opened.
 pub fn work(address: &DeviceAddress, limit: Duration) -> Result<Seen, Failed> {
     let until = Instant::now() + limit;
-    Work::open(address)?.run(|| Instant::now() >= until, &Progress::default())
+    Ok(Work::open(address)?.run(|| Instant::now() >= until, &Progress::default()))
 }
 
 struct Work {
@@ -132,17 +142,18 @@ impl Work {
         Ok(Self { device, engine, source, target })
     }
 
-    fn run(mut self, is_over: impl Fn() -> bool, progress: &Progress) -> Result<Seen, Failed> {
+    fn run(mut self, is_over: impl Fn() -> bool, progress: &Progress) -> Seen {
         let naps = Naps::start();
         let (mut seen, mut durations) = (Seen::default(), Durations::default());
         let mut long = Vec::new();
-        while !is_over() {
+        while !is_over() && seen.lost.is_none() {
             let start = Instant::now();
-            let right = self.round(seen.rounds)?;
+            let right = self.round(seen.rounds);
             let took = start.elapsed();
 
             seen.rounds += 1;
-            seen.wrong += u64::from(!right);
+            seen.wrong += u64::from(matches!(right, Ok(false)));
+            seen.lost = right.err().map(|error| error.to_string());
             progress.rounds.store(seen.rounds, Ordering::Relaxed);
             durations.add(took);
             if took > LATE && long.len() < MOST_LATE {
@@ -157,7 +168,7 @@ impl Work {
         seen.host_ms = milliseconds(longest);
         let of_server = long.iter().map(|pause| without(pause, &late)).max();
         seen.worst_of_server_ms = of_server.map_or(seen.worst_ms, milliseconds);
-        Ok(seen)
+        seen
     }
 
     /// A round. Returns whether registers and data came back as they were written.

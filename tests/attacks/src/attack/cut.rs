@@ -2,24 +2,22 @@
 
 use std::io;
 
-use nicforge_hwi::proof::dma_engine::{Descriptor, REG_COUNT, REG_LIST, REG_START};
+use nicforge_hwi::proof::dma_engine::Descriptor;
 use nicforge_vfio_user::wire::{Command, Header};
-use zerocopy::IntoBytes;
 
 use crate::{
     arena::{Arena, Round},
     client::{self, Client},
+    copier::Copier,
     files,
 };
 
-/// Where the list and the data to be copied are, in a file that the server maps.
+/// Where the data are that are copied, in a file that the server maps.
 const SOURCE: u64 = 0x1000_0000;
 /// Where the data go: memory without a file, which the server writes by messages.
 const TARGET: u64 = 0x4000_0000;
 /// Bytes that are copied.
 const LENGTH: u64 = 1 << 20;
-/// Where the data start in the file.
-const DATA: u64 = 1 << 16;
 /// The card's memory, and how much of it is read in one request: more than the server reads in a turn.
 const REGION: u32 = 2;
 const LONG_READ: usize = 8192;
@@ -32,8 +30,8 @@ const LONGEST: usize = 1 << 20;
 /// A mended server counts each reply that it finds there against the client's budget, and refuses so small a size.
 pub(super) fn transfers(arena: &Arena) -> Round {
     arena.repeat(|| {
-        let mut client = Client::negotiated_with(&arena.socket("target.user0"), 1)?;
-        let id = start(&mut client)?;
+        let client = Client::negotiated_with(&arena.socket("target.user0"), 1)?;
+        let (mut client, id) = start(client)?;
         let grow = client::access(REGION, 0, LONGEST, &vec![0; LONGEST]);
         client.send(&client::posted(Command::RegionWrite, &grow))?;
 
@@ -48,23 +46,16 @@ pub(super) fn transfers(arena: &Arena) -> Round {
     })
 }
 
-/// Starts the copy. Returns the number of the first message by which the card writes.
-fn start(client: &mut Client) -> io::Result<u16> {
-    let list = Descriptor { source: SOURCE + DATA, destination: TARGET, length: LENGTH as u32, reserved: 0 };
-    let file = files::sparse(DATA + LENGTH)?;
-    std::os::unix::fs::FileExt::write_all_at(&file, list.as_bytes(), 0)?;
-
-    client.enable()?;
-    client.map_file(SOURCE, DATA + LENGTH, &file)?;
-    client.ask(Command::DmaMap, &client::map(TARGET, 0, LENGTH))?;
-    client.write_region(0, REG_LIST, &SOURCE.to_le_bytes())?;
-    client.write_region(0, REG_COUNT, &1_u32.to_le_bytes())?;
-    let begin = client::posted(Command::RegionWrite, &client::access(0, REG_START, 4, &1_u32.to_le_bytes()));
-    client.send(&begin)?;
+/// Starts the copy. Returns the client, and the number of the first message by which the card writes.
+fn start(client: Client) -> io::Result<(Client, u16)> {
+    let mut copier = Copier::new(client)?;
+    copier.client.map_file(SOURCE, LENGTH, files::sparse(LENGTH)?)?;
+    copier.client.ask(Command::DmaMap, &client::map(TARGET, 0, LENGTH))?;
+    copier.start(&[Descriptor { source: SOURCE, destination: TARGET, length: LENGTH as u32, reserved: 0 }])?;
     loop {
-        let (header, _) = client.next()?;
+        let (header, _) = copier.client.next()?;
         if header.command == Command::DmaWrite {
-            return Ok(header.id);
+            return Ok((copier.client, header.id));
         }
     }
 }

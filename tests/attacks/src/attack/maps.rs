@@ -16,7 +16,7 @@ const SIZE: u64 = 0x1000;
 /// A mended server has a tree of them, and serves no more messages in a turn than its budget allows.
 pub(super) fn descending(arena: &Arena) -> Round {
     let count = arena.size().pick(4_000, 40_000);
-    let maps: Vec<_> = (0..count).rev().flat_map(map).collect();
+    let maps: Vec<_> = (0..count).rev().map(map).collect();
     arena.repeat(|| flood(arena, &maps))
 }
 
@@ -27,9 +27,9 @@ pub(super) fn mixed(arena: &Arena) -> Round {
     let count = arena.size().pick(4_000, 40_000);
     let mut messages = Vec::new();
     for number in (0..count).rev() {
-        messages.extend(map(number));
+        messages.push(map(number));
         if number % 3 == 0 {
-            messages.extend(unmap(number + (count - number) / 2));
+            messages.push(unmap(number + (count - number) / 2));
         }
     }
     arena.repeat(|| flood(arena, &messages))
@@ -43,9 +43,12 @@ fn unmap(number: u64) -> Vec<u8> {
     client::posted(Command::DmaUnmap, &client::unmap(number * STRIDE, SIZE))
 }
 
-fn flood(arena: &Arena, messages: &[u8]) -> Round {
+/// Sends each message by itself, which is an event each for the server.
+fn flood(arena: &Arena, messages: &[Vec<u8>]) -> Round {
     let mut client = Client::negotiated(&arena.socket("target.user0"))?;
-    client.send(messages)?;
+    for message in messages {
+        client.send(message)?;
+    }
     client.ask(Command::DeviceGetInfo, &client::info())?;
     Ok(())
 }

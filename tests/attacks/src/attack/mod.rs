@@ -4,7 +4,11 @@ mod closing;
 mod connects;
 mod cut;
 mod eventfds;
+pub mod fuse;
+mod log;
 mod maps;
+mod memory;
+mod networks;
 mod reconnect;
 mod watches;
 
@@ -34,6 +38,7 @@ pub const ATTACKS: &[Attack] = &[
     attack("close-socket", "the thread that closes descriptors", closing::sockets),
     attack("close-memory", "the thread that closes descriptors", closing::memory),
     attack("unmap-memory", "the thread that unmaps memory", closing::mapped),
+    attack("close-fuse", "the thread that closes descriptors", fuse::files),
     attack("reset-reconnect", "turns for a client that has gone", reconnect::resets),
     attack("read-reconnect", "turns for a client that has gone", reconnect::reads),
     attack("cut-transfers", "look-ahead behind a deferred request", cut::transfers),
@@ -44,6 +49,17 @@ pub const ATTACKS: &[Attack] = &[
     attack("map-mixed", "the table of DMA ranges", maps::mixed),
     attack("pending-descriptors", "the server's table of descriptors", connects::pending),
     attack("connect", "accepting connections", connects::many),
+    attack("touch-sparse", "memory that the server is charged for", memory::sparse),
+    attack("punch-holes", "page faults of the engine", memory::punched),
+    attack("touch-huge", "page faults of the engine", memory::huge),
+    attack("remap", "the lock of the address space", memory::remapped),
+    Attack {
+        environment: &[("NICFORGE_LOG", "debug")],
+        log_is_unread: true,
+        ..attack("log-storm", "writes to a log that is not read", log::storm)
+    },
+    attack("tree", "turns of devices and rings", networks::tree),
+    attack("velo", "turns of devices and rings", networks::velo),
 ];
 
 /// The attack with this name.

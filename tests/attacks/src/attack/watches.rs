@@ -20,7 +20,7 @@ use crate::{
 /// Descriptors that are left for other things.
 const SPARE: u64 = 64;
 /// Requests of a round.
-const REQUESTS: u16 = 512;
+const REQUESTS: u16 = 64;
 
 /// Watches over one file.
 struct Watches {

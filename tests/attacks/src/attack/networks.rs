@@ -1,0 +1,145 @@
+//! Attackers on cards of a network.
+
+use std::time::Duration;
+
+use nicforge_driver::{Device, Error, OpenOptions, Poster};
+use nicforge_hwi::{
+    extoll::BAR_VELO,
+    extoll_velo::{MAX_QUADWORDS, address},
+    tree::{self, SLOT, SLOT_CONTROL, mirror, window},
+};
+use nicforge_velo::{Config, Port};
+
+use crate::arena::{Arena, Failed, Round};
+
+/// How long a posted write waits for room in its ring.
+const PATIENCE: Duration = Duration::from_millis(100);
+/// Records, slots or words that are written in a round.
+const WRITES: u64 = 4096;
+/// The BAR of registers, and that of the ring and windows of one's own.
+const REGISTERS: u8 = 0;
+const WINDOWS: u8 = 1;
+
+/// Numbers without a pattern, the same in each run.
+struct Random(u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        // Steele, Lea and Flood: SplitMix64.
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        mixed ^ (mixed >> 31)
+    }
+}
+
+/// Two cores of the tree network fill the slots of all FIFOs with packets to anywhere and never take one, write garbage over the
+/// ring and the windows, write registers at random by posted writes, and reset themselves.
+///
+/// A mended server does so much of that in a turn as its budget allows.
+pub(super) fn tree(arena: &Arena) -> Round {
+    let mut random = Random(1);
+    arena.repeat(|| {
+        let cores = [open(arena, "cn0.core0")?, open(arena, "cn1.core0")?];
+        for core in &cores {
+            send_packets(core, &mut random)?;
+            post_garbage(core, &mut random)?;
+            scribble(core, WINDOWS, &mut random)?;
+            scribble(core, tree::BAR_WINDOW, &mut random)?;
+            is_taken(core.reset())?;
+        }
+        Ok(())
+    })
+}
+
+/// A VELO sender floods a receiver that takes nothing, and every other address there is; garbage and resets as on the tree.
+///
+/// A mended server does as on the tree.
+pub(super) fn velo(arena: &Arena) -> Round {
+    let mut random = Random(2);
+    arena.repeat(|| {
+        let receiver = open(arena, "ex1.vpid0")?;
+        let deaf = Port::open(receiver, Config::default());
+        let sender = open(arena, "ex0.vpid0")?;
+        let mut poster = poster(&sender)?;
+        for number in 0..WRITES {
+            let (node, vpid) = if number % 8 == 0 { (random.next(), random.next()) } else { (1, 0) };
+            let at = address::encode(node as u32, vpid as u16, random.next() as u8, MAX_QUADWORDS);
+            if !is_taken(poster.post(BAR_VELO, at, &[0x5a; 8 * MAX_QUADWORDS]))? {
+                break;
+            }
+        }
+
+        drop(poster);
+        post_garbage(&sender, &mut random)?;
+        scribble(&sender, WINDOWS, &mut random)?;
+        is_taken(sender.reset())?;
+        drop(deaf);
+        Ok(())
+    })
+}
+
+fn open(arena: &Arena, name: &str) -> Result<Device, Failed> {
+    let options = OpenOptions { heartbeat: None, ..OpenOptions::default() };
+    Ok(Device::open_vfio_user(arena.socket(name), options)?)
+}
+
+/// The writer of a device's ring, which gives up soon when that is full.
+fn poster(device: &Device) -> Result<Poster, Failed> {
+    let mut poster = device.poster(0)?;
+    poster.set_timeout(PATIENCE);
+    Ok(poster)
+}
+
+/// Fills the send slots with packets whose numbers are the next ones, and whose headers are anything.
+fn send_packets(core: &Device, random: &mut Random) -> Round {
+    let (windows, mirrors) = (core.bar(tree::BAR_WINDOW)?, core.bar(tree::BAR_MIRROR)?);
+    let depth = u64::from(mirrors.read32(mirror::SEND_DEPTH)?).max(1);
+    for _ in 0..WRITES / depth {
+        let head = u64::from(mirrors.read32(mirror::SEND_HEAD)?);
+        for number in head..head + depth {
+            let sequence = (number as u32).wrapping_add(1);
+            let control = random.next() << 32 | u64::from(sequence);
+            windows.write64(window::SEND + number % depth * SLOT + SLOT_CONTROL, control)?;
+        }
+        windows.kick_if_sleeping()?;
+    }
+    Ok(())
+}
+
+/// Posts writes to registers at random.
+fn post_garbage(device: &Device, random: &mut Random) -> Round {
+    let (size, mut poster) = (device.bar(REGISTERS)?.size(), poster(device)?);
+    for _ in 0..WRITES {
+        let at = random.next() % size / 8 * 8;
+        if !is_taken(poster.post(REGISTERS, at, &random.next().to_le_bytes()))? {
+            break;
+        }
+    }
+    Ok(())
+}
+
+/// Writes words at random to what is mapped of a BAR.
+fn scribble(device: &Device, bar: u8, random: &mut Random) -> Round {
+    let bar = device.bar(bar)?;
+    let areas = bar.info().mappable.clone();
+    for area in areas {
+        for _ in 0..WRITES {
+            let at = area.offset + random.next() % area.len / 8 * 8;
+            bar.write64(at, random.next())?;
+        }
+    }
+    Ok(bar.kick_if_sleeping()?)
+}
+
+/// Whether the device took a write. A full ring, or a device that refuses garbage, is what the attacker is after.
+///
+/// # Errors
+/// When the device is lost.
+fn is_taken(result: Result<(), Error>) -> Result<bool, Failed> {
+    match result {
+        Ok(()) => Ok(true),
+        Err(error @ Error::DeviceGone { .. }) => Err(error.into()),
+        Err(_) => Ok(false),
+    }
+}
