@@ -3,10 +3,14 @@
 //! - `test`: every test there is, with what they need set up first;
 //! - `lint`: formatting, clippy, generated files up to date;
 //! - `doc`: the API documentation and the book; links of the former, and of all Markdown files to files and headings, are checked;
-//! - `headers`: write the generated C headers anew.
+//! - `headers`: write the generated C headers anew;
+//! - `attack`: all attacks on a served machine, with a polite tenant beside them;
+//! - `fuzz`: all fuzz bodies for a given time.
 //!
 //! `.ci/run` calls the first three.
 
+mod attack;
+mod fuzz;
 mod headers;
 mod steps;
 
@@ -33,6 +37,10 @@ enum Task {
     Doc,
     /// Write the generated C headers anew.
     Headers,
+    /// Attack the release build, and see what others notice of it.
+    Attack(attack::Attack),
+    /// Run the fuzz bodies, each for a given time.
+    Fuzz(fuzz::Fuzz),
     /// All that CI runs: test, lint, doc.
     Ci,
 }
@@ -55,6 +63,8 @@ fn run(task: &Task) -> Result<(), Failed> {
         Task::Lint => lint(&steps),
         Task::Doc => doc(&steps),
         Task::Headers => headers::write(steps.root()),
+        Task::Attack(arguments) => attack::run(&steps, arguments),
+        Task::Fuzz(arguments) => fuzz::run(&steps, arguments),
         Task::Ci => test(&steps).and_then(|()| lint(&steps)).and_then(|()| doc(&steps)),
     }
 }

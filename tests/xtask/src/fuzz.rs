@@ -1,0 +1,274 @@
+//! `cargo xtask fuzz`: every fuzz body, under libFuzzer, for a given time.
+//!
+//! The targets of `tests/fuzz` are built as cargo-fuzz builds them: with AddressSanitizer and the compiler's coverage, which
+//! are unstable options. What a fuzzer leaves is below `target/fuzz`: `corpus`, which the next run goes on with, `artifacts`,
+//! the inputs that found something, and `logs`.
+
+use std::{
+    collections::{BTreeSet, VecDeque},
+    fs::{self, File},
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
+};
+
+use clap::Args;
+
+use crate::steps::{Failed, Steps};
+
+/// What fuzzers are built for: sanitizers want the target to be named.
+const TARGET: &str = "x86_64-unknown-linux-gnu";
+/// Coverage for libFuzzer, and checks.
+const FLAGS: &str = "-Zsanitizer=address -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+    -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+    -Cllvm-args=-sanitizer-coverage-trace-compares -Cdebug-assertions -Coverflow-checks -Ccodegen-units=1 \
+    --cfg fuzzing";
+/// Inputs of the bodies' own tests in the first corpus of each.
+const SEEDS: &str = "100";
+/// Files among a fuzzer's artifacts that are findings begin with these words; a slow input is none.
+const FINDINGS: [&str; 4] = ["crash-", "leak-", "oom-", "timeout-"];
+/// How often running fuzzers are looked at.
+const LOOK: Duration = Duration::from_millis(200);
+/// Processor time in `/proc` is counted in such parts of a second (`USER_HZ`).
+const TICKS: f64 = 100.0;
+
+#[derive(Args, Debug)]
+pub(crate) struct Fuzz {
+    /// Seconds of each body.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..=604_800))]
+    seconds: u64,
+    /// Only this body; may be given several times.
+    #[arg(long = "body", value_name = "NAME")]
+    bodies: Vec<String>,
+    /// Bodies at a time.
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=256))]
+    jobs: u64,
+}
+
+/// How a body went.
+struct Done {
+    body: String,
+    runs: Option<u64>,
+    wall: Duration,
+    processor: f64,
+    status: ExitStatus,
+    findings: Vec<PathBuf>,
+}
+
+/// A body at work.
+struct Running {
+    body: String,
+    child: Child,
+    start: Instant,
+    processor: f64,
+    before: BTreeSet<PathBuf>,
+}
+
+/// Builds the targets, runs them, prints a table.
+pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
+    let bodies = chosen(steps, &fuzz.bodies)?;
+    let folder = steps.root().join("target/fuzz");
+    build(steps)?;
+    let corpus = folder.join("corpus");
+    steps.cargo(
+        "inputs to begin with",
+        &["run", "--quiet", "-p", "nicforge-fuzz-bodies", "--bin", "seeds", "--", text(&corpus)?, SEEDS],
+    )?;
+
+    steps.say(&format!("{} bodies, {} s each, {} at a time", bodies.len(), fuzz.seconds, fuzz.jobs));
+    let done = run_all(steps, &folder, bodies, fuzz)?;
+    print(&done);
+    let failed: Vec<_> = done.iter().filter(|done| done.has_failed()).map(|done| &*done.body).collect();
+    if failed.is_empty() {
+        Ok(())
+    } else {
+        let logs = folder.join("logs");
+        Err(Failed::new(format!("{} found something: see {}", failed.join(", "), logs.display())))
+    }
+}
+
+/// The bodies that are meant: those with a target, in the order of their names.
+fn chosen(steps: &Steps, wanted: &[String]) -> Result<Vec<String>, Failed> {
+    let folder = steps.root().join("tests/fuzz/fuzz_targets");
+    let all: Vec<_> = files(&folder)?
+        .iter()
+        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
+        .collect();
+    if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
+        return Err(Failed::new(format!("there is no body {unknown}; there are {}", all.join(", "))));
+    }
+    Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
+}
+
+fn build(steps: &Steps) -> Result<(), Failed> {
+    let built = steps.cargo_with(
+        "build the fuzz targets",
+        &[
+            "build", "--release", "--manifest-path", "tests/fuzz/Cargo.toml", "--target", TARGET,
+            "--target-dir", "target/fuzz",
+        ],
+        // A stable compiler takes unstable options when it is told to.
+        &[("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", FLAGS)],
+    );
+    built.map_err(|failed| {
+        Failed::new(format!(
+            "{failed}\nit takes a compiler with AddressSanitizer for {TARGET} (rustup's stable and nightly have it) and a C++ \
+             compiler (c++) for libFuzzer"
+        ))
+    })
+}
+
+/// Runs the bodies, as many at a time as there are jobs.
+fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Result<Vec<Done>, Failed> {
+    let mut waiting = VecDeque::from(bodies);
+    let mut running: Vec<Running> = Vec::new();
+    let mut done = Vec::new();
+    while !waiting.is_empty() || !running.is_empty() {
+        while (running.len() as u64) < fuzz.jobs
+            && let Some(body) = waiting.pop_front()
+        {
+            running.push(start(steps, folder, body, fuzz.seconds)?);
+        }
+        thread::sleep(LOOK);
+
+        let mut still = Vec::new();
+        for mut one in running {
+            one.processor = processor_time(one.child.id()).unwrap_or(one.processor);
+            match one.child.try_wait() {
+                Ok(None) => still.push(one),
+                Ok(Some(status)) => {
+                    let one = finish(folder, one, status)?;
+                    steps.say(&format!("{}: {}", one.body, one.verdict()));
+                    done.push(one);
+                }
+                Err(error) => return Err(Failed::new(format!("{}: {error}", one.body))),
+            }
+        }
+        running = still;
+    }
+    done.sort_by(|a, b| a.body.cmp(&b.body));
+    Ok(done)
+}
+
+fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Running, Failed> {
+    let (corpus, artifacts) = (folder.join("corpus").join(&body), folder.join("artifacts").join(&body));
+    let logs = folder.join("logs");
+    for made in [&corpus, &artifacts, &logs] {
+        fs::create_dir_all(made).map_err(|error| failed(made, &error))?;
+    }
+    let before = files(&artifacts)?.into_iter().collect();
+    let log = logs.join(format!("{body}.log"));
+    let log = File::create(&log).map_err(|error| failed(&log, &error))?;
+
+    let program = folder.join(TARGET).join("release").join(&body);
+    let mut command = Command::new(&program);
+    command.arg(&corpus);
+    // What once found something is tried first.
+    let known = steps.root().join("tests/fuzz-bodies/regressions").join(&body);
+    if known.is_dir() {
+        command.arg(known);
+    }
+    let child = command
+        .arg(format!("-max_total_time={seconds}"))
+        .args(["-max_len=4096", "-len_control=20", "-print_final_stats=1"])
+        .arg(format!("-artifact_prefix={}/", text(&artifacts)?))
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .map_err(|error| failed(&program, &error))?;
+    Ok(Running { body, child, start: Instant::now(), processor: 0.0, before })
+}
+
+fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<Done, Failed> {
+    let log = fs::read(folder.join("logs").join(format!("{}.log", one.body))).unwrap_or_default();
+    let is_finding = |path: &PathBuf| {
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        FINDINGS.iter().any(|word| name.starts_with(word)) && !one.before.contains(path)
+    };
+    let findings = files(&folder.join("artifacts").join(&one.body))?.into_iter().filter(is_finding).collect();
+    Ok(Done {
+        runs: executed(&String::from_utf8_lossy(&log)),
+        wall: one.start.elapsed(),
+        processor: one.processor,
+        status,
+        findings,
+        body: one.body,
+    })
+}
+
+/// The number of inputs in libFuzzer's final statistics.
+fn executed(log: &str) -> Option<u64> {
+    let line = log.lines().rev().find_map(|line| line.strip_prefix("stat::number_of_executed_units:"))?;
+    line.trim().parse().ok()
+}
+
+/// Seconds of processor time that a process has used.
+fn processor_time(process: u32) -> Option<f64> {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).ok()?;
+    // The name in parentheses may hold anything.
+    let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let ticks = |index: usize| fields.get(index)?.parse::<f64>().ok();
+    Some((ticks(11)? + ticks(12)?) / TICKS)
+}
+
+impl Done {
+    fn has_failed(&self) -> bool {
+        !self.status.success() || !self.findings.is_empty()
+    }
+
+    fn verdict(&self) -> String {
+        match (self.status.success(), self.findings.len()) {
+            (true, 0) => "nothing found".to_owned(),
+            (_, 0) => format!("ended by {}", self.status),
+            (_, count) => format!("{count} findings"),
+        }
+    }
+}
+
+fn print(done: &[Done]) {
+    println!("{:<14} {:>12} {:>9} {:>9}  found", "body", "runs", "wall s", "CPU s");
+    for one in done {
+        let runs = one.runs.map_or("?".to_owned(), |runs| runs.to_string());
+        let (wall, verdict) = (one.wall.as_secs_f64(), one.verdict());
+        println!("{:<14} {runs:>12} {wall:>9.0} {:>9.0}  {verdict}", one.body, one.processor);
+        for finding in &one.findings {
+            println!("{:<14} {}", "", finding.display());
+        }
+    }
+}
+
+/// What is in a folder, sorted.
+fn files(folder: &Path) -> Result<Vec<PathBuf>, Failed> {
+    let list = fs::read_dir(folder).map_err(|error| failed(folder, &error))?;
+    let mut files: Vec<_> = list.filter_map(|entry| Some(entry.ok()?.path())).collect();
+    files.sort();
+    Ok(files)
+}
+
+fn failed(path: &Path, error: &std::io::Error) -> Failed {
+    Failed::new(format!("{}: {error}", path.display()))
+}
+
+fn text(path: &Path) -> Result<&str, Failed> {
+    path.to_str().ok_or_else(|| Failed::new(format!("{} is not UTF-8", path.display())))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn executed_units_are_read_from_the_last_statistics() {
+        let log = "#1 INITED\nstat::number_of_executed_units: 1\nDone\nstat::number_of_executed_units: 4711\nstat::x: 2\n";
+
+        assert_eq!(executed(log), Some(4711));
+        assert_eq!(executed("Done 3 runs\n"), None);
+    }
+
+    #[test]
+    fn processor_time_of_this_process_is_known() {
+        assert!(processor_time(std::process::id()).is_some());
+    }
+}
