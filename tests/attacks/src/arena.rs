@@ -114,7 +114,12 @@ pub struct Arena {
 impl Arena {
     /// An attacker's view of the machine that is served in `directory`, for as long as `limit`.
     pub fn new(directory: &Path, size: Size, limit: Duration) -> Self {
-        Self { directory: directory.to_owned(), size, until: Instant::now() + limit, rounds: AtomicU64::new(0) }
+        Self {
+            directory: directory.to_owned(),
+            size,
+            until: Instant::now() + limit,
+            rounds: AtomicU64::new(0),
+        }
     }
 
     /// The socket with this name, as in `target.user0`.

@@ -55,8 +55,7 @@ pub fn posted(command: Command, payload: &[u8]) -> Vec<u8> {
 
 /// Payload of a region access, with the data of a write.
 pub fn access(region: u32, offset: u64, count: usize, data: &[u8]) -> Vec<u8> {
-    let start =
-        RegionAccess { offset: offset.into(), region: region.into(), count: (count as u32).into() };
+    let start = RegionAccess { offset: offset.into(), region: region.into(), count: (count as u32).into() };
     [start.as_bytes(), data].concat()
 }
 
@@ -206,8 +205,13 @@ impl Client {
     pub fn send_fds(&mut self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
         let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
         let rights = [ControlMessage::ScmRights(&raw)];
-        let sent =
-            sendmsg::<()>(self.stream.as_raw_fd(), &[IoSlice::new(bytes)], &rights, MsgFlags::MSG_NOSIGNAL, None)?;
+        let sent = sendmsg::<()>(
+            self.stream.as_raw_fd(),
+            &[IoSlice::new(bytes)],
+            &rights,
+            MsgFlags::MSG_NOSIGNAL,
+            None,
+        )?;
         self.send(&bytes[sent..])
     }
 
@@ -237,7 +241,11 @@ impl Client {
     ) -> io::Result<(Header, Vec<u8>)> {
         let id = self.id();
         let message = request(id, command, payload);
-        if fds.is_empty() { self.send(&message)? } else { self.send_fds(&message, fds)? }
+        if fds.is_empty() {
+            self.send(&message)?
+        } else {
+            self.send_fds(&message, fds)?
+        }
         self.reply_to(id)
     }
 
@@ -304,7 +312,9 @@ impl Client {
         self.stream.set_read_timeout(Some(limit))?;
         let ended = match self.stream.read(&mut [0; 4096]) {
             Ok(_) => Ok(()),
-            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionReset) => Ok(()),
+            Err(error) if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::ConnectionReset) => {
+                Ok(())
+            }
             Err(error) => Err(error),
         };
         self.stream.set_read_timeout(Some(PATIENCE))?;

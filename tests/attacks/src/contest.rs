@@ -16,7 +16,8 @@ use crate::{
     arena::{Failed, Report, Size},
     attack::Attack,
     client::{self, Client},
-    polite::{Seen, Tenant},
+    guest,
+    polite::{self, Seen},
     server::{End, Server},
 };
 
@@ -142,6 +143,33 @@ pub struct Setting {
     pub size: Size,
     /// Where servers log; nowhere without it.
     pub log: Option<PathBuf>,
+    /// The polite tenant is in a guest, for that long.
+    pub guest: Option<Duration>,
+}
+
+/// A polite tenant at work.
+pub enum Tenant {
+    /// In this process.
+    Here(polite::Tenant),
+    /// In a guest.
+    Guest(Box<guest::Tenant>),
+}
+
+impl Tenant {
+    fn start(setting: &Setting, socket: &Path) -> Result<Self, Failed> {
+        match setting.guest {
+            None => Ok(Self::Here(polite::Tenant::start(socket)?)),
+            Some(time) => Ok(Self::Guest(Box::new(guest::Tenant::start(&setting.attacker, socket, time)?))),
+        }
+    }
+
+    /// Rounds so far, as far as they are known.
+    pub fn rounds(&self) -> u64 {
+        match self {
+            Self::Here(tenant) => tenant.rounds(),
+            Self::Guest(_) => 0,
+        }
+    }
 }
 
 /// How a contest went.
@@ -169,7 +197,6 @@ pub struct Newcomers {
 }
 
 /// A server, a polite tenant and an attacker at work.
-#[derive(Debug)]
 pub struct Contest {
     attacker: Attacker,
     tenant: Tenant,
@@ -184,7 +211,7 @@ impl Contest {
     /// When one of them cannot be started.
     pub fn start(setting: &Setting, attack: &Attack) -> Result<Self, Failed> {
         let server = setting.serve(attack)?;
-        let tenant = Tenant::start(&server.socket(TENANT))?;
+        let tenant = Tenant::start(setting, &server.socket(TENANT))?;
         let attacker = Attacker::start(&setting.attacker, attack, setting.size, &server.directory())?;
         Ok(Self { attacker, tenant, newcomers: Newcomers::default(), server })
     }
@@ -223,13 +250,20 @@ impl Contest {
     /// What the system says.
     pub fn finish(mut self) -> io::Result<Outcome> {
         let attacker = self.attacker.reports();
-        self.tenant.ask_to_stop(TENANT_LIMIT);
+        let tenant = match self.tenant {
+            Tenant::Here(tenant) => {
+                tenant.ask_to_stop(TENANT_LIMIT);
+                Ok(tenant)
+            }
+            Tenant::Guest(tenant) => Err(tenant.stop()),
+        };
         let end = self.server.terminate(END_LIMIT)?;
 
         // A server that has not ended does so when what it waits for has: first the attacker, then it.
         drop(self.attacker);
         drop(self.server);
-        Ok(Outcome { attacker, tenant: self.tenant.stop(), newcomers: self.newcomers, end })
+        let tenant = tenant.map_or_else(|seen| seen, polite::Tenant::stop);
+        Ok(Outcome { attacker, tenant, newcomers: self.newcomers, end })
     }
 
     /// Kills the attacker. Returns what it reported, and the rest of the contest.
@@ -239,7 +273,6 @@ impl Contest {
 }
 
 /// A server and its polite tenant after an attack.
-#[derive(Debug)]
 pub struct Aftermath {
     /// The tenant, still at work.
     pub tenant: Tenant,

@@ -13,6 +13,7 @@ pub mod client;
 pub mod contest;
 pub mod copier;
 pub mod files;
+pub mod guest;
 pub mod load;
 pub mod polite;
 pub mod server;

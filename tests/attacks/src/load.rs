@@ -141,8 +141,18 @@ pub fn table(rows: &[Row]) -> String {
     let mut table = Table::new();
     table.load_style(presets::UTF8_BORDERS_ONLY);
     table.set_header([
-        "attack", "loop", "landed", "cut", "rounds", "worst ms", "server's", "p99 ms", "host ms",
-        "newcomer ms", "end ms", "verdict",
+        "attack",
+        "loop",
+        "landed",
+        "cut",
+        "rounds",
+        "worst ms",
+        "server's",
+        "p99 ms",
+        "host ms",
+        "newcomer ms",
+        "end ms",
+        "verdict",
     ]);
     for row in rows {
         table.add_row(cells(row));

@@ -1,11 +1,6 @@
 //! The program of the attacks: the load test, and what it starts as processes of their own.
 
-use std::{
-    io,
-    path::PathBuf,
-    process::ExitCode,
-    time::Duration,
-};
+use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::{Parser, Subcommand, ValueEnum};
 use nicforge_attacks::{
@@ -14,7 +9,7 @@ use nicforge_attacks::{
     contest::Setting,
     load::{self, Limits, Row},
 };
-use nicforge_driver::DeviceAddress;
+use nicforge_driver::{DeviceAddress, environment};
 use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
     sys::{
@@ -72,6 +67,9 @@ struct Load {
     /// A JSON object a line instead of a table.
     #[arg(long)]
     json: bool,
+    /// The polite tenant is a program in a guest.
+    #[arg(long)]
+    guest: bool,
     /// Where the servers log.
     #[arg(long)]
     log: Option<PathBuf>,
@@ -90,8 +88,8 @@ struct One {
 
 #[derive(Debug, clap::Args)]
 struct Polite {
-    /// The device, as drivers name it.
-    device: String,
+    /// The device, as drivers name it [default: the one in NICFORGE_SOCKET].
+    device: Option<String>,
     #[arg(long)]
     seconds: u64,
 }
@@ -166,7 +164,13 @@ fn serve_files(process: u32) -> Result<ExitCode, Failed> {
 }
 
 fn run_polite(polite: &Polite) -> Result<ExitCode, Failed> {
-    let address = DeviceAddress::parse(&polite.device)?;
+    let address = match &polite.device {
+        Some(name) => DeviceAddress::parse(name)?,
+        None => environment::devices(environment::SOCKET)?
+            .into_iter()
+            .next()
+            .ok_or_else(|| Failed::NotRun(format!("{} names no device", environment::SOCKET)))?,
+    };
     let seen = nicforge_attacks::polite::work(&address, Duration::from_secs(polite.seconds))?;
     println!("{}", serde_json::to_string(&seen).map_err(io::Error::from)?);
     Ok(ExitCode::SUCCESS)
@@ -183,6 +187,7 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
             event_loop,
             size: load.size.into(),
             log: load.log.clone(),
+            guest: load.guest.then(|| Duration::from_secs(load.seconds)),
         };
         for attack in &attacks {
             if signals.came() {

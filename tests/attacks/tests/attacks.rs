@@ -45,6 +45,7 @@ fn setting(event_loop: &'static str) -> Setting {
         event_loop,
         size: Size::Small,
         log: None,
+        guest: None,
     }
 }
 

@@ -91,10 +91,8 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
 /// The bodies that are meant: those with a target, in the order of their names.
 fn chosen(steps: &Steps, wanted: &[String]) -> Result<Vec<String>, Failed> {
     let folder = steps.root().join("tests/fuzz/fuzz_targets");
-    let all: Vec<_> = files(&folder)?
-        .iter()
-        .filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned()))
-        .collect();
+    let all: Vec<_> =
+        files(&folder)?.iter().filter_map(|path| Some(path.file_stem()?.to_str()?.to_owned())).collect();
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
         return Err(Failed::new(format!("there is no body {unknown}; there are {}", all.join(", "))));
     }
@@ -105,8 +103,14 @@ fn build(steps: &Steps) -> Result<(), Failed> {
     let built = steps.cargo_with(
         "build the fuzz targets",
         &[
-            "build", "--release", "--manifest-path", "tests/fuzz/Cargo.toml", "--target", TARGET,
-            "--target-dir", "target/fuzz",
+            "build",
+            "--release",
+            "--manifest-path",
+            "tests/fuzz/Cargo.toml",
+            "--target",
+            TARGET,
+            "--target-dir",
+            "target/fuzz",
         ],
         // A stable compiler takes unstable options when it is told to.
         &[("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", FLAGS)],

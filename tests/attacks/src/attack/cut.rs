@@ -51,7 +51,12 @@ fn start(client: Client) -> io::Result<(Client, u16)> {
     let mut copier = Copier::new(client)?;
     copier.client.map_file(SOURCE, LENGTH, files::sparse(LENGTH)?)?;
     copier.client.ask(Command::DmaMap, &client::map(TARGET, 0, LENGTH))?;
-    copier.start(&[Descriptor { source: SOURCE, destination: TARGET, length: LENGTH as u32, reserved: 0 }])?;
+    copier.start(&[Descriptor {
+        source: SOURCE,
+        destination: TARGET,
+        length: LENGTH as u32,
+        reserved: 0,
+    }])?;
     loop {
         let (header, _) = copier.client.next()?;
         if header.command == Command::DmaWrite {

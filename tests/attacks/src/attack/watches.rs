@@ -75,8 +75,7 @@ fn watch(file: BorrowedFd<'_>, count: usize) -> Result<Watches, Failed> {
         return Err(Failed::NotRun(format!("{hard} descriptors are too few for {count} watches")));
     }
 
-    let copies =
-        (0..copies).map(|_| file.try_clone_to_owned()).collect::<Result<Vec<_>, _>>()?;
+    let copies = (0..copies).map(|_| file.try_clone_to_owned()).collect::<Result<Vec<_>, _>>()?;
     let mut watches = Watches { copies: copies, instances: Vec::new() };
     for _ in 0..instances {
         let instance = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;

@@ -1,0 +1,53 @@
+//! The polite tenant in a guest: a program there drives the card that the guest has through its kernel's VFIO.
+
+use std::{io, path::Path, time::Duration};
+
+use nicforge_guest::{Driver, Guest, GuestConfig, GuestError, Job, Provision, Running, Watch};
+
+use crate::{arena::Failed, polite::Seen};
+
+/// How long a guest may take to boot, and its program longer than it should.
+const PATIENCE: Duration = Duration::from_secs(300);
+
+/// A guest whose program is at work.
+pub struct Tenant {
+    job: Running,
+    /// Ends when this is dropped.
+    _guest: Guest,
+}
+
+impl Tenant {
+    /// Boots a guest with the card behind `socket`, and starts `program`, that of this crate, in it for `time`.
+    ///
+    /// # Errors
+    /// When a guest cannot be had here, or does not boot.
+    pub fn start(program: &Path, socket: &Path, time: Duration) -> Result<Self, Failed> {
+        let watch = Watch::silent();
+        let toolkit = Provision::from_environment().provide(&watch).map_err(failed)?;
+        let config = GuestConfig::new("polite")
+            .iommu(true)
+            .driver(Driver::Vfio)
+            .boot_deadline(PATIENCE)
+            .program_as(program, "nicforge-attack")
+            .user_function("polite.user0", socket);
+        let guest = Guest::boot(&toolkit, &config, &watch).map_err(failed)?;
+        let seconds = time.as_secs().to_string();
+        let job = guest.start(Job::program(["nicforge-attack", "polite", "--seconds", &seconds]));
+        Ok(Self { job: job.map_err(failed)?, _guest: guest })
+    }
+
+    /// Waits until the program has ended. Returns what it saw.
+    pub fn stop(self) -> Seen {
+        let lost = |why: String| Seen { lost: Some(why), ..Seen::default() };
+        match self.job.wait(PATIENCE) {
+            Ok(output) => serde_json::from_str(output.stdout.trim()).unwrap_or_else(|_| {
+                lost(format!("its program ended with {}: {}", output.status, output.stderr.trim()))
+            }),
+            Err(error) => lost(error.to_string()),
+        }
+    }
+}
+
+fn failed(error: GuestError) -> Failed {
+    Failed::Io(io::Error::other(error.to_string()))
+}
