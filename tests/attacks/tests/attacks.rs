@@ -28,7 +28,8 @@ fn nicforge() -> &'static Path {
     PROGRAM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_nicforge-attack")).parent().unwrap();
         let mut build = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
-        build.args(["build", "--quiet", "--package", "nicforge", "--bin", "nicforge", "--target-dir"]);
+        // Together with this package, whose choice of features its own build had.
+        build.args(["build", "--quiet", "-p", "nicforge", "-p", "nicforge-attacks", "--target-dir"]);
         build.arg(folder.parent().unwrap());
         if folder.ends_with("release") {
             build.arg("--release");

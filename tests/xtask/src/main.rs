@@ -76,6 +76,7 @@ fn test(steps: &Steps) -> Result<(), Failed> {
         "build what the whole-system tests start",
         &["build", "-p", "nicforge", "-p", "nicforge-fcnp-c"],
     )?;
+    steps.cargo("build the attackers", &["build", "-p", "nicforge", "-p", "nicforge-attacks"])?;
     // What is allocated and what is freed is filled with a pattern, so that neither is taken for something else.
     steps.cargo_with("tests", &["test", "--workspace"], &[("MALLOC_PERTURB_", "165")])?;
     steps.cargo_with(
