@@ -82,6 +82,8 @@ pub(crate) struct Shared {
     pub(crate) outgoing: VecDeque<Outgoing>,
     pub(crate) next_id: u64,
     pub(crate) trace: Option<Box<dyn TraceSink>>,
+    /// Bytes of client memory that DMA has touched in this step of the machine.
+    pub(crate) touched: usize,
     buffers: Vec<Box<[u8]>>,
     buffers_made: usize,
 }
@@ -93,6 +95,7 @@ impl Shared {
             outgoing: VecDeque::new(),
             next_id: 1,
             trace: None,
+            touched: 0,
             buffers: Vec::new(),
             buffers_made: 0,
         }
@@ -330,6 +333,7 @@ impl Context<'_> {
         let result = match check(attachment, iova, length, false) {
             Ok(Reach::Local) => {
                 let mut buffer = self.shared.buffer().ok_or(Busy)?;
+                self.shared.touched += length;
                 match attachment.dma.read_local(iova, &mut buffer[..length]) {
                     Ok(()) => {
                         attachment.counters.dma_read_bytes += length as u64;
@@ -367,7 +371,10 @@ impl Context<'_> {
     pub fn dma_write(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         let result = match check(attachment, iova, data.len(), true) {
-            Ok(Reach::Local) => attachment.dma.write_local(iova, data),
+            Ok(Reach::Local) => {
+                self.shared.touched += data.len();
+                attachment.dma.write_local(iova, data)
+            }
             Ok(Reach::Remote) => {
                 let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
                 // An interrupt waits until no write is under way; with more and more writes it would wait for ever.

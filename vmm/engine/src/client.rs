@@ -8,10 +8,10 @@ use std::{
 };
 
 use nicforge_core::device::{AttachmentId, FunctionId};
-use nicforge_vfio_user::{Errno, PeerFd, ServerConnection};
+use nicforge_vfio_user::{Closer, Errno, PeerFd, ServerConnection};
 
 use crate::{
-    closer::{Backlog, CloseQueue, Closers},
+    closer::{Backlog, CloseQueue, Closers, DescriptorCloser},
     pace::Pace,
     refusal::Refusal,
     session::Session,
@@ -149,6 +149,11 @@ impl Closing {
         } else {
             self.turn_away(fd);
         }
+    }
+
+    /// Returns the place where the listening socket is closed.
+    pub(crate) fn closer(&self) -> Arc<dyn Closer> {
+        Arc::new(DescriptorCloser(Arc::clone(&self.turned_away)))
     }
 
     /// Closes a connection without an answer.

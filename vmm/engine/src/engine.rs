@@ -196,7 +196,9 @@ impl Engine {
             return Err(EngineError::TooMany { limit: MAX_PORTS });
         }
 
-        let listener = Listener::bind_for(path.as_ref(), access)?;
+        let mut listener = Listener::bind_for(path.as_ref(), access)?;
+        let closing = Closing::new(&self.waker, &self.closers);
+        listener.set_closer(closing.closer());
         self.served.insert((function, attachment), self.ports.len());
         self.ports.push(Port {
             function,
@@ -206,7 +208,7 @@ impl Engine {
             generation: 0,
             accepting: false,
             back_off: BackOff::default(),
-            closing: Closing::new(&self.waker, &self.closers),
+            closing,
             counters: ServerCounters::default(),
         });
         Ok(())

@@ -8,8 +8,10 @@ use std::{
         unix::fs::{FileTypeExt, MetadataExt, PermissionsExt, lchown},
     },
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
+use nicforge_vfio_user::{Closer, PeerFd};
 use nix::{
     errno::Errno as SystemErrno,
     libc,
@@ -58,7 +60,7 @@ impl SocketAccess {
 /// A socket that is listened on; its file is removed at the end.
 #[derive(Debug)]
 pub struct Listener {
-    fd: OwnedFd,
+    fd: PeerFd,
     path: PathBuf,
     access: SocketAccess,
     /// The file that was made: device and inode.
@@ -88,7 +90,8 @@ impl Listener {
         let flags = SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC;
         let fd = socket(AddressFamily::Unix, SockType::Stream, flags, None)
             .map_err(|errno| failed("making the socket", errno.into()))?;
-        bind(fd.as_raw_fd(), &address).map_err(|errno| match errno {
+        let fd = PeerFd::from(fd);
+        bind(fd.as_fd().as_raw_fd(), &address).map_err(|errno| match errno {
             SystemErrno::EADDRINUSE => EngineError::SocketInUse { path: path.to_owned() },
             errno => failed("binding the socket", errno.into()),
         })?;
@@ -110,6 +113,12 @@ impl Listener {
         &self.path
     }
 
+    /// Names the place where the socket is closed. Connections that were never accepted are closed with it, and so are
+    /// the descriptors that wait in them.
+    pub(crate) fn set_closer(&mut self, closer: Arc<dyn Closer>) {
+        self.fd.set_closer(closer);
+    }
+
     /// Readable when a client waits.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
@@ -121,7 +130,7 @@ impl Listener {
     /// As `accept(2)`, for example when the process has no descriptor left.
     pub fn accept(&self) -> Result<Option<OwnedFd>, SystemErrno> {
         loop {
-            match accept4(self.fd.as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
+            match accept4(self.fd.as_fd().as_raw_fd(), SockFlag::SOCK_NONBLOCK | SockFlag::SOCK_CLOEXEC) {
                 Ok(fd) => return Ok(Some(own(fd))),
                 // The client that waited gave up.
                 Err(SystemErrno::ECONNABORTED | SystemErrno::EINTR) => {}

@@ -16,6 +16,9 @@ use crate::{
 
 /// How long a function stays hot without work, in nanoseconds, unless [`Machine::set_cool_after`] says otherwise.
 pub(super) const COOL_AFTER: u64 = 50_000;
+/// Bytes of client memory that DMA may touch in a step before the functions that are left wait for the next one. Each page
+/// may have to be made first, which takes a thousand times longer than copying it.
+const MOST_TOUCHED: usize = 512 << 10;
 /// How often the heartbeat of every client's mirror moves, in nanoseconds.
 const HEARTBEAT: u64 = 50_000_000;
 
@@ -48,7 +51,12 @@ impl Machine {
         }
         self.collect_woken();
         let mut busy = false;
+        self.shared.touched = 0;
         for _ in 0..self.hot.len() {
+            if self.shared.touched >= MOST_TOUCHED {
+                busy = true;
+                break;
+            }
             let Some(function) = self.hot.pop_front() else { break };
             busy |= self.turn(function, budget);
             // Whom this turn gave packets to runs in this step too, if its turn is still to come, else in the next.
@@ -204,7 +212,8 @@ impl Machine {
         None
     }
 
-    /// Hand finished DMA reads to the device, no more than `most`. Gives how many there were.
+    /// Hands finished DMA reads to the device, no more than `most` and no more bytes than a step may touch. Returns how
+    /// many there were.
     #[inline]
     fn complete(&mut self, function: FunctionId, most: u32) -> u32 {
         let any = self.slots.get(function.0 as usize).is_some_and(|slot| !slot.state.completions.is_empty());
@@ -213,6 +222,9 @@ impl Machine {
 
     fn complete_some(&mut self, function: FunctionId, most: u32) -> u32 {
         for done in 0..most {
+            if self.shared.touched >= MOST_TOUCHED {
+                return done;
+            }
             let Some(completion) =
                 self.slots.get_mut(function.0 as usize).and_then(|slot| slot.state.completions.pop_front())
             else {

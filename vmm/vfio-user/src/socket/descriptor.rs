@@ -26,6 +26,11 @@ pub struct PeerFd {
 }
 
 impl PeerFd {
+    /// Names the place where it is closed: for a descriptor that holds others of a peer, as a listening socket does.
+    pub fn set_closer(&mut self, closer: Arc<dyn Closer>) {
+        self.closer = Some(closer);
+    }
+
     pub(crate) fn new(fd: OwnedFd, closer: Option<Arc<dyn Closer>>) -> Self {
         Self { fd: ManuallyDrop::new(fd), closer }
     }
