@@ -1,7 +1,9 @@
 //! An attachment: one client's view of a function.
 //!
-//! It has configuration space, windows, posted-write rings, a DMA map and interrupts of its own, and ends alone. While no
-//! client has it, it has no files, and of its own little more than configuration space; each tenant gets new files, so that whoever kept the old ones reaches nothing.
+//! It has configuration space, windows, posted-write rings, a DMA map and interrupts of its own,
+//! and ends alone. While no client has it, it has no files, and of its own little more than
+//! configuration space; each tenant gets new files, so that whoever kept the old ones reaches
+//! nothing.
 
 use std::sync::atomic::Ordering;
 
@@ -116,7 +118,8 @@ pub(crate) struct Attachment {
     pub(crate) write_stalled: bool,
     /// DMA met a file that the client had truncated.
     pub(crate) faulted: bool,
-    /// Records that were carried out of late, those of each turn before counting an eighth less, and `counters.posted_writes` at the last look.
+    /// Records that were carried out of late, those of each turn before counting an eighth less,
+    /// and `counters.posted_writes` at the last look.
     pub(crate) recent: u64,
     pub(crate) looked_at: u64,
 }
@@ -173,9 +176,11 @@ impl Attachment {
                 }
             }
         }
+
         self.tenant =
             Some(Tenant { rings, mirror: words, remote_reads: Vec::new(), remote_writes: Vec::new() });
         self.next_generation();
+
         Ok(())
     }
 
@@ -194,9 +199,10 @@ impl Attachment {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// A reset that the tenant asked for and survives, as PCI's function-level one: all of [`Attachment::clear`], and
-    /// configuration space with the MSI-X table as after power-on. The DMA map and the bound interrupts stay, as with a reset
-    /// through Linux' VFIO. [`Attachment::next_generation`] tells the client, once the device is reset too.
+    /// A reset that the tenant asked for and survives, as PCI's function-level one: all of
+    /// [`Attachment::clear`], and configuration space with the MSI-X table as after power-on. The
+    /// DMA map and the bound interrupts stay, as with a reset through Linux' VFIO.
+    /// [`Attachment::next_generation`] tells the client, once the device is reset too.
     pub(crate) fn reset(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         self.config.reset();
         if let Some(msix) = &mut self.msix {
@@ -205,15 +211,17 @@ impl Attachment {
         self.clear(spec)
     }
 
-    /// What the device's reset means for a tenant that did not ask for it: rings emptied, own windows zeroed, DMA on its way
-    /// forgotten, nothing pending. What its operating system has set up stays: it would not know that bus mastering or
-    /// interrupts are off, and the function would be dead to it.
+    /// What the device's reset means for a tenant that did not ask for it: rings emptied, own
+    /// windows zeroed, DMA on its way forgotten, nothing pending. What its operating system has set
+    /// up stays: it would not know that bus mastering or interrupts are off, and the function would
+    /// be dead to it.
     pub(crate) fn clear(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         self.dma.take_back_leases();
         self.config.set_interrupt_status(false);
         if let Some(msix) = &mut self.msix {
             msix.forget_pending();
         }
+
         self.interrupts.clear();
         self.ring_selected = 0;
         self.intx = false;
@@ -227,6 +235,7 @@ impl Attachment {
                 ring.reset();
             }
         }
+
         zeroed
     }
 
@@ -243,6 +252,7 @@ impl Attachment {
                 memory.zero(area.offset + keep, area.length - keep)?;
             }
         }
+
         Ok(())
     }
 
@@ -284,7 +294,9 @@ impl Attachment {
 /// New memory for a BAR that has areas; `None` for one that is all trapped.
 pub(crate) fn memory_for(name: &str, bar: &BarSpec) -> Result<Option<SharedMemory>, MemoryError> {
     let Some(area) = bar.areas.first() else { return Ok(None) };
-    // Sealed at creation; the size is bounded by the device's description, which no client supplies.
+
+    // Sealed at creation; the size is bounded by the device's description, which no client
+    // supplies.
     let size = usize::try_from(bar.size).unwrap_or(usize::MAX);
     match area.kind {
         AreaKind::Mapped => SharedMemory::create(name, size).map(Some),

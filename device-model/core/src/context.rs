@@ -15,14 +15,15 @@ use crate::{
     trace::{Event, TraceSink},
 };
 
-/// The most DMA reads of an attachment that are under way, by message or waiting to be handed to the device, and the most
-/// DMA writes by message that wait for an answer.
+/// The most DMA reads of an attachment that are under way, by message or waiting to be handed to
+/// the device, and the most DMA writes by message that wait for an answer.
 pub const MAX_REMOTE: usize = 32;
 /// The most DMA reads of a machine that have data waiting to be handed to a device.
 const MAX_BUFFERS: usize = 64;
 
-/// A DMA operation on memory that is reached by messages only: who holds the machine sends it to the client and brings the
-/// answer back with [`crate::machine::Machine::dma_read_done`] or `dma_write_done`.
+/// A DMA operation on memory that is reached by messages only: who holds the machine sends it to
+/// the client and brings the answer back with [`crate::machine::Machine::dma_read_done`] or
+/// `dma_write_done`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outgoing {
     /// Read client memory.
@@ -113,7 +114,8 @@ impl Shared {
         })
     }
 
-    /// A buffer with a copy of `data`, from the pool while it lasts: an answer that has come must not be refused.
+    /// A buffer with a copy of `data`, from the pool while it lasts: an answer that has come must
+    /// not be refused.
     pub(crate) fn buffer_with(&mut self, data: &[u8]) -> Box<[u8]> {
         if data.len() <= MAX_DMA
             && let Some(mut buffer) = self.buffer()
@@ -146,6 +148,7 @@ impl Shared {
             let (owner, attachment) = message.owner();
             owner != id || who.is_some_and(|who| attachment != who)
         });
+
         for index in (0..function.completions.len()).rev() {
             if who.is_none_or(|who| function.completions[index].who == who)
                 && let Some(completion) = function.completions.remove(index)
@@ -154,6 +157,7 @@ impl Shared {
                 self.give_back(filled.buffer);
             }
         }
+
         for (index, attachment) in function.attachments.iter_mut().enumerate() {
             if who.is_none_or(|who| usize::from(who.0) == index) {
                 attachment.waiting_reads = 0;
@@ -170,7 +174,8 @@ pub(crate) struct FunctionState {
     pub(crate) attachments: Vec<Attachment>,
     /// Those that have a client, in the order in which a turn carries out what they have posted.
     pub(crate) clients: Vec<AttachmentId>,
-    /// In the last turn a record stalled, and there are several clients: who gets what there is of it next, the turns say.
+    /// In the last turn a record stalled, and there are several clients: who gets what there is of
+    /// it next, the turns say.
     pub(crate) contended: bool,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) wake_at: Nanos,
@@ -188,11 +193,13 @@ impl FunctionState {
         );
     }
 
-    /// Puts those to whom the most was given of late last, after a turn that gave each at most `most` records.
+    /// Puts those to whom the most was given of late last, after a turn that gave each at most
+    /// `most` records.
     ///
-    /// Clients that want the same thing of a device so take turns, whatever it is and however often there is some of it: who got none comes
-    /// nearer to the front with each turn, and who got more than another goes behind it. Nobody has to be there for it: what one does not take
-    /// the next one gets.
+    /// Clients that want the same thing of a device so take turns, whatever it is and however often
+    /// there is some of it: who got none comes nearer to the front with each turn, and who got more
+    /// than another goes behind it. Nobody has to be there for it: what one does not take the next
+    /// one gets.
     #[cold]
     pub(crate) fn reorder_clients(&mut self, most: u32) {
         let Self { attachments, clients, .. } = self;
@@ -204,8 +211,10 @@ impl FunctionState {
             attachment.recent = attachment.recent - attachment.recent.div_ceil(8) + given;
             attachment.looked_at = posted;
         }
+
         let recent =
             |who: AttachmentId| attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent);
+
         // Those that are equal stay as they are, and nearly all are in order.
         for next in 1..clients.len() {
             let mut at = next;
@@ -225,7 +234,8 @@ impl FunctionState {
     }
 }
 
-/// Why a DMA operation could not be started now: the bound on operations under way is reached. Try again in a later step.
+/// Why a DMA operation could not be started now: the bound on operations under way is reached. Try
+/// again in a later step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
 
@@ -257,8 +267,9 @@ impl Context<'_> {
         self.attachment(who).is_some_and(|attachment| attachment.tenant.is_some())
     }
 
-    /// The memory behind a BAR as `who` sees it; `None` while nobody is attached or when the BAR is all trapped. A device
-    /// fetches it when a client comes ([`crate::device::Device::attached`]) and makes its windows from it.
+    /// The memory behind a BAR as `who` sees it; `None` while nobody is attached or when the BAR is
+    /// all trapped. A device fetches it when a client comes ([`crate::device::Device::attached`])
+    /// and makes its windows from it.
     pub fn memory(&self, who: AttachmentId, bar: u8) -> Option<SharedMemory> {
         self.attachment(who)?.memories.get(usize::from(bar))?.clone()
     }
@@ -268,34 +279,38 @@ impl Context<'_> {
         self.fabric.ports(self.function.id, self.shared.now)
     }
 
-    /// Call [`crate::device::Device::step`] at this time at the latest. A function has one timer: the earliest wish counts, and
-    /// when it has come the others are forgotten.
+    /// Call [`crate::device::Device::step`] at this time at the latest. A function has one timer:
+    /// the earliest wish counts, and when it has come the others are forgotten.
     pub fn wake_at(&mut self, time: Nanos) {
         self.function.wake_at = self.function.wake_at.min(time);
     }
 
-    /// Raise an MSI-X vector of an attachment. It does not overtake the attachment's DMA writes. Nothing happens while no
-    /// client has the attachment.
+    /// Raise an MSI-X vector of an attachment. It does not overtake the attachment's DMA writes.
+    /// Nothing happens while no client has the attachment.
     pub fn interrupt(&mut self, who: AttachmentId, vector: u16) {
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
         if attachment.tenant.is_none() {
             return;
         }
+
         attachment.counters.interrupts += 1;
         if attachment.interrupts.raise_msix(vector) == Raised::Pending
             && let Some(msix) = &mut attachment.msix
         {
             msix.set_pending(vector);
         }
+
         self.shared.trace(self.function.id, who, Event::Interrupt { vector });
     }
 
-    /// Drive an attachment's INTx line: a level, which a reset takes back. Nothing happens while no client has the attachment.
+    /// Drive an attachment's INTx line: a level, which a reset takes back. Nothing happens while no
+    /// client has the attachment.
     pub fn set_intx(&mut self, who: AttachmentId, asserted: bool) {
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
         if attachment.tenant.is_none() {
             return;
         }
+
         let rises = asserted && !attachment.intx;
         attachment.counters.interrupts += u64::from(rises);
         let changes = asserted != attachment.intx;
@@ -307,8 +322,9 @@ impl Context<'_> {
         }
     }
 
-    /// Start reading client memory: at most [`MAX_DMA`] bytes at `iova`. The data, or the error, comes to
-    /// [`crate::device::Device::dma_done`] with `token`, after this call of the device has returned.
+    /// Start reading client memory: at most [`MAX_DMA`] bytes at `iova`. The data, or the error,
+    /// comes to [`crate::device::Device::dma_done`] with `token`, after this call of the device has
+    /// returned.
     pub fn dma_read(
         &mut self,
         who: AttachmentId,
@@ -323,10 +339,12 @@ impl Context<'_> {
             self.function.complete(Completion { who, token, result: Err(DmaError::Gone) });
             return Ok(());
         };
+
         let remote = attachment.tenant.as_ref().map_or(0, |tenant| tenant.remote_reads.len());
         if remote + attachment.waiting_reads >= MAX_REMOTE {
             return Err(Busy);
         }
+
         let result = match check(attachment, iova, length, false) {
             Ok(Reach::Local) => {
                 let mut buffer = self.shared.buffer().ok_or(Busy)?;
@@ -354,23 +372,28 @@ impl Context<'_> {
             }
             Err(error) => Err(error),
         };
+
         if let Err(error) = &result {
             attachment.note(error);
         }
+
         self.function.complete(Completion { who, token, result });
         self.shared.trace(self.function.id, who, Event::DmaRead { iova, length });
+
         Ok(())
     }
 
-    /// Write client memory: at most [`MAX_DMA`] bytes at `iova`. Posted: an interrupt raised afterwards comes behind it.
-    /// [`DmaError::Busy`] means "try again in a later step", every other error is final; the device sets its error bit.
+    /// Write client memory: at most [`MAX_DMA`] bytes at `iova`. Posted: an interrupt raised
+    /// afterwards comes behind it. [`DmaError::Busy`] means "try again in a later step", every
+    /// other error is final; the device sets its error bit.
     pub fn dma_write(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         let result = match check(attachment, iova, data.len(), true) {
             Ok(Reach::Local) => attachment.dma.write_local(iova, data),
             Ok(Reach::Remote) => {
                 let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
-                // An interrupt waits until no write is under way; with more and more writes it would wait for ever.
+                // An interrupt waits until no write is under way; with more and more writes it
+                // would wait for ever.
                 if attachment.interrupts.has_held() || tenant.remote_writes.len() >= MAX_REMOTE {
                     return Err(DmaError::Busy);
                 }
@@ -389,18 +412,23 @@ impl Context<'_> {
             }
             Err(error) => Err(error),
         };
+
         match &result {
             Ok(()) => attachment.counters.dma_written_bytes += data.len() as u64,
             Err(error) => attachment.note(error),
         }
+
         self.shared.trace(self.function.id, who, Event::DmaWrite { iova, length: data.len() });
+
         result
     }
 
-    /// A lease of client memory: `length` bytes at `iova`, in mappings side by side, to be written or read. See [`DmaLease`].
+    /// A lease of client memory: `length` bytes at `iova`, in mappings side by side, to be written
+    /// or read. See [`DmaLease`].
     ///
     /// # Errors
-    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::lease`]: memory that is reached by messages has none.
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::lease`]: memory
+    /// that is reached by messages has none.
     pub fn dma_lease(
         &mut self,
         who: AttachmentId,
@@ -413,8 +441,8 @@ impl Context<'_> {
         attachment.dma.lease(iova, length, write)
     }
 
-    /// As much of `length` bytes of client memory at `iova` as is of one kind: what a device needs to hold on to a range that may be of
-    /// several. `term` ends when something of it is unmapped.
+    /// As much of `length` bytes of client memory at `iova` as is of one kind: what a device needs
+    /// to hold on to a range that may be of several. `term` ends when something of it is unmapped.
     ///
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::piece`].
@@ -430,8 +458,9 @@ impl Context<'_> {
         attachment.dma.piece(iova, length, term)
     }
 
-    /// How many mappings a lease or the pieces of `length` bytes of client memory at `iova` would look at: cheap, so that a device can refuse before it
-    /// takes any. See [`crate::dma::DmaMap::count`].
+    /// How many mappings a lease or the pieces of `length` bytes of client memory at `iova` would
+    /// look at: cheap, so that a device can refuse before it takes any. See
+    /// [`crate::dma::DmaMap::count`].
     ///
     /// # Errors
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::count`].

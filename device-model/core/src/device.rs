@@ -1,13 +1,14 @@
 //! The contract of a device model.
 //!
-//! A device is a state machine. It owns no thread, socket, clock or lock and never waits: each method does a bounded piece
-//! of work and returns. Through its [`Context`] it starts DMA, raises interrupts, exchanges packets with the fabric, and asks
-//! to be woken. Every call that comes from a client names the attachment, so that a device can tell clients apart as the
-//! hardware does.
+//! A device is a state machine. It owns no thread, socket, clock or lock and never waits: each
+//! method does a bounded piece of work and returns. Through its [`Context`] it starts DMA, raises
+//! interrupts, exchanges packets with the fabric, and asks to be woken. Every call that comes from
+//! a client names the attachment, so that a device can tell clients apart as the hardware does.
 
 use crate::{context::Context, dma::DmaError, posted::Posted, spec::FunctionSpec};
 
-/// Number of an attachment in its function: what PCI calls a PASID, the papers a VPID, a core, a mailbox.
+/// Number of an attachment in its function: what PCI calls a PASID, the papers a VPID, a core, a
+/// mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttachmentId(pub u16);
 
@@ -30,13 +31,15 @@ pub struct Address {
 pub enum Write {
     /// Done.
     Accepted,
-    /// The device can't take it now (no credits); the same write is offered again later, and nothing of the same ring
-    /// or of the same trapped stream passes it. Nothing of it has had an effect.
+    /// The device can't take it now (no credits); the same write is offered again later, and
+    /// nothing of the same ring or of the same trapped stream passes it. Nothing of it has had an
+    /// effect.
     ///
-    /// A record in a ring is offered in each turn of the function, and does not keep it from going cold: what gives the credit
-    /// back (the fabric, a timer, a client's store to memory) wakes it. After a turn in which a record stalled, the clients to which the least was
-    /// given of late come first, and the records of all are carried out in turns only, not in front of trapped accesses: a device takes records as
-    /// they come, and those who want the same thing share it.
+    /// A record in a ring is offered in each turn of the function, and does not keep it from going
+    /// cold: what gives the credit back (the fabric, a timer, a client's store to memory) wakes it.
+    /// After a turn in which a record stalled, the clients to which the least was given of late
+    /// come first, and the records of all are carried out in turns only, not in front of trapped
+    /// accesses: a device takes records as they come, and those who want the same thing share it.
     Stalled,
 }
 
@@ -52,11 +55,13 @@ pub enum Progress {
 /// How far a reset reaches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reset {
-    /// One attachment: the client's own reset request, a function-level reset, or its end. When the client stays, its own
-    /// windows are zeroed already, its rings empty, its INTx line not asserted; what it maps and binds stays. Memory of
-    /// [`crate::spec::Scope::Group`] is the device's to clear.
+    /// One attachment: the client's own reset request, a function-level reset, or its end. When the
+    /// client stays, its own windows are zeroed already, its rings empty, its INTx line not
+    /// asserted; what it maps and binds stays. Memory of [`crate::spec::Scope::Group`] is the
+    /// device's to clear.
     Attachment(AttachmentId),
-    /// The whole function, by the operator: as for each attachment that has a client, and what they share.
+    /// The whole function, by the operator: as for each attachment that has a client, and what they
+    /// share.
     Function,
 }
 
@@ -65,7 +70,8 @@ pub enum Reset {
 pub enum Ended {
     /// The client closed it.
     Closed,
-    /// The operator or the engine took it away (a truncated file, an eventfd that made the engine wait, the end of the server).
+    /// The operator or the engine took it away (a truncated file, an eventfd that made the engine
+    /// wait, the end of the server).
     Evicted,
 }
 
@@ -87,7 +93,8 @@ pub trait Device: Send {
     /// What it is. Called once, when it is added to a machine.
     fn spec(&self) -> FunctionSpec;
 
-    /// A trapped read of `data.len()` bytes (1 to 64). `data` comes filled with ones, what a bus without a device answers.
+    /// A trapped read of `data.len()` bytes (1 to 64). `data` comes filled with ones, what a bus
+    /// without a device answers.
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]);
 
     /// A write of `data` (1 to 512 bytes), trapped or out of a posted-write ring.
@@ -95,8 +102,9 @@ pub trait Device: Send {
 
     /// Carry out what is in a posted-write ring, in order, until nothing is left or a write stalls.
     ///
-    /// What is here does it by [`Device::write`], record by record; as a method, so that the loop is compiled for each device with its `write`
-    /// inside. A device whose records come in long rows can have one of its own that does the same for less.
+    /// What is here does it by [`Device::write`], record by record; as a method, so that the loop
+    /// is compiled for each device with its `write` inside. A device whose records come in long
+    /// rows can have one of its own that does the same for less.
     fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
         while let Some((at, data)) = posted.next(context) {
             if self.write(context, from, at, data) == Write::Stalled {
@@ -118,10 +126,12 @@ pub trait Device: Send {
         let _ = (context, who, why);
     }
 
-    /// Go to the state of power-on, as far as `reach` says. DMA that was started for it does not come back.
+    /// Go to the state of power-on, as far as `reach` says. DMA that was started for it does not
+    /// come back.
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset);
 
-    /// A [`Context::dma_read`] ended. Comes exactly once for each that was started, unless a reset came first.
+    /// A [`Context::dma_read`] ended. Comes exactly once for each that was started, unless a reset
+    /// came first.
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
@@ -132,9 +142,10 @@ pub trait Device: Send {
         let _ = (context, who, token, result);
     }
 
-    /// Do at most about `budget` packets' or descriptors' worth of work: look at mapped memory, move packets, retry.
-    /// Called when there may be something to do: after an access, a delivery, a timer ([`Context::wake_at`]), and as long as it
-    /// says [`Progress::Busy`]; and again before the machine stops looking at the function's mapped memory.
+    /// Do at most about `budget` packets' or descriptors' worth of work: look at mapped memory,
+    /// move packets, retry. Called when there may be something to do: after an access, a delivery,
+    /// a timer ([`Context::wake_at`]), and as long as it says [`Progress::Busy`]; and again before
+    /// the machine stops looking at the function's mapped memory.
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let _ = (context, budget);
         Progress::Idle

@@ -1,7 +1,8 @@
 //! The records of a posted-write ring on their way to a device.
 //!
-//! In: a ring, and who has it. Out: register writes, one after the other, each checked to go to the device's registers. What it may touch: the
-//! ring, and the machine's trace. A device gets it in [`crate::device::Device::drain`].
+//! In: a ring, and who has it. Out: register writes, one after the other, each checked to go to the
+//! device's registers. What it may touch: the ring, and the machine's trace. A device gets it in
+//! [`crate::device::Device::drain`].
 
 use nicforge_shm::Peek;
 
@@ -30,8 +31,9 @@ impl<'a> Posted<'a> {
         Self { ring, who, left, carried_out: 0, malformed: 0, traced }
     }
 
-    /// The next record: where it goes, and its data, 1 to 512 bytes. Until [`Posted::done`] it is the same one. `None`: there is no other one
-    /// now. Records that no device is to see are skipped and counted.
+    /// The next record: where it goes, and its data, 1 to 512 bytes. Until [`Posted::done`] it is
+    /// the same one. `None`: there is no other one now. Records that no device is to see are
+    /// skipped and counted.
     #[inline]
     pub fn next(&mut self, context: &Context<'_>) -> Option<(Address, &[u8])> {
         while self.left > 0 {
@@ -53,6 +55,7 @@ impl<'a> Posted<'a> {
             self.left -= 1;
             self.malformed += 1;
         }
+
         None
     }
 
@@ -66,32 +69,38 @@ impl<'a> Posted<'a> {
             let event = Event::Posted { at, length: record.data.len() };
             context.shared.trace(context.function.id, self.who, event);
         }
+
         self.ring.consumer.pop();
         self.ring.stalled = false;
         self.left = self.left.saturating_sub(1);
         self.carried_out += 1;
     }
 
-    /// Shows `take` the records in front, in order, until it refuses one; those that it takes were carried out. Gives how many.
+    /// Shows `take` the records in front, in order, until it refuses one; those that it takes were
+    /// carried out. Gives how many.
     ///
-    /// For who takes records in a row and holds parts of the context meanwhile: it comes to short records only that go to the same registers as
-    /// the last one that [`Posted::next`] gave, and to none while somebody traces. There may be others. The third argument of `take` says that
+    /// For who takes records in a row and holds parts of the context meanwhile: it comes to short
+    /// records only that go to the same registers as the last one that [`Posted::next`] gave, and
+    /// to none while somebody traces. There may be others. The third argument of `take` says that
     /// the record goes where the one before went, which it took, and is as long.
     #[inline]
     pub fn take_while(&mut self, mut take: impl FnMut(Address, &[u8], bool) -> bool) -> u32 {
         if self.traced {
             return 0;
         }
+
         let known = self.ring.registers;
         let taken = self.ring.consumer.take_while(self.left, |record, alike| {
             let at = Address { bar: record.bar, offset: record.offset.into() };
             (alike || known.hold(at, record.data.len())) && take(at, record.data, alike)
         });
+
         if taken > 0 {
             self.ring.stalled = false;
             self.left -= taken;
             self.carried_out += u64::from(taken);
         }
+
         taken
     }
 
@@ -101,9 +110,11 @@ impl<'a> Posted<'a> {
         if self.ring.stalled {
             return false;
         }
+
         self.ring.stalled = true;
         let at = Address { bar: record.bar, offset: record.offset.into() };
         context.shared.trace(context.function.id, self.who, Event::Stalled { at });
+
         true
     }
 

@@ -1,7 +1,8 @@
 //! How a device describes itself: identity, BARs and what lies in them, attachments, interrupts.
 //!
-//! A description is data. The core builds configuration space, capabilities and windows from it, and refuses one that does
-//! not make sense ([`FunctionSpec::validate`]) when the function is added to a machine.
+//! A description is data. The core builds configuration space, capabilities and windows from it,
+//! and refuses one that does not make sense ([`FunctionSpec::validate`]) when the function is added
+//! to a machine.
 
 use nicforge_hwi::{attachment, posted};
 use thiserror::Error;
@@ -17,7 +18,8 @@ pub struct Identity {
     pub subsystem_vendor: u16,
     /// Subsystem id.
     pub subsystem: u16,
-    /// Base class, subclass and programming interface, as in `0x02_80_00` for "network controller, other".
+    /// Base class, subclass and programming interface, as in `0x02_80_00` for "network controller,
+    /// other".
     pub class: u32,
     /// Revision.
     pub revision: u8,
@@ -26,11 +28,13 @@ pub struct Identity {
 /// What a BAR decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
-    /// 32-bit memory, which a bridge forwards by its window below 4 GiB. It is never prefetchable: PCI Express has that for BARs of
-    /// 64 bits only (Base 4.0, 7.5.1.2.1), and one of 32 bits would keep the bridge's whole prefetchable window below 4 GiB. That
-    /// it is memory, a driver learns from [`nicforge_hwi::pci::AttachmentCapability::memory_bars`].
+    /// 32-bit memory, which a bridge forwards by its window below 4 GiB. It is never prefetchable:
+    /// PCI Express has that for BARs of 64 bits only (Base 4.0, 7.5.1.2.1), and one of 32 bits
+    /// would keep the bridge's whole prefetchable window below 4 GiB. That it is memory, a driver
+    /// learns from [`nicforge_hwi::pci::AttachmentCapability::memory_bars`].
     Memory32,
-    /// 64-bit memory; takes this BAR and the next. If it is prefetchable, a bridge forwards it by a window of 64 bits.
+    /// 64-bit memory; takes this BAR and the next. If it is prefetchable, a bridge forwards it by a
+    /// window of 64 bits.
     Memory64 {
         /// Reads have no side effects and writes may be combined.
         prefetchable: bool,
@@ -44,7 +48,8 @@ pub enum BarKind {
 pub enum Scope {
     /// Each attachment has its own, new for each tenant.
     Attachment,
-    /// The attachments of one [`AttachmentSpec::group`] share it; it is new when the group's first tenant comes.
+    /// The attachments of one [`AttachmentSpec::group`] share it; it is new when the group's first
+    /// tenant comes.
     Group,
 }
 
@@ -57,8 +62,8 @@ pub enum AreaKind {
     Mirrored,
 }
 
-/// Memory within a BAR. What is in no area is trapped: it reaches [`crate::device::Device::read`] and `write`.
-/// VFIO protects whole regions, so the areas of one BAR are all of one kind.
+/// Memory within a BAR. What is in no area is trapped: it reaches [`crate::device::Device::read`]
+/// and `write`. VFIO protects whole regions, so the areas of one BAR are all of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
     /// Start in the BAR in bytes, a multiple of 4096.
@@ -171,15 +176,16 @@ pub struct FunctionSpec {
 /// The longest name of an attachment in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// Size of BAR 0's part that the core adds behind a NIC's own registers in [`FunctionSpec::nic`]: control page, MSI-X table
-/// (at most 256 vectors), pending bits.
+/// Size of BAR 0's part that the core adds behind a NIC's own registers in [`FunctionSpec::nic`]:
+/// control page, MSI-X table (at most 256 vectors), pending bits.
 pub const CORE_REGISTERS: u64 = 0x3000;
 
 impl FunctionSpec {
-    /// The usual shape of a nicforge NIC: BAR 0 with `registers` bytes of the device's own (a multiple of 4096), then the core's
-    /// control page and MSI-X (at most 256 vectors); BAR 1 the attachment's windows, a ring of `ring_cells` and `windows` bytes
-    /// of the device's own from offset 0x10000 on, or behind a ring that is longer; BAR 2 the attachment mirror, its first page
-    /// the core's and then `mirror` bytes of the device's. The device adds BARs 3 to 5.
+    /// The usual shape of a nicforge NIC: BAR 0 with `registers` bytes of the device's own (a
+    /// multiple of 4096), then the core's control page and MSI-X (at most 256 vectors); BAR 1 the
+    /// attachment's windows, a ring of `ring_cells` and `windows` bytes of the device's own from
+    /// offset 0x10000 on, or behind a ring that is longer; BAR 2 the attachment mirror, its first
+    /// page the core's and then `mirror` bytes of the device's. The device adds BARs 3 to 5.
     pub fn nic(
         identity: Identity,
         attachments: Vec<AttachmentSpec>,
@@ -201,6 +207,7 @@ impl FunctionSpec {
             None,
             None,
         ];
+
         Self {
             identity,
             bars,
@@ -229,6 +236,7 @@ impl FunctionSpec {
         if self.attachments.is_empty() || self.attachments.len() > usize::from(u16::MAX) {
             return Err(SpecError::Attachments { count: self.attachments.len() });
         }
+
         for (index, attachment) in self.attachments.iter().enumerate() {
             let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
             let name = &attachment.name;
@@ -236,11 +244,13 @@ impl FunctionSpec {
                 return Err(SpecError::Name { attachment: index });
             }
         }
+
         for (index, bar) in self.bars.iter().enumerate() {
             if let Some(bar) = bar {
                 self.validate_bar(index as u8, bar)?;
             }
         }
+
         if let Some(msix) = self.msix {
             if msix.vectors == 0 || msix.vectors > 2048 {
                 return Err(SpecError::Vectors { vectors: msix.vectors });
@@ -248,6 +258,7 @@ impl FunctionSpec {
             self.trapped(msix.bar, msix.table.into(), u64::from(msix.vectors) * 16)?;
             self.trapped(msix.bar, msix.pba.into(), u64::from(msix.vectors).div_ceil(64) * 8)?;
         }
+
         if let Some(rings) = self.rings {
             let cells = rings.cells as usize;
             if !cells.is_power_of_two()
@@ -263,6 +274,7 @@ impl FunctionSpec {
             self.area(rings.mirror_bar, 0, attachment::mirror::SIZE, AreaKind::Mirrored)?;
             self.trapped(rings.control_bar, rings.control_offset.into(), attachment::control::SIZE)?;
         }
+
         self.disjoint()
     }
 
@@ -278,6 +290,7 @@ impl FunctionSpec {
                 (msix.bar, u64::from(msix.pba), vectors.div_ceil(64) * 8),
             )
         });
+
         let places = [control, msix.map(|(table, _)| table), msix.map(|(_, pba)| pba)];
         for (index, place) in places.iter().enumerate() {
             for other in &places[index + 1..] {
@@ -290,6 +303,7 @@ impl FunctionSpec {
                 }
             }
         }
+
         Ok(())
     }
 
@@ -300,15 +314,18 @@ impl FunctionSpec {
             (_, true) => 16,
             (_, false) => 4096,
         };
+
         let most = if matches!(bar.kind, BarKind::Memory64 { .. }) { 1 << 40 } else { 1 << 31 };
         if !bar.size.is_power_of_two() || bar.size < least || bar.size > most {
             return Err(SpecError::BarSize { bar: index, size: bar.size });
         }
+
         if matches!(bar.kind, BarKind::Memory64 { .. })
             && self.bars.get(usize::from(index) + 1).is_none_or(Option::is_some)
         {
             return Err(SpecError::Bar64 { bar: index });
         }
+
         let mut end = 0;
         for area in &bar.areas {
             let bad = area.offset % 4096 != 0
@@ -322,6 +339,7 @@ impl FunctionSpec {
             }
             end = area.offset + area.length;
         }
+
         Ok(())
     }
 
@@ -339,6 +357,7 @@ impl FunctionSpec {
                     .iter()
                     .all(|area| offset + length <= area.offset || area.offset + area.length <= offset)
         });
+
         if free { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
     }
 
@@ -350,6 +369,7 @@ impl FunctionSpec {
                     area.kind == kind && area.offset <= offset && offset + length <= area.offset + area.length
                 })
         });
+
         if inside { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
     }
 }
@@ -363,7 +383,8 @@ pub enum SpecError {
         /// How many there are.
         count: usize,
     },
-    /// An attachment's name is empty, too long, or has other characters than letters, digits and `-`.
+    /// An attachment's name is empty, too long, or has other characters than letters, digits and
+    /// `-`.
     #[error("attachment {attachment} needs a name of 1 to 64 letters, digits and `-`")]
     Name {
         /// Its number.

@@ -2,7 +2,8 @@
 
 use std::ops::Add;
 
-/// Nanoseconds since the machine was built. Who drives the machine supplies it; it never goes backwards.
+/// Nanoseconds since the machine was built. Who drives the machine supplies it; it never goes
+/// backwards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 

@@ -63,6 +63,7 @@ fn unbound_vector_is_pending_until_it_is_bound() {
         context.interrupt(A, 1);
         context.interrupt(A, 1);
     });
+
     let pending = pending_bits(&mut machine);
 
     let other = bind(&mut machine, A, MSIX, 0);
@@ -94,6 +95,7 @@ fn vectors_and_attachments_that_do_not_exist_raise_nothing() {
         context.set_intx(B, true);
         context.set_intx(AttachmentId(99), true);
     });
+
     attach(&mut machine, B);
     let intx = bind(&mut machine, B, INTX, 0);
 
@@ -114,6 +116,7 @@ fn interrupt_does_not_overtake_remote_writes() {
         context.interrupt(A, 0);
         context.interrupt(A, 3);
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
     // The later one is answered first.
@@ -135,6 +138,7 @@ fn remote_writes_wait_for_an_interrupt_that_waits_for_remote_writes() {
         context.interrupt(A, 0);
         assert_eq!(context.dma_write(A, 0x1000, &[2]), Err(DmaError::Busy));
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
     answer_writes(&mut machine, &ids);
@@ -154,6 +158,7 @@ fn intx_does_not_overtake_remote_writes_and_they_wait_for_it() {
         context.set_intx(A, true);
         assert_eq!(context.dma_write(A, 0x1000, &[2]), Err(DmaError::Busy));
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
     let early = sink.get();
 
@@ -162,8 +167,9 @@ fn intx_does_not_overtake_remote_writes_and_they_wait_for_it() {
     assert_eq!((ids.len(), early, sink.get()), (1, 0, 1));
 }
 
-/// Something is raised that is not delivered yet, a write is under way, and then the client lets the interrupt come. The next write has to wait for
-/// it: a device that always has one under way would put it off for ever.
+/// Something is raised that is not delivered yet, a write is under way, and then the client lets
+/// the interrupt come. The next write has to wait for it: a device that always has one under way
+/// would put it off for ever.
 fn next_write_waits(
     prepare: impl FnOnce(&mut Machine) -> Option<Arc<Count>>,
     raise: impl FnOnce(&mut Context<'_>) + Send + 'static,
@@ -177,10 +183,12 @@ fn next_write_waits(
         context.dma_write(A, 0x1000, &[1]).unwrap();
         context.dma_write(A, 0x1000, &[2]).unwrap();
     });
+
     let sink = let_come(&mut machine).or(prepared).unwrap();
     act(&mut machine, &probe, |context| {
         assert_eq!(context.dma_write(A, 0x1000, &[3]), Err(DmaError::Busy));
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
     let early = sink.get();
 
@@ -239,6 +247,7 @@ fn interrupt_held_at_a_reset_is_dropped() {
         context.dma_write(A, 0x1000, &[1]).unwrap();
         context.interrupt(A, 0);
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
     machine.reset_attachment(F, A).unwrap();
@@ -341,22 +350,27 @@ fn an_operators_reset_leaves_what_the_system_has_set_up() {
         context.interrupt(A, 1);
         context.set_intx(A, true);
     });
+
     let pending = pending_bits(&mut machine);
 
     machine.reset_function(F).unwrap();
 
     let [status] = read::<1>(&mut machine, A, region::CONFIG, 0x06);
+
     assert_eq!((pending, pending_bits(&mut machine), status & 0x08), (0b10, 0, 0));
     assert_eq!(read::<2>(&mut machine, A, region::CONFIG, 0x04), [6, 0]);
     assert_eq!(read::<2>(&mut machine, A, region::CONFIG, control)[1] & 0x80, 0x80);
     assert_eq!(read(&mut machine, A, 0, MSIX_TABLE), 0xfee0_1000u64.to_le_bytes());
     assert_eq!(read(&mut machine, A, 0, MSIX_TABLE + 12), [0; 4]);
+
     let sink = bind(&mut machine, A, MSIX, 0);
     act(&mut machine, &probe, |context| {
         context.dma_write(A, 0x1000, &[1]).unwrap();
         context.interrupt(A, 0);
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
     answer_writes(&mut machine, &ids);
+
     assert_eq!((ids.len(), sink.get()), (1, 1));
 }

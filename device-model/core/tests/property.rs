@@ -53,6 +53,7 @@ fn doing() -> impl Strategy<Value = Doing> {
     let region = prop_oneof![0..6u32, Just(region::CONFIG), any::<u32>()];
     let offset = prop_oneof![0..0x4100u64, 0..0x2_0100u64, any::<u64>()];
     let iova = prop_oneof![Just(LOCAL), Just(REMOTE), Just(REMOTE - 4), Just(0u64)];
+
     prop_oneof![
         3 => Just(Doing::Attach),
         1 => prop_oneof![Just(Ended::Closed), Just(Ended::Evicted)].prop_map(Doing::Detach),
@@ -100,6 +101,7 @@ impl World {
         let mut machine = Machine::new();
         let probes =
             (0..FUNCTIONS).map(|number| add(&mut machine, &format!("node{number}"), spec()).1).collect();
+
         Self {
             machine,
             probes,
@@ -117,16 +119,20 @@ impl World {
 
     fn attach(&mut self, who: Who) {
         let (function, attachment) = who;
+
         assert_eq!(self.machine.attach(function, attachment).is_ok(), !self.clients.contains_key(&who));
+
         if self.clients.contains_key(&who) {
             return;
         }
+
         let memory = DmaBacking::Memory(SharedMemory::create("client", 0x1000).unwrap().whole());
         for (iova, backing) in [(LOCAL, memory), (REMOTE, DmaBacking::Remote)] {
             self.machine
                 .dma_map(function, attachment, iova, 0x1000, DmaPermission::READ_WRITE, backing)
                 .unwrap();
         }
+
         let ring = Ring::new(&self.machine, function, attachment);
         self.clients.insert(who, Client { ring, posted: VecDeque::new(), reads: BTreeSet::new() });
         self.set_bus_master(who);
@@ -169,7 +175,8 @@ impl World {
         }
     }
 
-    /// Have the device start reads, in the call that a trapped write makes. What it could not start is not expected.
+    /// Have the device start reads, in the call that a trapped write makes. What it could not start
+    /// is not expected.
     fn start_reads(&mut self, who: Who, count: u8, iova: u64) {
         let started = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let (first, list) = (self.next_token, started.clone());
@@ -179,6 +186,7 @@ impl World {
             let accepted = tokens.filter(|&token| context.dma_read(who.1, iova, 8, DmaToken(token)).is_ok());
             list.lock().unwrap().extend(accepted);
         });
+
         self.act(who);
         let started = started.lock().unwrap().clone();
         self.clients.get_mut(&who).unwrap().reads.extend(started);
@@ -198,6 +206,7 @@ impl World {
         while let Some(message) = self.machine.pop_outgoing() {
             self.sent.push_back(message);
         }
+
         for _ in 0..count {
             let Some(message) = self.sent.pop_front() else { break };
             let answered = match (&message, kind) {
@@ -302,6 +311,7 @@ impl World {
             }
             _ => {}
         }
+
         self.check();
     }
 
@@ -310,6 +320,7 @@ impl World {
         for probe in &self.probes {
             probe.script().stalled.clear();
         }
+
         for _ in 0..1000 {
             self.machine.rescan();
             self.now += 1_000_000;
@@ -322,6 +333,7 @@ impl World {
                 return;
             }
         }
+
         panic!("something never ends");
     }
 }
@@ -337,11 +349,13 @@ proptest! {
         for attachment in 0..ATTACHMENTS {
             world.attach((F, AttachmentId(attachment)));
         }
+
         for (function, attachment, doing) in sequence {
             world.run((FunctionId(function), AttachmentId(attachment)), doing);
             let under_way = world.clients.values().map(|client| client.reads.len()).max().unwrap_or(0);
             prop_assert!(under_way <= MAX_REMOTE);
         }
+
         world.finish();
     }
 
@@ -370,6 +384,7 @@ proptest! {
                 world.machine.step(Nanos(world.now), 16);
             }
         }
+
         probe.calls();
 
         // Its neighbour works as if nothing were.
@@ -380,7 +395,9 @@ proptest! {
         let seen = probe.calls().into_iter().any(|call| {
             matches!(call, Call::Write(B, _, data) if data == number.to_le_bytes())
         });
+
         prop_assert!(seen);
+
         world.machine.reset_function(F).unwrap();
         world.machine.detach(F, A, Ended::Evicted).unwrap();
     }

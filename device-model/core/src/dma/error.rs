@@ -4,7 +4,8 @@ use thiserror::Error;
 
 use super::MAX_DMA;
 
-/// Why a DMA operation failed. A device turns it into the error bit and the interrupt that its hardware has for it.
+/// Why a DMA operation failed. A device turns it into the error bit and the interrupt that its
+/// hardware has for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum DmaError {
     /// Part of the access is not mapped.
@@ -135,7 +136,8 @@ pub enum DmaMapError {
         /// Start of the range.
         iova: u64,
     },
-    /// Nothing is mapped in the range (VFIO type 1 counts 0 bytes; a vfio-user server answers `ENOENT`).
+    /// Nothing is mapped in the range (VFIO type 1 counts 0 bytes; a vfio-user server answers
+    /// `ENOENT`).
     #[error("nothing is mapped in {length:#x} bytes at IOVA {iova:#x}")]
     NotFound {
         /// Start of the range.

@@ -1,11 +1,14 @@
 //! Client memory that a device holds on to between calls.
 //!
-//! Looking an address up for every packet costs more than the packet. A device that goes on using one place (a receive ring, the source of a
-//! transfer under way) takes a lease of it and asks each time whether it still has it. The core ends leases when any of their memory is
-//! unmapped, when the function loses *bus master*, and when the client ends; from then on nothing of them is touched.
+//! Looking an address up for every packet costs more than the packet. A device that goes on using
+//! one place (a receive ring, the source of a transfer under way) takes a lease of it and asks each
+//! time whether it still has it. The core ends leases when any of their memory is unmapped, when
+//! the function loses *bus master*, and when the client ends; from then on nothing of them is
+//! touched.
 //!
-//! A lease may lie in several mappings side by side: a guest's memory does, behind an IOMMU that maps pages. They are found when the lease is taken. From
-//! then on a place is found by its page where the mappings are of one length, as pages are, and by a binary search where they are not.
+//! A lease may lie in several mappings side by side: a guest's memory does, behind an IOMMU that
+//! maps pages. They are found when the lease is taken. From then on a place is found by its page
+//! where the mappings are of one length, as pages are, and by a binary search where they are not.
 
 use std::sync::{
     Arc, Weak,
@@ -15,7 +18,8 @@ use std::sync::{
 use nicforge_shm::{MemoryError, Window};
 use thiserror::Error;
 
-/// The most mappings that one lease lies in: 16 MiB of pages of 4 KiB. Taking a lease takes a time that is bounded.
+/// The most mappings that one lease lies in: 16 MiB of pages of 4 KiB. Taking a lease takes a time
+/// that is bounded.
 pub const MAX_LEASE: usize = 4096;
 
 /// How long a lease is good, or several that end together. Clones are the same term.
@@ -35,7 +39,8 @@ impl Term {
     }
 }
 
-/// The terms that end with a mapping. Most mappings are of one lease or of none, and take no memory for it.
+/// The terms that end with a mapping. Most mappings are of one lease or of none, and take no memory
+/// for it.
 #[derive(Default)]
 pub(super) enum Lessor {
     #[default]
@@ -46,8 +51,8 @@ pub(super) enum Lessor {
 
 pub(super) struct Terms {
     pub(super) terms: Vec<Weak<AtomicBool>>,
-    /// How many there are when those that nobody has any more are taken out: twice as many as were left the last time, so that a look costs
-    /// no more than what was added in between.
+    /// How many there are when those that nobody has any more are taken out: twice as many as were
+    /// left the last time, so that a look costs no more than what was added in between.
     full: usize,
 }
 
@@ -82,6 +87,7 @@ impl Lessor {
                 Term(term).end();
             }
         };
+
         match std::mem::take(self) {
             Self::Nobody => {}
             Self::One(term) => end(term),
@@ -103,8 +109,8 @@ pub enum LeaseError {
 
 /// Client memory, or a device's own, for a term.
 ///
-/// Clones are of the same lease. Whoever drives the machine also unmaps, so that a lease that is good stays good for the length of one call of a
-/// device.
+/// Clones are of the same lease. Whoever drives the machine also unmaps, so that a lease that is
+/// good stays good for the length of one call of a device.
 #[derive(Clone, Debug)]
 pub struct DmaLease {
     memory: Memory,
@@ -152,7 +158,8 @@ impl DmaLease {
         self.len() == 0
     }
 
-    /// All of it, when it is in one mapping. `None` also when the lease is over, or the file behind it was cut short.
+    /// All of it, when it is in one mapping. `None` also when the lease is over, or the file behind
+    /// it was cut short.
     #[inline]
     pub fn whole(&self) -> Option<&Window> {
         match &self.memory {
@@ -169,17 +176,19 @@ impl DmaLease {
         }
     }
 
-    /// The part that `offset` lies in, unless the lease is over or the part's file was cut short. Where there is one only, it is that one whatever
-    /// the offset; accesses to it are checked.
+    /// The part that `offset` lies in, unless the lease is over or the part's file was cut short.
+    /// Where there is one only, it is that one whatever the offset; accesses to it are checked.
     #[inline]
     pub(super) fn part(&self, offset: u64) -> Option<Part<'_>> {
         if self.term.is_over() {
             return None;
         }
+
         let part = match &self.memory {
             Memory::One(memory) => Part { memory, start: 0 },
             Memory::Many(mosaic) => mosaic.find(offset)?,
         };
+
         (!part.memory.faulted()).then_some(part)
     }
 
@@ -209,8 +218,8 @@ impl DmaLease {
         })
     }
 
-    /// Copies `length` bytes at `offset` to `target` at `target_offset`, once and without a buffer. What an overlap contains afterwards is not
-    /// specified.
+    /// Copies `length` bytes at `offset` to `target` at `target_offset`, once and without a buffer.
+    /// What an overlap contains afterwards is not specified.
     ///
     /// # Errors
     /// [`LeaseError`], of either.
@@ -225,6 +234,7 @@ impl DmaLease {
         // Nothing is copied when a part would go elsewhere.
         target.check(target_offset, length)?;
         let mut to = target_offset;
+
         self.pieces(offset, length, |source, within, count| {
             let mut from = within;
             let copied = target.pieces(to, count, |memory, at, part| {
@@ -240,7 +250,8 @@ impl DmaLease {
     /// Stores a word at a multiple of 8 with *release* order.
     ///
     /// # Errors
-    /// [`LeaseError`]: also for a word that lies in two mappings, of which there are none when [`DmaLease::keeps_whole`] says so.
+    /// [`LeaseError`]: also for a word that lies in two mappings, of which there are none when
+    /// [`DmaLease::keeps_whole`] says so.
     #[inline]
     pub fn store_u64_release(&self, offset: u64, value: u64) -> Result<(), LeaseError> {
         let part = self.part(offset).ok_or(LeaseError::Over)?;
@@ -289,6 +300,7 @@ impl DmaLease {
             }
             done += count;
         }
+
         Ok(())
     }
 }
@@ -326,7 +338,9 @@ impl Mosaic {
             length += memory.len();
             pieces.push(Piece { start, memory });
         }
+
         let pages = pages(&pieces);
+
         Some(Self { pieces: pieces.into_boxed_slice(), length, pages })
     }
 
@@ -335,11 +349,14 @@ impl Mosaic {
         if offset >= self.length {
             return None;
         }
+
         let index = match self.pages {
             Some(Pages { shift, missing }) => ((offset + missing) >> shift) as usize,
             None => self.pieces.partition_point(|piece| piece.start <= offset).checked_sub(1)?,
         };
+
         let Piece { start, memory } = self.pieces.get(index)?;
+
         Some(Part { memory, start: *start })
     }
 }

@@ -25,6 +25,7 @@ fn side_by_side(map: &mut DmaMap, iova: u64, lengths: &[u64]) -> SharedMemory {
         map.map(iova + at, length, BOTH, backing(&memory, total - at - length, length)).unwrap();
         at += length;
     }
+
     memory
 }
 
@@ -57,14 +58,17 @@ fn a_lease_is_of_memory_side_by_side_that_permits_it() {
     let mut refused =
         |iova, length, write| map.lease(iova, length, write).map(|lease| lease.len()).unwrap_err();
     let length = PAGE as usize;
+
     assert_eq!(refused(0x5000, 1, false), DmaError::Unmapped { iova: 0x5000, length: 1 });
     assert_eq!(refused(0x1000, 0, false), DmaError::Unmapped { iova: 0x1000, length: 0 });
     assert_eq!(refused(u64::MAX, 2, false), DmaError::Unmapped { iova: u64::MAX, length: 2 });
     assert_eq!(refused(0x3800, PAGE, false), DmaError::Remote { iova: 0x4000 });
     assert_eq!(refused(0x2000, 2 * PAGE, true), DmaError::Permission { iova: 0x3000, length, write: true });
     assert_eq!(map.lease(0x1000, 3 * PAGE, false).unwrap().len(), 3 * PAGE);
+
     map.unmap(0x4000, PAGE).unwrap();
     let hole = map.lease(0x3800, PAGE, false).map(|lease| lease.len());
+
     assert_eq!(hole.unwrap_err(), DmaError::Unmapped { iova: 0x4000, length: 0x800 });
 }
 
@@ -76,11 +80,16 @@ fn a_lease_lies_in_a_bounded_number_of_mappings() {
     for index in 0..count {
         map.map(index * 8, 8, BOTH, backing(&memory, 0, 8)).unwrap();
     }
+
     assert!(map.lease(4, 8 * (count - 1) - 4, true).is_ok());
+
     let refused = map.lease(4, 8 * (count - 1), true).map(|lease| lease.len());
     let scattered = DmaError::Scattered { iova: 4, length: 8 * (count - 1), limit: MAX_LEASE };
+
     assert_eq!(refused, Err(scattered));
+
     let piece = map.piece(4, 8 * count, &Term::default()).unwrap();
+
     assert_eq!((piece.length, piece.mappings), (8 * (count - 1) - 4, MAX_LEASE));
 }
 
@@ -95,7 +104,9 @@ fn mappings_are_counted_from_the_first_to_the_last_without_a_look_between() {
     for (iova, length, count) in cases {
         assert_eq!(map.count(iova, length), Ok(count), "{length:#x} bytes at {iova:#x}");
     }
+
     assert_eq!(map.count(0x1000, u64::MAX - 0xfff), Ok(5), "to the last address there is");
+
     for (iova, length) in
         [(0x1000, 0), (0xfff, 2), (0x2fff, 2), (0x5fff, 1), (0x6000, 0x1001), (0x2000, u64::MAX)]
     {
@@ -121,14 +132,19 @@ fn a_piece_is_of_one_kind_and_ends_with_its_term() {
         pieces.push((piece.length, piece.mappings, piece.permission, piece.lease.is_some()));
         at += piece.length;
     }
+
     let read = DmaPermission::READ;
+
     assert_eq!(
         pieces,
         [(0x2800, 3, BOTH, true), (PAGE, 1, read, true), (PAGE, 1, read, false), (0x800, 1, read, false)]
     );
+
     // Also with memory that is reached by messages.
     assert!(!term.is_over());
+
     map.unmap(0x5000, PAGE).unwrap();
+
     assert!(term.is_over());
     assert_eq!(map.piece(0x5000, 1, &term).map(|_| ()), Err(DmaError::Unmapped { iova: 0x5000, length: 1 }));
 }
@@ -141,8 +157,11 @@ fn who_holds_a_term_ends_its_own_leases_only() {
     let mut lease = |term| map.piece(0x1000, 2 * PAGE, term).unwrap().lease.unwrap();
     let (first, second) = (lease(&one), lease(&two));
     one.end();
+
     assert!(!is_good(&first) && is_good(&second));
+
     map.take_back_leases();
+
     assert!(!is_good(&second));
     assert!(is_good(&map.lease(0x1000, PAGE, false).unwrap()));
 }
@@ -158,7 +177,9 @@ fn a_word_in_two_mappings_is_refused_and_leases_say_whether_there_can_be_one() {
         assert_eq!(lease.store_u64_release(at, 1).is_ok(), boundary != 4);
         assert!(matches!(lease.store_u64_release(8192, 1), Err(LeaseError::Over | LeaseError::Memory(_))));
     }
+
     let lease = DmaLease::new(memory(PAGE).whole(), Term::default());
+
     assert!(lease.keeps_whole(1 << 40));
 }
 
@@ -178,8 +199,10 @@ fn accesses_that_leave_a_lease_are_refused_as_a_whole() {
         }
         assert_eq!(lease.read(length, &mut []), Ok(()));
     }
+
     let mut all = vec![1; 4 * PAGE as usize];
     memory.read(0, &mut all).unwrap();
+
     assert!(all.iter().all(|&byte| byte == 0));
 }
 
@@ -197,9 +220,12 @@ fn a_mapping_forgets_terms_that_nobody_has_any_more() {
         })
         .collect();
     let Lessor::Many(terms) = &lessor else { panic!("there are many") };
+
     assert!(terms.terms.len() <= 2 * kept.len() + 1, "{}", terms.terms.len());
     assert!(!kept.iter().any(Term::is_over));
+
     lessor.end();
+
     assert!(kept.iter().all(Term::is_over));
 }
 
@@ -236,13 +262,16 @@ impl Model {
         let Some(range) = self.addresses.get_mut(iova as usize..(iova + length) as usize) else {
             return false;
         };
+
         if length == 0 || range.iter().any(Option::is_some) {
             return false;
         }
+
         self.next += 1;
         for (offset, address) in range.iter_mut().enumerate() {
             *address = Some(Place { mapping: self.next, permission, byte: byte.map(|byte| byte + offset) });
         }
+
         true
     }
 
@@ -256,6 +285,7 @@ impl Model {
         for lease in self.leases.iter_mut().filter(|lease| lease.mappings.contains(&gone)) {
             lease.good = false;
         }
+
         Some((first as u64, length as u64))
     }
 
@@ -273,6 +303,7 @@ impl Model {
             mappings: places.iter().map(|(_, place)| place.mapping).collect(),
             good: true,
         });
+
         true
     }
 }
@@ -330,6 +361,7 @@ fn step() -> impl Strategy<Value = Step> {
     let pages = (1..24_usize).prop_map(|pages| vec![ROW; pages]);
     let lengths = prop_oneof![2 => pages, 1 => prop::collection::vec(1..40_u64, 1..12)];
     let start = prop_oneof![2 => (0..ADDRESSES / ROW).prop_map(|row| row * ROW), 1 => iova.clone()];
+
     prop_oneof![
         6 => (start, lengths, permission)
             .prop_map(|(iova, lengths, permission)| Step::Row { iova, lengths, permission }),
@@ -358,7 +390,8 @@ struct Both {
     memory: SharedMemory,
     leases: Vec<DmaLease>,
     model: Model,
-    /// Where the last mapping begins in the file. They are made from its end on, so that neighbours are not side by side there.
+    /// Where the last mapping begins in the file. They are made from its end on, so that neighbours
+    /// are not side by side there.
     used: u64,
 }
 
@@ -466,9 +499,12 @@ impl Both {
                 }
             }
         }
+
         let good: Vec<_> = self.leases.iter().map(is_good).collect();
         let expected: Vec<_> = self.model.leases.iter().map(|lease| lease.good).collect();
+
         prop_assert_eq!(good, expected);
+
         Ok(())
     }
 }

@@ -121,12 +121,14 @@ impl<'a> Iterator for Segments<'a> {
         if self.remaining == 0 {
             return None;
         }
+
         let mapping = self.mappings.next()?;
         let iova = self.iova;
         let left = usize::try_from(mapping.last - iova).unwrap_or(usize::MAX).saturating_add(1);
         let length = self.remaining.min(left);
         self.remaining -= length;
         self.iova = iova.wrapping_add(length as u64);
+
         Some(Segment { iova, length, backing: &mapping.backing, offset: iova - mapping.iova })
     }
 }
@@ -149,8 +151,9 @@ impl DmaMap {
     /// Map `length` bytes from `iova` on.
     ///
     /// # Errors
-    /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::BadBacking`] when the window is not exactly as long,
-    /// [`DmaMapError::NotWritable`], [`DmaMapError::Overlap`], [`DmaMapError::Quota`].
+    /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::BadBacking`] when the window
+    /// is not exactly as long, [`DmaMapError::NotWritable`], [`DmaMapError::Overlap`],
+    /// [`DmaMapError::Quota`].
     pub fn map(
         &mut self,
         iova: u64,
@@ -167,23 +170,27 @@ impl DmaMap {
                 return Err(DmaMapError::NotWritable { iova });
             }
         }
+
         let place = self.mappings.partition_point(|mapping| mapping.last < iova);
         if let Some(next) = self.mappings.get(place).filter(|next| next.iova <= last) {
             return Err(DmaMapError::Overlap { iova: next.iova, length: next.length() });
         }
+
         if self.mappings.len() >= self.quota {
             return Err(DmaMapError::Quota { quota: self.quota });
         }
+
         self.mappings.insert(place, Mapping { iova, last, permission, backing, lessor: Lessor::default() });
         self.bytes += u128::from(length);
+
         Ok(())
     }
 
     /// Remove every mapping within `length` bytes from `iova` on.
     ///
     /// # Errors
-    /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::NotFound`] when nothing is mapped there,
-    /// [`DmaMapError::Partial`] when a mapping lies there in part only.
+    /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::NotFound`] when nothing is
+    /// mapped there, [`DmaMapError::Partial`] when a mapping lies there in part only.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), DmaMapError> {
         let last = last_of(iova, length)?;
         let start = self.mappings.partition_point(|mapping| mapping.last < iova);
@@ -192,12 +199,15 @@ impl DmaMap {
         let (Some(head), Some(tail)) = (hit.first(), hit.last()) else {
             return Err(DmaMapError::NotFound { iova, length });
         };
+
         if let Some(cut) = [head, tail].into_iter().find(|mapping| mapping.iova < iova || mapping.last > last)
         {
             return Err(DmaMapError::Partial { iova: cut.iova, length: cut.length() });
         }
+
         self.bytes -= hit.iter().map(|mapping| u128::from(mapping.length())).sum::<u128>();
         self.mappings.drain(start..end);
+
         Ok(())
     }
 
@@ -207,11 +217,12 @@ impl DmaMap {
         self.bytes = 0;
     }
 
-    /// A lease of `length` bytes (at least 1) at `iova`, all of them memory of this process, in at most [`MAX_LEASE`] mappings side by side. It ends with
-    /// the first of them that does.
+    /// A lease of `length` bytes (at least 1) at `iova`, all of them memory of this process, in at
+    /// most [`MAX_LEASE`] mappings side by side. It ends with the first of them that does.
     ///
     /// # Errors
-    /// [`DmaError::Unmapped`], [`DmaError::Permission`], [`DmaError::Remote`], [`DmaError::Scattered`].
+    /// [`DmaError::Unmapped`], [`DmaError::Permission`], [`DmaError::Remote`],
+    /// [`DmaError::Scattered`].
     pub fn lease(&mut self, iova: u64, length: u64, write: bool) -> Result<DmaLease, DmaError> {
         let short = |length| usize::try_from(length).unwrap_or(usize::MAX);
         let unmapped = DmaError::Unmapped { iova, length: short(length) };
@@ -237,11 +248,13 @@ impl DmaMap {
             }
             at = mapping.last + 1;
         }
+
         self.hold(first..end, (iova, last), &Term::default()).ok_or(unmapped)
     }
 
-    /// The front of `length` bytes (at least 1) at `iova`: one mapping that is reached by messages, or as many side by side as are memory of this process, allow
-    /// the same, and are no more than [`MAX_LEASE`]. The term ends with each of them.
+    /// The front of `length` bytes (at least 1) at `iova`: one mapping that is reached by messages,
+    /// or as many side by side as are memory of this process, allow the same, and are no more than
+    /// [`MAX_LEASE`]. The term ends with each of them.
     ///
     /// # Errors
     /// [`DmaError::Unmapped`].
@@ -256,6 +269,7 @@ impl DmaMap {
             let length = (mapping.last.min(last) - iova).saturating_add(1);
             return Ok(DmaPiece { length, permission, mappings: 1, lease: None });
         }
+
         let (mut end, mut until) = (first + 1, mapping.last);
         while until < last
             && end - first < MAX_LEASE
@@ -267,12 +281,15 @@ impl DmaMap {
             until = next.last;
             end += 1;
         }
+
         let lease = self.hold(first..end, (iova, until.min(last)), term).ok_or(unmapped)?;
+
         Ok(DmaPiece { length: lease.len(), permission, mappings: end - first, lease: Some(lease) })
     }
 
-    /// How many mappings lie between the one at `iova` and the one `length` bytes (at least 1) later, with both: what a lease or a piece of the range
-    /// would look at. It is found without looking at them; there may be gaps between them.
+    /// How many mappings lie between the one at `iova` and the one `length` bytes (at least 1)
+    /// later, with both: what a lease or a piece of the range would look at. It is found without
+    /// looking at them; there may be gaps between them.
     ///
     /// # Errors
     /// [`DmaError::Unmapped`]: one of the two is not there.
@@ -287,7 +304,8 @@ impl DmaMap {
         }
     }
 
-    /// A lease of the addresses from `first` to `last`, which lie in these mappings, all of them memory of this process.
+    /// A lease of the addresses from `first` to `last`, which lie in these mappings, all of them
+    /// memory of this process.
     fn hold(&mut self, place: Range<usize>, (first, last): (u64, u64), term: &Term) -> Option<DmaLease> {
         let mappings = self.mappings.get_mut(place)?;
         let lease = if let [only] = mappings {
@@ -295,9 +313,11 @@ impl DmaMap {
         } else {
             DmaLease::of_many(mappings.iter().map(|mapping| mapping.part(first, last)), term.clone())?
         };
+
         for mapping in mappings {
             mapping.lessor.add(term);
         }
+
         Some(lease)
     }
 
@@ -333,8 +353,8 @@ impl DmaMap {
         })
     }
 
-    /// The pieces of an access of `length` bytes at `iova`, which was found to be mapped and permitted throughout. None for
-    /// an access of no bytes.
+    /// The pieces of an access of `length` bytes at `iova`, which was found to be mapped and
+    /// permitted throughout. None for an access of no bytes.
     ///
     /// # Errors
     /// [`DmaError::TooLong`], [`DmaError::Unmapped`], [`DmaError::Permission`].
@@ -343,9 +363,11 @@ impl DmaMap {
         if length > MAX_DMA {
             return Err(DmaError::TooLong { length });
         }
+
         if length == 0 {
             return Ok(Segments { mappings: [].iter(), iova, remaining: 0 });
         }
+
         let last = iova.checked_add(length as u64 - 1).ok_or(DmaError::Unmapped { iova, length })?;
         let first = self.find(iova).ok_or(DmaError::Unmapped { iova, length })?;
         let mut end = first;
@@ -362,10 +384,12 @@ impl DmaMap {
             at = mapping.last + 1;
             end += 1;
         }
+
         Err(DmaError::Unmapped { iova: at, length: (last - at) as usize + 1 })
     }
 
-    /// Whether all of an access is memory of this process. When it is not, it is read or written by messages.
+    /// Whether all of an access is memory of this process. When it is not, it is read or written by
+    /// messages.
     ///
     /// # Errors
     /// As [`DmaMap::segments`].
@@ -379,8 +403,8 @@ impl DmaMap {
     /// Read client memory into `out`.
     ///
     /// # Errors
-    /// As [`DmaMap::segments`], and [`DmaError::Remote`], before anything is read; [`DmaError::Faulted`], with zeros for what
-    /// is not there.
+    /// As [`DmaMap::segments`], and [`DmaError::Remote`], before anything is read;
+    /// [`DmaError::Faulted`], with zeros for what is not there.
     pub fn read_local(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
         let segments = self.local(iova, out.len(), false)?;
         let mut rest = out;
@@ -391,13 +415,15 @@ impl DmaMap {
             intact(window, &segment)?;
             rest = behind;
         }
+
         Ok(())
     }
 
     /// Write `data` to client memory.
     ///
     /// # Errors
-    /// As [`DmaMap::segments`], and [`DmaError::Remote`], before anything is written; [`DmaError::Faulted`].
+    /// As [`DmaMap::segments`], and [`DmaError::Remote`], before anything is written;
+    /// [`DmaError::Faulted`].
     pub fn write_local(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let segments = self.local(iova, data.len(), true)?;
         let mut rest = data;
@@ -408,10 +434,12 @@ impl DmaMap {
             intact(window, &segment)?;
             rest = behind;
         }
+
         Ok(())
     }
 
-    /// Copy `length` bytes of client memory in one go. What a copy onto part of itself leaves there is not specified.
+    /// Copy `length` bytes of client memory in one go. What a copy onto part of itself leaves there
+    /// is not specified.
     ///
     /// # Errors
     /// As [`DmaMap::read_local`] for the source and [`DmaMap::write_local`] for the destination.
@@ -432,6 +460,7 @@ impl DmaMap {
                 destination = destinations.next();
             }
         }
+
         Ok(())
     }
 
@@ -448,11 +477,14 @@ impl DmaMap {
         let holds = |index: usize| {
             self.mappings.get(index).is_some_and(|mapping| mapping.iova <= iova && iova <= mapping.last)
         };
+
         let hint = self.hint.get();
         if holds(hint) {
             return Some(hint);
         }
+
         let place = self.mappings.partition_point(|mapping| mapping.last < iova);
+
         holds(place).then_some(place)
     }
 }

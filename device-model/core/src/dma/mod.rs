@@ -1,9 +1,11 @@
-//! An attachment's view of client memory: which addresses (*IOVAs*) a device may read and write, and what lies behind them.
+//! An attachment's view of client memory: which addresses (*IOVAs*) a device may read and write,
+//! and what lies behind them.
 //!
-//! In: mappings that a client makes ([`DmaMap::map`]; what overlaps and what unmapping cuts is refused as in VFIO's type 1 version 2 container, but
-//! they may be of any size: who takes them from a client has it map pages), as memory of this
-//! process or as memory that only messages reach. Out: checked pieces of it, and copies.
-//! May touch: shared memory through `nicforge-shm`. It sends no message: [`DmaMap::is_local`] says when one is needed.
+//! In: mappings that a client makes ([`DmaMap::map`]; what overlaps and what unmapping cuts is
+//! refused as in VFIO's type 1 version 2 container, but they may be of any size: who takes them
+//! from a client has it map pages), as memory of this process or as memory that only messages
+//! reach. Out: checked pieces of it, and copies. May touch: shared memory through `nicforge-shm`.
+//! It sends no message: [`DmaMap::is_local`] says when one is needed.
 //!
 //! An access is checked as a whole before its first byte moves. Lookups allocate nothing.
 

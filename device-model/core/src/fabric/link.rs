@@ -30,11 +30,13 @@ pub enum Direction {
 /// What a link is like; the same in both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// Time from the end of a transmission to the packet being visible, in nanoseconds; also the time a credit takes back.
+    /// Time from the end of a transmission to the packet being visible, in nanoseconds; also the
+    /// time a credit takes back.
     pub delay: u64,
     /// Bits a second of all virtual channels together; 0 is infinitely fast.
     pub bits_per_second: u64,
-    /// Packets of buffer at the receiving end, a number a virtual channel: 1 to [`MAX_CREDITS`] each.
+    /// Packets of buffer at the receiving end, a number a virtual channel: 1 to [`MAX_CREDITS`]
+    /// each.
     pub credits: Vec<u32>,
 }
 
@@ -90,6 +92,7 @@ impl Path {
             0 => 0,
             bits => ((8 * 1_000_000_000u128) << FRACTION) / u128::from(bits),
         };
+
         Self {
             sender,
             receiver_end,
@@ -113,7 +116,8 @@ impl Path {
         self.per_byte == 0 && self.hook.is_none()
     }
 
-    /// Puts `bytes` on the wire as soon as it is free; returns when the last of them is at the other end.
+    /// Puts `bytes` on the wire as soon as it is free; returns when the last of them is at the
+    /// other end.
     pub(super) fn transmit(&mut self, now: Nanos, bytes: u64) -> Nanos {
         self.transmissions += 1;
         let start = self.busy_until.max(u128::from(now.0) << FRACTION);
@@ -172,7 +176,8 @@ impl Lane {
         }
     }
 
-    /// Whether a packet sent at `now` is visible then: nothing delays it, nor one in front of it (a fault hook may have).
+    /// Whether a packet sent at `now` is visible then: nothing delays it, nor one in front of it (a
+    /// fault hook may have).
     #[inline]
     pub(super) fn is_instant(&self, now: Nanos) -> bool {
         self.plain && self.delay == 0 && self.last_arrival <= now
@@ -194,8 +199,8 @@ impl Lane {
         self.stats.bytes += bytes;
     }
 
-    /// Sends packets that have arrived here on through `out`, where they arrive at once, as long as `goes` says so: at most `limit`, and
-    /// what `out` has credits for. Gives how many.
+    /// Sends packets that have arrived here on through `out`, where they arrive at once, as long as
+    /// `goes` says so: at most `limit`, and what `out` has credits for. Gives how many.
     #[inline(always)]
     pub(super) fn forward(
         &mut self,
@@ -212,12 +217,14 @@ impl Lane {
         if moved == out.credits && moved < arrived && self.queue.front().is_some_and(&goes) {
             out.note_stall();
         }
+
         if moved != 0 {
             self.taken(moved, nodes);
             self.give_credits(moved, nodes, woken);
             out.sent(moved, bytes, now);
             out.show(moved, nodes, woken);
         }
+
         moved
     }
 
@@ -232,7 +239,8 @@ impl Lane {
         Some(packet)
     }
 
-    /// The first packets have left the queue at `now` ([`Queue::take`]): their places, and their credits on the way back to the sender.
+    /// The first packets have left the queue at `now` ([`Queue::take`]): their places, and their
+    /// credits on the way back to the sender.
     #[inline(always)]
     pub(super) fn left(
         &mut self,

@@ -1,18 +1,23 @@
-//! The fabric: links between the ports of functions, with virtual channels, credits, time and faults; and the wires of the
-//! global interrupt network.
+//! The fabric: links between the ports of functions, with virtual channels, credits, time and
+//! faults; and the wires of the global interrupt network.
 //!
-//! In: packets that devices send through their [`Ports`], and the time. Out: packets that have arrived, credits that have
-//! come back, and the functions that should therefore be stepped ([`Fabric::pop_woken`]). It may touch nothing else: no clock, no
-//! thread, no lock. Whoever holds the machine holds the fabric.
+//! In: packets that devices send through their [`Ports`], and the time. Out: packets that have
+//! arrived, credits that have come back, and the functions that should therefore be stepped
+//! ([`Fabric::pop_woken`]). It may touch nothing else: no clock, no thread, no lock. Whoever holds
+//! the machine holds the fabric.
 //!
 //! Rules
-//! - A packet is owned: it moves from the sender to a buffer at the receiving end, and from there to whoever takes it.
-//! - A virtual channel holds as many packets as it has credits. A sender without credit keeps its packet; nothing is dropped, and
-//!   no virtual channel waits for another one. The order within a virtual channel is kept whatever happens.
-//! - There is one path for all timings. A packet sent at `now` is visible at max(now, link free) + bytes / bandwidth + delay; with zero
-//!   delay and infinite bandwidth that is at once. Packets that go or come in a row ([`Run`], [`Arrivals`]) share what is the same for all of them,
-//!   and nothing else: their order, credits and faults are those of packets that go one by one.
-//! - After the first packets nothing allocates: queues have room for all credits, buffers come from a pool.
+//! - A packet is owned: it moves from the sender to a buffer at the receiving end, and from there
+//!   to whoever takes it.
+//! - A virtual channel holds as many packets as it has credits. A sender without credit keeps its
+//!   packet; nothing is dropped, and no virtual channel waits for another one. The order within a
+//!   virtual channel is kept whatever happens.
+//! - There is one path for all timings. A packet sent at `now` is visible at max(now, link free) +
+//!   bytes / bandwidth + delay; with zero delay and infinite bandwidth that is at once. Packets
+//!   that go or come in a row ([`Run`], [`Arrivals`]) share what is the same for all of them, and
+//!   nothing else: their order, credits and faults are those of packets that go one by one.
+//! - After the first packets nothing allocates: queues have room for all credits, buffers come from
+//!   a pool.
 //! - [`Fabric::advance`] costs what is due, not what exists.
 
 mod fault;
@@ -50,8 +55,8 @@ pub const MAX_FUNCTIONS: u32 = 1 << 16;
 pub const MAX_PORTS: u8 = 64;
 /// Size of packet buffers in bytes unless [`Fabric::set_max_packet`] says otherwise.
 pub const DEFAULT_MAX_PACKET: usize = 2048;
-/// Packets that a fabric's pool makes at most, beside as many as its links have credits, unless [`Fabric::set_pool_bound`] says
-/// otherwise.
+/// Packets that a fabric's pool makes at most, beside as many as its links have credits, unless
+/// [`Fabric::set_pool_bound`] says otherwise.
 pub const DEFAULT_POOL_BOUND: usize = 1 << 16;
 
 /// Why a fabric can't be built as asked.
@@ -200,12 +205,15 @@ impl Fabric {
         if spec.credits.is_empty() || spec.credits.len() > MAX_CHANNELS {
             return Err(FabricError::Channels { count: spec.credits.len() });
         }
+
         if let Some(&credits) = spec.credits.iter().find(|&&credits| credits == 0 || credits > MAX_CREDITS) {
             return Err(FabricError::Credits { credits });
         }
+
         if a == b {
             return Err(FabricError::PortTaken { function: b.0, port: b.1 });
         }
+
         for (function, port) in [a, b] {
             if port >= MAX_PORTS {
                 return Err(FabricError::PortOutOfRange { function, port });
@@ -215,6 +223,7 @@ impl Fabric {
                 return Err(FabricError::PortTaken { function, port });
             }
         }
+
         let (from, to) = (self.node_of(a.0)?, self.node_of(b.0)?);
         let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
         let (_, back) = self.add_path((to, b.1), (from, a), &spec);
@@ -223,6 +232,7 @@ impl Fabric {
         self.plug(to, b.1, End { out: back, inward: out, channels, up: true });
         self.wake(from);
         self.wake(to);
+
         Ok(LinkId(forward / 2))
     }
 
@@ -246,8 +256,10 @@ impl Fabric {
             self.credits += credits as usize;
             self.pool.raise_bound(credits as usize);
         }
+
         // A credit is with the sender, under a packet, or on its way back: one event at a time.
         self.schedule.reserve(self.credits + self.wires.len());
+
         (path, first_lane)
     }
 
@@ -256,13 +268,16 @@ impl Fabric {
         if function.0 >= MAX_FUNCTIONS {
             return Err(FabricError::FunctionOutOfRange { function });
         }
+
         let slot = function.0 as usize;
         if self.index.len() <= slot {
             self.index.resize(slot + 1, None);
         }
+
         if let Some(node) = self.index[slot] {
             return Ok(node);
         }
+
         let node = self.nodes.len() as u32;
         self.nodes.push(Node {
             function,
@@ -275,8 +290,10 @@ impl Fabric {
             fired_and: 0,
             fired_or: 0,
         });
+
         self.woken.reserve(self.nodes.len());
         self.index[slot] = Some(node);
+
         Ok(node)
     }
 
@@ -327,8 +344,8 @@ impl Fabric {
         self.schedule.next()
     }
 
-    /// Gives `wake` the functions that [`Fabric::pop_woken`] would give. They are looked at every turn from now on, so that they need not be
-    /// named again, until [`Fabric::let_rest`].
+    /// Gives `wake` the functions that [`Fabric::pop_woken`] would give. They are looked at every
+    /// turn from now on, so that they need not be named again, until [`Fabric::let_rest`].
     #[inline]
     pub(crate) fn take_woken(&mut self, wake: impl FnMut(FunctionId)) {
         if !self.woken.is_empty() {
@@ -342,7 +359,8 @@ impl Fabric {
         }
     }
 
-    /// The function is not looked at by itself any more: it has to be named when there is something for it.
+    /// The function is not looked at by itself any more: it has to be named when there is something
+    /// for it.
     pub(crate) fn let_rest(&mut self, function: FunctionId) {
         if let Some(node) = self.index.get(function.0 as usize).copied().flatten()
             && !self.woken.contains(&node)
@@ -351,8 +369,9 @@ impl Fabric {
         }
     }
 
-    /// A function to step: a packet arrived, a channel without credit has one again, a wire changed, or a link was plugged in,
-    /// went down or came up. Each is named once until it is taken here.
+    /// A function to step: a packet arrived, a channel without credit has one again, a wire
+    /// changed, or a link was plugged in, went down or came up. Each is named once until it is
+    /// taken here.
     #[inline]
     pub fn pop_woken(&mut self) -> Option<FunctionId> {
         let node = &mut self.nodes[self.woken.pop_front()? as usize];
@@ -375,10 +394,12 @@ impl Fabric {
         for lane in &mut self.lanes[lanes] {
             lane.plain = plain;
         }
+
         Ok(())
     }
 
-    /// Takes a link down or up. While it is down nothing can be sent over it in either direction; what was sent arrives.
+    /// Takes a link down or up. While it is down nothing can be sent over it in either direction;
+    /// what was sent arrives.
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> Result<(), FabricError> {
         for direction in [Direction::Forward, Direction::Backward] {
             let path = self.path(link, direction)?;
@@ -388,6 +409,7 @@ impl Fabric {
             }
             self.wake(node);
         }
+
         Ok(())
     }
 
@@ -457,6 +479,7 @@ impl Fabric {
         if entry.member & bit == 0 {
             return;
         }
+
         let line = &mut self.wires[usize::from(wire)];
         line.high -= u32::from(entry.high & bit != 0);
         line.high += u32::from(level);
@@ -517,12 +540,14 @@ impl Fabric {
             }
             entry.wake(member, &mut self.woken);
         }
+
         (line.shown.and, line.shown.or) = (and, or);
         if fell {
             // What fell by itself did so at this moment: nobody can see it high any more.
             (line.shown.and, line.shown.or) = line.driven();
             line.later = line.later.map(|(at, _)| (at, line.driven()));
         }
+
         if let Some((at, levels)) = line.later.take()
             && levels != (line.shown.and, line.shown.or)
         {

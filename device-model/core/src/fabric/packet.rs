@@ -7,7 +7,8 @@ use std::{
 
 use crate::dma::DmaLease;
 
-/// A packet on its way through the fabric. It is moved from hop to hop, never copied: what moves is a pointer.
+/// A packet on its way through the fabric. It is moved from hop to hop, never copied: what moves is
+/// a pointer.
 ///
 /// Its buffer belongs to the fabric's pool: a NIC that is done with one gives it back by
 /// [`super::Ports::recycle`]. One that is dropped is lost to the pool's bound.
@@ -35,12 +36,14 @@ impl DerefMut for Packet {
 pub struct Contents {
     buffer: Box<[u8]>,
     length: u32,
-    /// Bytes that the link carries beside [`Contents::bytes`] (header, checksum); they count for its bandwidth only.
+    /// Bytes that the link carries beside [`Contents::bytes`] (header, checksum); they count for
+    /// its bandwidth only.
     pub framing: u32,
     /// For the NIC: a header, a route, a tag. The fabric does not look at it.
     pub header: u64,
-    /// Memory that the packet refers to instead of carrying it, for NICs that copy bulk data once, on arrival. What of it is meant is the
-    /// NIC's affair, and that [`Contents::framing`] counts it. Gone when the packet is recycled.
+    /// Memory that the packet refers to instead of carrying it, for NICs that copy bulk data once,
+    /// on arrival. What of it is meant is the NIC's affair, and that [`Contents::framing`] counts
+    /// it. Gone when the packet is recycled.
     pub memory: Option<Arc<DmaLease>>,
 }
 
@@ -138,13 +141,16 @@ impl Pool {
         if length > self.size {
             return None;
         }
+
         let mut packet = match self.free.pop() {
             Some(packet) => packet,
             None => self.make()?,
         };
+
         packet.length = length as u32;
         packet.framing = 0;
         packet.header = 0;
+
         Some(packet)
     }
 
@@ -153,11 +159,14 @@ impl Pool {
         if self.made >= self.bound {
             return None;
         }
+
         self.made += 1;
+
         // The free list can hold every buffer there is, so that giving one back never allocates.
         if self.free.capacity() < self.made {
             self.free.reserve(self.made.next_power_of_two().max(64));
         }
+
         Some(Packet(Box::new(Contents {
             buffer: vec![0; self.size].into_boxed_slice(),
             length: 0,

@@ -94,7 +94,8 @@ impl<'a> Ports<'a> {
         self.node().map_or(NONE, |node| &node.arrived)
     }
 
-    /// Packets that can be sent now on a virtual channel. When it is 0, the function is woken once it no longer is.
+    /// Packets that can be sent now on a virtual channel. When it is 0, the function is woken once
+    /// it no longer is.
     #[inline]
     pub fn credits(&self, port: u8, channel: usize) -> u32 {
         self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].credits)
@@ -111,8 +112,9 @@ impl<'a> Ports<'a> {
         lane.credits > 0
     }
 
-    /// Sends a packet: it is visible at the other end when the link has been free, has carried it, and its delay has passed.
-    /// Gives the packet back when there is no credit, no such channel, or the link is down.
+    /// Sends a packet: it is visible at the other end when the link has been free, has carried it,
+    /// and its delay has passed. Gives the packet back when there is no credit, no such channel, or
+    /// the link is down.
     #[inline]
     pub fn send(&mut self, port: u8, channel: usize, packet: Packet) -> Result<(), Packet> {
         let Some(index) = self.lane_out(port, channel) else { return Err(packet) };
@@ -121,6 +123,7 @@ impl<'a> Ports<'a> {
             lane.note_stall();
             return Err(packet);
         }
+
         if lane.is_instant(self.now) {
             // What `put` does, in one go.
             lane.push(self.now, packet);
@@ -128,11 +131,12 @@ impl<'a> Ports<'a> {
         } else {
             self.put(index, packet);
         }
+
         Ok(())
     }
 
-    /// The way out of a port on a virtual channel, for packets that are sent in a row. `None` when packets do not arrive at once there, or it
-    /// takes none: then they are sent one by one.
+    /// The way out of a port on a virtual channel, for packets that are sent in a row. `None` when
+    /// packets do not arrive at once there, or it takes none: then they are sent one by one.
     #[inline]
     pub fn run(&mut self, port: u8, channel: usize) -> Option<Run<'_>> {
         let index = self.lane_out(port, channel)?;
@@ -142,18 +146,20 @@ impl<'a> Ports<'a> {
         Some(Run { lane, nodes, woken, pool, now: self.now, room, at_first: room, bytes: 0 })
     }
 
-    /// Sends the packet that arrived first at port `from` on through port `to`. False when there is none, or it can't be sent
-    /// now; then nothing has changed.
+    /// Sends the packet that arrived first at port `from` on through port `to`. False when there is
+    /// none, or it can't be sent now; then nothing has changed.
     #[inline]
     pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
         self.forward_row(from, channel, 1, |_| Some((to, |_: &Packet| true)))
             .is_some_and(|(moved, _)| moved == 1)
     }
 
-    /// Sends packets that have arrived at port `from` on in a row: through the port that `way` gives for the first one, as long as they can be
-    /// sent and the function that it gives says of the next one that it goes there too, at most `limit`.
+    /// Sends packets that have arrived at port `from` on in a row: through the port that `way`
+    /// gives for the first one, as long as they can be sent and the function that it gives says of
+    /// the next one that it goes there too, at most `limit`.
     ///
-    /// Gives how many have gone, and whether there are more at port `from`; `None` when there was none, or `way` gave nothing.
+    /// Gives how many have gone, and whether there are more at port `from`; `None` when there was
+    /// none, or `way` gave nothing.
     #[inline]
     pub fn forward_row<G: Fn(&Packet) -> bool>(
         &mut self,
@@ -172,6 +178,7 @@ impl<'a> Ports<'a> {
         let Some(out) = out.filter(|out| channel < usize::from(out.channels) && out.up) else {
             return Some((0, true));
         };
+
         let out = out.out as usize + channel;
         let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
         if out_lane.is_instant(self.now) && lane.delay == 0 {
@@ -179,7 +186,9 @@ impl<'a> Ports<'a> {
             let moved = lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
             return Some((moved, lane.visible > 0));
         }
+
         let moved = self.forward_one_by_one((from, to), channel, out, limit, goes);
+
         Some((moved, self.peek(from, channel).is_some()))
     }
 
@@ -215,6 +224,7 @@ impl<'a> Ports<'a> {
             lane.stats.retransmissions += repeats;
             arrival
         };
+
         arrival = arrival.max(lane.last_arrival);
         lane.push(arrival, packet);
         fabric.at(self.now, arrival, Event::Arrival { lane: index as u32 });
@@ -252,13 +262,15 @@ impl<'a> Ports<'a> {
         Some(packet)
     }
 
-    /// The packets that have arrived at a port on a virtual channel, at most `limit`, to be taken in a row.
+    /// The packets that have arrived at a port on a virtual channel, at most `limit`, to be taken
+    /// in a row.
     #[inline]
     pub fn take_run(&mut self, port: u8, channel: usize, limit: u32) -> Option<Arrivals<'_>> {
         let index = self.lane_in(port, channel)?;
         let Fabric { lanes, nodes, woken, pool, schedule, .. } = &mut *self.fabric;
         let lane = lanes.get_mut(index)?;
         let left = limit.min(lane.visible);
+
         Some(Arrivals {
             lane,
             index: index as u32,
@@ -272,8 +284,9 @@ impl<'a> Ports<'a> {
         })
     }
 
-    /// Shows `take` the packets that have arrived at a port on a virtual channel, in order, at most `limit`, until it refuses one; those that it
-    /// takes go back to the pool, and their credits to the sender, together. Gives how many.
+    /// Shows `take` the packets that have arrived at a port on a virtual channel, in order, at most
+    /// `limit`, until it refuses one; those that it takes go back to the pool, and their credits to
+    /// the sender, together. Gives how many.
     #[inline]
     pub fn take_while(
         &mut self,
@@ -293,14 +306,16 @@ impl<'a> Ports<'a> {
             pool.give(packet);
             taken += 1;
         }
+
         if taken > 0 {
             lane.left(taken, index as u32, self.now, nodes, woken, schedule);
         }
+
         taken
     }
 
-    /// A packet of `length` bytes whose content is arbitrary and must be overwritten. `None` when it is longer than the
-    /// fabric's packets, or when the pool has no more.
+    /// A packet of `length` bytes whose content is arbitrary and must be overwritten. `None` when
+    /// it is longer than the fabric's packets, or when the pool has no more.
     #[inline]
     pub fn new_packet(&mut self, length: usize) -> Option<Packet> {
         self.fabric.pool.take(length)
@@ -312,8 +327,8 @@ impl<'a> Ports<'a> {
         self.fabric.pool.give(packet);
     }
 
-    /// Takes part in a wire of the global interrupt network, driving it low at first, or no longer. Ignored if there is no
-    /// such wire.
+    /// Takes part in a wire of the global interrupt network, driving it low at first, or no longer.
+    /// Ignored if there is no such wire.
     pub fn join_wire(&mut self, wire: u8, member: bool) {
         if wire < GI_WIRES {
             if self.node == Self::NOWHERE
@@ -334,7 +349,8 @@ impl<'a> Ports<'a> {
         }
     }
 
-    /// Drives a wire high until its AND or OR has been seen to rise. Ignored unless the function takes part in it.
+    /// Drives a wire high until its AND or OR has been seen to rise. Ignored unless the function
+    /// takes part in it.
     pub fn fire_wire(&mut self, wire: u8, until: Combine) {
         if wire < GI_WIRES && self.node != Self::NOWHERE {
             self.fabric.drive(self.node as u32, wire, true, Some(until), self.now);
@@ -358,7 +374,8 @@ impl<'a> Ports<'a> {
     }
 }
 
-/// Packets that are taken in a row: see [`Ports::take_run`]. Their credits go back to the sender together, when this is dropped.
+/// Packets that are taken in a row: see [`Ports::take_run`]. Their credits go back to the sender
+/// together, when this is dropped.
 pub struct Arrivals<'a> {
     lane: &'a mut Lane,
     index: u32,
@@ -430,7 +447,8 @@ impl Run<'_> {
         self
     }
 
-    /// Sends a packet with these bytes; `prepare` sets the rest. False, without a call, when there is no credit or no packet.
+    /// Sends a packet with these bytes; `prepare` sets the rest. False, without a call, when there
+    /// is no credit or no packet.
     #[inline(always)]
     pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> bool {
         self.send_with(bytes.len(), |packet| {
@@ -446,15 +464,18 @@ impl Run<'_> {
             self.lane.note_stall();
             return false;
         }
+
         let Some(mut packet) = self.pool.take(length) else { return false };
         fill(&mut packet);
         self.bytes += packet.wire_bytes();
         self.lane.queue.push(packet);
         self.room -= 1;
+
         true
     }
 
-    /// Credits that are left: 0 after a send that failed for want of one, and more when it failed for want of a packet.
+    /// Credits that are left: 0 after a send that failed for want of one, and more when it failed
+    /// for want of a packet.
     #[inline]
     pub fn room(&self) -> u32 {
         self.room
@@ -472,7 +493,8 @@ impl Drop for Run<'_> {
     }
 }
 
-/// Transmits until the hook, if any, lets the packet pass; returns its arrival and how often it was repeated.
+/// Transmits until the hook, if any, lets the packet pass; returns its arrival and how often it was
+/// repeated.
 fn transmit(path: &mut super::link::Path, now: Nanos, packet: &mut Packet) -> (Nanos, u64) {
     let mut repeats = 0;
     let bytes = packet.wire_bytes();

@@ -51,7 +51,8 @@ impl Queue {
         self.places.get(self.place(behind))?.as_ref()
     }
 
-    /// Takes the packet that `behind` others were in front of, which were taken so too: [`Queue::skip`] follows.
+    /// Takes the packet that `behind` others were in front of, which were taken so too:
+    /// [`Queue::skip`] follows.
     #[inline]
     pub(super) fn take(&mut self, behind: usize) -> Option<Packet> {
         let place = self.place(behind);
@@ -73,8 +74,9 @@ impl Queue {
         self.length -= packets;
     }
 
-    /// Moves the first packets to the end of another queue as long as `goes` says so: `most` of them at most, and no more than there are
-    /// and there is room for. Gives how many, and how many bytes they have on the wire.
+    /// Moves the first packets to the end of another queue as long as `goes` says so: `most` of
+    /// them at most, and no more than there are and there is room for. Gives how many, and how many
+    /// bytes they have on the wire.
     // By itself the loop has all it needs in registers.
     #[inline(never)]
     pub(super) fn move_to(
@@ -102,8 +104,10 @@ impl Queue {
             std::mem::swap(from, into);
             moved += 1;
         }
+
         self.skip(moved);
         to.length += moved;
+
         (moved, bytes)
     }
 

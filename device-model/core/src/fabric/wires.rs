@@ -1,10 +1,13 @@
-//! The global interrupt and barrier network: a few wires that run through all nodes beside the links.
+//! The global interrupt and barrier network: a few wires that run through all nodes beside the
+//! links.
 //!
-//! Each member of a wire drives a level. The network forms the AND of all levels, which makes a barrier (everybody has
-//! arrived), and their OR, which makes a notification (anybody has called). Members see a change after the network's delay.
+//! Each member of a wire drives a level. The network forms the AND of all levels, which makes a
+//! barrier (everybody has arrived), and their OR, which makes a notification (anybody has called).
+//! Members see a change after the network's delay.
 //!
-//! A member can also *fire*: its level is high until the AND, or the OR, has been seen high, and falls by itself for all who
-//! fired at that moment. So one barrier can follow the other without a race: whoever fires again belongs to the next one.
+//! A member can also *fire*: its level is high until the AND, or the OR, has been seen high, and
+//! falls by itself for all who fired at that moment. So one barrier can follow the other without a
+//! race: whoever fires again belongs to the next one.
 
 use crate::time::Nanos;
 
@@ -43,8 +46,8 @@ pub(super) struct Wire {
     pub(super) shown: WireState,
     /// The levels that will be seen next: an event for them is scheduled.
     pub(super) coming: Option<(bool, bool)>,
-    /// Levels that changed again meanwhile, and when they will be seen. Changes that follow each other faster than the
-    /// network's delay run together.
+    /// Levels that changed again meanwhile, and when they will be seen. Changes that follow each
+    /// other faster than the network's delay run together.
     pub(super) later: Option<(Nanos, (bool, bool))>,
 }
 

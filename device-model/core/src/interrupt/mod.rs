@@ -1,15 +1,18 @@
 //! The interrupts of one attachment, as VFIO numbers them: INTx, MSI (none), MSI-X, error, request.
 //!
-//! In: sinks that a client binds (an eventfd, a condition variable), masks, and what a device raises. Out: signals to the sinks.
-//! May touch: nothing else. The MSI-X table is apart ([`crate::pci::MsixTable`]): a bound vector fires whatever the table says,
-//! because a client that binds one (a virtual machine monitor) keeps the table itself.
+//! In: sinks that a client binds (an eventfd, a condition variable), masks, and what a device
+//! raises. Out: signals to the sinks. May touch: nothing else. The MSI-X table is apart
+//! ([`crate::pci::MsixTable`]): a bound vector fires whatever the table says, because a client that
+//! binds one (a virtual machine monitor) keeps the table itself.
 //!
-//! INTx is a level. It is masked by its delivery, and fires again when it is unmasked while still asserted. A server that was
-//! given an eventfd to unmask by polls it and calls [`Interrupts::unmask`]; this module need not know.
+//! INTx is a level. It is masked by its delivery, and fires again when it is unmasked while still
+//! asserted. A server that was given an eventfd to unmask by polls it and calls
+//! [`Interrupts::unmask`]; this module need not know.
 //!
-//! An interrupt must not overtake the DMA writes before it. While any write is on its way to the client as a message, the
-//! interrupts are held ([`Interrupts::hold`]); they are let go, in order, once all of those writes are acknowledged
-//! ([`Interrupts::release`]). The answers may come in any order, so that nothing less would do.
+//! An interrupt must not overtake the DMA writes before it. While any write is on its way to the
+//! client as a message, the interrupts are held ([`Interrupts::hold`]); they are let go, in order,
+//! once all of those writes are acknowledged ([`Interrupts::release`]). The answers may come in any
+//! order, so that nothing less would do.
 
 mod error;
 #[cfg(test)]
@@ -41,7 +44,8 @@ const HELD_INTX: u16 = u16::MAX;
 
 /// Where an interrupt goes.
 pub trait InterruptSink: Send + Sync {
-    /// Tell it. Called on the data path: it must not wait. Signals that were not seen yet may be taken as one.
+    /// Tell it. Called on the data path: it must not wait. Signals that were not seen yet may be
+    /// taken as one.
     fn signal(&self);
 }
 
@@ -155,7 +159,8 @@ impl Interrupts {
         }
     }
 
-    /// What an index has; `None` when there is no such index. MSI-X vectors may be bound and unbound one by one.
+    /// What an index has; `None` when there is no such index. MSI-X vectors may be bound and
+    /// unbound one by one.
     pub fn info(&self, index: u32) -> Option<IrqInfo> {
         let flags = match index {
             INTX => {
@@ -164,11 +169,12 @@ impl Interrupts {
             MSIX => vfio::VFIO_IRQ_INFO_EVENTFD,
             _ => vfio::VFIO_IRQ_INFO_EVENTFD | vfio::VFIO_IRQ_INFO_NORESIZE,
         };
+
         self.available(index).map(|count| IrqInfo { count, flags })
     }
 
-    /// Bind interrupts `start`, `start + 1` and so on to `sinks`; `None` unbinds one. An INTx line is unmasked by it, and fires
-    /// at once when it is asserted.
+    /// Bind interrupts `start`, `start + 1` and so on to `sinks`; `None` unbinds one. An INTx line
+    /// is unmasked by it, and fires at once when it is asserted.
     ///
     /// # Errors
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`].
@@ -178,9 +184,11 @@ impl Interrupts {
         for (slot, sink) in self.slots(index, range).iter_mut().zip(sinks) {
             *slot = sink;
         }
+
         if index == INTX {
             self.unmask_line();
         }
+
         Ok(())
     }
 
@@ -240,8 +248,8 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Signal sinks as if their interrupts were raised: VFIO's loop-back test. What is not bound is passed over; no mask, hold
-    /// or level is looked at or changed.
+    /// Signal sinks as if their interrupts were raised: VFIO's loop-back test. What is not bound is
+    /// passed over; no mask, hold or level is looked at or changed.
     ///
     /// # Errors
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`].
@@ -258,6 +266,7 @@ impl Interrupts {
                 signal(sink);
             }
         }
+
         Ok(())
     }
 
@@ -267,6 +276,7 @@ impl Interrupts {
             self.counters.spurious += 1;
             return Raised::Spurious;
         };
+
         if self.holding {
             let (word, bit) = (usize::from(vector) / 64, 1 << (vector % 64));
             if let Some(word) = self.is_held.get_mut(word)
@@ -277,6 +287,7 @@ impl Interrupts {
             }
             return Raised::Held;
         }
+
         if signal(sink) {
             self.counters.delivered += 1;
             Raised::Delivered
@@ -292,6 +303,7 @@ impl Interrupts {
             self.counters.spurious += u64::from(asserted);
             return;
         };
+
         let rises = asserted && !line.asserted;
         line.asserted = asserted;
         if rises {
@@ -306,7 +318,8 @@ impl Interrupts {
         signal(&self.request)
     }
 
-    /// A DMA write is on its way: remember what is raised from now on. Once is enough, however many writes there are.
+    /// A DMA write is on its way: remember what is raised from now on. Once is enough, however many
+    /// writes there are.
     pub fn hold(&mut self) {
         if !self.holding {
             self.held.clear();
@@ -314,12 +327,14 @@ impl Interrupts {
         }
     }
 
-    /// No DMA write is on its way any more: deliver in order what was raised since [`Interrupts::hold`]. Gives the MSI-X
-    /// vectors among them that nothing is bound to: their pending bits are to be set.
+    /// No DMA write is on its way any more: deliver in order what was raised since
+    /// [`Interrupts::hold`]. Gives the MSI-X vectors among them that nothing is bound to: their
+    /// pending bits are to be set.
     pub fn release(&mut self) -> &[u16] {
         if !self.holding {
             return &[];
         }
+
         self.holding = false;
         self.is_held.fill(0);
         let mut unbound = 0;
@@ -332,7 +347,9 @@ impl Interrupts {
                 unbound += 1;
             }
         }
+
         self.held.truncate(unbound);
+
         &self.held
     }
 
@@ -341,8 +358,8 @@ impl Interrupts {
         self.holding
     }
 
-    /// Whether something waits for [`Interrupts::release`], whoever brought it there: the device, or a client that has just unmasked, enabled or
-    /// bound what was raised before.
+    /// Whether something waits for [`Interrupts::release`], whoever brought it there: the device,
+    /// or a client that has just unmasked, enabled or bound what was raised before.
     pub fn has_held(&self) -> bool {
         self.holding && !self.held.is_empty()
     }
@@ -352,7 +369,8 @@ impl Interrupts {
         self.counters
     }
 
-    /// The function was reset: INTx is not asserted, nothing is held. What is bound stays bound, what is masked stays masked.
+    /// The function was reset: INTx is not asserted, nothing is held. What is bound stays bound,
+    /// what is masked stays masked.
     pub fn clear(&mut self) {
         self.holding = false;
         self.held.clear();
@@ -388,6 +406,7 @@ impl Interrupts {
         if count == 0 {
             return Err(IrqError::Empty { index });
         }
+
         match start.checked_add(count) {
             Some(end) if end <= available => Ok(start as usize..end as usize),
             _ => Err(IrqError::Range { index, start, count, available }),
@@ -402,6 +421,7 @@ impl Interrupts {
             REQUEST => slice::from_mut(&mut self.request),
             _ => &mut [],
         };
+
         all.get_mut(range).unwrap_or_default()
     }
 
@@ -422,12 +442,14 @@ impl Interrupts {
         if !line.asserted || line.masked || line.sink.is_none() {
             return;
         }
+
         if self.holding {
             if !self.held.contains(&HELD_INTX) {
                 self.held.push(HELD_INTX);
             }
             return;
         }
+
         line.masked = true;
         signal(&line.sink);
         self.counters.delivered += 1;

@@ -24,7 +24,8 @@ const MAX_READ: usize = 64;
 pub enum Access {
     /// Done.
     Done,
-    /// It waits behind a write that the device can't take yet, or is that write. Offer it again after a step.
+    /// It waits behind a write that the device can't take yet, or is that write. Offer it again
+    /// after a step.
     Stalled,
 }
 
@@ -34,8 +35,8 @@ pub enum AccessError {
     /// No such attachment, or nobody has it.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The region does not exist, the access passes its end, or it is a write that passes a border between mapped memory,
-    /// registers, the control page and MSI-X.
+    /// The region does not exist, the access passes its end, or it is a write that passes a border
+    /// between mapped memory, registers, the control page and MSI-X.
     #[error("region {region}: {length} bytes at {offset:#x} are outside, or a write across a border")]
     OutOfRange {
         /// VFIO region index.
@@ -62,10 +63,11 @@ pub enum AccessError {
 }
 
 impl Machine {
-    /// A trapped read of a region. The attachment's rings are drained first; while a record in them is stalled the read waits
-    /// behind it, except in the control page (of which the generation does wait: reading it is a flush). While a record of any of several
-    /// clients is stalled, the rings are drained in the function's turns only, and the read waits for that: what the device has for all of them
-    /// is not taken by accesses out of turn.
+    /// A trapped read of a region. The attachment's rings are drained first; while a record in them
+    /// is stalled the read waits behind it, except in the control page (of which the generation
+    /// does wait: reading it is a flush). While a record of any of several clients is stalled, the
+    /// rings are drained in the function's turns only, and the read waits for that: what the device
+    /// has for all of them is not taken by accesses out of turn.
     ///
     /// Who does not offer a stalled access again says so by [`Machine::give_up_access`].
     ///
@@ -83,11 +85,13 @@ impl Machine {
         if data.is_empty() {
             return Ok(Access::Done);
         }
+
         data.fill(0xff);
         if region_index == region::CONFIG {
             self.attachment_mut(function, who)?.config.read(offset, data);
             return Ok(Access::Done);
         }
+
         let length = data.len();
         let at = Address { bar: region_index as u8, offset };
         self.wake(function);
@@ -95,6 +99,7 @@ impl Machine {
         if !passes && !self.is_next(function, who) {
             return Ok(Access::Stalled);
         }
+
         self.attachment_mut(function, who)?.counters.trapped_reads += 1;
         self.shared.trace(function, who, Event::Read { at, length });
         let mut done = 0;
@@ -102,6 +107,7 @@ impl Machine {
             let at = Address { bar: at.bar, offset: offset + done as u64 };
             done += self.read_piece(function, who, at, &mut data[done..])?;
         }
+
         Ok(Access::Done)
     }
 
@@ -153,8 +159,8 @@ impl Machine {
 
     /// A trapped write to a region. Rings are drained first, as for [`Machine::read`].
     ///
-    /// It lies in one place as a whole: the device's registers, mapped memory, the control page, the MSI-X table. Of the control
-    /// page only aligned 32-bit words are taken.
+    /// It lies in one place as a whole: the device's registers, mapped memory, the control page,
+    /// the MSI-X table. Of the control page only aligned 32-bit words are taken.
     pub fn write(
         &mut self,
         function: FunctionId,
@@ -168,10 +174,12 @@ impl Machine {
         if data.is_empty() {
             return Ok(Access::Done);
         }
+
         if region_index == region::CONFIG {
             self.write_config(function, who, offset, data)?;
             return Ok(Access::Done);
         }
+
         let length = data.len();
         let at = Address { bar: region_index as u8, offset };
         let spec = &self.slot(function, who)?.0.state.spec;
@@ -188,11 +196,13 @@ impl Machine {
             }
             _ => {}
         }
+
         let passes = place::passes_rings(spec, at, length, true);
         self.wake(function);
         if !passes && !self.is_next(function, who) {
             return Ok(Access::Stalled);
         }
+
         match place {
             // Memory of a mirror was refused, and pending bits are not written by software.
             Place::Mirror | Place::PendingBits(_) => {}
@@ -204,7 +214,8 @@ impl Machine {
             Place::MsixTable(table) => {
                 if let Some(msix) = &mut self.attachment_mut(function, who)?.msix {
                     for (index, piece) in data.chunks(MAX_TABLE_WRITE).enumerate() {
-                        // Whatever this unmasks is not bound, or its interrupt would not be pending.
+                        // Whatever this unmasks is not bound, or its interrupt would not be
+                        // pending.
                         let _ = msix.write(table + (index * MAX_TABLE_WRITE) as u64, piece);
                     }
                 }
@@ -232,12 +243,15 @@ impl Machine {
                 }
             }
         }
+
         self.attachment_mut(function, who)?.counters.trapped_writes += 1;
         self.shared.trace(function, who, Event::Write { at, length });
+
         Ok(Access::Done)
     }
 
-    /// A stalled access of the attachment is not offered again: the next one waits for all that is in front of it.
+    /// A stalled access of the attachment is not offered again: the next one waits for all that is
+    /// in front of it.
     pub fn give_up_access(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         for ring in &mut self.tenant(function, who)?.rings {
             ring.waited_from = None;
@@ -258,12 +272,15 @@ impl Machine {
         if stopped {
             attachment.dma.take_back_leases();
         }
+
         if effect.function_level_reset {
             return self.reset_attachment(function, who);
         }
+
         if effect.interrupts_changed {
             attachment.drive_intx();
         }
+
         if stopped { self.stop_messages(function, who) } else { Ok(()) }
     }
 

@@ -22,8 +22,9 @@ impl Machine {
         Ok(self.attachment_mut(function, who)?.dma.map(iova, length, permission, backing)?)
     }
 
-    /// Take memory back. When this returns, no DMA of this process reaches it any more. Messages about it that nobody has taken yet still
-    /// wait: who sends them fails them ([`Machine::take_outgoing`]).
+    /// Take memory back. When this returns, no DMA of this process reaches it any more. Messages
+    /// about it that nobody has taken yet still wait: who sends them fails them
+    /// ([`Machine::take_outgoing`]).
     pub fn dma_unmap(
         &mut self,
         function: FunctionId,
@@ -63,6 +64,7 @@ impl Machine {
                 }
             }
         }
+
         Ok(())
     }
 
@@ -89,14 +91,17 @@ impl Machine {
             Ok(data) => Err(DmaError::ShortAnswer { length: data.len(), wanted: read.length }),
             Err(error) => Err(error),
         };
+
         let attachment = self.attachment_mut(function, who)?;
         match &result {
             Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
             Err(error) => attachment.note(error),
         }
+
         let (slot, _) = self.slot(function, who)?;
         slot.state.complete(Completion { who, token: read.token, result });
         self.wake(function);
+
         Ok(())
     }
 
@@ -112,12 +117,14 @@ impl Machine {
         let Some(position) = tenant.remote_writes.iter().position(|&write| write == id) else {
             return Ok(());
         };
+
         tenant.remote_writes.swap_remove(position);
         let last = tenant.remote_writes.is_empty();
         let attachment = self.attachment_mut(function, who)?;
         if let Err(error) = &result {
             attachment.note(error);
         }
+
         if last {
             for &vector in attachment.interrupts.release() {
                 if let Some(msix) = &mut attachment.msix {
@@ -125,7 +132,9 @@ impl Machine {
                 }
             }
         }
+
         self.wake(function);
+
         Ok(())
     }
 }

@@ -1,7 +1,8 @@
 //! A machine: functions, their attachments, and the fabric between them.
 //!
-//! Nothing here waits, does I/O or knows the time. Who holds a machine drives it: it brings accesses ([`Machine::read`],
-//! [`Machine::write`]), calls [`Machine::step`] with the time, and takes what comes out ([`Machine::pop_outgoing`]).
+//! Nothing here waits, does I/O or knows the time. Who holds a machine drives it: it brings
+//! accesses ([`Machine::read`], [`Machine::write`]), calls [`Machine::step`] with the time, and
+//! takes what comes out ([`Machine::pop_outgoing`]).
 //!
 //! - `mod.rs`: building, coming and going of clients, resets;
 //! - `access.rs`: accesses to regions, `place.rs`: what lies where in them;
@@ -68,8 +69,8 @@ struct Slot {
     heat: Heat,
     /// In [`Machine::hot`], or about to be.
     queued: bool,
-    /// When the device wants its next step; [`Nanos::NEVER`] when it does not say. An entry of [`Machine::timers`] with
-    /// another time is stale.
+    /// When the device wants its next step; [`Nanos::NEVER`] when it does not say. An entry of
+    /// [`Machine::timers`] with another time is stale.
     timer: Nanos,
 }
 
@@ -169,7 +170,9 @@ impl Machine {
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
         };
+
         self.slots.push(Slot { state, device, heat: Heat::Cold, queued: false, timer: Nanos::NEVER });
+
         Ok(id)
     }
 
@@ -183,7 +186,8 @@ impl Machine {
         self.shared.trace = sink;
     }
 
-    /// Give an attachment to a client. Its windows are new; those of its group are new when it is the group's only client.
+    /// Give an attachment to a client. Its windows are new; those of its group are new when it is
+    /// the group's only client.
     pub fn attach(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         let (slot, _) = self.slot(function, who)?;
         let state = &mut slot.state;
@@ -191,6 +195,7 @@ impl Machine {
         if state.attachments[index].tenant.is_some() {
             return Err(MachineError::Taken { function: function.0, attachment: who.0 });
         }
+
         let group = state.spec.attachments[index].group;
         let neighbour = state
             .spec
@@ -207,21 +212,24 @@ impl Machine {
                 _ => memory_for(&memory_name(&state.name, &state.spec.attachments[index].name, bar), spec)?,
             };
         }
+
         let attachment = &mut state.attachments[index];
         attachment.memories = memories;
         if let Err(error) = attachment.occupy(&state.spec) {
             attachment.vacate(&state.spec);
             return Err(error);
         }
+
         state.count_clients();
         self.shared.trace(function, who, Event::Attached);
         self.call(function, |device, context| device.attached(context, who));
         self.wake(function);
+
         Ok(())
     }
 
-    /// Take an attachment from its client: what it posted before is still carried out as far as it can be at once, then it is
-    /// reset and its memory dropped.
+    /// Take an attachment from its client: what it posted before is still carried out as far as it
+    /// can be at once, then it is reset and its memory dropped.
     pub fn detach(
         &mut self,
         function: FunctionId,
@@ -232,17 +240,20 @@ impl Machine {
         if why == Ended::Evicted {
             self.mark_dead(function, who)?;
         }
+
         self.drain_rings(function, who);
         self.call(function, |device, context| {
             device.detached(context, who, why);
             device.reset(context, Reset::Attachment(who));
         });
+
         self.forget_dma(function, Some(who));
         let (slot, index) = self.slot(function, who)?;
         slot.state.attachments[index].vacate(&slot.state.spec);
         slot.state.count_clients();
         self.shared.trace(function, who, Event::Detached);
         self.wake(function);
+
         Ok(())
     }
 
@@ -256,12 +267,14 @@ impl Machine {
         self.call(function, |device, context| device.reset(context, Reset::Attachment(who)));
         self.attachment_mut(function, who)?.next_generation();
         self.wake(function);
+
         Ok(zeroed?)
     }
 
-    /// Reset a whole function, clients or not. This is the operator's: it always works, whatever clients did. Memory of
-    /// [`Scope::Group`] is left to the device. Configuration space and the MSI-X table stay as the clients set them up: the kernel of
-    /// a guest has no part in this reset, and would go on without bus mastering and interrupts.
+    /// Reset a whole function, clients or not. This is the operator's: it always works, whatever
+    /// clients did. Memory of [`Scope::Group`] is left to the device. Configuration space and the
+    /// MSI-X table stay as the clients set them up: the kernel of a guest has no part in this
+    /// reset, and would go on without bus mastering and interrupts.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
         self.slot(function, AttachmentId(0))?;
         self.forget_dma(function, None);
@@ -274,14 +287,18 @@ impl Machine {
                 clients.push(AttachmentId(index as u16));
             }
         }
+
         for &who in &clients {
             self.shared.trace(function, who, Event::Reset);
         }
+
         self.call(function, |device, context| device.reset(context, Reset::Function));
         for who in clients {
             self.attachment_mut(function, who)?.next_generation();
         }
+
         self.wake(function);
+
         Ok(zeroed?)
     }
 
@@ -290,14 +307,17 @@ impl Machine {
         if let Some(words) = &self.tenant(function, who)?.mirror {
             words.flags.store(mirror::FLAG_DEAD, Ordering::Release);
         }
-        // A client without the mirror, as QEMU, is asked to let go of it. VFIO's error interrupt would say that the device is not to be
-        // trusted any more, and QEMU would halt the whole guest.
+
+        // A client without the mirror, as QEMU, is asked to let go of it. VFIO's error interrupt
+        // would say that the device is not to be trusted any more, and QEMU would halt the whole
+        // guest.
         self.attachment_mut(function, who)?.interrupts.raise_request();
+
         Ok(())
     }
 
-    /// Connect vectors `start..` of VFIO interrupt index `index` to sinks, or to nothing. An MSI-X vector that is pending fires
-    /// when it is connected.
+    /// Connect vectors `start..` of VFIO interrupt index `index` to sinks, or to nothing. An MSI-X
+    /// vector that is pending fires when it is connected.
     pub fn bind_interrupts(
         &mut self,
         function: FunctionId,
@@ -320,6 +340,7 @@ impl Machine {
                 }
             }
         }
+
         Ok(())
     }
 
@@ -347,7 +368,8 @@ impl Machine {
         Some(result)
     }
 
-    /// Forget DMA messages that were not sent, and reads that are over and were not handed to the device.
+    /// Forget DMA messages that were not sent, and reads that are over and were not handed to the
+    /// device.
     fn forget_dma(&mut self, function: FunctionId, who: Option<AttachmentId>) {
         if let Some(slot) = self.slots.get_mut(function.0 as usize) {
             self.shared.forget(&mut slot.state, who);
@@ -383,7 +405,8 @@ impl Machine {
     }
 }
 
-/// What a BAR's memory is called in `/proc`, where a name of the function's that is too long or odd would be refused.
+/// What a BAR's memory is called in `/proc`, where a name of the function's that is too long or odd
+/// would be refused.
 fn memory_name(function: &str, attachment: &str, bar: usize) -> String {
     let function: String = function.chars().filter(char::is_ascii_graphic).take(MAX_NAME).collect();
     format!("{function}-{attachment}-bar{bar}")

@@ -32,6 +32,7 @@ pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
             }
         }
     }
+
     if let Some(rings) = spec.rings
         && rings.control_bar == at.bar
         && let Some(offset) = at.offset.checked_sub(rings.control_offset.into())
@@ -39,6 +40,7 @@ pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
     {
         return (Place::Control(offset), control::SIZE - offset);
     }
+
     if let Some(msix) = spec.msix
         && msix.bar == at.bar
     {
@@ -55,6 +57,7 @@ pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
             return (Place::PendingBits(offset), pending - offset);
         }
     }
+
     (Place::Device, page_end)
 }
 
@@ -65,11 +68,13 @@ pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool
     if is_all_device(spec, at.bar) {
         return true;
     }
+
     let mut offset = at.offset;
     while offset < end {
         let (Place::Device, left) = place(spec, Address { bar: at.bar, offset }) else { return false };
         offset += left;
     }
+
     true
 }
 
@@ -80,7 +85,8 @@ fn is_all_device(spec: &FunctionSpec, bar: u8) -> bool {
         && spec.msix.is_none_or(|msix| msix.bar != bar)
 }
 
-/// A part of a BAR that is the device's registers, found once: most accesses go where the last one went.
+/// A part of a BAR that is the device's registers, found once: most accesses go where the last one
+/// went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Registers {
     bar: u8,
@@ -93,7 +99,8 @@ impl Registers {
     /// Nothing was found yet.
     pub(crate) const NONE: Self = Self { bar: u8::MAX, start: 0, end: 0 };
 
-    /// Whether `length` bytes from `at` on are in it. What is not may be the device's too: see [`Registers::look`].
+    /// Whether `length` bytes from `at` on are in it. What is not may be the device's too: see
+    /// [`Registers::look`].
     #[inline]
     pub(crate) fn hold(&self, at: Address, length: usize) -> bool {
         at.bar == self.bar
@@ -101,7 +108,8 @@ impl Registers {
             && at.offset.checked_add(length as u64).is_some_and(|end| end <= self.end)
     }
 
-    /// As [`is_device`]. Where all of the BAR, or of the page of 4096 bytes, is the device's, that is remembered.
+    /// As [`is_device`]. Where all of the BAR, or of the page of 4096 bytes, is the device's, that
+    /// is remembered.
     #[cold]
     pub(crate) fn look(&mut self, spec: &FunctionSpec, at: Address, length: usize) -> bool {
         let page = Address { bar: at.bar, offset: at.offset & !4095 };
@@ -111,12 +119,13 @@ impl Registers {
         } else if is_device(spec, page, 4096) {
             *self = Self { bar: at.bar, start: page.offset, end: page.offset + 4096 };
         }
+
         self.hold(at, length) || is_device(spec, at, length)
     }
 }
 
-/// Whether an access lies in the control page as a whole, and does not read the generation: it is answered whatever the rings
-/// hold. Reading the generation is a flush, and waits.
+/// Whether an access lies in the control page as a whole, and does not read the generation: it is
+/// answered whatever the rings hold. Reading the generation is a flush, and waits.
 pub(super) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, write: bool) -> bool {
     let (Place::Control(offset), left) = place(spec, at) else { return false };
     let flushes = offset < control::GENERATION + 4 && control::GENERATION < offset + length as u64;

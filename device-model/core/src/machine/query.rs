@@ -77,6 +77,7 @@ impl Machine {
         let bar = spec.bars.get(index as usize).and_then(Option::as_ref);
         let size = region::size(spec, index);
         let mirrored = bar.is_some_and(BarSpec::is_mirrored);
+
         Ok(RegionView {
             size,
             readable: size > 0,
@@ -100,8 +101,8 @@ impl Machine {
             .is_some_and(|attachment| attachment.tenant.is_some())
     }
 
-    /// Whether DMA met a file that the client had truncated. Give the attachment up then: [`Machine::detach`], as
-    /// evicted.
+    /// Whether DMA met a file that the client had truncated. Give the attachment up then:
+    /// [`Machine::detach`], as evicted.
     pub fn is_faulted(&self, function: FunctionId, who: AttachmentId) -> bool {
         self.slots
             .get(function.0 as usize)

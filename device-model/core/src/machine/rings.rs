@@ -20,8 +20,9 @@ pub(super) struct Drained {
 }
 
 impl Machine {
-    /// Carry out what an attachment's rings hold now: at most as many records a ring as it has cells, so that a client that goes
-    /// on posting does not keep the caller here. False when a ring is stalled.
+    /// Carry out what an attachment's rings hold now: at most as many records a ring as it has
+    /// cells, so that a client that goes on posting does not keep the caller here. False when a
+    /// ring is stalled.
     pub(super) fn drain_rings(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let mut all_drained = true;
         for ring in 0..self.rings(function, who) {
@@ -30,27 +31,32 @@ impl Machine {
         all_drained
     }
 
-    /// Whether what an attachment's rings held when a trapped access was first offered has been carried out: then it is next. It is here and now
-    /// unless clients of the function wait for something that only its turns share out.
+    /// Whether what an attachment's rings held when a trapped access was first offered has been
+    /// carried out: then it is next. It is here and now unless clients of the function wait for
+    /// something that only its turns share out.
     pub(super) fn is_next(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let contended = self.slots.get(function.0 as usize).is_some_and(|slot| slot.state.contended);
         if !contended && !self.drain_rings(function, who) {
             return false;
         }
+
         let Ok(tenant) = self.tenant(function, who) else { return true };
         let mut next = true;
         if contended {
             for ring in &mut tenant.rings {
                 let read = ring.consumer.consumed();
                 let from = *ring.waited_from.get_or_insert(read);
-                // All cells have been read since: what a client goes on posting is behind the access.
+                // All cells have been read since: what a client goes on posting is behind the
+                // access.
                 let all = read.wrapping_sub(from) >= ring.consumer.cells().count() as u32;
                 next &= all || ring.consumer.is_empty();
             }
         }
+
         if next {
             tenant.rings.iter_mut().for_each(|ring| ring.waited_from = None);
         }
+
         next
     }
 
@@ -79,7 +85,9 @@ impl Machine {
         if matches!(ring.consumer.peek(), Peek::Empty) {
             return Drained::default();
         }
-        // The rings are taken out of the function while its device is called, which gets the rest of the function.
+
+        // The rings are taken out of the function while its device is called, which gets the rest
+        // of the function.
         let mut rings = std::mem::take(&mut tenant.rings);
         let ring = &mut rings[ring_index];
         let left = limit.min(ring.consumer.cells().count() as u32);
@@ -98,7 +106,9 @@ impl Machine {
                 tenant.rings = rings;
             }
         }
+
         self.arm(function);
+
         Drained { moved: carried_out + malformed > 0, stalled }
     }
 

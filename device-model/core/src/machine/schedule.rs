@@ -1,9 +1,10 @@
 //! Stepping the machine, and when it may rest.
 //!
-//! A function is *hot* while its mapped memory is looked at every turn, *cold* otherwise. It goes cold when nothing was
-//! found for a while: the machine sets the sleeping word of all its clients, makes that visible to every running thread with one
-//! barrier for all the functions that go cold together, and looks once more. From then on a client that stores something
-//! finds the word set and wakes the function by a trapped write. So the writer needs no fence.
+//! A function is *hot* while its mapped memory is looked at every turn, *cold* otherwise. It goes
+//! cold when nothing was found for a while: the machine sets the sleeping word of all its clients,
+//! makes that visible to every running thread with one barrier for all the functions that go cold
+//! together, and looks once more. From then on a client that stores something finds the word set
+//! and wakes the function by a trapped write. So the writer needs no fence.
 
 use std::{cmp::Reverse, collections::VecDeque, sync::atomic::Ordering};
 
@@ -14,7 +15,8 @@ use crate::{
     time::Nanos,
 };
 
-/// How long a function stays hot without work, in nanoseconds, unless [`Machine::set_cool_after`] says otherwise.
+/// How long a function stays hot without work, in nanoseconds, unless [`Machine::set_cool_after`]
+/// says otherwise.
 pub(super) const COOL_AFTER: u64 = 50_000;
 /// How often the heartbeat of every client's mirror moves, in nanoseconds.
 const HEARTBEAT: u64 = 50_000_000;
@@ -26,14 +28,16 @@ pub enum Next {
     Now,
     /// Soon: nothing was found, but clients may write to memory that is looked at.
     Poll,
-    /// At the time given, or when a client wakes the machine by an access; [`Nanos::NEVER`] for "not by itself".
+    /// At the time given, or when a client wakes the machine by an access; [`Nanos::NEVER`] for
+    /// "not by itself".
     At(Nanos),
 }
 
 impl Machine {
     /// Do work for about `budget` packets a function (at least 1), for each function once.
     ///
-    /// While there are clients, call it every 50 ms or so whatever it said last: it moves the heartbeat in their mirrors.
+    /// While there are clients, call it every 50 ms or so whatever it said last: it moves the
+    /// heartbeat in their mirrors.
     pub fn step(&mut self, now: Nanos, budget: u32) -> Next {
         self.shared.now = self.shared.now.max(now);
         let now = self.shared.now;
@@ -46,18 +50,22 @@ impl Machine {
             self.slots[function.0 as usize].timer = Nanos::NEVER;
             self.wake(function);
         }
+
         self.collect_woken();
         let mut busy = false;
         for _ in 0..self.hot.len() {
             let Some(function) = self.hot.pop_front() else { break };
             busy |= self.turn(function, budget);
-            // Whom this turn gave packets to runs in this step too, if its turn is still to come, else in the next.
+            // Whom this turn gave packets to runs in this step too, if its turn is still to come,
+            // else in the next.
             self.collect_woken();
         }
+
         if !self.cooling.is_empty() {
             busy |= self.cool_down(budget);
             self.collect_woken();
         }
+
         if busy || !self.shared.outgoing.is_empty() {
             Next::Now
         } else if !self.hot.is_empty() {
@@ -73,8 +81,9 @@ impl Machine {
         self.cool_after = nanoseconds;
     }
 
-    /// Look at the mapped memory of every function that has a client, whatever it promised. Who lets the machine sleep calls
-    /// this every 10 ms or so: it covers clients that the barrier does not reach (a guest's processors).
+    /// Look at the mapped memory of every function that has a client, whatever it promised. Who
+    /// lets the machine sleep calls this every 10 ms or so: it covers clients that the barrier does
+    /// not reach (a guest's processors).
     pub fn rescan(&mut self) {
         for index in 0..self.slots.len() {
             if self.slots[index].state.attachments.iter().any(|attachment| attachment.tenant.is_some()) {
@@ -104,6 +113,7 @@ impl Machine {
     #[inline(never)]
     fn add_timer(&mut self, wish: Nanos, function: FunctionId) {
         self.timers.push(Reverse((wish, function)));
+
         // Stale entries are dropped when their time comes, or here when they are many.
         if self.timers.len() > 2 * self.slots.len() + 64 {
             self.timers.clear();
@@ -133,7 +143,8 @@ impl Machine {
         self.fabric.take_woken(|function| wake(slots, hot, function));
     }
 
-    /// Give a function its turn and queue it again unless it may go cold. True when it did something.
+    /// Give a function its turn and queue it again unless it may go cold. True when it did
+    /// something.
     fn turn(&mut self, function: FunctionId, budget: u32) -> bool {
         let busy = self.run(function, budget);
         let now = self.shared.now;
@@ -144,6 +155,7 @@ impl Machine {
             self.fabric.let_rest(function);
             return busy;
         };
+
         if busy {
             *idle_since = Some(now);
         } else if now >= idle_since.get_or_insert(now).after(cool_after) {
@@ -153,7 +165,9 @@ impl Machine {
             self.cooling.push(function);
             return false;
         }
+
         self.hot.push_back(function);
+
         busy
     }
 
@@ -169,24 +183,29 @@ impl Machine {
             busy |= drained.moved;
             stalled |= drained.stalled;
         }
+
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return busy };
         slot.state.contended = stalled && slot.state.clients.len() > 1;
         if slot.state.contended {
             slot.state.reorder_clients(budget);
         }
+
         let mut context =
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
         busy |= slot.device.step(&mut context, budget) == Progress::Busy;
+
         // Most steps wish for no timer and end no DMA.
         let (wishes, ended) = (slot.state.wake_at < Nanos::NEVER, !slot.state.completions.is_empty());
         if wishes {
             self.arm(function);
         }
+
         busy | (ended && self.complete_some(function, budget - handed_over) > 0)
     }
 
-    /// The next ring in which there is something, from a place on (a client among the function's clients, and a ring of it), which then is the
-    /// one behind it. Most nodes on a packet's way have no client, and most clients have nothing to say.
+    /// The next ring in which there is something, from a place on (a client among the function's
+    /// clients, and a ring of it), which then is the one behind it. Most nodes on a packet's way
+    /// have no client, and most clients have nothing to say.
     #[inline]
     fn next_posted(&self, function: FunctionId, from: &mut (usize, usize)) -> Option<(AttachmentId, usize)> {
         let state = &self.slots.get(function.0 as usize)?.state;
@@ -201,6 +220,7 @@ impl Machine {
             }
             *from = (from.0 + 1, 0);
         }
+
         None
     }
 
@@ -236,6 +256,7 @@ impl Machine {
                 }
             }
         }
+
         most
     }
 
@@ -251,6 +272,7 @@ impl Machine {
                 attachment.set_sleeping(true);
             }
         }
+
         self.sleeper.barrier();
         let mut busy = false;
         while let Some(function) = self.cooling.pop() {
@@ -259,6 +281,7 @@ impl Machine {
                 busy = true;
             }
         }
+
         busy
     }
 
@@ -266,6 +289,7 @@ impl Machine {
         if now < self.heartbeat_due {
             return;
         }
+
         self.heartbeat_due = now.after(HEARTBEAT);
         self.heartbeat += 1;
         for slot in &self.slots {
@@ -285,6 +309,7 @@ fn wake(slots: &mut [Slot], hot: &mut VecDeque<FunctionId>, function: FunctionId
     if slot.heat == Heat::Cold {
         wake_up(slot);
     }
+
     slot.heat = Heat::Hot { idle_since: None };
     if !slot.queued {
         slot.queued = true;

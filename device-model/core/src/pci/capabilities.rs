@@ -69,7 +69,9 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
     if let Some(rings) = spec.rings {
         put_attachment(&mut list, rings, spec);
     }
+
     put_serial_number(image, &spec.identity);
+
     Places {
         power_control,
         device_control,
@@ -88,8 +90,8 @@ fn put_power(list: &mut List<'_>) -> usize {
     at + CONTROL
 }
 
-/// PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up, without ASPM. Only a *legacy* endpoint may
-/// ask for I/O ports (PCI Express Base 4.0, 1.3.2).
+/// PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up, without
+/// ASPM. Only a *legacy* endpoint may ask for I/O ports (PCI Express Base 4.0, 1.3.2).
 fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
     const VERSION: u16 = 2;
     const LEGACY_ENDPOINT: u16 = 1 << 4;
@@ -108,25 +110,34 @@ fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
 
     /// Maximum payload of 256 bytes, 8-bit tags, role-based error reporting, function-level reset.
     const DEVICE: u32 = 1 | 1 << 5 | 1 << 15 | 1 << 28;
+
     /// Relaxed ordering and no snoop allowed, read requests of at most 512 bytes.
     const CONTROL: u16 = 1 << 4 | 1 << 11 | 2 << 12;
-    /// All but phantom functions and auxiliary power, which there are not, and the reset, which reads as zero.
+
+    /// All but phantom functions and auxiliary power, which there are not, and the reset, which
+    /// reads as zero.
     const CONTROL_WRITABLE: u16 = 0x79ff;
     const CONTROL_PAYLOAD: u8 = 0xe0;
     const STATUS_ERRORS: u8 = 0x0f;
     const SPEED_5GT: u16 = 2;
     const WIDTH_8: u16 = 8 << 4;
+
     /// ASPM optionality compliance.
     const LINK: u32 = (SPEED_5GT | WIDTH_8) as u32 | 1 << 22;
+
     /// Slot clock.
     const LINK_STATE: u16 = SPEED_5GT | WIDTH_8 | 1 << 12;
+
     /// ASPM control, read completion boundary, common clock, extended synch.
     const LINK_WRITABLE: u16 = 0x00cb;
     const TIMEOUT_DISABLE: u32 = 1 << 4;
+
     /// 2.5 and 5 GT/s.
     const SPEEDS: u32 = 0x06;
+
     /// Target speed and autonomous speed disable.
     const LINK_2_WRITABLE: u16 = 0x002f;
+
     /// De-emphasis of -3.5 dB.
     const LINK_2_STATE: u16 = 1;
 
@@ -147,6 +158,7 @@ fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
     image.field(at + LINK_CONTROL_2, SPEED_5GT.to_le_bytes(), LINK_2_WRITABLE.to_le_bytes());
     image.sticky[at + LINK_CONTROL_2] = LINK_2_WRITABLE as u8;
     image.put(at + LINK_STATUS_2, LINK_2_STATE.to_le_bytes());
+
     at + DEVICE_CONTROL
 }
 
@@ -186,11 +198,12 @@ fn put_attachment(list: &mut List<'_>, rings: RingSpec, spec: &FunctionSpec) {
         memory_bars: bars_that(spec, BarSpec::is_memory),
         mirrored_bars: bars_that(spec, BarSpec::is_mirrored),
     };
+
     list.image.value[at..at + LENGTH].copy_from_slice(capability.as_bytes());
 }
 
-/// The only extended capability, so that the list there ends as it must. The number is an EUI-64 of the locally
-/// administered kind made of the identity: every function of a kind has the same.
+/// The only extended capability, so that the list there ends as it must. The number is an EUI-64 of
+/// the locally administered kind made of the identity: every function of a kind has the same.
 fn put_serial_number(image: &mut Image, identity: &Identity) {
     let [device_high, device_low] = identity.device.to_be_bytes();
     let [vendor_high, vendor_low] = identity.vendor.to_be_bytes();

@@ -34,7 +34,8 @@ const COMMAND_INTX_DISABLE: u16 = 1 << 10;
 const STATUS_INTERRUPT: u16 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const STATUS_RECEIVED_MASTER_ABORT: u16 = 1 << 13;
-/// Master data parity error, signaled and received aborts, signaled system error, detected parity error.
+/// Master data parity error, signaled and received aborts, signaled system error, detected parity
+/// error.
 const STATUS_ERRORS: u16 = 0xf900;
 
 /// Power state of a function.
@@ -42,8 +43,8 @@ const STATUS_ERRORS: u16 = 0xf900;
 pub enum PowerState {
     /// On.
     D0,
-    /// Asleep with power: the function starts no DMA. Of what a card does besides, answering at no BAR, nothing is modelled: its registers and rings
-    /// go on working.
+    /// Asleep with power: the function starts no DMA. Of what a card does besides, answering at no
+    /// BAR, nothing is modelled: its registers and rings go on working.
     D3Hot,
 }
 
@@ -54,7 +55,8 @@ pub struct ConfigEffect {
     pub function_level_reset: bool,
     /// Some bit has another value than before.
     pub changed: bool,
-    /// Among them INTx disable, MSI-X enable, or the MSI-X function mask: what is pending may be delivered now.
+    /// Among them INTx disable, MSI-X enable, or the MSI-X function mask: what is pending may be
+    /// delivered now.
     pub interrupts_changed: bool,
 }
 
@@ -96,7 +98,8 @@ struct Function {
     places: Places,
 }
 
-/// Configuration space of a function as one attachment sees it. Clones are of the same function, and otherwise apart.
+/// Configuration space of a function as one attachment sees it. Clones are of the same function,
+/// and otherwise apart.
 #[derive(Clone)]
 pub struct ConfigSpace {
     value: Bytes,
@@ -142,7 +145,9 @@ impl ConfigSpace {
             self.value[at] = new;
             effect.changed |= new != old;
         }
+
         effect.interrupts_changed = self.interrupt_controls() != before;
+
         effect
     }
 
@@ -184,7 +189,8 @@ impl ConfigSpace {
         }
     }
 
-    /// Where software put a BAR: its address, or for the I/O kind its port. `None` when there is no such BAR.
+    /// Where software put a BAR: its address, or for the I/O kind its port. `None` when there is no
+    /// such BAR.
     pub fn bar_address(&self, bar: u8) -> Option<u64> {
         let index = usize::from(bar);
         let wide = *self.function.places.bars.get(index)?;
@@ -199,15 +205,17 @@ impl ConfigSpace {
         }
     }
 
-    /// Show in the status register whether the function asserts INTx (which *INTx disable* does not hide).
+    /// Show in the status register whether the function asserts INTx (which *INTx disable* does not
+    /// hide).
     pub fn set_interrupt_status(&mut self, asserted: bool) {
         let status = u16::from_le_bytes(self.get(header::STATUS));
         let status = if asserted { status | STATUS_INTERRUPT } else { status & !STATUS_INTERRUPT };
         self.set(header::STATUS, status.to_le_bytes());
     }
 
-    /// Show that nothing answered a request of the function, as with DMA to an address that is not mapped: *received master
-    /// abort* in the status register, *unsupported request detected* in the device status register.
+    /// Show that nothing answered a request of the function, as with DMA to an address that is not
+    /// mapped: *received master abort* in the status register, *unsupported request detected* in
+    /// the device status register.
     pub fn set_master_abort(&mut self) {
         let status = u16::from_le_bytes(self.get(header::STATUS)) | STATUS_RECEIVED_MASTER_ABORT;
         self.set(header::STATUS, status.to_le_bytes());
@@ -219,8 +227,8 @@ impl ConfigSpace {
         self.value.copy_from_slice(&self.function.power_on.value);
     }
 
-    /// A function-level reset: values of power-on, but for the few fields that it leaves alone (PCI Express Base 4.0,
-    /// 6.6.2): maximum payload size and the settings of the link.
+    /// A function-level reset: values of power-on, but for the few fields that it leaves alone (PCI
+    /// Express Base 4.0, 6.6.2): maximum payload size and the settings of the link.
     pub fn reset(&mut self) {
         for (at, value) in self.value.iter_mut().enumerate() {
             let sticky = self.function.power_on.sticky[at];
@@ -285,5 +293,6 @@ fn put_header(image: &mut Image, spec: &FunctionSpec) {
             image.field(at + 4, [0; 4], ((mask >> 32) as u32).to_le_bytes());
         }
     }
+
     image.field(header::COMMAND, [0; 2], command.to_le_bytes());
 }

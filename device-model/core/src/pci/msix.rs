@@ -17,11 +17,13 @@ pub struct MsixTable {
     pending: Vec<u64>,
 }
 
-/// Vectors that a write unmasked and that are pending: they can be delivered, unless the whole function is masked.
+/// Vectors that a write unmasked and that are pending: they can be delivered, unless the whole
+/// function is masked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmasked {
     first: usize,
-    /// Bit `i`: vector `first + i`. A write of [`MAX_TABLE_WRITE`] bytes touches fewer than 64 entries.
+    /// Bit `i`: vector `first + i`. A write of [`MAX_TABLE_WRITE`] bytes touches fewer than 64
+    /// entries.
     bits: u64,
 }
 
@@ -61,8 +63,8 @@ impl MsixTable {
         }
     }
 
-    /// Write the table at a byte offset, at most [`MAX_TABLE_WRITE`] bytes. Reserved bits stay zero; what is behind the end
-    /// is ignored.
+    /// Write the table at a byte offset, at most [`MAX_TABLE_WRITE`] bytes. Reserved bits stay
+    /// zero; what is behind the end is ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Unmasked {
         let first = usize::try_from(offset).map_or(usize::MAX, |offset| offset / ENTRY);
         let mut unmasked = Unmasked { first, bits: 0 };
@@ -80,10 +82,12 @@ impl MsixTable {
                 unmasked.bits |= 1 << (at / ENTRY - first);
             }
         }
+
         unmasked
     }
 
-    /// Read the pending bits at a byte offset; zeros behind their end. They can't be written by software.
+    /// Read the pending bits at a byte offset; zeros behind their end. They can't be written by
+    /// software.
     pub fn read_pba(&self, offset: u64, data: &mut [u8]) {
         for (position, byte) in data.iter_mut().enumerate() {
             *byte = place(offset, position)
@@ -92,7 +96,8 @@ impl MsixTable {
         }
     }
 
-    /// Whether a vector may not be delivered, given the function mask in the capability. So with a vector that does not exist.
+    /// Whether a vector may not be delivered, given the function mask in the capability. So with a
+    /// vector that does not exist.
     pub fn is_masked(&self, vector: u16, function_masked: bool) -> bool {
         function_masked
             || self.entries.get(usize::from(vector)).is_none_or(|entry| entry[CONTROL] & MASK != 0)
@@ -119,8 +124,8 @@ impl MsixTable {
         self.pending.get(usize::from(vector) / 64).is_some_and(|word| word & (1 << (vector % 64)) != 0)
     }
 
-    /// The vectors that are pending and not masked one by one: what can be delivered when the function mask is cleared or MSI-X
-    /// is enabled.
+    /// The vectors that are pending and not masked one by one: what can be delivered when the
+    /// function mask is cleared or MSI-X is enabled.
     pub fn deliverable(&self) -> impl Iterator<Item = u16> {
         self.pending
             .iter()

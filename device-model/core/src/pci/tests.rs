@@ -22,12 +22,14 @@ fn nic() -> FunctionSpec {
         class: 0x02_80_01,
         revision: 7,
     };
+
     let attachments = vec![AttachmentSpec { name: "only".into(), group: 0 }];
     let mut spec = FunctionSpec::nic(identity, attachments, 0x1000, VECTORS, 64, 0, 0);
     let wide = BarKind::Memory64 { prefetchable: true };
     spec.bars[3] = Some(BarSpec { size: 8 << 30, kind: wide, ..BarSpec::trapped(0) });
     spec.bars[5] = Some(BarSpec::io(32));
     spec.validate().unwrap();
+
     spec
 }
 
@@ -61,6 +63,7 @@ fn capabilities(config: &ConfigSpace) -> Vec<(u8, u64)> {
         found.push((id, u64::from(at)));
         at = next;
     }
+
     found
 }
 
@@ -92,19 +95,23 @@ fn capability_list_is_terminated_aligned_and_disjoint() {
     let list = capabilities(&config);
 
     let ids: Vec<u8> = list.iter().map(|&(id, _)| id).collect();
+
     assert_eq!(ids, [0x01, 0x10, 0x11, CAP_ID_VENDOR]);
+
     let length = |id| match id {
         0x01 => 8,
         0x10 => 0x3c,
         0x11 => 12,
         _ => 28,
     };
+
     let mut free = 0x40;
     for (id, at) in list {
         assert_eq!(at % 4, 0);
         assert!(at >= free, "capability {id:#x} at {at:#x} overlaps what is before it");
         free = at + length(id);
     }
+
     assert!(free <= 0x100);
 }
 
@@ -169,12 +176,18 @@ fn express_capability_is_a_version_2_endpoint_that_can_be_reset() {
     let at = capability(&config, 0x10);
 
     assert_eq!(get16(&config, at + 2) & 0xf, 2);
+
     let device = get32(&config, at + 4);
+
     assert_ne!(device & 1 << 28, 0, "function-level reset");
     assert_ne!(device & 1 << 15, 0, "role-based error reporting");
+
     let (link, state) = (get32(&config, at + 0x0c), u32::from(get16(&config, at + 0x12)));
+
     assert_eq!(link & 0x3ff, state & 0x3ff, "the link runs at its best speed and width");
+
     let speeds = get32(&config, at + 0x2c);
+
     assert_ne!(speeds & 1 << (link & 0xf), 0, "the best speed is among those supported");
 }
 
@@ -196,6 +209,7 @@ fn bar_sizing_gives_size_and_kind_of_each_bar() {
     let sized: Vec<u32> = (0..6).map(|index| size_bar(&mut config, index)).collect();
 
     let mask = |index: usize| !(spec.bars[index].as_ref().unwrap().size as u32 - 1);
+
     assert_eq!(sized[0], mask(0));
     assert_eq!(sized[1], mask(1), "32 bits, not prefetchable");
     assert_eq!(sized[3], 0xc, "64 bits, prefetchable");
@@ -345,6 +359,7 @@ fn reset_gives_power_on_values_but_keeps_payload_size_and_link() {
     config.reset();
 
     let fresh = ConfigSpace::new(&nic());
+
     assert_eq!(get::<64>(&config, 0), get::<64>(&fresh, 0));
     assert_eq!(get16(&config, express + 8), 0x2810 & !0xe0 | 0x20);
     assert_eq!(get16(&config, express + 0x10), 0x0040);
@@ -376,8 +391,10 @@ fn table_starts_masked_and_keeps_address_and_data() {
     assert!(table.is_masked(4, true));
     assert!(table.is_masked(VECTORS, false), "no such vector");
     assert_eq!(table.address_data(4), (0xfee0_1000, 0x41), "the address is dword aligned");
+
     let mut control = [0xff; 4];
     table.read(4 * 16 + 12, &mut control);
+
     assert_eq!(control, [0; 4], "reserved bits of vector control stay zero");
 }
 
@@ -409,6 +426,7 @@ fn pending_bits_are_read_where_they_belong() {
     let mut expected = [0; 20];
     expected[0] = 0x02;
     expected[8] = 0x20;
+
     assert_eq!(bits, expected);
     assert!(table.clear_pending(69));
     assert!(!table.clear_pending(69));
@@ -456,6 +474,7 @@ fn changeable(spec: &FunctionSpec) -> Vec<u8> {
             *bits = if value == 0xff { before ^ after } else { *bits | (before ^ after) };
         }
     }
+
     bits.to_vec()
 }
 
@@ -482,6 +501,7 @@ fn writable_registers_are_the_expected_ones() {
         express + 0x30,
     ]);
     expected.push(msix + 3);
+
     assert_eq!(places, expected);
 }
 
@@ -536,6 +556,7 @@ proptest! {
         for vector in 0..vectors {
             table.set_pending(vector);
         }
+
         for (at, data) in &accesses {
             let unmasked: Vec<u16> = table.write(*at, data).collect();
             prop_assert!(unmasked.iter().all(|&vector| vector < vectors && !table.is_masked(vector, false)));
@@ -543,8 +564,10 @@ proptest! {
             table.read(*at, &mut out);
             table.read_pba(*at, &mut out);
         }
+
         let deliverable = table.deliverable().count();
         let open = (0..vectors).filter(|&vector| !table.is_masked(vector, false)).count();
+
         prop_assert_eq!(deliverable, open);
     }
 }

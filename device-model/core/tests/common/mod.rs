@@ -1,4 +1,5 @@
-//! A device that writes down what it is asked and does what a test tells it, and what tests do to a machine that holds it.
+//! A device that writes down what it is asked and does what a test tells it, and what tests do to a
+//! machine that holds it.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -39,8 +40,8 @@ pub const VECTORS: u16 = 4;
 pub const BAR_GROUP: u32 = 3;
 pub const BAR_MIXED: u32 = 4;
 
-/// Registers, a ring and windows, a mirror, memory of the group, and a BAR of which a part is memory. Attachments 0 and 1 are
-/// one group, 2 is another.
+/// Registers, a ring and windows, a mirror, memory of the group, and a BAR of which a part is
+/// memory. Attachments 0 and 1 are one group, 2 is another.
 pub fn spec() -> FunctionSpec {
     let identity = Identity {
         vendor: 0x1234,
@@ -50,6 +51,7 @@ pub fn spec() -> FunctionSpec {
         class: 0x02_80_00,
         revision: 1,
     };
+
     let attachments = [("a", 0), ("b", 0), ("c", 1)]
         .map(|(name, group)| AttachmentSpec { name: name.to_owned(), group })
         .to_vec();
@@ -61,6 +63,7 @@ pub fn spec() -> FunctionSpec {
         scope: Scope::Attachment,
         areas: vec![Area { offset: 0x1000, length: 0x1000, kind: AreaKind::Mapped }],
     });
+
     spec
 }
 
@@ -365,7 +368,8 @@ pub fn bind(machine: &mut Machine, who: AttachmentId, index: u32, vector: u32) -
     count
 }
 
-/// Step, always with the same time, until the machine has nothing to do at once. Gives what it said last.
+/// Step, always with the same time, until the machine has nothing to do at once. Gives what it said
+/// last.
 pub fn settle(machine: &mut Machine, now: u64) -> Next {
     for _ in 0..10_000 {
         let next = machine.step(Nanos(now), 64);
