@@ -1,6 +1,7 @@
 //! What a record costs its producer and its consumer, and what a packet costs to copy.
 //!
-//! Both ends run on one CPU here, in batches: instructions and stores, without the travel of cache lines between CPUs.
+//! Both ends run on one CPU here, in batches: instructions and stores, without the travel of cache
+//! lines between CPUs.
 #![allow(clippy::expect_used, reason = "a failure to set up ends the benchmark")]
 
 use std::hint::black_box;
@@ -10,7 +11,8 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use nicforge_hwi::posted::CELL;
 use nicforge_shm::{Consumer, Peek, Producer, SharedCells, SharedMemory};
 
-/// Records timed at a time: they fit the ring at their longest here (one cell), and time the clock away.
+/// Records timed at a time: they fit the ring at their longest here (one cell), and time the clock
+/// away.
 const BATCH: u32 = 1000;
 
 fn ring(criterion: &mut Criterion) {
@@ -43,6 +45,7 @@ fn ring(criterion: &mut Criterion) {
             bench.iter_custom(|n| run(n, false))
         });
     }
+
     group.finish();
 }
 
@@ -71,14 +74,17 @@ fn copies(criterion: &mut Criterion) {
             bench.iter(|| black_box(&mut buffer[..len]).copy_from_slice(black_box(&source)));
         });
     }
+
     group.throughput(Throughput::Bytes(256));
     let mut packet = [0u8; 256];
     group.bench_function("read array 256", |bench| {
         bench.iter(|| window.read_array(black_box(0x100), black_box(&mut packet)));
     });
+
     group.bench_function("write array 256", |bench| {
         bench.iter(|| window.write_array(black_box(0x100), black_box(&packet)));
     });
+
     group.finish();
 }
 

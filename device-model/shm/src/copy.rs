@@ -1,11 +1,12 @@
 //! Volatile copies: how bytes get into and out of shared memory.
 //!
-//! UNSAFETY: reads and writes through raw pointers, at the widest aligned access that the target has. The compiler may
-//! neither repeat, merge nor drop a volatile access, so that what was checked is what is used. Callers (`window`, `posted`)
-//! have checked the shared range against its mapping.
+//! UNSAFETY: reads and writes through raw pointers, at the widest aligned access that the target
+//! has. The compiler may neither repeat, merge nor drop a volatile access, so that what was checked
+//! is what is used. Callers (`window`, `posted`) have checked the shared range against its mapping.
 //!
-//! Main loops run on the alignment of the *shared* side; the private side is accessed unaligned. Long copies use the
-//! string instruction of x86-64, which an assembly block makes as opaque to the compiler as a volatile access.
+//! Main loops run on the alignment of the *shared* side; the private side is accessed unaligned.
+//! Long copies use the string instruction of x86-64, which an assembly block makes as opaque to the
+//! compiler as a volatile access.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -33,7 +34,8 @@ const VECTOR: usize = if cfg!(all(target_arch = "x86_64", target_feature = "avx5
 #[cfg(target_arch = "x86_64")]
 const STRING: usize = 2048;
 
-/// Whether this CPU has fast string instructions (ERMS; CPUID leaf 7, EBX bit 9). Asked once: a hypervisor traps it.
+/// Whether this CPU has fast string instructions (ERMS; CPUID leaf 7, EBX bit 9). Asked once: a
+/// hypervisor traps it.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn has_fast_strings() -> bool {
@@ -46,19 +48,23 @@ fn has_fast_strings() -> bool {
     fn ask() -> u8 {
         use core::arch::x86_64::{__cpuid, __cpuid_count};
         #[allow(unused_unsafe, reason = "newer compilers know that every x86-64 CPU has the instruction")]
-        // SAFETY: every x86-64 CPU has the instruction; leaf 7 is asked when leaf 0 says that it exists.
+        // SAFETY: every x86-64 CPU has the instruction; leaf 7 is asked when leaf 0 says that it
+        // exists.
         let fast = unsafe { __cpuid(0) }.eax >= 7 && {
             // SAFETY: as above.
             #[allow(unused_unsafe, reason = "as above")]
             let leaf = unsafe { __cpuid_count(7, 0) };
             leaf.ebx & (1 << 9) != 0
         };
+
         let answer = if fast { YES } else { NO };
         ANSWER.store(answer, Ordering::Relaxed);
+
         answer
     }
 
     let known = ANSWER.load(Ordering::Relaxed);
+
     (if known == UNKNOWN { ask() } else { known }) == YES
 }
 
@@ -67,7 +73,8 @@ trait Direction {
     /// Address whose alignment the vector accesses need.
     fn pivot(target: *mut u8, source: *const u8) -> usize;
     /// # Safety
-    /// `source` must be readable and `target` writable for the size of `T`; the shared ones aligned to it.
+    /// `source` must be readable and `target` writable for the size of `T`; the shared ones aligned
+    /// to it.
     unsafe fn step<T: Copy>(target: *mut u8, source: *const u8);
 }
 
@@ -125,6 +132,7 @@ unsafe fn move_32<D: Direction>(target: *mut u8, source: *const u8) {
     unsafe {
         D::step::<V32>(target, source)
     };
+
     #[cfg(not(all(target_arch = "x86_64", target_feature = "avx")))]
     for at in [0, 16] {
         // SAFETY: passed on, half by half.
@@ -140,6 +148,7 @@ unsafe fn move_64<D: Direction>(target: *mut u8, source: *const u8) {
     unsafe {
         D::step::<V64>(target, source)
     };
+
     #[cfg(not(all(target_arch = "x86_64", target_feature = "avx512f")))]
     for at in [0, 32] {
         // SAFETY: passed on, half by half.
@@ -150,22 +159,25 @@ unsafe fn move_64<D: Direction>(target: *mut u8, source: *const u8) {
 /// Moves `len` bytes in pieces that fit the pivot's alignment.
 ///
 /// # Safety
-/// `source` must be readable and `target` writable for `len` bytes; with [`BothShared`] they must be equal modulo
-/// [`VECTOR`].
+/// `source` must be readable and `target` writable for `len` bytes; with [`BothShared`] they must
+/// be equal modulo [`VECTOR`].
 #[inline(always)]
 unsafe fn move_bytes<D: Direction>(mut target: *mut u8, mut source: *const u8, mut len: usize) {
     macro_rules! step {
         ($size:expr, $move:expr) => {{
-            // SAFETY: `len` covers the piece where this is used, and the comment there tells the alignment.
+            // SAFETY: `len` covers the piece where this is used, and the comment there tells the
+            // alignment.
             unsafe { $move(target, source) };
             target = target.wrapping_add($size);
             source = source.wrapping_add($size);
             len -= $size;
         }};
     }
+
     if D::pivot(target, source) & (VECTOR - 1) != 0 {
-        // Each piece clears the lowest bit set of the address. When one is skipped for want of bytes, the rest is
-        // shorter than that piece, and the address is aligned to every piece that still fits.
+        // Each piece clears the lowest bit set of the address. When one is skipped for want of
+        // bytes, the rest is shorter than that piece, and the address is aligned to every piece
+        // that still fits.
         if len >= 1 && D::pivot(target, source) & 1 != 0 {
             step!(1, D::step::<u8>);
         }
@@ -185,6 +197,7 @@ unsafe fn move_bytes<D: Direction>(mut target: *mut u8, mut source: *const u8, m
             step!(32, move_32::<D>);
         }
     }
+
     // From here on the pivot is aligned to VECTOR, or to a power of two above `len`.
     while len >= 256 {
         for at in [0, 64, 128, 192] {
@@ -195,24 +208,31 @@ unsafe fn move_bytes<D: Direction>(mut target: *mut u8, mut source: *const u8, m
         source = source.wrapping_add(256);
         len -= 256;
     }
+
     while len >= 64 {
         step!(64, move_64::<D>);
     }
+
     if len >= 32 {
         step!(32, move_32::<D>);
     }
+
     if len >= 16 {
         step!(16, D::step::<V16>);
     }
+
     if len >= 8 {
         step!(8, D::step::<u64>);
     }
+
     if len >= 4 {
         step!(4, D::step::<u32>);
     }
+
     if len >= 2 {
         step!(2, D::step::<u16>);
     }
+
     if len >= 1 {
         // SAFETY: one byte is left.
         unsafe { D::step::<u8>(target, source) };
@@ -280,10 +300,12 @@ pub(crate) unsafe fn copy_shared_to_shared(target: *mut u8, source: *const u8, l
         // SAFETY: passed on.
         return unsafe { move_string(target, source, len) };
     }
+
     if skew & (VECTOR - 1) == 0 {
         // SAFETY: passed on; the two are equal modulo VECTOR.
         return unsafe { move_bytes::<BothShared>(target, source, len) };
     }
+
     // SAFETY: passed on.
     unsafe { move_skewed(target, source, len) };
 }
@@ -372,8 +394,8 @@ pub(crate) fn has_wide_moves() -> bool {
     has
 }
 
-/// Moves of 32 bytes in a program that was not built for them. Its functions must be inlined into one that has AVX enabled; else the
-/// compiler makes two moves of each.
+/// Moves of 32 bytes in a program that was not built for them. Its functions must be inlined into
+/// one that has AVX enabled; else the compiler makes two moves of each.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct Wide;
 
@@ -402,6 +424,7 @@ unsafe fn move_wide_array<D: Direction, const N: usize>(target: *mut u8, source:
         unsafe { D::step::<core::arch::x86_64::__m256i>(target.wrapping_add(at), source.wrapping_add(at)) };
         at += 32;
     }
+
     if at < N {
         // SAFETY: as above.
         unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
@@ -430,6 +453,7 @@ unsafe fn move_aligned_array<D: Direction, const N: usize>(target: *mut u8, sour
         unsafe { move_64::<D>(target.wrapping_add(at), source.wrapping_add(at)) };
         at += 64;
     }
+
     while at + 16 <= N {
         // SAFETY: as above.
         unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
@@ -484,7 +508,8 @@ pub(crate) unsafe fn cell_to_shared(target: *mut u8, source: &[u64; 7]) {
 
 #[inline(always)]
 unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
-    // SAFETY: the pivot is aligned to 8 bytes and, behind the first 8, to 16 and so on up to the end of a cache line.
+    // SAFETY: the pivot is aligned to 8 bytes and, behind the first 8, to 16 and so on up to the
+    // end of a cache line.
     unsafe { D::step::<u64>(target, source) };
     for at in [8, 24, 40] {
         // SAFETY: as above.
@@ -492,7 +517,8 @@ unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
     }
 }
 
-/// Writes the first `len` bytes, at most 56, of a ring cell's data. Lengths of registers take one store.
+/// Writes the first `len` bytes, at most 56, of a ring cell's data. Lengths of registers take one
+/// store.
 ///
 /// # Safety
 /// `target` must be writable shared memory for `len` bytes, 8 bytes behind a multiple of 64.

@@ -75,7 +75,8 @@ pub enum MemoryError {
         /// Size of the file in bytes.
         size: u64,
     },
-    /// A guarded mapping takes only files of tmpfs (a memfd is one) and hugetlbfs: others can park a page fault.
+    /// A guarded mapping takes only files of tmpfs (a memfd is one) and hugetlbfs: others can park
+    /// a page fault.
     #[error(
         "a file of file system 0x{magic:x} is not shared memory: use a memfd, or a file on tmpfs or hugetlbfs"
     )]
@@ -83,7 +84,8 @@ pub enum MemoryError {
         /// The file system's magic number (`statfs.f_type`), 0 for what is no regular file.
         magic: i64,
     },
-    /// A name with a NUL byte in it, or longer than 249 bytes, or any other failure of `memfd_create`.
+    /// A name with a NUL byte in it, or longer than 249 bytes, or any other failure of
+    /// `memfd_create`.
     #[error("creating a memory file of 0x{len:x} bytes: {errno}")]
     Create {
         /// Length in bytes.

@@ -1,13 +1,16 @@
 //! Memory shared with another process, and the posted-write ring that lives in it.
 //!
-//! Both sides of a BAR use this crate: the server that owns the memory and the driver library that maps it. What comes
-//! in is a file descriptor, what goes out are [`SharedMemory`], [`Window`]s of it, atomic words ([`SharedU32`],
-//! [`SharedU64`]) and the two ends of a ring ([`Producer`], [`Consumer`]).
+//! Both sides of a BAR use this crate: the server that owns the memory and the driver library that
+//! maps it. What comes in is a file descriptor, what goes out are [`SharedMemory`], [`Window`]s of
+//! it, atomic words ([`SharedU32`], [`SharedU64`]) and the two ends of a ring ([`Producer`],
+//! [`Consumer`]).
 //!
 //! The rules, which hold for everybody who touches memory that a peer can write:
-//! - there is no reference or slice to it, anywhere: it is read and written by volatile copies and atomics;
+//! - there is no reference or slice to it, anywhere: it is read and written by volatile copies and
+//!   atomics;
 //! - what a peer can write is read *once* into owned values, then checked, then used;
-//! - bounds and alignment are checked by comparing, and a failure is a [`MemoryError`], never a panic;
+//! - bounds and alignment are checked by comparing, and a failure is a [`MemoryError`], never a
+//!   panic;
 //! - a mapping lives as long as the last handle to it: words, windows and rings each keep it alive.
 //!
 //! | module | what it holds |

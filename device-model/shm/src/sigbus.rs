@@ -1,11 +1,13 @@
 //! Surviving files that their owner truncates.
 //!
-//! An access to a mapped page behind the end of its file raises SIGBUS, which kills a process that does not catch it. A
-//! mapping that is guarded has its range in a table; the handler installed here finds the address in it, replaces the
-//! whole range by zero pages of our own, and marks it. The access is then repeated and finds zeros.
+//! An access to a mapped page behind the end of its file raises SIGBUS, which kills a process that
+//! does not catch it. A mapping that is guarded has its range in a table; the handler installed
+//! here finds the address in it, replaces the whole range by zero pages of our own, and marks it.
+//! The access is then repeated and finds zeros.
 //!
-//! UNSAFETY: installs a signal handler and maps memory from it. What runs in the handler is async-signal-safe: atomic
-//! loads and stores, system calls, no lock and no allocation. The table only grows, and its slots are never freed.
+//! UNSAFETY: installs a signal handler and maps memory from it. What runs in the handler is
+//! async-signal-safe: atomic loads and stores, system calls, no lock and no allocation. The table
+//! only grows, and its slots are never freed.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -58,8 +60,8 @@ impl Slot {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// The range, if it holds `address`. A slot that is being written does not: the range of an address that is being
-    /// accessed was written before, and stays.
+    /// The range, if it holds `address`. A slot that is being written does not: the range of an
+    /// address that is being accessed was written before, and stays.
     fn find(&self, address: usize) -> Option<(usize, usize, bool)> {
         let version = self.version.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
@@ -69,6 +71,7 @@ impl Slot {
         if version & 1 != 0 || self.version.load(Ordering::Relaxed) != version {
             return None;
         }
+
         (address.wrapping_sub(start) < len).then_some((start, len, writable))
     }
 }
@@ -125,29 +128,35 @@ fn take_slot() -> Result<&'static Slot, GuardError> {
     if let Some(slot) = free.slots.pop() {
         return Ok(slot);
     }
+
     let Some(place) = TABLE.get(free.chunks) else {
         return Err(GuardError::TableFull { limit: MAX_GUARDED_RANGES });
     };
+
     let chunk: &'static mut Chunk = Box::leak(Box::new([const { Slot::new() }; CHUNK]));
     let chunk: &'static Chunk = chunk;
     place.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
     free.chunks += 1;
     free.slots.extend(chunk.iter().rev());
+
     free.slots.pop().ok_or(GuardError::TableFull { limit: MAX_GUARDED_RANGES })
 }
 
-/// Ranges of guarded mappings that were replaced because their file ended, since the process started.
+/// Ranges of guarded mappings that were replaced because their file ended, since the process
+/// started.
 ///
-/// A loop that serves many mappings compares this one number, and looks at each mapping's own mark only when it moved.
+/// A loop that serves many mappings compares this one number, and looks at each mapping's own mark
+/// only when it moved.
 #[inline]
 pub fn guard_faults() -> u64 {
     FAULTS.load(Ordering::Acquire)
 }
 
-/// Installs the process-wide SIGBUS handler that guards mappings ([`crate::SharedMemory::map_guarded`] does it too).
+/// Installs the process-wide SIGBUS handler that guards mappings
+/// ([`crate::SharedMemory::map_guarded`] does it too).
 ///
-/// A fault elsewhere goes to the handler there was before. Calling it again does nothing. A thread that accesses
-/// guarded mappings must not block SIGBUS.
+/// A fault elsewhere goes to the handler there was before. Calling it again does nothing. A thread
+/// that accesses guarded mappings must not block SIGBUS.
 ///
 /// # Errors
 /// [`GuardError::Install`].
@@ -156,31 +165,40 @@ pub fn install_sigbus_guard() -> Result<(), GuardError> {
     if *installed {
         return Ok(());
     }
+
     let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
+
     // SAFETY: asks for the current action only; the out pointer is ours.
     let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), previous.as_mut_ptr()) };
     Errno::result(asked).map_err(|errno| GuardError::Install { errno })?;
+
     // SAFETY: filled in by the call, and zeroed before.
     let previous = unsafe { previous.assume_init() };
+
     // Set before the handler can run.
     let _ = PREVIOUS.set(previous);
+
     // SAFETY: all zeros is a valid `sigaction`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction =
         on_sigbus as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
+
     // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for and is async-signal-safe.
     let set = unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) };
     Errno::result(set).map_err(|errno| GuardError::Install { errno })?;
     *installed = true;
+
     Ok(())
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let errno = Errno::last_raw();
+
     // SAFETY: the kernel gives a valid siginfo, for as long as the handler runs.
     let details = unsafe { &*info };
     let code = details.si_code;
+
     // A positive code is the kernel's: a fault with an address. Others are signals somebody sent.
     if code > 0 {
         // SAFETY: a fault carries an address.
@@ -190,12 +208,13 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
             return;
         }
     }
+
     pass_on(signal, code, info, context);
     Errno::set_raw(errno);
 }
 
-/// Replaces the guarded range that holds `address` by zero pages. The whole of it: its owner could otherwise cut off
-/// a page at a time, and have a signal or a map area of its own for each.
+/// Replaces the guarded range that holds `address` by zero pages. The whole of it: its owner could
+/// otherwise cut off a page at a time, and have a signal or a map area of its own for each.
 fn replace_range(address: usize) -> bool {
     for chunk in &TABLE {
         let chunk = chunk.load(Ordering::Acquire);
@@ -208,8 +227,9 @@ fn replace_range(address: usize) -> bool {
             let Some((start, len, writable)) = slot.find(address) else { continue };
             let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-            // SAFETY: the range belongs to a guarded mapping, which the thread that faulted is accessing and so keeps
-            // alive; it is replaced by memory of the same size and protection.
+            // SAFETY: the range belongs to a guarded mapping, which the thread that faulted is
+            // accessing and so keeps alive; it is replaced by memory of the same size and
+            // protection.
             let mapped = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, -1, 0) };
             if mapped == libc::MAP_FAILED {
                 return false;
@@ -221,6 +241,7 @@ fn replace_range(address: usize) -> bool {
             return true;
         }
     }
+
     false
 }
 
@@ -231,9 +252,10 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
     if handler == libc::SIG_IGN && code <= 0 {
         return;
     }
+
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-        // SAFETY: both are async-signal-safe. The fault is repeated when this handler returns and meets the default
-        // action; a signal that was sent is sent again, and delivered then.
+        // SAFETY: both are async-signal-safe. The fault is repeated when this handler returns and
+        // meets the default action; a signal that was sent is sent again, and delivered then.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         if code <= 0 {
             // SAFETY: as above.
@@ -241,6 +263,7 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
         }
         return;
     }
+
     let with_info = previous.is_some_and(|action| action.sa_flags & libc::SA_SIGINFO != 0);
     if with_info {
         // SAFETY: an action with SA_SIGINFO holds a function of this signature.
@@ -251,7 +274,8 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
         };
         handler(signal, info, context);
     } else {
-        // SAFETY: an action without SA_SIGINFO, neither default nor ignore, holds a function of this signature.
+        // SAFETY: an action without SA_SIGINFO, neither default nor ignore, holds a function of
+        // this signature.
         let handler = unsafe { std::mem::transmute::<libc::sighandler_t, extern "C" fn(c_int)>(handler) };
         handler(signal);
     }

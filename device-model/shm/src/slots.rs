@@ -1,12 +1,15 @@
 //! Rings of packet slots: the accessor of a packet FIFO in mapped memory.
 //!
-//! A slot is a control word of 8 bytes at its start and a payload behind. Packets have numbers modulo 2^32, and packet `n` lies in
-//! slot `n` modulo the ring's length, a power of two, so that no number leads out of the ring: what an accessor of a
-//! [`Window`] has to compare once a word, a ring has settled when it is made. A full slot's control word has the packet's number
-//! and one, modulo 2^32, in its low half; an old packet's number is therefore never taken for the next one's.
+//! A slot is a control word of 8 bytes at its start and a payload behind. Packets have numbers
+//! modulo 2^32, and packet `n` lies in slot `n` modulo the ring's length, a power of two, so that
+//! no number leads out of the ring: what an accessor of a [`Window`] has to compare once a word, a
+//! ring has settled when it is made. A full slot's control word has the packet's number and one,
+//! modulo 2^32, in its low half; an old packet's number is therefore never taken for the next
+//! one's.
 //!
-//! UNSAFETY: dereferences addresses in a mapping. Each is the ring's base and a slot's offset below the ring's length, which
-//! was compared with the window's length, and whose alignment was checked, when the ring was made.
+//! UNSAFETY: dereferences addresses in a mapping. Each is the ring's base and a slot's offset below
+//! the ring's length, which was compared with the window's length, and whose alignment was checked,
+//! when the ring was made.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -24,9 +27,11 @@ const ALIGN: usize = 64;
 /// Packets in one turn of the loops of a run, so that what is not copying is counted once for them.
 const UNROLLED: usize = 4;
 
-/// Slots of `STRIDE` bytes each with payloads of `N` bytes, `PAYLOAD_AT` bytes behind the control word.
+/// Slots of `STRIDE` bytes each with payloads of `N` bytes, `PAYLOAD_AT` bytes behind the control
+/// word.
 ///
-/// Stores are in order: whoever loads a control word with acquire order sees the payload that was stored before it.
+/// Stores are in order: whoever loads a control word with acquire order sees the payload that was
+/// stored before it.
 #[derive(Clone)]
 pub struct Slots<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> {
     window: Window,
@@ -35,7 +40,8 @@ pub struct Slots<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> {
     /// Slots when stores are allowed, and 0 when not.
     writable: u32,
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code, reason = "always false there"))]
-    /// Whether this processor moves 32 bytes at once, which the program need not have been built for.
+    /// Whether this processor moves 32 bytes at once, which the program need not have been built
+    /// for.
     wide: bool,
 }
 
@@ -52,20 +58,23 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
     /// The ring of `count` slots, a power of two, at `offset` of `window`.
     ///
     /// # Errors
-    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Misaligned`] when it is not aligned to 64 bytes in memory;
-    /// [`MemoryError::SlotCount`].
+    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Misaligned`] when it is not aligned to 64 bytes
+    /// in memory; [`MemoryError::SlotCount`].
     pub fn new(window: &Window, offset: u64, count: u32) -> Result<Self, MemoryError> {
         let () = Self::LAYOUT;
         if !count.is_power_of_two() {
             return Err(MemoryError::SlotCount { count });
         }
+
         // What does not fit 64 bits fits no window either.
         let len = u64::from(count).saturating_mul(STRIDE as u64);
         let window = window.window(offset, len)?;
         if !window.base_address().is_multiple_of(ALIGN) {
             return Err(MemoryError::Misaligned { offset, align: ALIGN as u64 });
         }
+
         let writable = if window.is_writable() { count } else { 0 };
+
         Ok(Self { window, mask: count - 1, writable, wide: copy::has_wide_moves() })
     }
 
@@ -103,14 +112,17 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         let source = self.slot(number).wrapping_add(PAYLOAD_AT);
         #[cfg(target_arch = "x86_64")]
         if self.wide {
-            // SAFETY: the source is in bounds and aligned, the target is an array of ours; the processor was asked.
+            // SAFETY: the source is in bounds and aligned, the target is an array of ours; the
+            // processor was asked.
             return unsafe { Self::payload_wide(source, out) };
         }
+
         // SAFETY: the source is in bounds and aligned, the target is an array of ours.
         unsafe { Narrow::from_shared::<N>(out.as_mut_ptr(), source) };
     }
 
-    /// Copies the first bytes of the payload of the slot of packet `number`: as many as `out` takes, `N` at most.
+    /// Copies the first bytes of the payload of the slot of packet `number`: as many as `out`
+    /// takes, `N` at most.
     #[inline]
     pub fn payload_start(&self, number: u32, out: &mut [u8]) {
         let len = out.len().min(N);
@@ -120,8 +132,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         };
     }
 
-    /// Fills the slot of packet `number`: the payload, then, with release order, the control word, with `tag` in its upper half.
-    /// Stores have no effect in memory that is mapped read-only.
+    /// Fills the slot of packet `number`: the payload, then, with release order, the control word,
+    /// with `tag` in its upper half. Stores have no effect in memory that is mapped read-only.
     #[inline]
     pub fn put(&self, number: u32, tag: u32, payload: &[u8; N]) {
         if self.writable != 0 {
@@ -136,35 +148,42 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         }
     }
 
-    /// As [`Slots::put`], for packets one after the other. Gives how many were put: fewer than there are where the ring's last slot
-    /// was reached, from where another call goes on; none when the memory is mapped read-only.
+    /// As [`Slots::put`], for packets one after the other. Gives how many were put: fewer than
+    /// there are where the ring's last slot was reached, from where another call goes on; none when
+    /// the memory is mapped read-only.
     #[inline]
     pub fn put_run(&self, number: u32, tag: u32, payloads: &[[u8; N]]) -> usize {
         if self.writable == 0 {
             return 0;
         }
+
         let left = (self.writable - (number & self.mask)) as usize;
         let many = payloads.len().min(left);
         if self.is_last_lap(number) {
             return self.put_one_by_one(number, tag, &payloads[..many]);
         }
+
         // Counted up in one go with the tag above: there is no carry before the last number.
         let control = (u64::from(tag) << 32) | u64::from(number);
         let (slot, payloads) = (self.slot(number), &payloads[..many]);
         #[cfg(target_arch = "x86_64")]
         if self.wide {
-            // SAFETY: as many slots as there are payloads are left in the ring, which is writable; the processor was asked.
+            // SAFETY: as many slots as there are payloads are left in the ring, which is writable;
+            // the processor was asked.
             unsafe { Self::put_wide(slot, control, payloads) };
             return many;
         }
+
         // SAFETY: as many slots as there are payloads are left in the ring, which is writable.
         unsafe { Self::put_all::<Narrow>(slot, control, payloads) };
+
         many
     }
 
-    /// Copies the payloads of packet `number` and those behind it, as long as there are targets and the slots hold these packets
-    /// without any bit of `stop` in the upper half of their control words. Gives how many were copied: fewer also where the ring's last
-    /// slot was reached, from where another call goes on.
+    /// Copies the payloads of packet `number` and those behind it, as long as there are targets and
+    /// the slots hold these packets without any bit of `stop` in the upper half of their control
+    /// words. Gives how many were copied: fewer also where the ring's last slot was reached, from
+    /// where another call goes on.
     #[inline]
     pub fn take_run(&self, number: u32, stop: u32, targets: &mut [[u8; N]]) -> usize {
         let left = (self.count() - (number & self.mask)) as usize;
@@ -173,17 +192,21 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         if self.is_last_lap(number) {
             return self.take_one_by_one(number, mask, &mut targets[..many]);
         }
+
         let (slot, expected, targets) = (self.slot(number), u64::from(number), &mut targets[..many]);
         #[cfg(target_arch = "x86_64")]
         if self.wide {
-            // SAFETY: as many slots as there are targets are left in the ring; the processor was asked.
+            // SAFETY: as many slots as there are targets are left in the ring; the processor was
+            // asked.
             return unsafe { Self::take_wide(slot, mask, expected, targets) };
         }
+
         // SAFETY: as many slots as there are targets are left in the ring.
         unsafe { Self::take_all::<Narrow>(slot, mask, expected, targets) }
     }
 
-    /// Whether one of the numbers from here to the ring's last slot is the last one, behind which they begin at 0 again.
+    /// Whether one of the numbers from here to the ring's last slot is the last one, behind which
+    /// they begin at 0 again.
     #[inline]
     fn is_last_lap(&self, number: u32) -> bool {
         number | self.mask == u32::MAX
@@ -210,6 +233,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             }
             taken += 1;
         }
+
         taken as usize
     }
 
@@ -264,6 +288,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
                 slot = slot.wrapping_add(STRIDE);
             }
         }
+
         for payload in rest {
             control += 1;
             // SAFETY: passed on.
@@ -272,7 +297,8 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         }
     }
 
-    /// Takes packets out of slots, the control word of the first of which is to be one more than `before`. Gives how many.
+    /// Takes packets out of slots, the control word of the first of which is to be one more than
+    /// `before`. Gives how many.
     ///
     /// # Safety
     /// As many slots of a ring as there are targets must begin at `slot`.
@@ -295,6 +321,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
                 slot = slot.wrapping_add(STRIDE);
             }
         }
+
         for target in rest {
             expected += 1;
             // SAFETY: passed on.
@@ -303,6 +330,7 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
             }
             slot = slot.wrapping_add(STRIDE);
         }
+
         (expected - before) as usize
     }
 
@@ -327,8 +355,10 @@ impl<const STRIDE: usize, const PAYLOAD_AT: usize, const N: usize> Slots<STRIDE,
         if control & mask != expected {
             return false;
         }
+
         // SAFETY: the slot's payload, aligned; the target is an array of ours.
         unsafe { M::from_shared::<N>(target.as_mut_ptr(), slot.wrapping_add(PAYLOAD_AT)) };
+
         true
     }
 }

@@ -1,21 +1,24 @@
 //! Sleeping without a fence in the writer.
 //!
-//! Somebody who waits for records in memory stops looking after a while and sleeps; a writer that stores a record then
-//! has to see that and kick it. The textbook protocol has a full fence on both sides between *my store* and *my load of
-//! your word*, and in the writer that fence is paid for every record. Here the sleeper, which sleeps rarely, makes every
-//! writer's CPU execute a barrier instead:
+//! Somebody who waits for records in memory stops looking after a while and sleeps; a writer that
+//! stores a record then has to see that and kick it. The textbook protocol has a full fence on both
+//! sides between *my store* and *my load of your word*, and in the writer that fence is paid for
+//! every record. Here the sleeper, which sleeps rarely, makes every writer's CPU execute a barrier
+//! instead:
 //!
-//! - writer: store the record (release); load the *sleeping* word ([`must_kick`]); kick when it is set;
-//! - sleeper ([`Sleeper::sleep`]): set *sleeping*; `membarrier(GLOBAL_EXPEDITED)`; scan once more; when there is nothing,
-//!   sleep for at most [`SAFETY_TIMEOUT`]; clear *sleeping*.
+//! - writer: store the record (release); load the *sleeping* word ([`must_kick`]); kick when it is
+//!   set;
+//! - sleeper ([`Sleeper::sleep`]): set *sleeping*; `membarrier(GLOBAL_EXPEDITED)`; scan once more;
+//!   when there is nothing, sleep for at most [`SAFETY_TIMEOUT`]; clear *sleeping*.
 //!
-//! Either the record is in memory before the barrier, and the scan finds it, or the writer's load comes after the
-//! barrier and finds *sleeping* set. The barrier reaches processes that called [`register_membarrier`]; what it does not
-//! reach (a guest's CPUs, other kernels) is covered by the time-out. Where the sleeper has no barrier at all
-//! ([`BarrierKind::WriterMustFence`]), the writer has to fence or to live with the time-out.
+//! Either the record is in memory before the barrier, and the scan finds it, or the writer's load
+//! comes after the barrier and finds *sleeping* set. The barrier reaches processes that called
+//! [`register_membarrier`]; what it does not reach (a guest's CPUs, other kernels) is covered by
+//! the time-out. Where the sleeper has no barrier at all ([`BarrierKind::WriterMustFence`]), the
+//! writer has to fence or to live with the time-out.
 //!
-//! The traits exist so that a model checker can run the same code: it has no asymmetric barrier, and models it with a
-//! sequentially consistent fence on both sides.
+//! The traits exist so that a model checker can run the same code: it has no asymmetric barrier,
+//! and models it with a sequentially consistent fence on both sides.
 //!
 //! UNSAFETY: calls `membarrier`, which touches no memory of ours.
 #![allow(unsafe_code)]
@@ -56,9 +59,11 @@ fn membarrier(command: c_int) -> Result<c_long, Errno> {
     Errno::result(unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) })
 }
 
-/// Lets sleepers of other processes reach this one with their barrier. Both sides call it once when they open.
+/// Lets sleepers of other processes reach this one with their barrier. Both sides call it once when
+/// they open.
 ///
-/// Gives false where the kernel or the container does not allow it: see [`BarrierKind::WriterMustFence`].
+/// Gives false where the kernel or the container does not allow it: see
+/// [`BarrierKind::WriterMustFence`].
 ///
 /// # Errors
 /// [`WakeError::Membarrier`] for a failure that says neither.
@@ -70,7 +75,8 @@ pub fn register_membarrier() -> Result<bool, WakeError> {
     }
 }
 
-/// What orders a sleeper's store of *sleeping* before its last scan, on its CPU and on the writers'.
+/// What orders a sleeper's store of *sleeping* before its last scan, on its CPU and on the
+/// writers'.
 pub trait SleeperBarrier {
     /// Executes the barrier.
     fn barrier(&self);
@@ -89,7 +95,8 @@ pub enum BarrierKind {
     GlobalExpedited,
     /// Waits until every CPU has scheduled: milliseconds, but no registration is needed.
     Global,
-    /// There is none: a writer must use [`FullFence`], or a kick can come as late as [`SAFETY_TIMEOUT`].
+    /// There is none: a writer must use [`FullFence`], or a kick can come as late as
+    /// [`SAFETY_TIMEOUT`].
     WriterMustFence,
 }
 
@@ -111,6 +118,7 @@ impl Membarrier {
         } else {
             BarrierKind::WriterMustFence
         };
+
         Membarrier { kind }
     }
 
@@ -122,12 +130,14 @@ impl Membarrier {
 
 impl SleeperBarrier for Membarrier {
     fn barrier(&self) {
-        // The call fails only when a filter was put on this process since `open`; the time-out covers that.
+        // The call fails only when a filter was put on this process since `open`; the time-out
+        // covers that.
         let _ = match self.kind {
             BarrierKind::GlobalExpedited => membarrier(GLOBAL_EXPEDITED),
             BarrierKind::Global => membarrier(GLOBAL),
             BarrierKind::WriterMustFence => Ok(0),
         };
+
         fence(Ordering::SeqCst);
     }
 }
@@ -143,7 +153,8 @@ impl WriterBarrier for NoFence {
     }
 }
 
-/// The writer's side when the sleeper has none: a full fence, which costs several times what a record does.
+/// The writer's side when the sleeper has none: a full fence, which costs several times what a
+/// record does.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FullFence;
 
@@ -154,7 +165,8 @@ impl WriterBarrier for FullFence {
     }
 }
 
-/// A *sleeping* word as its writer, the sleeper, and its readers see it. Relaxed accesses: the barriers order them.
+/// A *sleeping* word as its writer, the sleeper, and its readers see it. Relaxed accesses: the
+/// barriers order them.
 pub trait SleepFlag {
     /// Sets it to 1 or 0.
     fn set(&self, sleeping: bool);
@@ -215,8 +227,9 @@ impl<B: SleeperBarrier> Sleeper<B> {
 
     /// Announces the sleep in every flag, scans once more, and sleeps when there was nothing.
     ///
-    /// `scan` tells whether there is work. `sleep` blocks until a kick or for at most the time it is given; a kick that
-    /// came before it blocks must end it at once (an eventfd's counter does that). The flags are clear afterwards.
+    /// `scan` tells whether there is work. `sleep` blocks until a kick or for at most the time it
+    /// is given; a kick that came before it blocks must end it at once (an eventfd's counter does
+    /// that). The flags are clear afterwards.
     pub fn sleep<'a, F: SleepFlag + 'a>(
         &self,
         flags: impl Iterator<Item = &'a F> + Clone,
@@ -231,13 +244,16 @@ impl<B: SleeperBarrier> Sleeper<B> {
             sleep(SAFETY_TIMEOUT);
             Slept::Woken
         };
+
         flags.for_each(|flag| flag.set(false));
+
         slept
     }
 
     /// The barrier alone, for a sleeper whose flags and scan are spread over its own loop.
     ///
-    /// The order is the one of [`Sleeper::sleep`]: set the flags, this, scan, sleep, clear the flags.
+    /// The order is the one of [`Sleeper::sleep`]: set the flags, this, scan, sleep, clear the
+    /// flags.
     pub fn barrier(&self) {
         self.barrier.barrier();
     }

@@ -1,7 +1,7 @@
 //! Sub-ranges of shared memory, and the accessors of the hot path.
 //!
-//! UNSAFETY: dereferences addresses in a mapping. Each is computed from the window's base after a comparison with its
-//! length, and the window keeps the mapping alive.
+//! UNSAFETY: dereferences addresses in a mapping. Each is computed from the window's base after a
+//! comparison with its length, and the window keeps the mapping alive.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -15,10 +15,10 @@ use crate::word::{SharedU32, SharedU64};
 
 /// A range of shared memory. Offsets are relative to its start.
 ///
-/// Two kinds of access are offered: copies ([`Window::read`], [`Window::write`] and their kin), which take any alignment
-/// and may be seen half done by the peer, and words (`load_*`, `store_*`), which must be aligned in memory and are
-/// atomic. The bytes of one copy become visible in no particular order unless said otherwise; publish them with a
-/// release store of a word after it.
+/// Two kinds of access are offered: copies ([`Window::read`], [`Window::write`] and their kin),
+/// which take any alignment and may be seen half done by the peer, and words (`load_*`, `store_*`),
+/// which must be aligned in memory and are atomic. The bytes of one copy become visible in no
+/// particular order unless said otherwise; publish them with a release store of a word after it.
 #[derive(Clone)]
 pub struct Window {
     base: *mut u8,
@@ -28,7 +28,8 @@ pub struct Window {
     mapping: Arc<Mapping>,
 }
 
-// SAFETY: `base` points into the mapping, which is `Send` and `Sync`, and is only used for volatile and atomic accesses.
+// SAFETY: `base` points into the mapping, which is `Send` and `Sync`, and is only used for volatile
+// and atomic accesses.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
@@ -42,11 +43,13 @@ macro_rules! word_accessors {
                     #[doc = concat!("Loads the ", $size, "-byte word at `offset` with `", stringify!($load_order), "` order.")]
                     ///
                     /// # Errors
-                    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Misaligned`] when it is not aligned to its size.
+                    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Misaligned`] when it is not
+                    /// aligned to its size.
                     #[inline]
                     pub fn $load(&self, offset: u64) -> Result<$value, MemoryError> {
                         let word = self.aligned(offset, $size)?.cast::<$value>();
-                        // SAFETY: in bounds and aligned by the check; the mapping is alive as long as `self`.
+                        // SAFETY: in bounds and aligned by the check; the mapping is alive as long
+                        // as `self`.
                         Ok(unsafe { <$atomic>::from_ptr(word) }.load(Ordering::$load_order))
                     }
                 )+
@@ -54,12 +57,13 @@ macro_rules! word_accessors {
                     #[doc = concat!("Stores the ", $size, "-byte word at `offset` with `", stringify!($store_order), "` order.")]
                     ///
                     /// # Errors
-                    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`]; [`MemoryError::Misaligned`] when it is
-                    /// not aligned to its size.
+                    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`];
+                    /// [`MemoryError::Misaligned`] when it is not aligned to its size.
                     #[inline]
                     pub fn $store(&self, offset: u64, value: $value) -> Result<(), MemoryError> {
                         let word = self.aligned_mut(offset, $size)?.cast::<$value>();
-                        // SAFETY: in bounds, aligned and writable by the check; the mapping is alive as long as `self`.
+                        // SAFETY: in bounds, aligned and writable by the check; the mapping is
+                        // alive as long as `self`.
                         unsafe { <$atomic>::from_ptr(word) }.store(value, Ordering::$store_order);
                         Ok(())
                     }
@@ -122,19 +126,22 @@ impl Window {
         self.mapping.access() == Access::ReadWrite
     }
 
-    /// Where it is mapped, for identification and registration only; dereferencing it breaks this crate's rules.
+    /// Where it is mapped, for identification and registration only; dereferencing it breaks this
+    /// crate's rules.
     pub fn base_address(&self) -> usize {
         self.base as usize
     }
 
-    /// Stores a record of a word behind its header: `word` at `offset + 8`, then `header` at `offset` with *release* order.
+    /// Stores a record of a word behind its header: `word` at `offset + 8`, then `header` at
+    /// `offset` with *release* order.
     ///
     /// # Errors
     /// As the stores of words.
     #[inline]
     pub fn store_record(&self, offset: u64, header: u64, word: u64) -> Result<(), MemoryError> {
         let first = self.aligned_mut(offset, 16)?.cast::<u64>();
-        // SAFETY: 16 bytes from `offset` on are in bounds, aligned and writable by the check; the mapping is alive as long as `self`.
+        // SAFETY: 16 bytes from `offset` on are in bounds, aligned and writable by the check; the
+        // mapping is alive as long as `self`.
         unsafe { AtomicU64::from_ptr(first.wrapping_add(1)) }.store(word, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(first) }.store(header, Ordering::Release);
@@ -201,7 +208,8 @@ impl Window {
         Ok(())
     }
 
-    /// As [`Window::read`], for a length known at compile time: unrolled when the source is aligned to 16 bytes.
+    /// As [`Window::read`], for a length known at compile time: unrolled when the source is aligned
+    /// to 16 bytes.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`].
@@ -213,7 +221,8 @@ impl Window {
         Ok(())
     }
 
-    /// As [`Window::write`], for a length known at compile time: unrolled when the target is aligned to 16 bytes.
+    /// As [`Window::write`], for a length known at compile time: unrolled when the target is
+    /// aligned to 16 bytes.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
@@ -225,7 +234,8 @@ impl Window {
         Ok(())
     }
 
-    /// Stores 16 bytes with one 16-byte instruction (where the target has one), aligned to 16 bytes in memory.
+    /// Stores 16 bytes with one 16-byte instruction (where the target has one), aligned to 16 bytes
+    /// in memory.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`], [`MemoryError::Misaligned`].
@@ -237,7 +247,8 @@ impl Window {
         Ok(())
     }
 
-    /// Stores 64 bytes with the widest stores the target has, lowest address first, aligned to 64 bytes in memory.
+    /// Stores 64 bytes with the widest stores the target has, lowest address first, aligned to 64
+    /// bytes in memory.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`], [`MemoryError::Misaligned`].
@@ -249,10 +260,11 @@ impl Window {
         Ok(())
     }
 
-    /// Copies `len` bytes from this window at `offset` into `target` at `target_offset`, once and without a buffer.
+    /// Copies `len` bytes from this window at `offset` into `target` at `target_offset`, once and
+    /// without a buffer.
     ///
-    /// The two ranges may belong to different mappings of the same file. What an overlap contains afterwards is not
-    /// specified.
+    /// The two ranges may belong to different mappings of the same file. What an overlap contains
+    /// afterwards is not specified.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
@@ -266,7 +278,8 @@ impl Window {
     ) -> Result<(), MemoryError> {
         let source = self.at(offset, len)?;
         let target = target.at_mut(target_offset, len)?;
-        // SAFETY: both ranges are in bounds and the target is writable by the checks; both mappings are borrowed.
+        // SAFETY: both ranges are in bounds and the target is writable by the checks; both mappings
+        // are borrowed.
         unsafe { copy::copy_shared_to_shared(target, source, len as usize) };
         Ok(())
     }

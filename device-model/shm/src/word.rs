@@ -1,7 +1,7 @@
 //! Atomic words in shared memory.
 //!
-//! UNSAFETY: makes references to atomics from addresses in a mapping. The address was checked for bounds and alignment
-//! when the word was made, and the word keeps the mapping alive.
+//! UNSAFETY: makes references to atomics from addresses in a mapping. The address was checked for
+//! bounds and alignment when the word was made, and the word keeps the mapping alive.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -14,8 +14,9 @@ macro_rules! shared_word {
     ($(#[$doc:meta])* $name:ident, $atomic:ty, $value:ty) => {
         $(#[$doc])*
         ///
-        /// It keeps its mapping alive. In memory that is mapped read-only it can be loaded; stores have no effect,
-        /// as with a read-only register ([`Self::is_writable`] tells), and a compare-exchange fails.
+        /// It keeps its mapping alive. In memory that is mapped read-only it can be loaded; stores
+        /// have no effect, as with a read-only register ([`Self::is_writable`] tells), and a
+        /// compare-exchange fails.
         #[derive(Clone)]
         pub struct $name {
             word: *mut $value,
@@ -23,7 +24,8 @@ macro_rules! shared_word {
             _mapping: Arc<Mapping>,
         }
 
-        // SAFETY: the address points into the mapping, which is `Send` and `Sync`, and is only accessed atomically.
+        // SAFETY: the address points into the mapping, which is `Send` and `Sync`, and is only
+        // accessed atomically.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
@@ -67,7 +69,8 @@ macro_rules! shared_word {
                 }
             }
 
-            /// Stores `new` if the word is `current`. Gives the word found: `Ok` when it was stored.
+            /// Stores `new` if the word is `current`. Gives the word found: `Ok` when it was
+            /// stored.
             ///
             /// # Errors
             /// The word found, when it was not `current` or the memory is read-only.

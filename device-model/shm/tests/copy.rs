@@ -1,4 +1,5 @@
-//! Copies into, out of and between shared memory against copies of slices, for all alignments and lengths.
+//! Copies into, out of and between shared memory against copies of slices, for all alignments and
+//! lengths.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use nicforge_shm::SharedMemory;
@@ -149,6 +150,7 @@ proptest! {
         expected[2000 + to..2256 + to].copy_from_slice(&bytes[from..from + 256]);
         expected[3000 + to..3064 + to].copy_from_slice(&bytes[from..from + 64]);
         expected[4000 + to..4077 + to].copy_from_slice(&bytes[from..from + 77]);
+
         prop_assert_eq!(contents(&memory), expected);
     }
 }

@@ -1,10 +1,11 @@
 //! The ring and the wake protocol under every interleaving that the memory model allows.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p nicforge-shm --test loom --release`.
+//! Run with
+//! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p nicforge-shm --test loom --release`.
 //!
-//! The data of a cell are plain memory here, so that an access which the headers do not order is an error. The checker has
-//! no asymmetric barrier: it is modelled by a sequentially consistent fence on both sides, which orders no more than
-//! `membarrier` does with the writer's program order.
+//! The data of a cell are plain memory here, so that an access which the headers do not order is an
+//! error. The checker has no asymmetric barrier: it is modelled by a sequentially consistent fence
+//! on both sides, which orders no more than `membarrier` does with the writer's program order.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 #![cfg(loom)]
 
@@ -27,7 +28,8 @@ struct ModelCell {
 #[derive(Clone)]
 struct ModelCells(Arc<Vec<ModelCell>>);
 
-// Like shared memory: the cells' data are accessed by both threads, and the checker sees to the order.
+// Like shared memory: the cells' data are accessed by both threads, and the checker sees to the
+// order.
 #[allow(unsafe_code)]
 // SAFETY: `loom::cell::UnsafeCell` fails the test when two threads' accesses are not ordered.
 unsafe impl Send for ModelCells {}
@@ -183,7 +185,8 @@ fn record_is_not_seen_where_a_longer_one_was_continued() {
     transfer(2, &[2, 1]);
 }
 
-/// One writer that kicks, one consumer that sleeps without a time-out: a kick that is lost is a deadlock.
+/// One writer that kicks, one consumer that sleeps without a time-out: a kick that is lost is a
+/// deadlock.
 fn sleep_and_kick<B: WriterBarrier + Send + Sync + 'static>(barrier: fn() -> B, records: u32) {
     loom::model(move || {
         let cells = ModelCells::new(2);
@@ -285,8 +288,8 @@ fn producer_that_attaches_to_an_emptied_ring_goes_on_where_it_was() {
     });
 }
 
-/// A tenant that posts and leaves at once. Its end comes on its socket, which ends a sleep as a kick does: what it posted
-/// before is carried out, and nothing of its ring is looked at later.
+/// A tenant that posts and leaves at once. Its end comes on its socket, which ends a sleep as a
+/// kick does: what it posted before is carried out, and nothing of its ring is looked at later.
 #[test]
 fn record_posted_right_before_the_end_of_an_attachment_is_taken() {
     loom::model(|| {
@@ -326,8 +329,8 @@ fn record_posted_right_before_the_end_of_an_attachment_is_taken() {
     });
 }
 
-/// One tenant stays while the other attachment's goes and the next one comes, under one sleeper who has them all: which flags
-/// it sets changes from sleep to sleep, and no kick of who stays is lost.
+/// One tenant stays while the other attachment's goes and the next one comes, under one sleeper who
+/// has them all: which flags it sets changes from sleep to sleep, and no kick of who stays is lost.
 #[test]
 fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
     loom::model(|| {
@@ -364,8 +367,8 @@ fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
     });
 }
 
-/// A reset while the client pushes: that record is lost, or comes out whole. The client, told of the reset by its generation,
-/// asks where the ring is and goes on there.
+/// A reset while the client pushes: that record is lost, or comes out whole. The client, told of
+/// the reset by its generation, asks where the ring is and goes on there.
 #[test]
 fn push_into_a_reset_is_whole_or_lost_and_the_next_generation_goes_on() {
     loom::model(|| {

@@ -60,8 +60,11 @@ fn record_comes_out_as_it_went_in() {
     let (_memory, mut producer, mut consumer) = ends();
     producer.try_push(|| 0, 4, 0xdead_bee0, b"doorbell").unwrap();
     let expected = RecordRef { bar: 4, offset: 0xdead_bee0, data: b"doorbell" };
+
     assert_eq!(consumer.peek(), Peek::Record(expected));
+
     consumer.pop();
+
     assert_eq!(consumer.peek(), Peek::Empty);
     assert_eq!(consumer.consumed(), 1);
     assert!(producer.is_drained(consumer.consumed()));
@@ -100,7 +103,9 @@ fn full_ring_refuses_until_cells_are_consumed() {
 #[test]
 fn place_has_passed_when_all_before_it_is_consumed() {
     let (_memory, mut producer, mut consumer) = ends();
+
     assert!(producer.has_passed(consumer.consumed(), producer.position()), "nothing was pushed");
+
     // Records of two cells, for some laps.
     for _ in 0..3 * MIN_RING_CELLS {
         let before = producer.position();
@@ -142,10 +147,15 @@ fn peeked_record_does_not_change_when_its_memory_does() {
     let (memory, mut producer, mut consumer) = ends();
     producer.try_push(|| 0, 1, 8, &[5; 100]).unwrap();
     let expected = Peek::Record(RecordRef { bar: 1, offset: 8, data: &[5; 100] });
+
     assert_eq!(consumer.peek(), expected);
+
     memory.write(0, &[0xff; 256]).unwrap();
+
     assert_eq!(consumer.peek(), expected);
+
     consumer.pop();
+
     assert_eq!(consumer.consumed(), 2);
 }
 
@@ -166,11 +176,13 @@ fn malformed_headers_take_one_cell_each() {
     for (cell, header) in headers.iter().enumerate() {
         memory.u64((cell * CELL) as u64).unwrap().store(*header, Ordering::Release);
     }
+
     for header in headers {
         assert_eq!(consumer.peek(), Peek::Malformed { header });
         assert_eq!(consumer.peek(), Peek::Malformed { header });
         consumer.pop();
     }
+
     assert_eq!(consumer.peek(), Peek::Empty);
     assert_eq!(consumer.consumed(), 3);
 }
@@ -185,6 +197,7 @@ fn ring_full_of_garbage_is_consumed_in_bounded_steps() {
         steps += 1;
         assert!(steps <= MIN_RING_CELLS);
     }
+
     assert_eq!(consumer.state(), (0, false));
 }
 
@@ -199,6 +212,7 @@ fn reset_empties_the_ring_and_starts_it_again() {
     let emptied = consumer.peek() == Peek::Empty;
     let mut producer = Producer::new(consumer.cells().clone());
     producer.try_push(|| consumer.consumed(), 3, 16, &[7]).unwrap();
+
     assert!(emptied);
     assert_eq!(consumer.state(), (0, true));
     assert_eq!(consumer.peek(), Peek::Record(RecordRef { bar: 3, offset: 16, data: &[7] }));
@@ -207,15 +221,18 @@ fn reset_empties_the_ring_and_starts_it_again() {
 #[test]
 fn resumed_producer_goes_on_where_the_consumer_is() {
     let (_memory, mut producer, mut consumer) = ends();
+
     // A lap and a half, so that the phase has changed.
     for at in 0..96u32 {
         producer.try_push(|| consumer.consumed(), 0, at, &[1]).unwrap();
         consumer.peek();
         consumer.pop();
     }
+
     let (cell, phase) = consumer.state();
     let mut resumed = Producer::resume(consumer.cells().clone(), cell, phase);
     resumed.try_push(|| consumer.consumed(), 5, 77, &[9; 60]).unwrap();
+
     assert_eq!((cell, phase), (32, false));
     assert_eq!(consumer.peek(), Peek::Record(RecordRef { bar: 5, offset: 77, data: &[9; 60] }));
     assert_eq!(resumed.state(), (34, false));
@@ -224,21 +241,28 @@ fn resumed_producer_goes_on_where_the_consumer_is() {
 #[test]
 fn half_a_record_of_a_killed_producer_is_not_seen_after_resume() {
     let (memory, _killed, mut consumer) = ends();
-    // Killed before the first header: two cells that continue a record, behind one that is not valid yet.
+
+    // Killed before the first header: two cells that continue a record, behind one that is not
+    // valid yet.
     for cell in [1, 2] {
         memory.u64((cell * CELL) as u64).unwrap().store(PHASE, Ordering::Release);
     }
+
     let (cell, phase) = consumer.state();
     let mut resumed = Producer::resume(consumer.cells().clone(), cell, phase);
     resumed.try_push(|| consumer.consumed(), 0, 4, &[1]).unwrap();
+
     assert_eq!(consumer.peek(), Peek::Record(RecordRef { bar: 0, offset: 4, data: &[1] }));
+
     consumer.pop();
+
     assert_eq!(consumer.peek(), Peek::Empty);
 }
 
 #[test]
 fn counts_survive_their_wrap_around() {
-    // 2^32 cells take too long; the laps of the smallest ring wrap often enough to meet every phase.
+    // 2^32 cells take too long; the laps of the smallest ring wrap often enough to meet every
+    // phase.
     let (_memory, mut producer, mut consumer) = ends();
     for at in 0..10_000u32 {
         let len = 1 + (at as usize * 7) % MAX_DATA;
@@ -271,6 +295,7 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     let alike =
         prop::collection::vec(any::<u8>(), 8).prop_map(|data| Step::Push { bar: 1, offset: 64, data });
+
     prop_oneof![
         20 => (0u8..8, any::<u32>(), data).prop_map(|(bar, offset, data)| Step::Push { bar, offset, data }),
         10 => alike,
@@ -342,6 +367,7 @@ proptest! {
         for (at, word) in words.iter().enumerate() {
             memory.write(at as u64 * 8, &word.to_le_bytes()).unwrap();
         }
+
         let mut steps = 0;
         while consumer.peek() != Peek::Empty && steps < 10 * MIN_RING_CELLS {
             if steps % 3 == 0 {
@@ -357,6 +383,7 @@ proptest! {
             consumer.pop();
             steps += 1;
         }
+
         prop_assert!(consumer.consumed() as usize >= steps);
     }
 }
@@ -372,6 +399,7 @@ fn two_threads_transfer_every_record_in_order() {
         let len = if record.is_multiple_of(16) { 1 + record as usize % MAX_DATA } else { 8 };
         (len, record.wrapping_mul(0x9e37_79b9).to_le_bytes())
     };
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = [0u8; MAX_DATA];
@@ -397,5 +425,6 @@ fn two_threads_transfer_every_record_in_order() {
             head.store(consumer.consumed(), Ordering::Release);
         }
     });
+
     assert_eq!(consumer.peek(), Peek::Empty);
 }

@@ -75,6 +75,7 @@ fn fault_of_one_mapping_leaves_the_others_alone() {
 
     let mut bytes = [0; 4];
     kept.read(0, &mut bytes).unwrap();
+
     assert!(truncated.faulted());
     assert!(!kept.faulted());
     assert_eq!(&bytes, b"kept");
@@ -83,6 +84,7 @@ fn fault_of_one_mapping_leaves_the_others_alone() {
 #[test]
 fn slot_of_a_mapping_that_is_gone_is_used_again_unmarked() {
     let file = file(1);
+
     // More than the first chunk of the table holds, one after the other and many at once.
     for _ in 0..3 {
         let all: Vec<_> = (0..1500)
@@ -111,6 +113,7 @@ fn threads_that_fault_at_once_all_survive() {
             });
         }
     });
+
     assert!(memory.faulted());
 }
 
@@ -124,7 +127,9 @@ fn fault_of_an_unguarded_mapping_still_kills() {
         let _ = memory.read(0, &mut [0; 8]);
         return;
     }
+
     let test = ["--exact", "fault_of_an_unguarded_mapping_still_kills"];
     let output = Command::new(std::env::current_exe().unwrap()).args(test).env(VICTIM, "1").output().unwrap();
+
     assert_eq!(output.status.signal(), Some(Signal::SIGBUS as i32), "{output:?}");
 }

@@ -50,6 +50,7 @@ fn flags_are_set_while_asleep_and_clear_afterwards() {
             assert!(flags.iter().all(|flag| must_kick(flag, &NoFence)));
         },
     );
+
     assert_eq!(slept, Slept::Woken);
     assert_eq!(timeout, SAFETY_TIMEOUT);
     assert!(flags.iter().all(|flag| !must_kick(flag, &NoFence)));

@@ -1,7 +1,7 @@
 //! A ring's cells in shared memory.
 //!
-//! UNSAFETY: dereferences addresses in a window. The cell number is masked by the number of cells, which fit the window
-//! by the check in [`SharedCells::new`].
+//! UNSAFETY: dereferences addresses in a window. The cell number is masked by the number of cells,
+//! which fit the window by the check in [`SharedCells::new`].
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -62,13 +62,16 @@ impl SharedCells {
         if !len.is_multiple_of(CELL as u64) || !count.is_power_of_two() || !sizes.contains(&count) {
             return Err(RingError::BadSize { len });
         }
+
         let address = window.base_address();
         if !address.is_multiple_of(CELL) {
             return Err(RingError::Misaligned { address: address as u64 });
         }
+
         if !window.is_writable() {
             return Err(RingError::ReadOnly);
         }
+
         Ok(SharedCells { base: Base(window.base_pointer()), mask: count as usize - 1, _window: window })
     }
 
@@ -80,7 +83,8 @@ impl SharedCells {
 
     #[inline]
     fn header(&self, cell: usize) -> &AtomicU64 {
-        // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as `self`.
+        // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as
+        // `self`.
         unsafe { AtomicU64::from_ptr(self.cell(cell).cast()) }
     }
 
@@ -121,7 +125,8 @@ impl Cells for SharedCells {
     #[inline]
     fn data_read_bytes(&self, cell: usize, data: &mut [u64; CELL_WORDS], len: usize) {
         if len <= 8 {
-            // SAFETY: the first word of a cell's data lies in the window, and is aligned to 8 bytes.
+            // SAFETY: the first word of a cell's data lies in the window, and is aligned to 8
+            // bytes.
             data[0] = unsafe { self.data(cell).cast::<u64>().read_volatile() };
         } else {
             self.data_read(cell, data);
@@ -130,14 +135,16 @@ impl Cells for SharedCells {
 
     #[inline]
     fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]) {
-        // SAFETY: the data of a cell lie in the window, which is mapped for writing, and are aligned to 8 bytes.
+        // SAFETY: the data of a cell lie in the window, which is mapped for writing, and are
+        // aligned to 8 bytes.
         unsafe { copy::cell_to_shared(self.data(cell), data) };
     }
 
     #[inline]
     fn data_write_bytes(&self, cell: usize, bytes: &[u8]) {
         let len = bytes.len().min(CELL_DATA);
-        // SAFETY: at most the data of a cell, which lie in the window, which is mapped for writing, aligned to 8 bytes.
+        // SAFETY: at most the data of a cell, which lie in the window, which is mapped for writing,
+        // aligned to 8 bytes.
         unsafe { copy::up_to_cell_to_shared(self.data(cell), bytes.as_ptr(), len) };
     }
 }

@@ -12,7 +12,8 @@ pub enum Peek<'a> {
     Empty,
     /// A record.
     Record(RecordRef<'a>),
-    /// A header that no record has: a length of 0 or above [`MAX_DATA`], or more cells than the ring. It takes one cell.
+    /// A header that no record has: a length of 0 or above [`MAX_DATA`], or more cells than the
+    /// ring. It takes one cell.
     Malformed {
         /// The header as it was read.
         header: u64,
@@ -37,7 +38,8 @@ pub struct Consumer<C: Cells> {
     count: u32,
     /// Cells consumed so far, modulo 2^32.
     consumed: u32,
-    /// What was read and not popped yet: its header, how many cells it takes (0: there is nothing), and how many bytes (0: it is malformed).
+    /// What was read and not popped yet: its header, how many cells it takes (0: there is nothing),
+    /// and how many bytes (0: it is malformed).
     header: u64,
     taken: u32,
     len: u32,
@@ -52,16 +54,20 @@ impl<C: Cells> Consumer<C> {
         Consumer { cells, count, consumed: 0, header: 0, taken: 0, len: 0, buffer }
     }
 
-    /// The oldest record. The memory is read once a record: until it is popped, this gives the same bytes.
+    /// The oldest record. The memory is read once a record: until it is popped, this gives the same
+    /// bytes.
     #[inline]
     pub fn peek(&mut self) -> Peek<'_> {
         if self.taken == 0 && !self.look() {
             return Peek::Empty;
         }
+
         if self.len == 0 {
             return Peek::Malformed { header: self.header };
         }
+
         let (bar, offset, _) = posted::fields(self.header);
+
         Peek::Record(RecordRef { bar, offset, data: self.data() })
     }
 
@@ -80,6 +86,7 @@ impl<C: Cells> Consumer<C> {
         if header & PHASE != phase_of(self.consumed, self.count) {
             return false;
         }
+
         self.header = header;
         let (.., len) = posted::fields(header);
         if len.wrapping_sub(1) < CELL_DATA {
@@ -88,6 +95,7 @@ impl<C: Cells> Consumer<C> {
         } else {
             self.look_further(len);
         }
+
         true
     }
 
@@ -99,17 +107,21 @@ impl<C: Cells> Consumer<C> {
             (self.taken, self.len) = (1, 0);
             return;
         }
+
         for (index, data) in self.buffer[..cells].iter_mut().enumerate() {
             let position = self.consumed.wrapping_add(index as u32);
             self.cells.data_read((position & (self.count - 1)) as usize, data);
         }
+
         (self.taken, self.len) = (cells as u32, len as u32);
     }
 
-    /// Shows `take` the records of one cell in front, in order, at most `most`, until it refuses one; goes past those that it takes. Gives how
-    /// many. Whatever stopped it is what [`Consumer::peek`] gives.
+    /// Shows `take` the records of one cell in front, in order, at most `most`, until it refuses
+    /// one; goes past those that it takes. Gives how many. Whatever stopped it is what
+    /// [`Consumer::peek`] gives.
     ///
-    /// The second argument of `take` says that BAR, offset and length are those of the record before, which it took.
+    /// The second argument of `take` says that BAR, offset and length are those of the record
+    /// before, which it took.
     #[inline]
     pub fn take_while(&mut self, most: u32, mut take: impl FnMut(RecordRef<'_>, bool) -> bool) -> u32 {
         // What was peeked at is the first one, if it is a record of one cell; it was read already.
@@ -117,8 +129,10 @@ impl<C: Cells> Consumer<C> {
         if read && (self.taken != 1 || self.len == 0) {
             return 0;
         }
+
         let (mut header, mut refused) = (self.header, false);
         let (first, count) = (self.consumed, self.count);
+
         // No header without its phase has all bits set.
         let (mut last, mut len) = (u64::MAX, self.len as usize);
         let mut done = 0;
@@ -148,12 +162,14 @@ impl<C: Cells> Consumer<C> {
             last = header & !PHASE;
             done += 1;
         }
+
         self.consumed = first.wrapping_add(done);
         if refused || read {
             (self.header, self.taken, self.len) = (header, 1, len as u32);
         } else {
             (self.taken, self.len) = (0, 0);
         }
+
         done
     }
 
@@ -170,7 +186,8 @@ impl<C: Cells> Consumer<C> {
         (self.taken, self.len) = (0, 0);
     }
 
-    /// Cells consumed so far, modulo 2^32, to be published with *release* order in the mirror's `RING_HEAD`.
+    /// Cells consumed so far, modulo 2^32, to be published with *release* order in the mirror's
+    /// `RING_HEAD`.
     #[inline]
     pub fn consumed(&self) -> u32 {
         self.consumed
@@ -181,8 +198,9 @@ impl<C: Cells> Consumer<C> {
         (self.consumed & (self.count - 1), phase_of(self.consumed, self.count) == PHASE)
     }
 
-    /// Empties the ring: clears all headers, and starts again at cell 0 with phase 1 and a count of 0, which has to be
-    /// published before the producer goes on. What was in it, and a record peeked and not popped, is lost.
+    /// Empties the ring: clears all headers, and starts again at cell 0 with phase 1 and a count of
+    /// 0, which has to be published before the producer goes on. What was in it, and a record
+    /// peeked and not popped, is lost.
     pub fn reset(&mut self) {
         for cell in 0..self.count as usize {
             self.cells.set_header_relaxed(cell, 0);

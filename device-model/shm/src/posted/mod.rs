@@ -1,12 +1,13 @@
 //! The two ends of a posted-write ring. Its layout is [`nicforge_hwi::posted`]'s.
 //!
-//! A client *pushes* register writes; the engine *peeks* at the oldest, replays it, and *pops* it once the device took
-//! it. What flows back is one word, the number of cells consumed, in a page that the client cannot write. Either end can
-//! be hostile: the consumer reads each record once and takes nothing in it for granted; the producer believes no count
-//! that would let it overwrite what may not have been read.
+//! A client *pushes* register writes; the engine *peeks* at the oldest, replays it, and *pops* it
+//! once the device took it. What flows back is one word, the number of cells consumed, in a page
+//! that the client cannot write. Either end can be hostile: the consumer reads each record once and
+//! takes nothing in it for granted; the producer believes no count that would let it overwrite what
+//! may not have been read.
 //!
-//! Both ends are generic over [`Cells`], so that a model checker can stand in for the memory. [`SharedCells`] is the
-//! implementation that shared memory has.
+//! Both ends are generic over [`Cells`], so that a model checker can stand in for the memory.
+//! [`SharedCells`] is the implementation that shared memory has.
 
 mod cells;
 mod consumer;
@@ -23,8 +24,8 @@ pub const CELL_WORDS: usize = CELL_DATA / 8;
 
 /// The memory of a ring: `count` cells of a header and [`CELL_WORDS`] words of data.
 ///
-/// An implementation must accept every cell number below [`Cells::count`], and may do what it likes but fault with
-/// others. Headers are atomic 64-bit words. Data is not: the headers order it.
+/// An implementation must accept every cell number below [`Cells::count`], and may do what it likes
+/// but fault with others. Headers are atomic 64-bit words. Data is not: the headers order it.
 pub trait Cells {
     /// How many cells there are: a power of two, at most 2^30, the same at each call.
     fn count(&self) -> usize;
@@ -39,14 +40,16 @@ pub trait Cells {
     /// Writes the data of a cell.
     fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]);
 
-    /// Reads the first `len` bytes of a cell's data, at most [`CELL_DATA`], each once; the others are arbitrary.
+    /// Reads the first `len` bytes of a cell's data, at most [`CELL_DATA`], each once; the others
+    /// are arbitrary.
     #[inline]
     fn data_read_bytes(&self, cell: usize, data: &mut [u64; CELL_WORDS], len: usize) {
         let _ = len;
         self.data_read(cell, data);
     }
 
-    /// Writes the first bytes of a cell's data, at most [`CELL_DATA`]; the others keep or lose what they were.
+    /// Writes the first bytes of a cell's data, at most [`CELL_DATA`]; the others keep or lose what
+    /// they were.
     #[inline]
     fn data_write_bytes(&self, cell: usize, bytes: &[u8]) {
         let mut data = [0u64; CELL_WORDS];

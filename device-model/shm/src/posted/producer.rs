@@ -30,8 +30,8 @@ pub enum PushError {
 pub struct Producer<C: Cells> {
     cells: C,
     count: u32,
-    /// Cells written so far. Its low bits are the cell and the lap that come next; the others may differ from the
-    /// consumer's count, so that differences are taken modulo two laps.
+    /// Cells written so far. Its low bits are the cell and the lap that come next; the others may
+    /// differ from the consumer's count, so that differences are taken modulo two laps.
     produced: u32,
     /// Cells that may be written before the consumer must be asked again.
     room: u32,
@@ -45,31 +45,37 @@ impl<C: Cells> Producer<C> {
         Producer { cells, count, produced: 0, room: 0 }
     }
 
-    /// Of a ring that another producer wrote and the consumer has emptied up to `cell`, where it expects `phase`: what
-    /// the control page's `RING_STATE` says. A cell that the ring does not have is taken modulo the ring.
+    /// Of a ring that another producer wrote and the consumer has emptied up to `cell`, where it
+    /// expects `phase`: what the control page's `RING_STATE` says. A cell that the ring does not
+    /// have is taken modulo the ring.
     ///
-    /// A record that the other left half written is lost; one that was complete but not consumed may come out mangled.
+    /// A record that the other left half written is lost; one that was complete but not consumed
+    /// may come out mangled.
     pub fn resume(cells: C, cell: u32, phase: bool) -> Self {
         let mut producer = Self::new(cells);
         let count = producer.count;
         producer.produced = (cell & (count - 1)) | if phase { 0 } else { count };
-        // Half a record is cells that continue it, valid already, behind a first one that is not. They would be taken
-        // for records when the consumer gets there.
+
+        // Half a record is cells that continue it, valid already, behind a first one that is not.
+        // They would be taken for records when the consumer gets there.
         for index in 0..(MAX_CELLS as u32).min(count) {
             let position = producer.produced.wrapping_add(index);
             let stale = phase_of(position, count) ^ PHASE;
             producer.cells.set_header_relaxed((position & (count - 1)) as usize, stale);
         }
+
         producer
     }
 
     /// Pushes the write of `data` to `offset` in `bar`, or says why not.
     ///
-    /// `consumed` loads the consumer's count ([`super::Consumer::consumed`], in the mirror's `RING_HEAD`) with
-    /// *acquire* order. It is called when the cells known to be free do not suffice, at most once.
+    /// `consumed` loads the consumer's count ([`super::Consumer::consumed`], in the mirror's
+    /// `RING_HEAD`) with *acquire* order. It is called when the cells known to be free do not
+    /// suffice, at most once.
     ///
     /// # Errors
-    /// [`PushError::Full`], also when the count makes no sense; [`PushError::BadLength`], [`PushError::BadBar`].
+    /// [`PushError::Full`], also when the count makes no sense; [`PushError::BadLength`],
+    /// [`PushError::BadBar`].
     #[inline]
     pub fn try_push(
         &mut self,
@@ -81,18 +87,22 @@ impl<C: Cells> Producer<C> {
         if bar as u64 > posted::BAR_MASK {
             return Err(PushError::BadBar { bar });
         }
+
         if data.is_empty() || data.len() > CELL_DATA {
             return self.push_long(consumed, bar, offset, data);
         }
+
         if self.room == 0 && !self.make_room(consumed(), 1) {
             return Err(PushError::Full);
         }
+
         let cell = (self.produced & (self.count - 1)) as usize;
         self.cells.data_write_bytes(cell, data);
         let header = posted::header(bar, offset, data.len()) | phase_of(self.produced, self.count);
         self.cells.set_header_release(cell, header);
         self.produced = self.produced.wrapping_add(1);
         self.room -= 1;
+
         Ok(())
     }
 
@@ -108,9 +118,11 @@ impl<C: Cells> Producer<C> {
         if data.is_empty() || data.len() > MAX_DATA || needed > self.count {
             return Err(PushError::BadLength { len: data.len() });
         }
+
         if self.room < needed && !self.make_room(consumed(), needed) {
             return Err(PushError::Full);
         }
+
         // Last to first, so that the header which the consumer waits for is the last thing written.
         for (index, piece) in data.chunks(CELL_DATA).enumerate().rev() {
             let position = self.produced.wrapping_add(index as u32);
@@ -123,8 +135,10 @@ impl<C: Cells> Producer<C> {
                 self.cells.set_header_relaxed(cell, phase);
             }
         }
+
         self.produced = self.produced.wrapping_add(needed);
         self.room -= needed;
+
         Ok(())
     }
 
@@ -151,7 +165,8 @@ impl<C: Cells> Producer<C> {
         self.produced
     }
 
-    /// Whether the consumer, with that count, has consumed all that was pushed before [`Producer::position`] was `position`.
+    /// Whether the consumer, with that count, has consumed all that was pushed before
+    /// [`Producer::position`] was `position`.
     pub fn has_passed(&self, consumed: u32, position: u32) -> bool {
         self.used(consumed) <= self.produced.wrapping_sub(position)
     }
