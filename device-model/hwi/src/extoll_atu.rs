@@ -1,22 +1,27 @@
 //! The ATU, the Address Translation Unit: which memory RMA may touch, and whose it is.
 //!
-//! RMA names memory by *network logical addresses* (NLA). The table of a card has entries for pages of four sizes; an entry says which VPID
-//! the page belongs to, where it is in that VPID's DMA address space, and what may be done with it. A region of several pages has entries in
-//! a row, so that its NLAs run on. An access lies in one region: regions next to each other are not one.
+//! RMA names memory by *network logical addresses* (NLA). The table of a card has entries for pages
+//! of four sizes; an entry says which VPID the page belongs to, where it is in that VPID's DMA
+//! address space, and what may be done with it. A region of several pages has entries in a row, so
+//! that its NLAs run on. An access lies in one region: regions next to each other are not one.
 //!
-//! A region lies in at most [`MAX_MAPPINGS`] mappings of its owner's, all regions of a card together in [`ALL_MAPPINGS`]. A guest whose IOMMU maps pages has a
-//! mapping for each of them.
+//! A region lies in at most [`MAX_MAPPINGS`] mappings of its owner's, all regions of a card
+//! together in [`ALL_MAPPINGS`]. A guest whose IOMMU maps pages has a mapping for each of them.
 //!
-//! Half of the entries of each page size, and of those mappings, is shared out equally among the card's VPIDs: nobody else can take a VPID's part. The
-//! other half is for who comes first. A registration that would take what is kept for others is refused with [`command::QUOTA`].
+//! Half of the entries of each page size, and of those mappings, is shared out equally among the
+//! card's VPIDs: nobody else can take a VPID's part. The other half is for who comes first. A
+//! registration that would take what is kept for others is refused with [`command::QUOTA`].
 //!
-//! A region is of the memory that its owner has mapped there when it is registered. When some of that is unmapped, or the owner loses *bus master*,
-//! none of the region is touched any more, whatever is mapped there later: it is registered anew. A region ends with its owner.
+//! A region is of the memory that its owner has mapped there when it is registered. When some of
+//! that is unmapped, or the owner loses *bus master*, none of the region is touched any more,
+//! whatever is mapped there later: it is registered anew. A region ends with its owner.
 //!
-//! An NLA: bits 61..60 the page size ([`page`]), below them the number of the entry and the offset in the page; bits 63..62 zero.
+//! An NLA: bits 61..60 the page size ([`page`]), below them the number of the entry and the offset
+//! in the page; bits 63..62 zero.
 //!
-//! The admin attachment may register for any VPID, and every VPID for itself: what a kernel has to do in a system call, because physical
-//! addresses are everybody's, is done by the card here, because a VPID can name nothing but its own address space.
+//! The admin attachment may register for any VPID, and every VPID for itself: what a kernel has to
+//! do in a system call, because physical addresses are everybody's, is done by the card here,
+//! because a VPID can name nothing but its own address space.
 
 /// Mappings that a region lies in at most: 64 MiB in pages of 4 KiB.
 pub const MAX_MAPPINGS: u32 = 1 << 14;
@@ -70,33 +75,38 @@ pub mod nla {
         ((class as u64 & 3) << CLASS_SHIFT) | ((entry as u64) << super::page::shift(class))
     }
 
-    /// {page size, entry, offset in the page}; `None` when bits are set that must not be, or the table has no such entry.
+    /// {page size, entry, offset in the page}; `None` when bits are set that must not be, or the
+    /// table has no such entry.
     #[inline]
     pub const fn decode(nla: u64) -> Option<(u8, u32, u64)> {
         if nla & !MASK != 0 {
             return None;
         }
+
         let class = (nla >> CLASS_SHIFT) as u8;
         let low = nla & ((1 << CLASS_SHIFT) - 1);
         let shift = super::page::shift(class);
         if low >> shift >= super::page::entries(class) as u64 {
             return None;
         }
+
         Some((class, (low >> shift) as u32, low & ((1 << shift) - 1)))
     }
 }
 
-/// Registers at [`crate::extoll::reg::ATU`], each 64 bits wide and each attachment's own: fill in, write [`command::COMMAND`], read
-/// [`command::STATUS`] and [`command::RESULT`]. A command is over when its write is; that waits while the card has much to do for other commands.
+/// Registers at [`crate::extoll::reg::ATU`], each 64 bits wide and each attachment's own: fill in,
+/// write [`command::COMMAND`], read [`command::STATUS`] and [`command::RESULT`]. A command is over
+/// when its write is; that waits while the card has much to do for other commands.
 pub mod command {
-    /// The first page's IOVA, a multiple of the page size. For deregistration: the region's first NLA.
+    /// The first page's IOVA, a multiple of the page size. For deregistration: the region's first
+    /// NLA.
     pub const ADDRESS: u64 = 0x1000;
     /// Pages, 1 to the entries of the table.
     pub const PAGES: u64 = 0x1008;
     /// Whose: a VPID. Only the admin attachment's counts; others register for themselves.
     pub const OWNER: u64 = 0x1010;
-    /// Write: bits 3..0 what ([`REGISTER`], [`DEREGISTER`]), bits 5..4 the page size, bit 8 others may read, bit 9 others may write.
-    /// The owner itself may do both.
+    /// Write: bits 3..0 what ([`REGISTER`], [`DEREGISTER`]), bits 5..4 the page size, bit 8 others
+    /// may read, bit 9 others may write. The owner itself may do both.
     pub const COMMAND: u64 = 0x1018;
     /// Read: what became of the last command.
     pub const STATUS: u64 = 0x1020;
@@ -105,8 +115,8 @@ pub mod command {
 
     /// Register pages.
     pub const REGISTER: u64 = 1;
-    /// Deregister pages: when the write is over, RMA does not touch them any more. What was under way there ends with
-    /// [`crate::extoll_rma::status::WITHDRAWN`].
+    /// Deregister pages: when the write is over, RMA does not touch them any more. What was under
+    /// way there ends with [`crate::extoll_rma::status::WITHDRAWN`].
     pub const DEREGISTER: u64 = 2;
     /// Bits of [`COMMAND`] that say what to do.
     pub const WHAT: u64 = 0xf;
@@ -123,7 +133,8 @@ pub mod command {
     pub const DONE: u64 = 0;
     /// [`STATUS`]: a misaligned address, no pages, too many, or an unknown command.
     pub const MALFORMED: u64 = 1;
-    /// [`STATUS`]: no entries in a row are left for so many pages, or as many mappings as the memory lies in.
+    /// [`STATUS`]: no entries in a row are left for so many pages, or as many mappings as the
+    /// memory lies in.
     pub const NO_ENTRIES: u64 = 2;
     /// [`STATUS`]: not registered, or another's.
     pub const NOT_YOURS: u64 = 3;

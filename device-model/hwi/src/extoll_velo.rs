@@ -1,6 +1,8 @@
-//! VELO, the Virtualized Engine for Low Overhead: a message is one burst of stores, its header is the address.
+//! VELO, the Virtualized Engine for Low Overhead: a message is one burst of stores, its header is
+//! the address.
 //!
-//! A message of 1 to 8 quadwords is written to BAR 3 at [`address`]`::encode`. The offset's bits are:
+//! A message of 1 to 8 quadwords is written to BAR 3 at [`address`]`::encode`. The offset's bits
+//! are:
 //!
 //! | bits | what |
 //! | --- | --- |
@@ -10,11 +12,13 @@
 //! | 8..6 | quadwords less one |
 //! | 5..0 | position in the message in bytes, a multiple of 8; 0 in a message that comes in one piece |
 //!
-//! Who sends is not in the address: the card knows from the attachment. A processor may split a burst. Pieces of 8 bytes or more that follow
-//! each other from position 0 on are put together; a message is sent when its last quadword has come, whole or not at all. Whether it was,
+//! Who sends is not in the address: the card knows from the attachment. A processor may split a
+//! burst. Pieces of 8 bytes or more that follow each other from position 0 on are put together; a
+//! message is sent when its last quadword has come, whole or not at all. Whether it was,
 //! [`crate::extoll::reg::VELO_TAKEN`] says: a read of it comes behind all stores.
 //!
-//! Messages from one VPID to another arrive in order. What a burst through the posted-write ring brings is one record of the whole message.
+//! Messages from one VPID to another arrive in order. What a burst through the posted-write ring
+//! brings is one record of the whole message.
 
 /// Quadwords of a message at most.
 pub const MAX_QUADWORDS: usize = 8;
@@ -28,8 +32,9 @@ pub const MIN_SLOTS: u64 = 64;
 pub const MAX_SLOTS: u64 = 1 << 16;
 /// Bytes of a slot of the receive ring.
 pub const SLOT: u64 = 128;
-/// In a slot: the header ([`header`]). Not 0 when the slot holds a message; software zeroes it when it has taken the message, before it
-/// advances [`crate::extoll::window::VELO_READ_POINTER`]. The card writes it last, with release order.
+/// In a slot: the header ([`header`]). Not 0 when the slot holds a message; software zeroes it when
+/// it has taken the message, before it advances [`crate::extoll::window::VELO_READ_POINTER`]. The
+/// card writes it last, with release order.
 pub const SLOT_HEADER: u64 = 0;
 /// In a slot: the message.
 pub const SLOT_DATA: u64 = 8;
@@ -103,6 +108,7 @@ pub mod header {
         if header & VALID == 0 {
             return None;
         }
+
         Some((
             (header & 0x7ff) as u32,
             ((header >> VPID_SHIFT) & 0xff) as u16,

@@ -1,10 +1,11 @@
-//! Registers of the ACCES PCI-IDIO-16, the PCI card of the 104-IDIO-16 family: 16 isolated outputs, 16 isolated inputs, an interrupt when
-//! an input changes.
+//! Registers of the ACCES PCI-IDIO-16, the PCI card of the 104-IDIO-16 family: 16 isolated outputs,
+//! 16 isolated inputs, an interrupt when an input changes.
 //!
-//! All of it is eight byte-wide I/O ports in BAR 2. Reading and writing one port are often two different things.
+//! All of it is eight byte-wide I/O ports in BAR 2. Reading and writing one port are often two
+//! different things.
 //!
-//! Sources: ACCES I/O Products, *PCI-IDIO-16 User Manual*, chapter 4 (addresses, filters); what Linux 6.1's `gpio-pci-idio-16` asks of a
-//! card (the bits of [`INTERRUPT_STATUS`]).
+//! Sources: ACCES I/O Products, *PCI-IDIO-16 User Manual*, chapter 4 (addresses, filters); what
+//! Linux 6.1's `gpio-pci-idio-16` asks of a card (the bits of [`INTERRUPT_STATUS`]).
 
 /// Vendor id of ACCES I/O Products.
 pub const VENDOR_ACCES: u16 = 0x494f;
@@ -20,7 +21,8 @@ pub const LINES: usize = 16;
 
 /// Read-write: outputs 0 to 7; 1 switches the output on.
 pub const OUTPUTS_LOW: u64 = 0;
-/// Read: inputs 0 to 7 behind their filters; 1 is energized. Write, any value: clears [`INTERRUPT_STATUS`].
+/// Read: inputs 0 to 7 behind their filters; 1 is energized. Write, any value: clears
+/// [`INTERRUPT_STATUS`].
 pub const INPUTS_LOW: u64 = 1;
 /// Read: enables the interrupt. Write, any value: disables it.
 pub const INTERRUPT_CONTROL: u64 = 2;
@@ -32,7 +34,8 @@ pub const OUTPUTS_HIGH: u64 = 4;
 pub const INPUTS_HIGH: u64 = 5;
 /// Read: [`STATUS_CHANGED_LOW`] and so on.
 pub const INTERRUPT_STATUS: u64 = 6;
-/// Read-write: a bit for each of inputs 0 to 7 whose filter is active. Not writable while those of all inputs are.
+/// Read-write: a bit for each of inputs 0 to 7 whose filter is active. Not writable while those of
+/// all inputs are.
 pub const FILTERS_LOW: u64 = 7;
 
 /// An input of 0 to 7 changed.

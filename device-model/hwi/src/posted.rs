@@ -1,11 +1,13 @@
 //! The posted-write ring: how a client writes registers that have effects without a trap.
 //!
-//! A ring is an array of 64-byte *cells* in mapped BAR memory, a power of two of them. A *record* is one register write
-//! {BAR, offset, length, data} and takes one or more consecutive cells (modulo the ring). Each cell starts with an 8-byte
-//! header and carries 56 bytes of data. Bit 63 of the header is the *phase*: the ring starts zeroed, the producer
-//! publishes with phase 1 on its first lap, 0 on its second, and so on, so that a cell is valid when its phase bit is
-//! the one of the consumer's lap. The cells of a record are published last to first, the first with release order; the
-//! consumer reads the first header with acquire order and then knows that the whole record is there.
+//! A ring is an array of 64-byte *cells* in mapped BAR memory, a power of two of them. A *record*
+//! is one register write {BAR, offset, length, data} and takes one or more consecutive cells
+//! (modulo the ring). Each cell starts with an 8-byte header and carries 56 bytes of data. Bit 63
+//! of the header is the *phase*: the ring starts zeroed, the producer publishes with phase 1 on its
+//! first lap, 0 on its second, and so on, so that a cell is valid when its phase bit is the one of
+//! the consumer's lap. The cells of a record are published last to first, the first with release
+//! order; the consumer reads the first header with acquire order and then knows that the whole
+//! record is there.
 //!
 //! The engine tells how many cells it has consumed in [`crate::attachment::mirror::RING_HEAD`].
 
@@ -26,7 +28,8 @@ pub const MAX_RING_CELLS: usize = 1 << 16;
 pub const PHASE: u64 = 1 << 63;
 /// Header bits 31..0: offset in the BAR in bytes. In a cell that continues a record: 0.
 pub const OFFSET_MASK: u64 = 0xffff_ffff;
-/// Header bits 41..32: length of the data in bytes, 1 to [`MAX_DATA`]. In a cell that continues a record: 0.
+/// Header bits 41..32: length of the data in bytes, 1 to [`MAX_DATA`]. In a cell that continues a
+/// record: 0.
 pub const LENGTH_SHIFT: u32 = 32;
 /// Mask of the length once shifted.
 pub const LENGTH_MASK: u64 = 0x3ff;

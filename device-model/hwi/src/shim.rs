@@ -1,8 +1,9 @@
 //! The interface of the kernel module `nicforge-shim` (`kmod-shim/`), as programs see it.
 //!
-//! The C side is written by hand: `kmod-shim/include/uapi/nicforge_shim.h`, which says what each call does and fails with. A
-//! test compiles it and compares sizes, offsets and values with these. Unlike the rest of this crate, everything here has
-//! the byte order of the processor: it never crosses a bus.
+//! The C side is written by hand: `kmod-shim/include/uapi/nicforge_shim.h`, which says what each
+//! call does and fails with. A test compiles it and compares sizes, offsets and values with these.
+//! Unlike the rest of this crate, everything here has the byte order of the processor: it never
+//! crosses a bus.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
@@ -73,7 +74,8 @@ pub const REGION_WRITE: u32 = 1 << 1;
 pub const REGION_MMAP: u32 = 1 << 2;
 /// [`Region::flags`]: `mmap` works in the areas also at [`Region::wc_offset`], write-combining.
 pub const REGION_WC: u32 = 1 << 3;
-/// [`Region::flags`]: memory, because it is prefetchable or the attachment capability says so; loads have no side effects.
+/// [`Region::flags`]: memory, because it is prefetchable or the attachment capability says so;
+/// loads have no side effects.
 pub const REGION_MEMORY: u32 = 1 << 4;
 /// [`Region::flags`]: I/O ports.
 pub const REGION_PORTS: u32 = 1 << 5;
@@ -238,7 +240,8 @@ pub struct DmaFree {
     pub reserved: u32,
 }
 
-/// Directions of an ioctl, as Linux encodes them on most processors: the caller writes the struct, and reads it.
+/// Directions of an ioctl, as Linux encodes them on most processors: the caller writes the struct,
+/// and reads it.
 const IN: u32 = 1;
 const OUT: u32 = 2;
 

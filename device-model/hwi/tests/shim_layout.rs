@@ -1,6 +1,7 @@
 //! The kernel module's hand-written header and `hwi::shim` say the same.
 //!
-//! A C program that is made of the header prints each size, offset and value; they are compared one by one.
+//! A C program that is made of the header prints each size, offset and value; they are compared one
+//! by one.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::{collections::BTreeMap, fs, process::Command};
@@ -33,6 +34,7 @@ macro_rules! structs {
                     );
                 )*
             )*
+
             all
         }
     };
@@ -81,15 +83,19 @@ fn compiled(expressions: impl Iterator<Item = String>) -> Expected {
         source +=
             &format!("\tprintf(\"%llu %s\\n\", (unsigned long long)({expression}), \"{expression}\");\n");
     }
+
     source += "\treturn 0;\n}\n";
     let directory = tempfile::tempdir().unwrap();
     let (c, program) = (directory.path().join("layout.c"), directory.path().join("layout"));
     fs::write(&c, source).unwrap();
     let options = ["-std=c11", "-Wall", "-Wextra", "-Wpadded", "-Werror", "-o"];
     let built = Command::new("cc").args(options).arg(&program).arg(&c).output().unwrap();
+
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+
     let printed = Command::new(program).output().unwrap();
     let printed = String::from_utf8(printed.stdout).unwrap();
+
     printed
         .lines()
         .map(|line| {
