@@ -1,14 +1,15 @@
-//! Client memory that a device holds on to between calls.
+//! Leases: client memory that a device holds between calls.
 //!
-//! Looking an address up for every packet costs more than the packet. A device that goes on using
-//! one place (a receive ring, the source of a transfer under way) takes a lease of it and asks each
-//! time whether it still has it. The core ends leases when any of their memory is unmapped, when
-//! the function loses *bus master*, and when the client ends; from then on nothing of them is
-//! touched.
+//! A lookup of an address for every packet costs more than the packet. A device that keeps using
+//! one range, such as a receive ring or the source of a transfer, takes a lease of it. Each access
+//! then checks that the lease is still valid.
 //!
-//! A lease may lie in several mappings side by side: a guest's memory does, behind an IOMMU that
-//! maps pages. They are found when the lease is taken. From then on a place is found by its page
-//! where the mappings are of one length, as pages are, and by a binary search where they are not.
+//! The core ends a lease when any of its memory is unmapped, when the function loses *bus master*,
+//! and when the client leaves. After that, no access touches the memory.
+//!
+//! A lease may lie in several adjacent mappings; a guest's memory does, behind an IOMMU that maps
+//! pages. The mappings are found when the lease is taken. An access finds its mapping by page
+//! number if the mappings have one length, as pages do, and by binary search otherwise.
 
 use std::sync::{
     Arc, Weak,
@@ -18,29 +19,29 @@ use std::sync::{
 use nicforge_shm::{MemoryError, Window};
 use thiserror::Error;
 
-/// The most mappings that one lease lies in: 16 MiB of pages of 4 KiB. Taking a lease takes a time
-/// that is bounded.
+/// Largest number of mappings of one lease: 16 MiB in pages of 4 KiB. It bounds the time of taking
+/// a lease.
 pub const MAX_LEASE: usize = 4096;
 
-/// How long a lease is good, or several that end together. Clones are the same term.
+/// Validity of one lease, or of several that end together. Clones are the same term.
 #[derive(Clone, Debug, Default)]
 pub struct Term(Arc<AtomicBool>);
 
 impl Term {
-    /// Ends it: nothing of its leases is touched any more.
+    /// Ends the term. No access touches the memory of its leases afterwards.
     pub fn end(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was ended.
+    /// Returns whether the term has ended.
     #[inline]
     pub fn is_over(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// The terms that end with a mapping. Most mappings are of one lease or of none, and take no memory
-/// for it.
+/// The terms that end with a mapping. Most mappings have one lease or none, which need no memory on
+/// the heap.
 #[derive(Default)]
 pub(super) enum Lessor {
     #[default]
@@ -49,18 +50,19 @@ pub(super) enum Lessor {
     Many(Box<Terms>),
 }
 
+/// Terms of a mapping with several leases.
 pub(super) struct Terms {
     pub(super) terms: Vec<Weak<AtomicBool>>,
-    /// How many there are when those that nobody has any more are taken out: twice as many as were
-    /// left the last time, so that a look costs no more than what was added in between.
+    /// Number of terms at which those without a lease are removed. It is twice the number left by
+    /// the last removal, so that a removal costs no more than the additions before it.
     full: usize,
 }
 
-/// Terms of a mapping before those that nobody has are looked for.
+/// Number of terms up to which a mapping does not search for terms without a lease.
 const FEW: usize = 4;
 
 impl Lessor {
-    /// Ends this term too.
+    /// Adds a term that ends with the mapping.
     pub(super) fn add(&mut self, term: &Term) {
         let added = Arc::downgrade(&term.0);
         match self {
@@ -80,7 +82,7 @@ impl Lessor {
         }
     }
 
-    /// Ends all terms there are. Later ones are new.
+    /// Ends all current terms. Terms added later are not affected.
     pub(super) fn end(&mut self) {
         let end = |term: Weak<AtomicBool>| {
             if let Some(term) = term.upgrade() {
@@ -96,21 +98,21 @@ impl Lessor {
     }
 }
 
-/// Why leased memory was not read or written. Of a copy the pieces before may have been.
+/// Reason why leased memory was not read or written. A copy may have moved earlier parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LeaseError {
-    /// Its term is over, or a client cut the file behind it short.
+    /// The term is over, or a client truncated the file behind the memory.
     #[error("the lease is over: its memory was unmapped or deregistered, or its file cut short")]
     Over,
-    /// The access leaves the lease, or is a word that lies in two mappings, or is not aligned.
+    /// The access leaves the lease, or is a word that is not aligned or lies in two mappings.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
 
-/// Client memory, or a device's own, for a term.
+/// Client memory, or a device's own, for a term. Clones are the same lease.
 ///
-/// Clones are of the same lease. Whoever drives the machine also unmaps, so that a lease that is
-/// good stays good for the length of one call of a device.
+/// The thread that calls a device also carries out unmapping. A valid lease therefore stays valid
+/// during one call of the device.
 #[derive(Clone, Debug)]
 pub struct DmaLease {
     memory: Memory,
@@ -123,21 +125,22 @@ enum Memory {
     Many(Arc<Mosaic>),
 }
 
-/// A part of a lease that lies in one mapping.
+/// The part of a lease that lies in one mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a> {
     memory: &'a Window,
-    /// Where it begins in the lease.
+    /// Offset of the part in the lease.
     start: u64,
 }
 
 impl DmaLease {
-    /// A lease of `memory` until the end of `term`.
+    /// Returns a lease of `memory` until the end of `term`.
     pub fn new(memory: Window, term: Term) -> Self {
         Self { memory: Memory::One(memory), term }
     }
 
-    /// A lease of windows side by side, none of them empty. `None` when one of them is not there.
+    /// Returns a lease of adjacent windows, none of them empty, or `None` if one of them is
+    /// missing.
     pub(super) fn of_many(
         windows: impl ExactSizeIterator<Item = Option<Window>>,
         term: Term,
@@ -145,7 +148,7 @@ impl DmaLease {
         Some(Self { memory: Memory::Many(Arc::new(Mosaic::new(windows)?)), term })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         match &self.memory {
             Memory::One(window) => window.len(),
@@ -153,13 +156,13 @@ impl DmaLease {
         }
     }
 
-    /// Whether it has none.
+    /// Returns whether the lease has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of it, when it is in one mapping. `None` also when the lease is over, or the file behind
-    /// it was cut short.
+    /// Returns all the memory if it lies in one mapping. Returns `None` if it lies in several, or
+    /// the lease is over, or the file behind it was truncated.
     #[inline]
     pub fn whole(&self) -> Option<&Window> {
         match &self.memory {
@@ -168,7 +171,7 @@ impl DmaLease {
         }
     }
 
-    /// Whether none of its aligned units of `unit` bytes (a power of two) lies in two mappings.
+    /// Returns whether each aligned unit of `unit` bytes (a power of two) lies in one mapping.
     pub fn keeps_whole(&self, unit: u64) -> bool {
         match &self.memory {
             Memory::One(_) => true,
@@ -176,8 +179,9 @@ impl DmaLease {
         }
     }
 
-    /// The part that `offset` lies in, unless the lease is over or the part's file was cut short.
-    /// Where there is one only, it is that one whatever the offset; accesses to it are checked.
+    /// Returns the part that contains `offset`, or `None` if the lease is over or the part's file
+    /// was truncated. A lease with a single part returns it for any offset; accesses to it are
+    /// checked.
     #[inline]
     pub(super) fn part(&self, offset: u64) -> Option<Part<'_>> {
         if self.term.is_over() {
@@ -192,10 +196,10 @@ impl DmaLease {
         (!part.memory.faulted()).then_some(part)
     }
 
-    /// Copies from it. Not atomic.
+    /// Copies from the lease. The copy is not atomic.
     ///
     /// # Errors
-    /// [`LeaseError`]. What was read before its file was found to be cut short is zeros, in part.
+    /// [`LeaseError`]. If the file was truncated meanwhile, part of `out` may hold zeros.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), LeaseError> {
         let mut rest = out;
         self.pieces(offset, rest.len() as u64, |memory, within, count| {
@@ -205,7 +209,7 @@ impl DmaLease {
         })
     }
 
-    /// Copies into it. Not atomic.
+    /// Copies into the lease. The copy is not atomic.
     ///
     /// # Errors
     /// [`LeaseError`].
@@ -218,11 +222,11 @@ impl DmaLease {
         })
     }
 
-    /// Copies `length` bytes at `offset` to `target` at `target_offset`, once and without a buffer.
-    /// What an overlap contains afterwards is not specified.
+    /// Copies `length` bytes at `offset` to `target` at `target_offset`, without a buffer. If the
+    /// ranges overlap, the result there is unspecified.
     ///
     /// # Errors
-    /// [`LeaseError`], of either.
+    /// [`LeaseError`] of either lease.
     #[inline]
     pub fn copy_to(
         &self,
@@ -231,8 +235,9 @@ impl DmaLease {
         target_offset: u64,
         length: u64,
     ) -> Result<(), LeaseError> {
-        // Nothing is copied when a part would go elsewhere.
+        // Nothing is copied if a part would miss the target.
         target.check(target_offset, length)?;
+
         let mut to = target_offset;
 
         self.pieces(offset, length, |source, within, count| {
@@ -250,24 +255,25 @@ impl DmaLease {
     /// Stores a word at a multiple of 8 with *release* order.
     ///
     /// # Errors
-    /// [`LeaseError`]: also for a word that lies in two mappings, of which there are none when
-    /// [`DmaLease::keeps_whole`] says so.
+    /// [`LeaseError`], also for a word that lies in two mappings. [`DmaLease::keeps_whole`] says
+    /// whether there are such words.
     #[inline]
     pub fn store_u64_release(&self, offset: u64, value: u64) -> Result<(), LeaseError> {
         let part = self.part(offset).ok_or(LeaseError::Over)?;
         Ok(part.memory.store_u64_release(offset - part.start, value)?)
     }
 
-    /// As [`DmaLease::store_u64_release`], in no order.
+    /// Stores a word as [`DmaLease::store_u64_release`] does, with *relaxed* order.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`DmaLease::store_u64_release`].
     #[inline]
     pub fn store_u64_relaxed(&self, offset: u64, value: u64) -> Result<(), LeaseError> {
         let part = self.part(offset).ok_or(LeaseError::Over)?;
         Ok(part.memory.store_u64_relaxed(offset - part.start, value)?)
     }
 
+    /// Checks that a range lies in the lease.
     #[inline]
     fn check(&self, offset: u64, length: u64) -> Result<(), MemoryError> {
         let size = self.len();
@@ -275,7 +281,8 @@ impl DmaLease {
         if inside { Ok(()) } else { Err(MemoryError::OutOfBounds { offset, len: length, size }) }
     }
 
-    /// Calls `access` with each piece of a range: its memory, where in it, and how many bytes.
+    /// Calls `access` for each part of a range, with its memory, the offset in that, and the
+    /// length.
     #[inline]
     fn pieces<E>(
         &self,
@@ -294,10 +301,12 @@ impl DmaLease {
             let within = at - start;
             let count = (length - done).min(memory.len() - within);
             access(memory, within, count)?;
-            // Zeros may have been read, and what was written is lost.
+
+            // The access may have read zeros, or its write may be lost.
             if memory.faulted() {
                 return Err(LeaseError::Over);
             }
+
             done += count;
         }
 
@@ -305,26 +314,29 @@ impl DmaLease {
     }
 }
 
+/// One mapping of a lease, and its offset in the lease.
 #[derive(Debug)]
 struct Piece {
     start: u64,
     memory: Window,
 }
 
-/// Pieces side by side.
+/// Adjacent mappings of a lease.
 #[derive(Debug)]
 struct Mosaic {
     pieces: Box<[Piece]>,
     length: u64,
-    /// Where all pieces but the first and the last are pages of one size, and those no longer.
+    /// Set if all mappings have one length that is a power of two. The first and the last may be
+    /// shorter.
     pages: Option<Pages>,
 }
 
+/// Sizes that turn an offset into a page number.
 #[derive(Clone, Copy, Debug)]
 struct Pages {
-    /// Log2 of a page's bytes.
+    /// Log2 of the page size in bytes.
     shift: u32,
-    /// What the first one lacks.
+    /// Bytes that the first mapping lacks to a whole page.
     missing: u64,
 }
 
@@ -344,6 +356,7 @@ impl Mosaic {
         Some(Self { pieces: pieces.into_boxed_slice(), length, pages })
     }
 
+    /// Returns the mapping that contains `offset`.
     #[inline]
     fn find(&self, offset: u64) -> Option<Part<'_>> {
         if offset >= self.length {
@@ -361,12 +374,15 @@ impl Mosaic {
     }
 }
 
+/// Returns the page size of the mappings, if they have one.
 fn pages(pieces: &[Piece]) -> Option<Pages> {
     let [first, inner @ .., last] = pieces else { return None };
     let length = |piece: &Piece| piece.memory.len();
     let page = inner.first().map(length)?;
+
     let alike = page.is_power_of_two()
         && inner.iter().all(|piece| length(piece) == page)
         && length(first).max(length(last)) <= page;
+
     alike.then(|| Pages { shift: page.trailing_zeros(), missing: page - length(first) })
 }

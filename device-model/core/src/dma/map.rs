@@ -6,30 +6,31 @@ use nicforge_shm::Window;
 
 use super::{DmaError, DmaLease, DmaMapError, MAX_DMA, MAX_LEASE, Term, lease::Lessor};
 
-/// What lies behind a range of IOVAs.
+/// Memory behind a range of IOVAs.
 #[derive(Clone, Debug)]
 pub enum DmaBacking {
-    /// Memory mapped into this process: exactly the range, so that offset 0 is its first IOVA.
+    /// Memory mapped into this process. It has exactly the length of the range; offset 0 is the
+    /// first IOVA.
     Memory(Window),
-    /// Memory that is reached by messages to the client only.
+    /// Memory that only messages to the client reach.
     Remote,
 }
 
-/// What a device may do with a range.
+/// Access that a device has to a range.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaPermission {
-    /// Read it.
+    /// The device may read it.
     pub read: bool,
-    /// Write it.
+    /// The device may write it.
     pub write: bool,
 }
 
 impl DmaPermission {
-    /// Both.
+    /// Permission to read and write.
     pub const READ_WRITE: Self = Self { read: true, write: true };
-    /// Read only.
+    /// Permission to read.
     pub const READ: Self = Self { read: true, write: false };
-    /// Write only.
+    /// Permission to write.
     pub const WRITE: Self = Self { read: false, write: true };
 
     const fn allows(self, write: bool) -> bool {
@@ -37,13 +38,15 @@ impl DmaPermission {
     }
 }
 
+/// One mapping. Dropping it ends its leases.
 struct Mapping {
     iova: u64,
-    /// The last IOVA in it: the end of the address space has no address after it.
+    /// The last IOVA. The first one behind the mapping may not exist, at the end of the address
+    /// space.
     last: u64,
     permission: DmaPermission,
     backing: DmaBacking,
-    /// Ends its leases with it.
+    /// The terms that end with this mapping.
     lessor: Lessor,
 }
 
@@ -52,7 +55,8 @@ impl Mapping {
         self.last - self.iova + 1
     }
 
-    /// Its part of the addresses from `first` to `last`, when it is memory of this process.
+    /// Returns the memory of its part of the addresses from `first` to `last`, if it is memory of
+    /// this process.
     fn part(&self, first: u64, last: u64) -> Option<Window> {
         let DmaBacking::Memory(window) = &self.backing else { return None };
         let (first, last) = (first.max(self.iova), last.min(self.last));
@@ -66,46 +70,46 @@ impl Drop for Mapping {
     }
 }
 
-/// A mapping, as [`DmaMap::ranges`] shows it.
+/// A mapping, as [`DmaMap::ranges`] returns it.
 #[derive(Clone, Copy, Debug)]
 pub struct DmaRange<'a> {
     /// First IOVA.
     pub iova: u64,
     /// Length in bytes.
     pub length: u64,
-    /// What a device may do with it.
+    /// Access that a device has to it.
     pub permission: DmaPermission,
-    /// What lies behind it.
+    /// Memory behind it.
     pub backing: &'a DmaBacking,
 }
 
-/// The front of a range, as much of it as is of one kind, to be held on to. See [`DmaMap::piece`].
+/// The longest prefix of a range that is of one kind: see [`DmaMap::piece`].
 #[derive(Clone, Debug)]
 pub struct DmaPiece {
-    /// Bytes in it, at least 1.
+    /// Length in bytes, at least 1.
     pub length: u64,
-    /// What a device may do with it. A lease allows no more, even when its memory would.
+    /// Access that a device has to it. The lease permits no more, even if its memory would.
     pub permission: DmaPermission,
-    /// Mappings that it lies in, 1 to [`MAX_LEASE`].
+    /// Number of mappings that it lies in, 1 to [`MAX_LEASE`].
     pub mappings: usize,
-    /// Its memory; `None` when it is reached by messages.
+    /// Its memory, or `None` if only messages reach it.
     pub lease: Option<DmaLease>,
 }
 
-/// A piece of an access that lies in one mapping.
+/// The part of an access that lies in one mapping.
 #[derive(Clone, Copy, Debug)]
 pub struct Segment<'a> {
-    /// First IOVA of the piece.
+    /// First IOVA of the part.
     pub iova: u64,
-    /// Bytes in it, at least 1.
+    /// Length in bytes, at least 1.
     pub length: usize,
-    /// What lies behind the mapping.
+    /// Memory behind the mapping.
     pub backing: &'a DmaBacking,
-    /// Offset of the piece in the mapping in bytes.
+    /// Offset of the part in the mapping in bytes.
     pub offset: u64,
 }
 
-/// The pieces of an access in ascending order; together they are all of it.
+/// The parts of an access in ascending order. Together they are the whole access.
 #[derive(Clone)]
 pub struct Segments<'a> {
     mappings: std::slice::Iter<'a, Mapping>,
@@ -133,26 +137,28 @@ impl<'a> Iterator for Segments<'a> {
     }
 }
 
-/// The mappings of one attachment: disjoint, sorted, at most a quota of them.
+/// The mappings of one attachment: disjoint, sorted, and limited by a quota.
 pub struct DmaMap {
+    /// Largest number of mappings.
     quota: usize,
     mappings: Vec<Mapping>,
+    /// Sum of the mappings' lengths. The whole address space has 2^64 bytes.
     bytes: u128,
-    /// Where the last access ended. Only a hint: what it points to is checked.
+    /// Index of the mapping in which the last access ended. A lookup checks it before use.
     hint: Cell<usize>,
 }
 
 impl DmaMap {
-    /// A map of at most `quota` ranges.
+    /// Returns an empty map for at most `quota` mappings.
     pub fn new(quota: usize) -> Self {
         Self { quota, mappings: Vec::new(), bytes: 0, hint: Cell::new(0) }
     }
 
-    /// Map `length` bytes from `iova` on.
+    /// Maps `length` bytes at `iova`.
     ///
     /// # Errors
-    /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::BadBacking`] when the window
-    /// is not exactly as long, [`DmaMapError::NotWritable`], [`DmaMapError::Overlap`],
+    /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::BadBacking`] if the window has
+    /// another length, [`DmaMapError::NotWritable`], [`DmaMapError::Overlap`],
     /// [`DmaMapError::Quota`].
     pub fn map(
         &mut self,
@@ -186,11 +192,11 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Remove every mapping within `length` bytes from `iova` on.
+    /// Removes every mapping within `length` bytes at `iova`, and ends their leases.
     ///
     /// # Errors
-    /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::NotFound`] when nothing is
-    /// mapped there, [`DmaMapError::Partial`] when a mapping lies there in part only.
+    /// [`DmaMapError::Zero`], [`DmaMapError::Wraps`], [`DmaMapError::NotFound`] if no mapping is
+    /// there, [`DmaMapError::Partial`] if a mapping lies there in part only.
     pub fn unmap(&mut self, iova: u64, length: u64) -> Result<(), DmaMapError> {
         let last = last_of(iova, length)?;
         let start = self.mappings.partition_point(|mapping| mapping.last < iova);
@@ -211,14 +217,14 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Remove every mapping.
+    /// Removes every mapping, and ends their leases.
     pub fn unmap_all(&mut self) {
         self.mappings.clear();
         self.bytes = 0;
     }
 
-    /// A lease of `length` bytes (at least 1) at `iova`, all of them memory of this process, in at
-    /// most [`MAX_LEASE`] mappings side by side. It ends with the first of them that does.
+    /// Leases `length` bytes (at least 1) at `iova`. All of them must be memory of this process, in
+    /// at most [`MAX_LEASE`] adjacent mappings. The lease ends with the first of these mappings.
     ///
     /// # Errors
     /// [`DmaError::Unmapped`], [`DmaError::Permission`], [`DmaError::Remote`],
@@ -228,6 +234,7 @@ impl DmaMap {
         let unmapped = DmaError::Unmapped { iova, length: short(length) };
         let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(unmapped)?;
         let first = self.find(iova).ok_or(unmapped)?;
+
         let (mut end, mut at) = (first, iova);
         loop {
             let rest = short((last - at).saturating_add(1));
@@ -239,7 +246,9 @@ impl DmaMap {
             if matches!(mapping.backing, DmaBacking::Remote) {
                 return Err(DmaError::Remote { iova: at });
             }
+
             end += 1;
+
             if mapping.last >= last {
                 break;
             }
@@ -252,9 +261,10 @@ impl DmaMap {
         self.hold(first..end, (iova, last), &Term::default()).ok_or(unmapped)
     }
 
-    /// The front of `length` bytes (at least 1) at `iova`: one mapping that is reached by messages,
-    /// or as many side by side as are memory of this process, allow the same, and are no more than
-    /// [`MAX_LEASE`]. The term ends with each of them.
+    /// Returns the longest prefix of `length` bytes (at least 1) at `iova` that is of one kind.
+    ///
+    /// It is either one mapping that only messages reach, or up to [`MAX_LEASE`] adjacent mappings
+    /// of this process's memory with equal permissions. `term` ends with each of the mappings.
     ///
     /// # Errors
     /// [`DmaError::Unmapped`].
@@ -263,6 +273,7 @@ impl DmaMap {
         let last = iova.saturating_add(length.checked_sub(1).ok_or(unmapped)?);
         let first = self.find(iova).ok_or(unmapped)?;
         let mapping = self.mappings.get_mut(first).ok_or(unmapped)?;
+
         let permission = mapping.permission;
         if matches!(mapping.backing, DmaBacking::Remote) {
             mapping.lessor.add(term);
@@ -287,14 +298,16 @@ impl DmaMap {
         Ok(DmaPiece { length: lease.len(), permission, mappings: end - first, lease: Some(lease) })
     }
 
-    /// How many mappings lie between the one at `iova` and the one `length` bytes (at least 1)
-    /// later, with both: what a lease or a piece of the range would look at. It is found without
-    /// looking at them; there may be gaps between them.
+    /// Returns the number of mappings from the one at `iova` to the one that holds the last of
+    /// `length` bytes (at least 1). A lease or a piece of the range would visit as many.
+    ///
+    /// The call does not visit the mappings, and accepts gaps between them.
     ///
     /// # Errors
-    /// [`DmaError::Unmapped`]: one of the two is not there.
+    /// [`DmaError::Unmapped`] if the first or the last byte is not mapped.
     pub fn count(&self, iova: u64, length: u64) -> Result<usize, DmaError> {
         let unmapped = DmaError::Unmapped { iova, length: usize::try_from(length).unwrap_or(usize::MAX) };
+
         let last = length.checked_sub(1).and_then(|more| iova.checked_add(more)).ok_or(unmapped)?;
         let first = self.find(iova).ok_or(unmapped)?;
         let end = self.mappings.partition_point(|mapping| mapping.iova <= last);
@@ -304,8 +317,8 @@ impl DmaMap {
         }
     }
 
-    /// A lease of the addresses from `first` to `last`, which lie in these mappings, all of them
-    /// memory of this process.
+    /// Leases the addresses from `first` to `last`. They lie in the mappings of `place`, all of
+    /// which are memory of this process.
     fn hold(&mut self, place: Range<usize>, (first, last): (u64, u64), term: &Term) -> Option<DmaLease> {
         let mappings = self.mappings.get_mut(place)?;
         let lease = if let [only] = mappings {
@@ -321,29 +334,29 @@ impl DmaMap {
         Some(lease)
     }
 
-    /// Ends all leases and maps nothing less.
+    /// Ends all leases. The mappings stay.
     pub fn take_back_leases(&mut self) {
         for mapping in &mut self.mappings {
             mapping.lessor.end();
         }
     }
 
-    /// Mappings there are.
+    /// Returns the number of mappings.
     pub fn len(&self) -> usize {
         self.mappings.len()
     }
 
-    /// Whether nothing is mapped.
+    /// Returns whether there are no mappings.
     pub fn is_empty(&self) -> bool {
         self.mappings.is_empty()
     }
 
-    /// Bytes that are mapped, at most `u64::MAX`.
+    /// Returns the number of mapped bytes, at most `u64::MAX`.
     pub fn bytes(&self) -> u64 {
         u64::try_from(self.bytes).unwrap_or(u64::MAX)
     }
 
-    /// The mappings in ascending order.
+    /// Returns the mappings in ascending order.
     pub fn ranges(&self) -> impl ExactSizeIterator<Item = DmaRange<'_>> {
         self.mappings.iter().map(|mapping| DmaRange {
             iova: mapping.iova,
@@ -353,8 +366,8 @@ impl DmaMap {
         })
     }
 
-    /// The pieces of an access of `length` bytes at `iova`, which was found to be mapped and
-    /// permitted throughout. None for an access of no bytes.
+    /// Checks that `length` bytes at `iova` are mapped and permitted throughout, and returns their
+    /// parts. An access of no bytes has none.
     ///
     /// # Errors
     /// [`DmaError::TooLong`], [`DmaError::Unmapped`], [`DmaError::Permission`].
@@ -370,6 +383,7 @@ impl DmaMap {
 
         let last = iova.checked_add(length as u64 - 1).ok_or(DmaError::Unmapped { iova, length })?;
         let first = self.find(iova).ok_or(DmaError::Unmapped { iova, length })?;
+
         let mut end = first;
         let mut at = iova;
         while let Some(mapping) = self.mappings.get(end).filter(|mapping| mapping.iova <= at) {
@@ -388,11 +402,10 @@ impl DmaMap {
         Err(DmaError::Unmapped { iova: at, length: (last - at) as usize + 1 })
     }
 
-    /// Whether all of an access is memory of this process. When it is not, it is read or written by
-    /// messages.
+    /// Returns whether all of an access is memory of this process. Otherwise it needs messages.
     ///
     /// # Errors
-    /// As [`DmaMap::segments`].
+    /// Those of [`DmaMap::segments`].
     #[inline]
     pub fn is_local(&self, iova: u64, length: usize, write: bool) -> Result<bool, DmaError> {
         Ok(self
@@ -400,14 +413,15 @@ impl DmaMap {
             .all(|segment| matches!(segment.backing, DmaBacking::Memory(_))))
     }
 
-    /// Read client memory into `out`.
+    /// Reads client memory into `out`.
     ///
     /// # Errors
-    /// As [`DmaMap::segments`], and [`DmaError::Remote`], before anything is read;
-    /// [`DmaError::Faulted`], with zeros for what is not there.
+    /// Those of [`DmaMap::segments`], and [`DmaError::Remote`], before anything is read.
+    /// [`DmaError::Faulted`], with zeros in place of the missing memory.
     pub fn read_local(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
         let segments = self.local(iova, out.len(), false)?;
         let mut rest = out;
+
         for segment in segments {
             let (piece, behind) = rest.split_at_mut(segment.length.min(rest.len()));
             let window = memory(&segment)?;
@@ -419,14 +433,15 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Write `data` to client memory.
+    /// Writes `data` to client memory.
     ///
     /// # Errors
-    /// As [`DmaMap::segments`], and [`DmaError::Remote`], before anything is written;
+    /// Those of [`DmaMap::segments`], and [`DmaError::Remote`], before anything is written.
     /// [`DmaError::Faulted`].
     pub fn write_local(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let segments = self.local(iova, data.len(), true)?;
         let mut rest = data;
+
         for segment in segments {
             let (piece, behind) = rest.split_at(segment.length.min(rest.len()));
             let window = memory(&segment)?;
@@ -438,15 +453,17 @@ impl DmaMap {
         Ok(())
     }
 
-    /// Copy `length` bytes of client memory in one go. What a copy onto part of itself leaves there
-    /// is not specified.
+    /// Copies `length` bytes of client memory without a buffer. If the ranges overlap, the result
+    /// there is unspecified.
     ///
     /// # Errors
-    /// As [`DmaMap::read_local`] for the source and [`DmaMap::write_local`] for the destination.
+    /// Those of [`DmaMap::read_local`] for the source and of [`DmaMap::write_local`] for the
+    /// destination.
     pub fn copy_local(&self, from: u64, to: u64, length: usize) -> Result<(), DmaError> {
         let mut sources = self.local(from, length, false)?;
         let mut destinations = self.local(to, length, true)?;
         let (mut source, mut destination) = (sources.next(), destinations.next());
+
         while let (Some(read), Some(write)) = (&mut source, &mut destination) {
             let piece = read.length.min(write.length);
             let (input, output) = (memory(read)?, memory(write)?);
@@ -456,6 +473,7 @@ impl DmaMap {
             if !advance(read, piece) {
                 source = sources.next();
             }
+
             if !advance(write, piece) {
                 destination = destinations.next();
             }
@@ -464,6 +482,7 @@ impl DmaMap {
         Ok(())
     }
 
+    /// Returns the parts of an access, all of which must be memory of this process.
     fn local(&self, iova: u64, length: usize, write: bool) -> Result<Segments<'_>, DmaError> {
         let segments = self.segments(iova, length, write)?;
         match segments.clone().find(|segment| matches!(segment.backing, DmaBacking::Remote)) {
@@ -472,6 +491,7 @@ impl DmaMap {
         }
     }
 
+    /// Returns the index of the mapping that holds `iova`.
     #[inline]
     fn find(&self, iova: u64) -> Option<usize> {
         let holds = |index: usize| {
@@ -489,11 +509,13 @@ impl DmaMap {
     }
 }
 
+/// Returns the last IOVA of a range.
 fn last_of(iova: u64, length: u64) -> Result<u64, DmaMapError> {
     let more = length.checked_sub(1).ok_or(DmaMapError::Zero { iova })?;
     iova.checked_add(more).ok_or(DmaMapError::Wraps { iova, length })
 }
 
+/// Returns the memory behind a part of an access.
 fn memory<'a>(segment: &Segment<'a>) -> Result<&'a Window, DmaError> {
     match segment.backing {
         DmaBacking::Memory(window) => Ok(window),
@@ -505,11 +527,12 @@ fn unmapped(segment: &Segment<'_>) -> DmaError {
     DmaError::Unmapped { iova: segment.iova, length: segment.length }
 }
 
+/// Checks that the client has not truncated the file behind `window`.
 fn intact(window: &Window, segment: &Segment<'_>) -> Result<(), DmaError> {
     if window.faulted() { Err(DmaError::Faulted { iova: segment.iova }) } else { Ok(()) }
 }
 
-/// Go on in a segment; whether anything of it is left.
+/// Advances a segment by `piece` bytes. Returns whether any of it is left.
 fn advance(segment: &mut Segment<'_>, piece: usize) -> bool {
     segment.iova = segment.iova.wrapping_add(piece as u64);
     segment.offset += piece as u64;

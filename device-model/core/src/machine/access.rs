@@ -18,43 +18,43 @@ const MAX_WRITE: usize = nicforge_hwi::posted::MAX_DATA;
 /// The widest read that a device answers in one piece, in bytes.
 const MAX_READ: usize = 64;
 
-/// What became of an access.
+/// Result of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Access {
-    /// Done.
+    /// The access was carried out.
     Done,
-    /// It waits behind a write that the device can't take yet, or is that write. Offer it again
-    /// after a step.
+    /// The access waits behind a write that the device can't take yet, or is that write. The caller
+    /// should retry it after a step.
     Stalled,
 }
 
-/// Why an access was refused. A refused access had no effect.
+/// Reason why an access was refused. A refused access had no effect.
 #[derive(Debug, Error)]
 pub enum AccessError {
-    /// No such attachment, or nobody has it.
+    /// The attachment does not exist, or has no client.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The region does not exist, the access passes its end, or it is a write that passes a border
+    /// The region does not exist, the access passes its end, or it is a write across a border
     /// between mapped memory, registers, the control page and MSI-X.
     #[error("region {region}: {length} bytes at {offset:#x} are outside, or a write across a border")]
     OutOfRange {
         /// VFIO region index.
         region: u32,
-        /// Offset in it.
+        /// Offset in the region.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// A write to registers longer than a device can take in one piece.
+    /// A write to registers is longer than a device can take in one piece.
     #[error("region {region}: a write of {length} bytes to registers; at most 512 go in one piece")]
     TooWide {
         /// VFIO region index.
         region: u32,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// The region can't be written.
+    /// The region is read-only.
     #[error("region {region} is read-only")]
     ReadOnly {
         /// VFIO region index.
@@ -63,15 +63,19 @@ pub enum AccessError {
 }
 
 impl Machine {
-    /// A trapped read of a region. The attachment's rings are drained first; while a record in them
-    /// is stalled the read waits behind it, except in the control page (of which the generation
-    /// does wait: reading it is a flush). While a record of any of several clients is stalled, the
-    /// rings are drained in the function's turns only, and the read waits for that: what the device
-    /// has for all of them is not taken by accesses out of turn.
+    /// Carries out a trapped read of a region.
     ///
-    /// Who does not offer a stalled access again says so by [`Machine::give_up_access`].
+    /// The read is ordered behind the attachment's earlier posted writes: the machine drains its
+    /// rings first. While a record is stalled, the read stalls behind it. Two kinds of read wait
+    /// for nothing: configuration space, and the control page without the generation word. A read
+    /// of the generation waits, and thus serves as a flush.
     ///
-    /// Configuration space is apart: it waits for nothing.
+    /// While clients compete for a resource of the device, rings are drained only in the function's
+    /// turns, and the read waits for those. Accesses between turns could otherwise take more than
+    /// their share.
+    ///
+    /// After [`Access::Stalled`], the caller should retry the read after a step. A caller that
+    /// stops retrying must call [`Machine::give_up_access`].
     pub fn read(
         &mut self,
         function: FunctionId,
@@ -102,6 +106,7 @@ impl Machine {
 
         self.attachment_mut(function, who)?.counters.trapped_reads += 1;
         self.shared.trace(function, who, Event::Read { at, length });
+
         let mut done = 0;
         while done < length {
             let at = Address { bar: at.bar, offset: offset + done as u64 };
@@ -111,7 +116,7 @@ impl Machine {
         Ok(Access::Done)
     }
 
-    /// Read what lies in one place. Gives how many bytes that were, at least 1.
+    /// Reads the part of a range that one kind of space holds. Returns its length, at least 1 byte.
     fn read_piece(
         &mut self,
         function: FunctionId,
@@ -123,6 +128,7 @@ impl Machine {
         let (place, left) = place::place(&slot.state.spec, at);
         let length = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let attachment = &mut slot.state.attachments[index];
+
         match place {
             Place::Memory | Place::Mirror => {
                 if let Some(memory) = &attachment.memories[usize::from(at.bar)] {
@@ -157,10 +163,12 @@ impl Machine {
         }
     }
 
-    /// A trapped write to a region. Rings are drained first, as for [`Machine::read`].
+    /// Carries out a trapped write to a region. It is ordered behind the attachment's posted writes
+    /// as [`Machine::read`] is, and the caller retries it in the same way.
     ///
-    /// It lies in one place as a whole: the device's registers, mapped memory, the control page,
-    /// the MSI-X table. Of the control page only aligned 32-bit words are taken.
+    /// The write must lie in one kind of space as a whole: the device's registers, mapped memory,
+    /// the control page, or the MSI-X table. The control page takes aligned 32-bit words and
+    /// ignores others.
     pub fn write(
         &mut self,
         function: FunctionId,
@@ -181,6 +189,7 @@ impl Machine {
         }
 
         let length = data.len();
+
         let at = Address { bar: region_index as u8, offset };
         let spec = &self.slot(function, who)?.0.state.spec;
         let (place, left) = place::place(spec, at);
@@ -204,7 +213,7 @@ impl Machine {
         }
 
         match place {
-            // Memory of a mirror was refused, and pending bits are not written by software.
+            // A write to a mirror was refused above. Software does not write pending bits.
             Place::Mirror | Place::PendingBits(_) => {}
             Place::Memory => {
                 if let Some(memory) = &self.attachment_mut(function, who)?.memories[usize::from(at.bar)] {
@@ -214,8 +223,8 @@ impl Machine {
             Place::MsixTable(table) => {
                 if let Some(msix) = &mut self.attachment_mut(function, who)?.msix {
                     for (index, piece) in data.chunks(MAX_TABLE_WRITE).enumerate() {
-                        // Whatever this unmasks is not bound, or its interrupt would not be
-                        // pending.
+                        // The result is of no use: a vector whose interrupt is pending is not
+                        // bound.
                         let _ = msix.write(table + (index * MAX_TABLE_WRITE) as u64, piece);
                     }
                 }
@@ -233,11 +242,13 @@ impl Machine {
                 let stalled = outcome == Some(Write::Stalled);
                 let attachment = self.attachment_mut(function, who)?;
                 let newly = stalled && !attachment.write_stalled;
+
                 attachment.write_stalled = stalled;
                 attachment.counters.stalls += u64::from(newly);
                 if newly {
                     self.shared.trace(function, who, Event::Stalled { at });
                 }
+
                 if stalled {
                     return Ok(Access::Stalled);
                 }
@@ -250,8 +261,8 @@ impl Machine {
         Ok(Access::Done)
     }
 
-    /// A stalled access of the attachment is not offered again: the next one waits for all that is
-    /// in front of it.
+    /// Ends the wait of a stalled access that the caller does not retry. The attachment's next
+    /// access waits for all the records in front of it.
     pub fn give_up_access(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         for ring in &mut self.tenant(function, who)?.rings {
             ring.waited_from = None;
@@ -259,6 +270,8 @@ impl Machine {
         Ok(())
     }
 
+    /// Writes configuration space, and carries out the effects: a function-level reset, a change of
+    /// INTx, or the end of bus mastering.
     fn write_config(
         &mut self,
         function: FunctionId,
@@ -284,6 +297,7 @@ impl Machine {
         if stopped { self.stop_messages(function, who) } else { Ok(()) }
     }
 
+    /// Checks that a range lies in a region.
     fn check(
         &mut self,
         function: FunctionId,
@@ -300,7 +314,7 @@ impl Machine {
     }
 }
 
-/// The widest naturally aligned access at `offset`, at most 8 bytes.
+/// Returns the widest naturally aligned access at `offset`, at most 8 bytes.
 fn natural(offset: u64) -> usize {
     1 << offset.trailing_zeros().min(3)
 }

@@ -1,4 +1,4 @@
-//! What lies where in the BARs of a function.
+//! Decoding of offsets in the BARs of a function.
 
 use nicforge_hwi::attachment::control;
 
@@ -7,7 +7,7 @@ use crate::{
     spec::{AreaKind, FunctionSpec},
 };
 
-/// What a piece of a BAR is.
+/// Kind of space at an offset of a BAR. The number is the offset in the table or page.
 pub(super) enum Place {
     Memory,
     Mirror,
@@ -17,7 +17,8 @@ pub(super) enum Place {
     Device,
 }
 
-/// What is at `at`, and how many bytes from there on until something else may begin.
+/// Returns the kind of space at `at`, and the number of bytes up to the next offset that may be of
+/// another kind.
 pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
     // Everything but the device's registers starts at a multiple of 4096.
     let page_end = 4096 - at.offset % 4096;
@@ -61,7 +62,7 @@ pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
     (Place::Device, page_end)
 }
 
-/// Whether `length` bytes from `at` on are in a BAR, and all of them the device's registers.
+/// Returns whether `length` bytes at `at` lie in a BAR, and all of them are the device's registers.
 pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool {
     let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) else { return false };
     let Some(end) = at.offset.checked_add(length as u64).filter(|&end| end <= bar.size) else { return false };
@@ -78,29 +79,30 @@ pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool
     true
 }
 
-/// Whether all of a BAR is the device's registers.
+/// Returns whether a whole BAR consists of the device's registers.
 fn is_all_device(spec: &FunctionSpec, bar: u8) -> bool {
     spec.bars.get(usize::from(bar)).and_then(Option::as_ref).is_some_and(|found| found.areas.is_empty())
         && spec.rings.is_none_or(|rings| rings.control_bar != bar)
         && spec.msix.is_none_or(|msix| msix.bar != bar)
 }
 
-/// A part of a BAR that is the device's registers, found once: most accesses go where the last one
-/// went.
+/// A range of a BAR that holds only the device's registers. It caches one lookup, because most
+/// accesses go where the last one went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Registers {
     bar: u8,
-    /// Offsets, the second one behind it.
+    /// First offset of the range.
     start: u64,
+    /// Offset behind the range.
     end: u64,
 }
 
 impl Registers {
-    /// Nothing was found yet.
+    /// The empty range, before the first lookup.
     pub(crate) const NONE: Self = Self { bar: u8::MAX, start: 0, end: 0 };
 
-    /// Whether `length` bytes from `at` on are in it. What is not may be the device's too: see
-    /// [`Registers::look`].
+    /// Returns whether `length` bytes at `at` lie in the range. Bytes outside it may be the
+    /// device's registers too: [`Registers::look`] finds out.
     #[inline]
     pub(crate) fn hold(&self, at: Address, length: usize) -> bool {
         at.bar == self.bar
@@ -108,8 +110,8 @@ impl Registers {
             && at.offset.checked_add(length as u64).is_some_and(|end| end <= self.end)
     }
 
-    /// As [`is_device`]. Where all of the BAR, or of the page of 4096 bytes, is the device's, that
-    /// is remembered.
+    /// Returns the same as [`is_device`]. It keeps the whole BAR as the new range, or else the page
+    /// of 4096 bytes, if that holds only registers.
     #[cold]
     pub(crate) fn look(&mut self, spec: &FunctionSpec, at: Address, length: usize) -> bool {
         let page = Address { bar: at.bar, offset: at.offset & !4095 };
@@ -124,8 +126,8 @@ impl Registers {
     }
 }
 
-/// Whether an access lies in the control page as a whole, and does not read the generation: it is
-/// answered whatever the rings hold. Reading the generation is a flush, and waits.
+/// Returns whether an access need not wait for the rings: it lies in the control page as a whole,
+/// and does not read the generation. A read of the generation is a flush, and waits.
 pub(super) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, write: bool) -> bool {
     let (Place::Control(offset), left) = place(spec, at) else { return false };
     let flushes = offset < control::GENERATION + 4 && control::GENERATION < offset + length as u64;
@@ -155,6 +157,7 @@ mod tests {
         assert!(!known.hold(at(0x1ffc), 4));
         assert!(known.look(&spec, at(0x1ffc), 4));
         assert_eq!(known, Registers { bar: 0, start: 0x1000, end: 0x2000 });
+
         assert!(known.hold(at(0x1000), 8));
     }
 
@@ -163,9 +166,11 @@ mod tests {
         let (spec, mut known) = (spec(), Registers { bar: 0, start: 0x1000, end: 0x2000 });
         assert!(!known.hold(at(0xffc), 8));
         assert!(known.look(&spec, at(0xffc), 8));
+
         assert!(!known.hold(at(0x2000), 4) && !known.look(&spec, at(0x2000), 4));
         let nowhere = Address { bar: 7, offset: 0x1000 };
         assert!(!known.hold(nowhere, 4) && !known.look(&spec, nowhere, 4));
+
         assert!(!known.hold(at(u64::MAX), 4) && !known.look(&spec, at(u64::MAX), 4));
     }
 
@@ -174,6 +179,7 @@ mod tests {
         let (mut spec, mut known) = (spec(), Registers::NONE);
         spec.bars[4] = Some(crate::spec::BarSpec::trapped(0x10000));
         let at = |offset| Address { bar: 4, offset };
+
         assert!(known.look(&spec, at(0xfff8), 8));
         assert!(known.hold(at(0), 8) && known.hold(at(0xffc), 8));
         assert!(!known.hold(at(0xfffc), 8) && !known.look(&spec, at(0xfffc), 8));

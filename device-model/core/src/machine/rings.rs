@@ -1,4 +1,4 @@
-//! Taking records out of posted-write rings.
+//! Draining of posted-write rings, and the control page.
 
 use nicforge_hwi::attachment::control;
 use nicforge_shm::{Cells, Peek};
@@ -10,30 +10,34 @@ use crate::{
     posted::Posted,
 };
 
-/// What draining a ring did.
+/// Result of draining a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Drained {
-    /// Records were taken out.
+    /// At least one record was removed.
     pub(super) moved: bool,
-    /// The device could not take the next one.
+    /// The device refused the next record.
     pub(super) stalled: bool,
 }
 
 impl Machine {
-    /// Carry out what an attachment's rings hold now: at most as many records a ring as it has
-    /// cells, so that a client that goes on posting does not keep the caller here. False when a
-    /// ring is stalled.
+    /// Carries out the records in an attachment's rings. Returns false if a ring is stalled.
+    ///
+    /// Each ring yields at most as many records as it has cells. A client that keeps posting thus
+    /// can't hold the caller.
     pub(super) fn drain_rings(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let mut all_drained = true;
         for ring in 0..self.rings(function, who) {
             all_drained &= !self.drain_ring(function, who, ring, u32::MAX).stalled;
         }
+
         all_drained
     }
 
-    /// Whether what an attachment's rings held when a trapped access was first offered has been
-    /// carried out: then it is next. It is here and now unless clients of the function wait for
-    /// something that only its turns share out.
+    /// Advances an attachment's rings for a trapped access, and returns whether the access may go
+    /// now: the records that the rings held at its first attempt have been carried out.
+    ///
+    /// The rings are drained here, except while clients compete for a resource that only turns
+    /// share out.
     pub(super) fn is_next(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let contended = self.slots.get(function.0 as usize).is_some_and(|slot| slot.state.contended);
         if !contended && !self.drain_rings(function, who) {
@@ -46,8 +50,8 @@ impl Machine {
             for ring in &mut tenant.rings {
                 let read = ring.consumer.consumed();
                 let from = *ring.waited_from.get_or_insert(read);
-                // All cells have been read since: what a client goes on posting is behind the
-                // access.
+                // As many records as the ring has cells have been read since. Whatever the client
+                // posts now is behind the access.
                 let all = read.wrapping_sub(from) >= ring.consumer.cells().count() as u32;
                 next &= all || ring.consumer.is_empty();
             }
@@ -60,7 +64,7 @@ impl Machine {
         next
     }
 
-    /// How many rings an attachment has. None while nobody has it.
+    /// Returns the number of an attachment's rings, 0 without a client.
     pub(super) fn rings(&self, function: FunctionId, who: AttachmentId) -> usize {
         self.slots
             .get(function.0 as usize)
@@ -69,7 +73,7 @@ impl Machine {
             .map_or(0, |tenant| tenant.rings.len())
     }
 
-    /// Carry out at most `limit` records of a ring, and no more than it has cells.
+    /// Carries out at most `limit` records of a ring, and at most as many as it has cells.
     pub(super) fn drain_ring(
         &mut self,
         function: FunctionId,
@@ -86,17 +90,18 @@ impl Machine {
             return Drained::default();
         }
 
-        // The rings are taken out of the function while its device is called, which gets the rest
-        // of the function.
+        // The device's call borrows the whole function, so the rings leave it for that time.
         let mut rings = std::mem::take(&mut tenant.rings);
         let ring = &mut rings[ring_index];
         let left = limit.min(ring.consumer.cells().count() as u32);
         let mut posted = Posted::new(ring, who, left, self.shared.trace.is_some());
+
         let mut context =
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
         let stalled = slot.device.drain(&mut context, who, &mut posted) == Write::Stalled;
         let newly_stalled = stalled && posted.note_stall(&mut context);
         let (carried_out, malformed) = posted.counts();
+
         ring.publish();
         if let Some(attachment) = slot.state.attachments.get_mut(index) {
             attachment.counters.posted_writes += carried_out;
@@ -112,6 +117,7 @@ impl Machine {
         Drained { moved: carried_out + malformed > 0, stalled }
     }
 
+    /// Reads a word of the control page. An unknown offset reads as ones.
     pub(super) fn read_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64) -> u32 {
         let Ok(attachment) = self.attachment_mut(function, who) else { return u32::MAX };
         match offset {
@@ -130,6 +136,7 @@ impl Machine {
         }
     }
 
+    /// Writes a word of the control page. An unknown offset is ignored.
     pub(super) fn write_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64, value: u32) {
         let Ok(attachment) = self.attachment_mut(function, who) else { return };
         match offset {
