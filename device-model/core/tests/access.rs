@@ -48,7 +48,6 @@ fn io_ports_are_sized_by_configuration_space_and_reach_the_device() {
     assert_eq!(word.to_vec(), pattern(30, 2));
 
     let at = |offset| Address { bar: 5, offset };
-
     assert_eq!(probe.calls(), [Call::Write(A, at(8), vec![0x5a]), Call::Read(A, at(30), 2)]);
     assert!(matches!(try_read(&mut machine, 5, 31, 2), Err(AccessError::OutOfRange { .. })));
 }
@@ -234,7 +233,6 @@ fn regions_have_the_sizes_of_the_description() {
     assert_eq!(sizes, [0x4000, 0x2_0000, 0x2000, 0x1000, 0x4000, 0, 0, 4096, 0]);
 
     let mapped: Vec<_> = views.iter().map(|view| view.memory.is_some()).collect();
-
     assert_eq!(mapped, [false, true, true, true, true, false, false, false, false]);
     assert_eq!((views[4].areas[0].offset, views[4].areas[0].length), (0x1000, 0x1000));
     assert!(views[4].writable && !views[2].writable && !views[5].readable);

@@ -462,7 +462,6 @@ fn messages_that_wait_when_bus_mastering_ends_fail() {
     assert_eq!((outgoing(&mut machine), early, sink.get()), (vec![], 0, 1));
 
     settle(&mut machine, 0);
-
     assert_eq!(probe.done(), [(7, Err(DmaError::NotBusMaster))]);
 
     // Nothing is under way: there is room for as much as ever.

@@ -289,7 +289,6 @@ fn device_memory_has_its_areas_where_they_lie_in_the_file() {
     assert_eq!(&found[..5], b"first");
 
     memory.read(5 * 4096, &mut found).unwrap();
-
     assert_eq!(&found, b"second");
     assert!(!memory.faulted());
 }

@@ -64,7 +64,6 @@ fn record_comes_out_as_it_went_in() {
     assert_eq!(consumer.peek(), Peek::Record(expected));
 
     consumer.pop();
-
     assert_eq!(consumer.peek(), Peek::Empty);
     assert_eq!(consumer.consumed(), 1);
     assert!(producer.is_drained(consumer.consumed()));
@@ -151,11 +150,9 @@ fn peeked_record_does_not_change_when_its_memory_does() {
     assert_eq!(consumer.peek(), expected);
 
     memory.write(0, &[0xff; 256]).unwrap();
-
     assert_eq!(consumer.peek(), expected);
 
     consumer.pop();
-
     assert_eq!(consumer.consumed(), 2);
 }
 
@@ -255,7 +252,6 @@ fn half_a_record_of_a_killed_producer_is_not_seen_after_resume() {
     assert_eq!(consumer.peek(), Peek::Record(RecordRef { bar: 0, offset: 4, data: &[1] }));
 
     consumer.pop();
-
     assert_eq!(consumer.peek(), Peek::Empty);
 }
 

@@ -68,7 +68,6 @@ fn nothing_outside_of_the_ring_is_written() {
     assert_eq!(around, [0xee; STRIDE]);
 
     window.read(SIZE + STRIDE as u64, &mut around).unwrap();
-
     assert_eq!(around, [0xee; STRIDE]);
 }
 
@@ -95,12 +94,10 @@ fn a_run_of_takes_ends_with_the_ring_an_empty_slot_or_a_tag() {
     assert_eq!(ring.take_run(5, STOP, &mut out), 0);
 
     ring.put(2, STOP, &sent[0]);
-
     assert_eq!(ring.take_run(0, STOP, &mut out), 2);
     assert_eq!(ring.take_run(0, 0, &mut out), 5);
 
     ring.put_run(5, 0, &sent);
-
     assert_eq!(ring.take_run(6, STOP, &mut out), 2);
 }
 
@@ -115,7 +112,6 @@ fn numbers_wrap_around_without_touching_the_tag() {
     assert_eq!(ring.holds(last), Some(0xffff_ffef_0000_0000));
 
     let mut out = [[0; 256]; 4];
-
     assert_eq!(ring.take_run(last - 1, STOP, &mut out), 2);
     assert_eq!(out[1], sent);
     assert_eq!(ring.put_run(last.wrapping_add(1), 0, &[sent; 2]), 2);
@@ -165,7 +161,6 @@ fn a_ring_that_does_not_fit_is_refused() {
     assert!(matches!(Ring::new(&window, 0, 1 << 31), Err(MemoryError::OutOfBounds { .. })));
 
     let offset = SIZE + 64;
-
     assert_eq!(
         Ring::new(&window, offset, COUNT).unwrap_err(),
         MemoryError::OutOfBounds { offset, len: SIZE, size: 2 * SIZE }
@@ -186,11 +181,9 @@ fn nothing_is_put_into_memory_that_is_mapped_read_only() {
     assert_eq!(ring.put_run(0, 0, &[sent]), 0);
 
     ring.put(0, 0, &sent);
-
     assert_eq!(ring.holds(0), None);
 
     writer.put(0, 0, &sent);
-
     assert_eq!(ring.holds(0), Some(1));
 }
 

@@ -68,7 +68,6 @@ fn a_lease_is_of_memory_side_by_side_that_permits_it() {
 
     map.unmap(0x4000, PAGE).unwrap();
     let hole = map.lease(0x3800, PAGE, false).map(|lease| lease.len());
-
     assert_eq!(hole.unwrap_err(), DmaError::Unmapped { iova: 0x4000, length: 0x800 });
 }
 
@@ -85,11 +84,9 @@ fn a_lease_lies_in_a_bounded_number_of_mappings() {
 
     let refused = map.lease(4, 8 * (count - 1), true).map(|lease| lease.len());
     let scattered = DmaError::Scattered { iova: 4, length: 8 * (count - 1), limit: MAX_LEASE };
-
     assert_eq!(refused, Err(scattered));
 
     let piece = map.piece(4, 8 * count, &Term::default()).unwrap();
-
     assert_eq!((piece.length, piece.mappings), (8 * (count - 1) - 4, MAX_LEASE));
 }
 
@@ -144,7 +141,6 @@ fn a_piece_is_of_one_kind_and_ends_with_its_term() {
     assert!(!term.is_over());
 
     map.unmap(0x5000, PAGE).unwrap();
-
     assert!(term.is_over());
     assert_eq!(map.piece(0x5000, 1, &term).map(|_| ()), Err(DmaError::Unmapped { iova: 0x5000, length: 1 }));
 }
@@ -161,7 +157,6 @@ fn who_holds_a_term_ends_its_own_leases_only() {
     assert!(!is_good(&first) && is_good(&second));
 
     map.take_back_leases();
-
     assert!(!is_good(&second));
     assert!(is_good(&map.lease(0x1000, PAGE, false).unwrap()));
 }
@@ -225,7 +220,6 @@ fn a_mapping_forgets_terms_that_nobody_has_any_more() {
     assert!(!kept.iter().any(Term::is_over));
 
     lessor.end();
-
     assert!(kept.iter().all(Term::is_over));
 }
 

@@ -147,7 +147,6 @@ fn unmap_lets_go_of_the_memory() {
 
     let mut kept = [0; 6];
     memory.read(PAGE, &mut kept).unwrap();
-
     assert_eq!(&kept, b"before");
 }
 
@@ -173,7 +172,6 @@ fn whole_address_space_in_two_ranges_counts_without_overflow() {
     assert_eq!(pieces(&map, (1 << 63) - 1, 2), [((1 << 63) - 1, 1, (1 << 63) - 1), (1 << 63, 1, 0)]);
 
     map.unmap(0, 1 << 63).unwrap();
-
     assert_eq!(map.bytes(), 1 << 63);
 }
 
@@ -244,7 +242,6 @@ fn write_that_is_partly_remote_or_unmapped_writes_nothing() {
 
     let mut out = [1; 8];
     memory.read(0xff8, &mut out).unwrap();
-
     assert_eq!(out, [0; 8]);
 }
 
@@ -263,7 +260,6 @@ fn copy_between_pieces_that_do_not_line_up_moves_every_byte() {
 
     let mut behind = vec![0; 0x300];
     memory.read(0, &mut behind).unwrap();
-
     assert_eq!(behind, pattern[0x600..], "the second piece is at the front of the file");
 }
 

@@ -152,11 +152,9 @@ fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
     assert!(run.front().is_none(), "the limit");
 
     run.pass();
-
     assert_eq!(run.taken(), 2);
 
     drop(run);
-
     assert_eq!((fabric.pop_woken(), fabric.packets_in_use()), (Some(A), 1));
     assert_eq!(fabric.ports(A, Nanos(1)).credits(0, 0), 2);
     assert_eq!(receive(&mut fabric, 1, 0), Some(3));
@@ -228,12 +226,10 @@ fn a_function_that_is_looked_at_anyway_is_named_again_only_when_it_may_rest() {
     assert_eq!(named(&mut fabric), []);
 
     fabric.let_rest(B);
-
     assert!(send(&mut fabric, 0, 0, 2));
 
     // What has not been taken yet is not forgotten.
     fabric.let_rest(B);
-
     assert!(send(&mut fabric, 0, 0, 3));
 
     assert_eq!(named(&mut fabric), [B]);
@@ -247,15 +243,12 @@ fn packets_do_not_go_in_a_row_where_they_take_time_or_a_hook_looks_at_them() {
 
     let (mut hooked, link) = pair(LinkSpec::default());
     hooked.set_fault(link, Direction::Forward, Some(Box::new(|_, _| Fault::None))).unwrap();
-
     assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_none());
 
     hooked.set_fault(link, Direction::Forward, None).unwrap();
-
     assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_some());
 
     hooked.set_link_up(link, false).unwrap();
-
     assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_none());
 }
 
@@ -315,7 +308,6 @@ fn credits_bound_what_is_under_way_and_come_back_after_the_delay() {
 
     while fabric.pop_woken().is_some() {}
     fabric.advance(Nanos(20));
-
     assert_eq!(fabric.pop_woken(), Some(A));
     assert!(send(&mut fabric, 20, 0, 3));
     assert_eq!(fabric.link_stats(link, Direction::Forward, 0).unwrap().stalls, 1);
@@ -333,7 +325,6 @@ fn a_function_is_woken_once_until_it_is_popped() {
     assert_eq!(fabric.pop_woken(), None);
 
     send(&mut fabric, 0, 0, 3);
-
     assert_eq!(fabric.pop_woken(), Some(B));
 }
 
@@ -358,7 +349,6 @@ fn a_link_that_is_down_takes_nothing_and_delivers_what_it_has() {
 
     while fabric.pop_woken().is_some() {}
     fabric.set_link_up(link, true).unwrap();
-
     assert_eq!(fabric.pop_woken(), Some(A));
     assert!(send(&mut fabric, 11, 0, 2));
 }
@@ -388,7 +378,6 @@ fn a_hook_that_always_corrupts_slows_the_link_down_only() {
     assert_eq!(receive(&mut fabric, 0, 0), Some(1));
 
     let retries = fabric.link_stats(link, Direction::Forward, 0).unwrap().retransmissions;
-
     assert_eq!(retries, u64::from(MAX_RETRIES));
 }
 
@@ -476,7 +465,6 @@ fn ports_that_do_not_exist_take_and_give_nothing() {
     assert!(ports.peek(0, 0).is_none());
 
     let mut ports = fabric.ports(A, Nanos(0));
-
     assert_eq!((ports.count(), ports.connected(0), ports.connected(1)), (1, true, false));
     assert_eq!(ports.credits(0, 2), 0);
     assert!(ports.take(0, 2).is_none());
@@ -517,7 +505,6 @@ fn members_see_a_wire_after_its_delay() {
     assert_eq!(fabric.ports(A, Nanos(1299)).wire(0), WireState::default());
 
     fabric.advance(Nanos(1300));
-
     assert!(fabric.ports(A, Nanos(1300)).wire(0).or);
     assert!(!fabric.ports(A, Nanos(1300)).wire(0).and);
 
@@ -537,7 +524,6 @@ fn who_leaves_a_wire_is_not_waited_for() {
     assert_eq!(fabric.ports(A, Nanos(0)).wire(0).and_rises, 1);
 
     fabric.ports(B, Nanos(0)).drive_wire(0, true);
-
     assert!(!fabric.ports(A, Nanos(0)).wire(0).or);
 }
 

@@ -380,7 +380,6 @@ fn reset_unbinds_everything_and_lets_go_of_the_sinks() {
 
     interrupts.set_intx(true);
     interrupts.bind(INTX, 0, log.sinks([9])).unwrap();
-
     assert_eq!(log.take(), [9], "the new tenant finds it unmasked");
 }
 

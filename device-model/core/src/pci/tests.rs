@@ -178,16 +178,13 @@ fn express_capability_is_a_version_2_endpoint_that_can_be_reset() {
     assert_eq!(get16(&config, at + 2) & 0xf, 2);
 
     let device = get32(&config, at + 4);
-
     assert_ne!(device & 1 << 28, 0, "function-level reset");
     assert_ne!(device & 1 << 15, 0, "role-based error reporting");
 
     let (link, state) = (get32(&config, at + 0x0c), u32::from(get16(&config, at + 0x12)));
-
     assert_eq!(link & 0x3ff, state & 0x3ff, "the link runs at its best speed and width");
 
     let speeds = get32(&config, at + 0x2c);
-
     assert_ne!(speeds & 1 << (link & 0xf), 0, "the best speed is among those supported");
 }
 
@@ -394,7 +391,6 @@ fn table_starts_masked_and_keeps_address_and_data() {
 
     let mut control = [0xff; 4];
     table.read(4 * 16 + 12, &mut control);
-
     assert_eq!(control, [0; 4], "reserved bits of vector control stay zero");
 }
 
