@@ -15,8 +15,9 @@ use crate::{
     trace::{Event, TraceSink},
 };
 
-/// Limit for each attachment on DMA reads in flight (those sent as messages plus those whose result
-/// the device has not received), and on DMA writes sent as messages and not answered.
+/// Limit for each attachment on DMA reads in flight: those sent as messages, plus those whose
+/// result the device has not received. The same limit applies to DMA writes sent as messages and
+/// not answered.
 pub const MAX_REMOTE: usize = 32;
 /// Limit for a machine on DMA reads whose data waits in a buffer for the device.
 const MAX_BUFFERS: usize = 64;

@@ -31,10 +31,10 @@ pub struct Identity {
 pub enum BarKind {
     /// 32-bit memory, which a bridge forwards by its window below 4 GiB.
     ///
-    /// It is never prefetchable. PCI Express permits prefetchable memory only in 64-bit BARs (Base
-    /// 4.0, 7.5.1.2.1), and a prefetchable 32-bit BAR would keep the bridge's whole prefetchable
-    /// window below 4 GiB. A driver learns from
-    /// [`nicforge_hwi::pci::AttachmentCapability::memory_bars`] that the BAR is memory.
+    /// It is never prefetchable, because PCI Express permits that only for 64-bit BARs (Base 4.0,
+    /// 7.5.1.2.1). A prefetchable 32-bit BAR would also keep the bridge's whole prefetchable window
+    /// below 4 GiB. A driver learns from [`nicforge_hwi::pci::AttachmentCapability::memory_bars`]
+    /// that the BAR is memory.
     Memory32,
     /// 64-bit memory, which takes this BAR and the next. A bridge forwards it by a 64-bit window if
     /// it is prefetchable.
@@ -181,8 +181,8 @@ pub struct FunctionSpec {
 /// Longest name of an attachment in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// Size of the part of BAR 0 that the core adds behind a NIC's own registers in
-/// [`FunctionSpec::nic`]: control page, MSI-X table (at most 256 vectors), pending bits.
+/// Bytes that the core adds to BAR 0 behind a NIC's own registers in [`FunctionSpec::nic`]: control
+/// page, MSI-X table (at most 256 vectors), pending bits.
 pub const CORE_REGISTERS: u64 = 0x3000;
 
 impl FunctionSpec {

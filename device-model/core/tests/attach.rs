@@ -1,4 +1,4 @@
-//! Coming and going of clients, and resets.
+//! Tests of attach, detach and resets.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -279,8 +279,8 @@ fn function_level_reset_in_configuration_space_resets_the_attachment() {
     let (mut machine, probe) = attached();
     let before = read_control(&mut machine, A, GENERATION);
 
-    // PCI Express is behind the 8 bytes of power management at 0x40; device control is 8 bytes into
-    // it, bit 15 resets.
+    // The PCI Express capability lies behind the 8 bytes of power management at 0x40. Device
+    // control is at offset 8 in it; bit 15 starts the reset.
     assert_eq!(read::<1>(&mut machine, A, region::CONFIG, 0x48), [0x10]);
 
     write(&mut machine, A, region::CONFIG, 0x48 + 8, &0x8000u16.to_le_bytes());

@@ -1,4 +1,4 @@
-//! DMA: split-phase reads, posted writes, messages, and their bounds.
+//! Tests of DMA: split-phase reads, posted writes, messages, and their bounds.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -15,7 +15,7 @@ use nicforge_core::{
 };
 use nicforge_shm::SharedMemory;
 
-/// Have the device do something with its context in a step, and get what came of it.
+/// Runs an action with the device's context in a step, and returns its result.
 fn in_step<R: Send + 'static>(
     machine: &mut Machine,
     probe: &Probe,
@@ -30,7 +30,7 @@ fn in_step<R: Send + 'static>(
     result.take().unwrap()
 }
 
-/// Start a read of `length` bytes at `iova` and let it come back.
+/// Starts a read of `length` bytes at `iova`, and returns its result.
 fn read_dma(machine: &mut Machine, probe: &Probe, iova: u64, length: usize) -> Result<Vec<u8>, DmaError> {
     probe.calls();
     in_step(machine, probe, move |context| context.dma_read(A, iova, length, DmaToken(5))).unwrap();
@@ -257,7 +257,7 @@ fn answers_that_nobody_waits_for_are_ignored() {
 
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
-    // Another client answers for this one, with the right numbers.
+    // Another client sends answers with the right numbers.
     machine.dma_read_done(F, B, ids[0], Ok(&[1; 4])).unwrap();
     machine.dma_write_done(F, B, ids[1], Ok(())).unwrap();
     machine.dma_read_done(F, A, u64::MAX, Ok(&[1; 4])).unwrap();
@@ -318,7 +318,7 @@ fn reads_that_fail_are_bounded_too() {
     let (mut machine, probe) = attached();
     let mut failed = 0;
     for _ in 0..100 {
-        // Without a step between them, as when a client sends trapped writes only.
+        // There is no step in between, as when a client only sends trapped writes.
         probe.tell(|context| while context.dma_read(A, 0, 4, DmaToken(0)).is_ok() {});
         probe.tell(|context| while context.dma_read(AttachmentId(99), 0, 4, DmaToken(0)).is_ok() {});
         write(&mut machine, A, 0, 0, &[1]);
@@ -387,7 +387,7 @@ fn resets_do_not_use_up_the_room_for_reads() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
     for round in 0..50 {
-        // The data is there, and its device has not been handed it when the reset comes.
+        // At the reset the data has arrived, but the device has not received it.
         probe.tell(|context| while context.dma_read(A, 0x1000, 4, DmaToken(0)).is_ok() {});
         write(&mut machine, A, 0, 0, &[1]);
         match round % 3 {
@@ -464,7 +464,7 @@ fn messages_that_wait_when_bus_mastering_ends_fail() {
     settle(&mut machine, 0);
     assert_eq!(probe.done(), [(7, Err(DmaError::NotBusMaster))]);
 
-    // Nothing is under way: there is room for as much as ever.
+    // No operation is in flight: the whole limit is available again.
     set_bus_master(&mut machine, A);
     let started = in_step(&mut machine, &probe, |context| {
         (0..100).take_while(|_| context.dma_write(A, 0x1000, &[1]).is_ok()).count()

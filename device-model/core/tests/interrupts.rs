@@ -1,4 +1,4 @@
-//! Interrupts as a client of the machine sees them.
+//! Tests of interrupts, from a client's view of the machine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -15,7 +15,7 @@ use nicforge_core::{
     time::Nanos,
 };
 
-/// Have the device raise or do something in a step.
+/// Runs an action with the device's context in a step.
 fn act(machine: &mut Machine, probe: &Probe, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
     probe.tell(action);
     machine.wake(F);
@@ -119,7 +119,7 @@ fn interrupt_does_not_overtake_remote_writes() {
 
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
-    // The later one is answered first.
+    // The second write is answered first.
     answer_writes(&mut machine, &ids[1..]);
     let after_one = (sink.get(), pending_bits(&mut machine));
     answer_writes(&mut machine, &ids[..1]);
@@ -167,9 +167,9 @@ fn intx_does_not_overtake_remote_writes_and_they_wait_for_it() {
     assert_eq!((ids.len(), early, sink.get()), (1, 0, 1));
 }
 
-/// Something is raised that is not delivered yet, a write is under way, and then the client lets
-/// the interrupt come. The next write has to wait for it: a device that always has one under way
-/// would put it off for ever.
+/// Raises an interrupt that can't be delivered yet, and starts a DMA write. Then the client makes
+/// the interrupt deliverable. The next write must wait for it: otherwise a device that always has a
+/// write in flight would delay it without end.
 fn next_write_waits(
     prepare: impl FnOnce(&mut Machine) -> Option<Arc<Count>>,
     raise: impl FnOnce(&mut Context<'_>) + Send + 'static,
@@ -306,7 +306,7 @@ fn intx_is_not_used_while_msix_is_enabled() {
     assert_eq!((with_msix, sink.get()), (0, 1));
 }
 
-/// Offset of MSI-X message control, found along the list.
+/// Returns the offset of MSI-X message control, found by walking the capability list.
 fn msix_control(machine: &mut Machine) -> u64 {
     let [mut at] = read::<1>(machine, A, region::CONFIG, 0x34);
     loop {
@@ -336,7 +336,7 @@ fn reset_takes_the_line_back_and_keeps_what_is_bound() {
     assert_eq!((after_reset, intx.get(), vector.get()), (1, 2, 1));
 }
 
-/// The kernel of a guest has no part in it and sets nothing up again.
+/// A guest's kernel does not take part in this reset, and sets nothing up again.
 #[test]
 fn an_operators_reset_leaves_what_the_system_has_set_up() {
     let (mut machine, probe) = attached();

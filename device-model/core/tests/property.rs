@@ -1,4 +1,4 @@
-//! Random sequences of everything that clients, operators and time can do to a machine.
+//! Property tests: random sequences of operations by clients, operators and time.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -21,7 +21,7 @@ const FUNCTIONS: u32 = 3;
 const ATTACHMENTS: u16 = 3;
 const LOCAL: u64 = 0x1_0000;
 const REMOTE: u64 = 0x2_0000;
-/// Where [`Ring::push_number`] writes; trapped writes of the model go elsewhere.
+/// Offset that [`Ring::push_number`] writes. The model's trapped writes use others.
 const NUMBERS: u64 = 0x10;
 
 type Who = (FunctionId, AttachmentId);
@@ -77,12 +77,12 @@ fn doing() -> impl Strategy<Value = Doing> {
     ]
 }
 
-/// What a client expects.
+/// The reference state of a client.
 struct Client {
     ring: Ring,
-    /// Posted, and not seen by the device yet.
+    /// Numbers posted that the device has not received.
     posted: VecDeque<u32>,
-    /// Reads started that have not ended.
+    /// Tokens of reads that have not ended.
     reads: BTreeSet<u64>,
 }
 
@@ -142,7 +142,8 @@ impl World {
         let _ = self.machine.write(who.0, who.1, region::CONFIG, 4, &[6, 0]).unwrap();
     }
 
-    /// Look at what the devices saw: what was posted in order, each once; reads that were started.
+    /// Checks the calls that the devices received: posted numbers come in order, each once, and
+    /// only reads that were started end.
     fn check(&mut self) {
         for (function, probe) in self.probes.iter().enumerate() {
             let function = FunctionId(function as u32);
@@ -163,7 +164,7 @@ impl World {
         }
     }
 
-    /// What was under way of a client is lost, and its ring starts again.
+    /// Drops a client's expectations after a reset, and restarts its ring.
     fn forget(&mut self, who: Who, ring_only: bool) {
         if let Some(client) = self.clients.get_mut(&who) {
             client.posted.clear();
@@ -175,8 +176,8 @@ impl World {
         }
     }
 
-    /// Have the device start reads, in the call that a trapped write makes. What it could not start
-    /// is not expected.
+    /// Has the device start reads during a trapped write. Reads that it could not start are not
+    /// expected to end.
     fn start_reads(&mut self, who: Who, count: u8, iova: u64) {
         let started = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let (first, list) = (self.next_token, started.clone());
@@ -192,11 +193,11 @@ impl World {
         self.clients.get_mut(&who).unwrap().reads.extend(started);
     }
 
-    /// Let the device act at once; give up what it was told when it stalls.
+    /// Runs the device's actions during a trapped write.
     fn act(&mut self, who: Who) {
         let probe = self.probe(who);
         let stalled = std::mem::take(&mut probe.script().stalled);
-        // This also carries out what is in the ring.
+        // The write also drains the ring.
         let _ = self.machine.write(who.0, who.1, 0, 0x8, &[1]).unwrap();
         probe.script().stalled = stalled;
         probe.script().actions.clear();
@@ -226,7 +227,7 @@ impl World {
                     self.machine.dma_write_done(*function, *attachment, *id, Ok(()))
                 }
             };
-            // It fails when the client is gone.
+            // An answer fails after the client has left.
             let _ = answered;
         }
     }
@@ -238,7 +239,7 @@ impl World {
             Doing::Attach => self.attach(who),
             Doing::Detach(why) => {
                 assert_eq!(self.machine.detach(function, attachment, why).is_ok(), here);
-                // What was in the ring was carried out, unless it stalled.
+                // The records of the ring were carried out, unless one stalled.
                 self.check();
                 self.clients.remove(&who);
             }
@@ -315,7 +316,7 @@ impl World {
         self.check();
     }
 
-    /// Let everything go on: all that was posted arrives, and all reads end.
+    /// Ends all stalls, and waits until every record has arrived and every read has ended.
     fn finish(&mut self) {
         for probe in &self.probes {
             probe.script().stalled.clear();
@@ -387,7 +388,7 @@ proptest! {
 
         probe.calls();
 
-        // Its neighbour works as if nothing were.
+        // The other client is not affected.
         let number = world.next_number;
         world.clients.get_mut(&other).unwrap().ring.push_number(number);
         settle(&mut world.machine, world.now);

@@ -1,4 +1,4 @@
-//! Posted-write rings.
+//! Tests of posted-write rings.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -86,7 +86,7 @@ fn trapped_access_comes_behind_everything_posted_in_a_large_ring() {
 
     assert!(matches!(calls.last(), Some(Call::Read(..))));
 
-    // One attached, then the records.
+    // The first call is the attach; then come the records.
     assert_eq!(calls.len(), posted::MAX_RING_CELLS + 2);
 }
 
@@ -107,7 +107,7 @@ fn accesses_wait_behind_a_stalled_record_and_the_control_page_passes() {
     assert_eq!(read::<1>(&mut machine, A, 7, 0), [0x34]);
 }
 
-/// A machine whose second client waits for something that the device does not have.
+/// Returns a machine whose second client waits for a resource that the device lacks.
 fn contended() -> (Machine, Probe, Ring) {
     let (mut machine, probe) = attached();
     attach(&mut machine, B);
@@ -136,7 +136,7 @@ fn an_access_takes_nothing_out_of_turn_while_another_client_waits() {
 
     read::<4>(&mut machine, A, 0, 0x30);
 
-    // Nobody waits any more.
+    // No client waits from here on.
     probe.script().stalled.clear();
     machine.step(Nanos(0), 64);
     probe.calls();
@@ -158,7 +158,7 @@ fn an_access_waits_for_no_more_than_a_ring_of_records() {
 
     fill(&mut ring);
 
-    // Given up: it counts for nothing.
+    // This access is given up, and has no effect on the next one.
     assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Stalled);
 
     machine.step(Nanos(0), 16);
@@ -317,7 +317,7 @@ fn cells_of_rubbish_are_counted_and_skipped_one_by_one() {
     let (mut machine, probe) = attached();
     let cells = memory(&machine, A, 1);
 
-    // A phase of the first lap with lengths that no record has: 0, and 1023.
+    // Headers with the phase of the first lap and invalid lengths: 0 and 1023.
     for (cell, length) in [(0, 0u64), (1, 0x3ff)] {
         let header = posted::PHASE | length << posted::LENGTH_SHIFT;
         cells.write(cell * posted::CELL as u64, &header.to_le_bytes()).unwrap();
@@ -348,7 +348,7 @@ fn several_rings_keep_their_order_and_their_numbers() {
         .collect();
     for lap in 0..3u32 {
         for (ring, producer) in producers.iter_mut().enumerate() {
-            // Ring 3 gets one record only.
+            // Ring 3 receives only one record.
             if ring != 3 || lap == 0 {
                 producer.try_push(|| 0, 0, 0x10, &(ring as u32 * 10 + lap).to_le_bytes()).unwrap();
             }
@@ -379,7 +379,8 @@ fn clients_that_want_the_same_thing_are_first_in_turn() {
     attach(&mut machine, C);
     let mut rings = [A, B, C].map(|who| Ring::new(&machine, F, who));
 
-    // Who wrote: all in each turn but those that stall, here the ones that the list names.
+    // Runs a turn in which the writes of the clients in `stalled` stall. Returns the clients that
+    // wrote, in order.
     let mut turn = |stalled: &[AttachmentId]| {
         rings.iter_mut().for_each(|ring| ring.push_number(0));
         probe.script().stalled = stalled.to_vec();
@@ -396,7 +397,7 @@ fn clients_that_want_the_same_thing_are_first_in_turn() {
     assert_eq!(turn(&[]), [A, B, C], "who got nothing is first");
     assert_eq!(turn(&[]), [A, B, C], "nobody waited: nothing changes");
 
-    // What C was given before is held against it once.
+    // The records that C had carried out before count against it once.
     assert_eq!(turn(&[C]), [A, B]);
     assert_eq!(turn(&[C]), [A, B]);
     assert_eq!(turn(&[]), [C, A, B]);

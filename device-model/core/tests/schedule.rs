@@ -1,4 +1,4 @@
-//! Stepping, resting and waking up.
+//! Tests of stepping, sleeping and waking.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -104,7 +104,7 @@ fn last_look_finds_a_record_that_came_after_the_last_turn() {
     settle(&mut machine, 0);
     probe.calls();
 
-    // The device is stepped in the turn that finds nothing. What is posted then is there before the
+    // The action runs in the turn that finds no work. Its record is thus in the ring before the
     // last look.
     probe.tell(move |_| ring.push_number(1));
 
@@ -209,7 +209,7 @@ fn wishes_come_true_however_many_there_were() {
 
     other.tell(|context| context.wake_at(Nanos(50_000_000)));
     for round in 0..1000 {
-        // Far, near, and far again: each is another entry.
+        // Each of these times adds an entry to the heap.
         probe.tell(move |context| context.wake_at(Nanos(90_000_000 - round)));
         machine.step(Nanos(round), 64);
         probe.tell(move |context| context.wake_at(Nanos(round)));

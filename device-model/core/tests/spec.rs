@@ -1,4 +1,4 @@
-//! Descriptions that are refused.
+//! Tests of descriptions that are refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;

@@ -1,4 +1,4 @@
-//! Leases: how far they reach, what ends them, and where their bytes go.
+//! Tests of leases: their extent, their end, and the memory that they reach.
 
 use nicforge_shm::SharedMemory;
 use proptest::prelude::*;
@@ -16,7 +16,7 @@ fn backing(memory: &SharedMemory, offset: u64, len: u64) -> DmaBacking {
     DmaBacking::Memory(memory.window(offset, len).unwrap())
 }
 
-/// Maps ranges side by side from `iova` on, each with its length, backwards in one file.
+/// Maps adjacent ranges of the given lengths from `iova` on. They lie in one file in reverse order.
 fn side_by_side(map: &mut DmaMap, iova: u64, lengths: &[u64]) -> SharedMemory {
     let total: u64 = lengths.iter().sum();
     let memory = memory(total);
@@ -137,7 +137,7 @@ fn a_piece_is_of_one_kind_and_ends_with_its_term() {
         [(0x2800, 3, BOTH, true), (PAGE, 1, read, true), (PAGE, 1, read, false), (0x800, 1, read, false)]
     );
 
-    // Also with memory that is reached by messages.
+    // Memory that only messages reach also ends the term.
     assert!(!term.is_over());
 
     map.unmap(0x5000, PAGE).unwrap();
@@ -223,27 +223,27 @@ fn a_mapping_forgets_terms_that_nobody_has_any_more() {
     assert!(kept.iter().all(Term::is_over));
 }
 
-/// Addresses that steps use, and how long those mappings are that come in rows.
+/// Number of addresses in the property test, and length of the mappings that come in rows.
 const ADDRESSES: u64 = 512;
 const ROW: u64 = 16;
 
-/// What an address is mapped to.
+/// Mapping of one address.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Place {
     mapping: u64,
     permission: DmaPermission,
-    /// The byte of the file; `None`: reached by messages.
+    /// Offset in the file, or `None` if only messages reach the address.
     byte: Option<usize>,
 }
 
-/// A lease, as its bytes in the file and the mappings that they are of.
+/// A lease: the offsets of its bytes in the file, and its mappings.
 struct ModelLease {
     bytes: Vec<usize>,
     mappings: Vec<u64>,
     good: bool,
 }
 
-/// The naive map: what each address is mapped to.
+/// The reference map: the mapping of each address.
 struct Model {
     addresses: Vec<Option<Place>>,
     file: Vec<u8>,
@@ -269,7 +269,7 @@ impl Model {
         true
     }
 
-    /// Ends the mapping of an address.
+    /// Ends the mapping that holds an address.
     fn unmap(&mut self, iova: u64) -> Option<(u64, u64)> {
         let gone = self.addresses[iova as usize]?.mapping;
         let its = |place: &Option<Place>| place.is_some_and(|place| place.mapping == gone);
@@ -304,7 +304,7 @@ impl Model {
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Mappings side by side, as far as there is room.
+    /// Adjacent mappings, as long as there is room.
     Row {
         iova: u64,
         lengths: Vec<u64>,
@@ -314,7 +314,7 @@ enum Step {
         iova: u64,
         length: u64,
     },
-    /// The mapping at an address.
+    /// Unmaps the mapping at an address.
     Unmap {
         iova: u64,
     },
@@ -375,17 +375,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Bytes of the file, more than all steps map.
+/// Size of the file in bytes. All steps together map less.
 const FILE: u64 = 1 << 20;
 
-/// What both sides have.
+/// The map under test and the reference.
 struct Both {
     map: DmaMap,
     memory: SharedMemory,
     leases: Vec<DmaLease>,
     model: Model,
-    /// Where the last mapping begins in the file. They are made from its end on, so that neighbours
-    /// are not side by side there.
+    /// Offset of the last mapping in the file. Mappings take the file from its end, so that
+    /// neighbours in the address space are not adjacent in it.
     used: u64,
 }
 
@@ -408,7 +408,7 @@ impl Both {
         }
     }
 
-    /// Whether an access may go to a lease, and which bytes of the file it is of.
+    /// Returns the bytes of the file that an access to a lease reaches, if it is permitted.
     fn access(&self, lease: usize, offset: u64, length: u64) -> Option<&[usize]> {
         let lease = &self.model.leases[lease];
         let bytes = lease.bytes.get(offset as usize..(offset + length) as usize)?;

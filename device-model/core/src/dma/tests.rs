@@ -1,4 +1,4 @@
-//! The map of client memory, and DMA through it.
+//! Tests of the map of client memory, and of DMA through it.
 
 use std::{fs::File, os::fd::AsFd};
 
@@ -19,8 +19,8 @@ fn backing(memory: &SharedMemory, offset: u64, len: u64) -> DmaBacking {
     DmaBacking::Memory(memory.window(offset, len).unwrap())
 }
 
-/// Two pages at 0x1000 and one at 0x3000, backwards in one file, then a hole, then a page at 0x5000
-/// that messages reach.
+/// Returns a map of two pages at 0x1000, one at 0x3000, and one at 0x5000 that only messages reach.
+/// The first two ranges lie in one file in reverse order.
 fn mapped() -> (DmaMap, SharedMemory) {
     let memory = memory(3 * PAGE);
     let mut map = DmaMap::new(16);
@@ -281,27 +281,28 @@ fn dma_to_a_truncated_file_faults_and_gives_zeros() {
     assert_eq!(map.copy_local(0x1000, 0x2000, 8), Err(DmaError::Faulted { iova: 0x1000 }));
 }
 
-/// Two pages that their owner can cut short.
+/// Returns a file of two pages that its owner can truncate.
 fn resizable_file() -> File {
     let file = File::from(memfd_create("dma-test", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(2 * PAGE).unwrap();
     file
 }
 
-/// Bytes of the test's file that the mapping at an address has for itself.
+/// Bytes of the file that belong to a mapping at each address.
 const SHARE: u64 = 64;
-/// Addresses that steps use.
+/// Number of addresses in the property test.
 const ADDRESSES: u64 = 256;
 
-/// The naive map: for each address the start of its mapping and what is allowed, and the bytes of
-/// the file behind all of them.
+/// The reference map: for each address the start of its mapping and its permission, and the bytes
+/// of the file.
 struct Model {
     addresses: Vec<Option<(u64, DmaPermission)>>,
     file: Vec<u8>,
 }
 
 impl Model {
-    /// Where in the file each address of an access lies, if all of it is mapped and allowed.
+    /// Returns the offset in the file of each address of an access, if all of it is mapped and
+    /// permitted.
     fn places(&self, iova: u64, length: usize, write: bool) -> Option<Vec<usize>> {
         (iova..iova + length as u64)
             .map(|at| {

@@ -384,9 +384,9 @@ impl Fabric {
         }
     }
 
-    /// Returns the next function to run: a packet arrived, a virtual channel has credit again, a
-    /// wire changed, or a link was connected, went down or came up. A function is queued at most
-    /// once at a time.
+    /// Returns the next function to run. A packet arrived there, a virtual channel has credit
+    /// again, a wire changed, or a link was connected or changed its state. A function is queued at
+    /// most once at a time.
     #[inline]
     pub fn pop_woken(&mut self) -> Option<FunctionId> {
         let node = &mut self.nodes[self.woken.pop_front()? as usize];

@@ -77,9 +77,9 @@ impl Queue {
         self.length -= packets;
     }
 
-    /// Moves the first packets to the end of another queue while `goes` returns true: at most
-    /// `most`, and at most as many as there are and as the other queue has room for. Returns their
-    /// number and their bytes on the wire.
+    /// Moves the first packets to the end of another queue while `goes` returns true. At most
+    /// `most` packets move, and no more than the other queue has room for. Returns their number and
+    /// their bytes on the wire.
     // Not inlined: on its own, the loop keeps all its variables in registers.
     #[inline(never)]
     pub(super) fn move_to(

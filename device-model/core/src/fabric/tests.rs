@@ -1,4 +1,4 @@
-//! The fabric through its public interface.
+//! Tests of the fabric through its public interface.
 
 use proptest::prelude::*;
 
@@ -50,7 +50,7 @@ fn a_packet_over_a_link_without_delay_is_there_at_once() {
     assert_eq!(receive(&mut fabric, 5, 0), None);
 }
 
-/// A, B and C in a row, by links like `spec`; B has A at port 0 and C at port 1.
+/// Returns A, B and C connected in a row by links of `spec`. B has A at port 0 and C at port 1.
 fn row(spec: &LinkSpec) -> (Fabric, LinkId) {
     let mut fabric = Fabric::new();
     fabric.connect((A, 0), (B, 0), spec.clone()).unwrap();
@@ -59,7 +59,8 @@ fn row(spec: &LinkSpec) -> (Fabric, LinkId) {
     (fabric, onward)
 }
 
-/// What C has got after B has passed on what it may; packets 1 to 4 were sent.
+/// Sends packets 1 to 4 from A, and lets B forward them. Returns the number that B moved, and the
+/// headers that C received.
 fn pass_on(fabric: &mut Fabric, limit: u32, goes: impl Fn(&Packet) -> bool) -> (u32, Vec<u64>) {
     let late = Nanos(1 << 20);
     for number in 1..=4 {
@@ -228,7 +229,7 @@ fn a_function_that_is_looked_at_anyway_is_named_again_only_when_it_may_rest() {
     fabric.let_rest(B);
     assert!(send(&mut fabric, 0, 0, 2));
 
-    // What has not been taken yet is not forgotten.
+    // The function is still queued, and stays so.
     fabric.let_rest(B);
     assert!(send(&mut fabric, 0, 0, 3));
 
@@ -527,14 +528,14 @@ fn who_leaves_a_wire_is_not_waited_for() {
     assert!(!fabric.ports(A, Nanos(0)).wire(0).or);
 }
 
-/// What a client of the fabric does next in the property test.
+/// A step of the property test.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Send(usize),
     Receive(usize),
-    /// So many in a row, where that is possible.
+    /// Packets to send in one run, if the lane permits a run.
     SendRun(usize, u32),
-    /// Up to so many in a row, after a look at one more.
+    /// Packets to take in one run, at most. The run looks at one more.
     ReceiveRun(usize, u32),
     Wait(u64),
 }
@@ -618,7 +619,7 @@ proptest! {
             }
         }
 
-        // In the end everything arrives, and every credit comes back.
+        // At the end every packet arrives, and every credit returns.
         while fabric.next_event() != Nanos::NEVER {
             now = fabric.next_event().0;
             fabric.advance(Nanos(now));

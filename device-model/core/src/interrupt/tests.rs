@@ -1,4 +1,4 @@
-//! Interrupts of one attachment: binding, masking, holding back.
+//! Tests of one attachment's interrupts: binding, masking, holding.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ fn function(intx: bool) -> FunctionSpec {
     FunctionSpec { intx, ..FunctionSpec::nic(identity, attachments, 0x1000, VECTORS, 64, 0, 0) }
 }
 
-/// What was signalled, in order.
+/// Names of the signalled sinks, in order.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u32>>>);
 
@@ -45,7 +45,7 @@ impl InterruptSink for Named {
     }
 }
 
-/// All vectors bound to sinks 0 to 3, INTx to sink 100.
+/// Returns interrupts whose vectors are bound to sinks 0 to 3, and INTx to sink 100.
 fn bound() -> (Interrupts, Log) {
     let mut interrupts = Interrupts::new(&function(true));
     let log = Log::default();
@@ -386,8 +386,7 @@ fn reset_unbinds_everything_and_lets_go_of_the_sinks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Whatever a client asks for, raised vectors are delivered exactly to what a plain array says
-    /// is bound.
+    /// After any requests, exactly the vectors that a plain array calls bound are delivered.
     #[test]
     fn random_requests_keep_bindings_exact(
         requests in prop::collection::vec((0_u32..7, 0_u32..6, 0_u32..6, any::<bool>()), 1..60),

@@ -35,7 +35,7 @@ pub enum AccessError {
     /// The attachment does not exist, or has no client.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The region does not exist, the access passes its end, or it is a write across a border
+    /// The region does not exist, or the access passes its end. A write may also not cross a border
     /// between mapped memory, registers, the control page and MSI-X.
     #[error("region {region}: {length} bytes at {offset:#x} are outside, or a write across a border")]
     OutOfRange {

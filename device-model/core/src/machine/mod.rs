@@ -294,7 +294,7 @@ impl Machine {
     /// clients can set makes it fail.
     ///
     /// The device clears memory of [`Scope::Group`]. Configuration space and the MSI-X table keep
-    /// the clients' settings: a guest's kernel does not take part in this reset, and would go on
+    /// the clients' settings. A guest's kernel does not take part in this reset, and would go on
     /// without bus mastering and interrupts.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
         self.slot(function, AttachmentId(0))?;

@@ -33,11 +33,10 @@ impl Machine {
         all_drained
     }
 
-    /// Advances an attachment's rings for a trapped access, and returns whether the access may go
-    /// now: the records that the rings held at its first attempt have been carried out.
+    /// Drains an attachment's rings for a trapped access, and returns whether the access may go
+    /// now. It may when the records that the rings held at its first attempt have been carried out.
     ///
-    /// The rings are drained here, except while clients compete for a resource that only turns
-    /// share out.
+    /// While clients compete for a resource, only turns drain the rings, and this call does not.
     pub(super) fn is_next(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let contended = self.slots.get(function.0 as usize).is_some_and(|slot| slot.state.contended);
         if !contended && !self.drain_rings(function, who) {

@@ -39,8 +39,8 @@ pub enum Next {
 }
 
 impl Machine {
-    /// Runs one turn of each function that is awake, with a budget of about `budget` packets (at
-    /// least 1), and returns the time of the next step.
+    /// Runs one turn of each function that is awake, and returns the time of the next step.
+    /// `budget` is the approximate number of packets for each function, at least 1.
     ///
     /// `now` is the current time; a time earlier than before counts as the time before. While there
     /// are clients, the caller should step every 50 ms or so, whatever the last result: a step

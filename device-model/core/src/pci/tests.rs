@@ -1,4 +1,4 @@
-//! Configuration space and the MSI-X table, as a client sees them.
+//! Tests of configuration space and the MSI-X table, from a client's view.
 
 use nicforge_hwi::pci::{AttachmentCapability, CAP_ID_VENDOR};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ const COMMAND: u64 = 0x04;
 const STATUS: u64 = 0x06;
 const BAR0: u64 = 0x10;
 
-/// A NIC with BARs 0 to 2, a 64-bit BAR 3 of 8 GiB, and I/O ports in BAR 5.
+/// Returns a NIC with BARs 0 to 2, a 64-bit BAR 3 of 8 GiB, and I/O ports in BAR 5.
 fn nic() -> FunctionSpec {
     let identity = Identity {
         vendor: 0x1efc,
@@ -33,7 +33,7 @@ fn nic() -> FunctionSpec {
     spec
 }
 
-/// The plainest function: one BAR, no interrupts, no rings.
+/// Returns the smallest function: one BAR, no interrupts, no rings.
 fn plain() -> FunctionSpec {
     let mut bars: [Option<BarSpec>; 6] = Default::default();
     bars[0] = Some(BarSpec::trapped(16));
@@ -54,7 +54,7 @@ fn get32(config: &ConfigSpace, at: u64) -> u32 {
     u32::from_le_bytes(get(config, at))
 }
 
-/// Ids and offsets of the capability list, as software walks it, for at most the 48 that fit.
+/// Returns the ids and offsets of the capability list, read as software walks it. At most 48 fit.
 fn capabilities(config: &ConfigSpace) -> Vec<(u8, u64)> {
     let mut found = Vec::new();
     let mut at = get::<1>(config, 0x34)[0];
@@ -456,7 +456,8 @@ fn reset_masks_every_vector_and_forgets_what_is_pending() {
     assert_eq!(table.address_data(2), (0, 0));
 }
 
-/// The bits of configuration space that software can give either value, found by trying.
+/// Returns the bits of configuration space that software can change. It writes both values to find
+/// them.
 fn changeable(spec: &FunctionSpec) -> Vec<u8> {
     let mut config = ConfigSpace::new(spec);
     let mut bits = get::<CONFIG_SIZE>(&config, 0);
