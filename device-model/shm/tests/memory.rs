@@ -1,4 +1,4 @@
-//! Creating, sealing, mapping and accessing shared memory.
+//! Tests of creating, sealing, mapping and accessing shared memory.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -78,8 +78,8 @@ fn write_protected_file_can_only_be_mapped_read_only() {
 
 #[test]
 fn create_huge_of_a_page_and_a_half_is_refused() {
-    // 1 MiB + 4 KiB is a multiple of no huge page size; kernels without huge pages refuse to create
-    // the file.
+    // 1 MiB + 4 KiB is not a multiple of any huge page size. Kernels without huge pages refuse to
+    // create the file.
     let error = SharedMemory::create_huge("test", (1 << 20) + PAGE).unwrap_err();
     assert!(matches!(error, MemoryError::UnalignedLength { .. } | MemoryError::Create { .. }), "{error}");
 }
@@ -129,7 +129,7 @@ fn map_guarded_refuses_what_is_not_shared_memory() {
 
     assert_eq!(from_pipe.unwrap_err(), MemoryError::ForeignFile { magic: 0 });
 
-    // Unless the test itself was built on a tmpfs, where the file is as good as any memory.
+    // The test may run on a tmpfs, where this file is accepted.
     let tmpfs =
         nix::sys::statfs::fstatfs(&executable).unwrap().filesystem_type() == nix::sys::statfs::TMPFS_MAGIC;
 
@@ -196,7 +196,7 @@ fn word_keeps_its_mapping_alive() {
 fn misaligned_words_are_refused() {
     let memory = SharedMemory::create("test", PAGE).unwrap();
 
-    // A window may start anywhere; alignment is that of the memory.
+    // A window may start at any offset. Alignment is that of the address.
     let window = memory.window(4, 0x100).unwrap();
 
     assert_eq!(memory.u32(2).unwrap_err(), MemoryError::Misaligned { offset: 2, align: 4 });

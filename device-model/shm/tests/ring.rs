@@ -1,4 +1,5 @@
-//! The posted-write ring in shared memory: against a model, hostile contents, and two threads.
+//! Tests of the posted-write ring in shared memory: against a model, with hostile contents, and
+//! with two threads.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use std::collections::VecDeque;
@@ -17,7 +18,7 @@ fn ring(cells: usize) -> (SharedMemory, SharedCells) {
     (memory, SharedCells::new(window).unwrap())
 }
 
-/// A ring of the smallest size with both of its ends.
+/// Returns both ends of a ring of the smallest size.
 fn ends() -> (SharedMemory, Producer<SharedCells>, Consumer<SharedCells>) {
     let (memory, cells) = ring(MIN_RING_CELLS);
     (memory, Producer::new(cells.clone()), Consumer::new(cells))
@@ -105,7 +106,7 @@ fn place_has_passed_when_all_before_it_is_consumed() {
 
     assert!(producer.has_passed(consumer.consumed(), producer.position()), "nothing was pushed");
 
-    // Records of two cells, for some laps.
+    // Records of two cells, for several laps.
     for _ in 0..3 * MIN_RING_CELLS {
         let before = producer.position();
         producer.try_push(|| consumer.consumed(), 0, 0, &[1; 100]).unwrap();
@@ -126,7 +127,7 @@ fn place_has_passed_when_all_before_it_is_consumed() {
 fn count_from_beyond_what_was_pushed_frees_nothing() {
     let (_memory, mut producer, _consumer) = ends();
     fill(&mut producer, 0);
-    // The producer is at 64: a count of 65 and on claims cells that were never written.
+    // The producer is at 64. A count of 65 or more claims cells that were never written.
     for bogus in [65, 66, 100, 127] {
         assert_eq!(producer.try_push(|| bogus, 0, 0, &[1]), Err(PushError::Full), "count {bogus}");
     }
@@ -239,8 +240,8 @@ fn resumed_producer_goes_on_where_the_consumer_is() {
 fn half_a_record_of_a_killed_producer_is_not_seen_after_resume() {
     let (memory, _killed, mut consumer) = ends();
 
-    // Killed before the first header: two cells that continue a record, behind one that is not
-    // valid yet.
+    // A producer killed before its first header leaves two continuation cells behind an invalid
+    // first cell.
     for cell in [1, 2] {
         memory.u64((cell * CELL) as u64).unwrap().store(PHASE, Ordering::Release);
     }
@@ -257,7 +258,7 @@ fn half_a_record_of_a_killed_producer_is_not_seen_after_resume() {
 
 #[test]
 fn counts_survive_their_wrap_around() {
-    // 2^32 cells take too long; the laps of the smallest ring wrap often enough to meet every
+    // 2^32 cells take too long. The laps of the smallest ring wrap often enough to meet every
     // phase.
     let (_memory, mut producer, mut consumer) = ends();
     for at in 0..10_000u32 {
@@ -278,7 +279,7 @@ enum Step {
     },
     Peek,
     Pop,
-    /// Up to so many records in a row, of which the one with that number is refused.
+    /// A run of at most so many records. `take` refuses the record with the given number.
     Take(u32, u32),
     Reset,
 }

@@ -1,4 +1,4 @@
-//! Rings of packet slots: bounds, order, and numbers that wrap around.
+//! Tests of rings of packet slots: bounds, order, and numbers that wrap around.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use nicforge_shm::{Access, MemoryError, SharedMemory, Slots, Window};
@@ -6,7 +6,7 @@ use nicforge_shm::{Access, MemoryError, SharedMemory, Slots, Window};
 const STRIDE: usize = 320;
 const COUNT: u32 = 8;
 const SIZE: u64 = COUNT as u64 * STRIDE as u64;
-/// A bit of the tag that stops a run.
+/// Bit of the tag that ends a run.
 const STOP: u32 = 1 << 4;
 
 type Ring = Slots<STRIDE, 64, 256>;
@@ -35,7 +35,7 @@ fn a_packet_is_found_by_its_number_with_its_tag() {
     assert_eq!(out, payload);
     assert_eq!(ring.holds(2), None);
 
-    // The slot's next packet is another one.
+    // The slot's next packet has another number.
     assert_eq!(ring.holds(3 + COUNT), None);
 }
 
@@ -130,7 +130,7 @@ fn payloads_of_every_size_are_moved_whole() {
         assert!(out == sent, "{N}");
     }
 
-    // An odd number of 16 bytes is not a multiple of the widest moves.
+    // An odd multiple of 16 bytes, which is not a multiple of the widest moves.
     moved::<128, 16>();
     moved::<128, 48>();
     moved::<128, 64>();

@@ -1,7 +1,7 @@
-//! A ring's cells in shared memory.
+//! The cells of a ring in shared memory.
 //!
-//! UNSAFETY: dereferences addresses in a window. The cell number is masked by the number of cells,
-//! which fit the window by the check in [`SharedCells::new`].
+//! UNSAFETY: dereferences addresses in a window. The cell number is masked by the number of cells.
+//! [`SharedCells::new`] has checked that the cells fit the window.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,23 +13,23 @@ use super::{CELL_WORDS, Cells};
 use crate::copy;
 use crate::window::Window;
 
-/// Why a window cannot hold a ring.
+/// Reason why a window can't hold a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RingError {
-    /// Not a power of two of cells, or too few or too many.
+    /// The number of cells is not a power of two, or out of range.
     #[error("0x{len:x} bytes are no ring: a power of two from {min} to {max} cells of {CELL} bytes is",
         min = MIN_RING_CELLS, max = MAX_RING_CELLS)]
     BadSize {
         /// Size of the window in bytes.
         len: u64,
     },
-    /// Cells are cache lines.
+    /// The ring is not aligned to a cell, which is a cache line.
     #[error("a ring starts at a multiple of {CELL} bytes in memory, not at 0x{address:x}")]
     Misaligned {
-        /// Where the window is mapped.
+        /// Address of the window.
         address: u64,
     },
-    /// Both ends of a ring write it.
+    /// The memory is mapped read-only. Both ends of a ring write it.
     #[error("a ring needs memory that is mapped for writing")]
     ReadOnly,
 }
@@ -45,13 +45,13 @@ pub struct SharedCells {
 #[derive(Clone, Copy, Debug)]
 struct Base(*mut u8);
 
-// SAFETY: points into the window beside it, and is only used for volatile and atomic accesses.
+// SAFETY: points into the window beside it. All accesses through it are volatile or atomic.
 unsafe impl Send for Base {}
 // SAFETY: as above.
 unsafe impl Sync for Base {}
 
 impl SharedCells {
-    /// The ring that fills `window`.
+    /// Returns the ring that fills `window`.
     ///
     /// # Errors
     /// [`RingError::BadSize`], [`RingError::Misaligned`], [`RingError::ReadOnly`].
