@@ -508,8 +508,8 @@ pub(crate) unsafe fn cell_to_shared(target: *mut u8, source: &[u64; 7]) {
 
 #[inline(always)]
 unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
-    // SAFETY: by this function's contract. The pivot is aligned to 8 bytes; behind the first 8 bytes
-    // it is aligned to 16, up to the end of a cache line.
+    // SAFETY: by this function's contract. The pivot is aligned to 8 bytes, and to 16 bytes behind
+    // the first 8.
     unsafe { D::step::<u64>(target, source) };
     for at in [8, 24, 40] {
         // SAFETY: as above.

@@ -438,7 +438,8 @@ impl SharedMemory {
         self.all.write(offset, data)
     }
 
-    /// Returns the 32-bit word at `offset`, a multiple of 4. This call checks its bounds and alignment.
+    /// Returns the 32-bit word at `offset`, a multiple of 4. This call checks its bounds and
+    /// alignment.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`].
@@ -446,7 +447,8 @@ impl SharedMemory {
         self.all.u32(offset)
     }
 
-    /// Returns the 64-bit word at `offset`, a multiple of 8. This call checks its bounds and alignment.
+    /// Returns the 64-bit word at `offset`, a multiple of 8. This call checks its bounds and
+    /// alignment.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`].

@@ -1,7 +1,9 @@
 //! Tests of the ring and the wake protocol under every interleaving that the memory model allows.
 //!
-//! Run with
-//! `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p nicforge-shm --test loom --release`.
+//! Run with:
+//! ```sh
+//! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p nicforge-shm --test loom --release
+//! ```
 //!
 //! The data of a cell is plain memory here, so that an access which the headers do not order is an
 //! error. The checker has no asymmetric barrier. A sequentially consistent fence on both sides
