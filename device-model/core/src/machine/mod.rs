@@ -59,7 +59,7 @@ pub const DMA_QUOTA: usize = 65_536;
 
 /// Whether the machine polls a function's mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heat {
+pub(crate) enum PollState {
     /// The machine polls it in every turn. `idle_since` is the time of the first turn of the
     /// current run of turns without work, and `None` until the first turn.
     Hot { idle_since: Option<Nanos> },
@@ -71,7 +71,7 @@ pub(crate) enum Heat {
 struct Slot {
     state: FunctionState,
     device: Box<dyn Device>,
-    heat: Heat,
+    poll_state: PollState,
     /// The function is in [`Machine::hot`], or being put there.
     queued: bool,
     /// Time of the device's next step, or [`Nanos::NEVER`] if it requested none. An entry of
@@ -184,7 +184,13 @@ impl Machine {
             wake_at: Nanos::NEVER,
         };
 
-        self.slots.push(Slot { state, device, heat: Heat::Cold, queued: false, timer: Nanos::NEVER });
+        self.slots.push(Slot {
+            state,
+            device,
+            poll_state: PollState::Cold,
+            queued: false,
+            timer: Nanos::NEVER,
+        });
 
         Ok(id)
     }

@@ -2,7 +2,7 @@
 
 use nicforge_shm::SharedMemory;
 
-use super::{Heat, Machine, MachineError};
+use super::{Machine, MachineError, PollState};
 use crate::{
     attachment::AttachmentCounters,
     device::{AttachmentId, Counter, FunctionId},
@@ -126,6 +126,6 @@ impl Machine {
 
     /// Returns the number of functions whose mapped memory the machine polls.
     pub fn hot_functions(&self) -> usize {
-        self.slots.iter().filter(|slot| matches!(slot.heat, Heat::Hot { .. })).count()
+        self.slots.iter().filter(|slot| matches!(slot.poll_state, PollState::Hot { .. })).count()
     }
 }

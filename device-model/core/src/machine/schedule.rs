@@ -13,7 +13,7 @@
 
 use std::{cmp::Reverse, collections::VecDeque, sync::atomic::Ordering};
 
-use super::{Heat, Machine, Slot};
+use super::{Machine, PollState, Slot};
 use crate::{
     context::Context,
     device::{AttachmentId, FunctionId, Progress},
@@ -163,7 +163,7 @@ impl Machine {
         let cool_after = self.cool_after;
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return false };
 
-        let Heat::Hot { idle_since } = &mut slot.heat else {
+        let PollState::Hot { idle_since } = &mut slot.poll_state else {
             slot.queued = false;
             self.fabric.let_rest(function);
             return busy;
@@ -289,7 +289,7 @@ impl Machine {
         self.cooling.retain(|function| !slots[function.0 as usize].queued);
         for function in &self.cooling {
             let slot = &mut slots[function.0 as usize];
-            slot.heat = Heat::Cold;
+            slot.poll_state = PollState::Cold;
             for attachment in &slot.state.attachments {
                 attachment.set_sleeping(true);
             }
@@ -331,11 +331,11 @@ impl Machine {
 #[inline]
 fn wake(slots: &mut [Slot], hot: &mut VecDeque<FunctionId>, function: FunctionId) {
     let Some(slot) = slots.get_mut(function.0 as usize) else { return };
-    if slot.heat == Heat::Cold {
+    if slot.poll_state == PollState::Cold {
         wake_up(slot);
     }
 
-    slot.heat = Heat::Hot { idle_since: None };
+    slot.poll_state = PollState::Hot { idle_since: None };
     if !slot.queued {
         slot.queued = true;
         hot.push_back(function);
