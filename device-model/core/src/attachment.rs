@@ -13,7 +13,7 @@ use crate::{
     device::DmaToken,
     dma::{DmaError, DmaMap},
     interrupt::Interrupts,
-    machine::{DMA_QUOTA, MachineError, Registers},
+    machine::{DMA_QUOTA, MachineError, RegisterRange},
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
 };
@@ -52,7 +52,7 @@ pub(crate) struct Ring {
     /// Last value stored in `head`.
     published: u32,
     /// Register range of the last records, kept for the next check.
-    pub(crate) registers: Registers,
+    pub(crate) registers: RegisterRange,
     /// The device has refused the record in front at least once.
     pub(crate) stalled: bool,
     /// Consumer position at the first attempt of a trapped access that waits for the records of
@@ -175,7 +175,7 @@ impl Attachment {
                         consumer: Consumer::new(SharedCells::new(window)?),
                         head: page.u32(mirror::RING_HEAD + index * mirror::RING_HEAD_STRIDE)?,
                         published: 0,
-                        registers: Registers::NONE,
+                        registers: RegisterRange::NONE,
                         stalled: false,
                         waited_from: None,
                     });

@@ -49,7 +49,7 @@ impl<'a> Posted<'a> {
             let spec = &context.function.spec;
             let known = &mut self.ring.registers;
             if let Some((at, length)) = found
-                && (known.hold(at, length) || known.look(spec, at, length))
+                && (known.contains(at, length) || known.look_up(spec, at, length))
             {
                 return Some((at, self.ring.consumer.data()));
             }
@@ -97,7 +97,7 @@ impl<'a> Posted<'a> {
         let known = self.ring.registers;
         let taken = self.ring.consumer.take_while(self.left, |record, alike| {
             let at = Address { bar: record.bar, offset: record.offset.into() };
-            (alike || known.hold(at, record.data.len())) && take(at, record.data, alike)
+            (alike || known.contains(at, record.data.len())) && take(at, record.data, alike)
         });
 
         if taken > 0 {

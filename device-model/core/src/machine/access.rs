@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::{
     Machine, MachineError,
-    place::{self, Place},
+    decode::{self, BarSpace},
     region,
 };
 use crate::{
@@ -99,7 +99,7 @@ impl Machine {
         let length = data.len();
         let at = Address { bar: region_index as u8, offset };
         self.wake(function);
-        let passes = place::passes_rings(&self.slot(function, who)?.0.state.spec, at, length, false);
+        let passes = decode::passes_rings(&self.slot(function, who)?.0.state.spec, at, length, false);
         if !passes && !self.is_next(function, who) {
             return Ok(Access::Stalled);
         }
@@ -125,37 +125,37 @@ impl Machine {
         data: &mut [u8],
     ) -> Result<usize, AccessError> {
         let (slot, index) = self.slot(function, who)?;
-        let (place, left) = place::place(&slot.state.spec, at);
+        let (space, left) = decode::decode(&slot.state.spec, at);
         let length = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let attachment = &mut slot.state.attachments[index];
 
-        match place {
-            Place::Memory | Place::Mirror => {
+        match space {
+            BarSpace::Memory | BarSpace::Mirror => {
                 if let Some(memory) = &attachment.memories[usize::from(at.bar)] {
                     memory.read(at.offset, &mut data[..length]).map_err(MachineError::from)?;
                 }
                 Ok(length)
             }
-            Place::MsixTable(offset) => {
+            BarSpace::MsixTable(offset) => {
                 if let Some(msix) = &attachment.msix {
                     msix.read(offset, &mut data[..length]);
                 }
                 Ok(length)
             }
-            Place::PendingBits(offset) => {
+            BarSpace::PendingBits(offset) => {
                 if let Some(msix) = &attachment.msix {
                     msix.read_pba(offset, &mut data[..length]);
                 }
                 Ok(length)
             }
-            Place::Control(offset) => {
+            BarSpace::Control(offset) => {
                 let (word, within) = (offset & !3, (offset & 3) as usize);
                 let take = length.min(4 - within);
                 let value = self.read_control(function, who, word).to_le_bytes();
                 data[..take].copy_from_slice(&value[within..within + take]);
                 Ok(take)
             }
-            Place::Device => {
+            BarSpace::Device => {
                 let take = if length <= MAX_READ { length } else { natural(at.offset).min(length) };
                 self.call(function, |device, context| device.read(context, who, at, &mut data[..take]));
                 Ok(take)
@@ -192,35 +192,35 @@ impl Machine {
 
         let at = Address { bar: region_index as u8, offset };
         let spec = &self.slot(function, who)?.0.state.spec;
-        let (place, left) = place::place(spec, at);
-        match place {
-            Place::Mirror => return Err(AccessError::ReadOnly { region: region_index }),
-            Place::Device if length > MAX_WRITE => {
+        let (space, left) = decode::decode(spec, at);
+        match space {
+            BarSpace::Mirror => return Err(AccessError::ReadOnly { region: region_index }),
+            BarSpace::Device if length > MAX_WRITE => {
                 return Err(AccessError::TooWide { region: region_index, length });
             }
-            Place::Device if place::is_device(spec, at, length) => {}
-            Place::Device => return Err(AccessError::OutOfRange { region: region_index, offset, length }),
+            BarSpace::Device if decode::is_device(spec, at, length) => {}
+            BarSpace::Device => return Err(AccessError::OutOfRange { region: region_index, offset, length }),
             _ if length as u64 > left => {
                 return Err(AccessError::OutOfRange { region: region_index, offset, length });
             }
             _ => {}
         }
 
-        let passes = place::passes_rings(spec, at, length, true);
+        let passes = decode::passes_rings(spec, at, length, true);
         self.wake(function);
         if !passes && !self.is_next(function, who) {
             return Ok(Access::Stalled);
         }
 
-        match place {
+        match space {
             // A write to a mirror was refused above. Software does not write pending bits.
-            Place::Mirror | Place::PendingBits(_) => {}
-            Place::Memory => {
+            BarSpace::Mirror | BarSpace::PendingBits(_) => {}
+            BarSpace::Memory => {
                 if let Some(memory) = &self.attachment_mut(function, who)?.memories[usize::from(at.bar)] {
                     memory.write(offset, data).map_err(MachineError::from)?;
                 }
             }
-            Place::MsixTable(table) => {
+            BarSpace::MsixTable(table) => {
                 if let Some(msix) = &mut self.attachment_mut(function, who)?.msix {
                     for (index, piece) in data.chunks(MAX_TABLE_WRITE).enumerate() {
                         // The result is of no use: a vector whose interrupt is pending is not
@@ -229,7 +229,7 @@ impl Machine {
                     }
                 }
             }
-            Place::Control(control_offset) => {
+            BarSpace::Control(control_offset) => {
                 for (index, word) in data.chunks(4).enumerate() {
                     let offset = control_offset + 4 * index as u64;
                     if let (Ok(word), true) = (<[u8; 4]>::try_from(word), offset.is_multiple_of(4)) {
@@ -237,7 +237,7 @@ impl Machine {
                     }
                 }
             }
-            Place::Device => {
+            BarSpace::Device => {
                 let outcome = self.call(function, |device, context| device.write(context, who, at, data));
                 let stalled = outcome == Some(Write::Stalled);
                 let attachment = self.attachment_mut(function, who)?;

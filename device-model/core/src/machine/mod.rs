@@ -8,15 +8,15 @@
 //! | --- | --- |
 //! | `mod.rs` | construction, attach and detach, resets |
 //! | `access.rs` | accesses to regions |
-//! | `place.rs` | decoding of BAR offsets |
+//! | `decode.rs` | decoding of BAR offsets |
 //! | `rings.rs` | posted writes and the control page |
 //! | `dma.rs` | client memory, and replies to DMA messages |
 //! | `schedule.rs` | stepping, sleeping and waking |
 //! | `query.rs` | queries, which change nothing |
 
 mod access;
+mod decode;
 mod dma;
-mod place;
 mod query;
 mod rings;
 mod schedule;
@@ -34,7 +34,7 @@ use nicforge_shm::{
 };
 use thiserror::Error;
 
-pub(crate) use self::place::Registers;
+pub(crate) use self::decode::RegisterRange;
 pub use self::{
     access::{Access, AccessError},
     query::{RegionView, region},
