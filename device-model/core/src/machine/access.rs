@@ -100,7 +100,7 @@ impl Machine {
         let at = Address { bar: region_index as u8, offset };
         self.wake(function);
         let passes = decode::passes_rings(&self.slot(function, who)?.0.state.spec, at, length, false);
-        if !passes && !self.is_next(function, who) {
+        if !passes && !self.drain_before_access(function, who) {
             return Ok(Access::Stalled);
         }
 
@@ -208,7 +208,7 @@ impl Machine {
 
         let passes = decode::passes_rings(spec, at, length, true);
         self.wake(function);
-        if !passes && !self.is_next(function, who) {
+        if !passes && !self.drain_before_access(function, who) {
             return Ok(Access::Stalled);
         }
 

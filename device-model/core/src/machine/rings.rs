@@ -37,14 +37,14 @@ impl Machine {
     /// now. It may when the records that the rings held at its first attempt have been carried out.
     ///
     /// While clients compete for a resource, only turns drain the rings, and this call does not.
-    pub(super) fn is_next(&mut self, function: FunctionId, who: AttachmentId) -> bool {
+    pub(super) fn drain_before_access(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let contended = self.slots.get(function.0 as usize).is_some_and(|slot| slot.state.contended);
         if !contended && !self.drain_rings(function, who) {
             return false;
         }
 
         let Ok(tenant) = self.tenant(function, who) else { return true };
-        let mut next = true;
+        let mut ready = true;
         if contended {
             for ring in &mut tenant.rings {
                 let read = ring.consumer.consumed();
@@ -52,15 +52,15 @@ impl Machine {
                 // As many records as the ring has cells have been read since. Whatever the client
                 // posts now is behind the access.
                 let all = read.wrapping_sub(from) >= ring.consumer.cells().count() as u32;
-                next &= all || ring.consumer.is_empty();
+                ready &= all || ring.consumer.is_empty();
             }
         }
 
-        if next {
+        if ready {
             tenant.rings.iter_mut().for_each(|ring| ring.waited_from = None);
         }
 
-        next
+        ready
     }
 
     /// Returns the number of an attachment's rings, 0 without a client.
