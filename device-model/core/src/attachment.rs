@@ -123,9 +123,9 @@ pub(crate) struct Attachment {
     /// DMA met a file that the client has truncated.
     pub(crate) faulted: bool,
     /// Records carried out recently: each turn subtracts an eighth and adds its own.
-    pub(crate) recent: u64,
-    /// Value of `counters.posted_writes` at the last update of `recent`.
-    pub(crate) looked_at: u64,
+    pub(crate) recent_records: u64,
+    /// Value of `counters.posted_writes` at the last update of `recent_records`.
+    pub(crate) posted_at_update: u64,
 }
 
 impl Attachment {
@@ -145,8 +145,8 @@ impl Attachment {
             intx: false,
             write_stalled: false,
             faulted: false,
-            recent: 0,
-            looked_at: 0,
+            recent_records: 0,
+            posted_at_update: 0,
         }
     }
 
@@ -277,7 +277,7 @@ impl Attachment {
     }
 
     /// Counts a DMA error and sets the status bits that belong to it.
-    pub(crate) fn note(&mut self, error: &DmaError) {
+    pub(crate) fn count_dma_error(&mut self, error: &DmaError) {
         self.counters.dma_errors += 1;
         self.faulted |= matches!(error, DmaError::Faulted { .. });
         if matches!(error, DmaError::Unmapped { .. }) {

@@ -85,7 +85,7 @@ pub(crate) struct Shared {
     pub(crate) next_id: u64,
     pub(crate) trace: Option<Box<dyn TraceSink>>,
     buffers: Vec<Box<[u8]>>,
-    buffers_made: usize,
+    buffers_allocated: usize,
 }
 
 impl Shared {
@@ -96,7 +96,7 @@ impl Shared {
             next_id: 1,
             trace: None,
             buffers: Vec::new(),
-            buffers_made: 0,
+            buffers_allocated: 0,
         }
     }
 
@@ -107,10 +107,10 @@ impl Shared {
     }
 
     /// Takes a buffer from the pool, or `None` when all [`MAX_BUFFERS`] are in use.
-    pub(crate) fn buffer(&mut self) -> Option<Box<[u8]>> {
+    pub(crate) fn take_buffer(&mut self) -> Option<Box<[u8]>> {
         self.buffers.pop().or_else(|| {
-            (self.buffers_made < MAX_BUFFERS).then(|| {
-                self.buffers_made += 1;
+            (self.buffers_allocated < MAX_BUFFERS).then(|| {
+                self.buffers_allocated += 1;
                 vec![0; MAX_DMA].into_boxed_slice()
             })
         })
@@ -118,9 +118,9 @@ impl Shared {
 
     /// Returns a buffer with a copy of `data`. It comes from the pool while the pool lasts, and
     /// from the heap otherwise, because an answer that has arrived must not be refused.
-    pub(crate) fn buffer_with(&mut self, data: &[u8]) -> Box<[u8]> {
+    pub(crate) fn buffer_from(&mut self, data: &[u8]) -> Box<[u8]> {
         if data.len() <= MAX_DMA
-            && let Some(mut buffer) = self.buffer()
+            && let Some(mut buffer) = self.take_buffer()
         {
             buffer[..data.len()].copy_from_slice(data);
             return buffer;
@@ -130,7 +130,7 @@ impl Shared {
     }
 
     /// Returns a buffer to the pool. Buffers of another size are freed.
-    pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
+    pub(crate) fn return_buffer(&mut self, buffer: Box<[u8]>) {
         if buffer.len() == MAX_DMA && self.buffers.len() < MAX_BUFFERS {
             self.buffers.push(buffer);
         }
@@ -160,7 +160,7 @@ impl Shared {
                 && let Some(completion) = function.completions.remove(index)
                 && let Ok(filled) = completion.result
             {
-                self.give_back(filled.buffer);
+                self.return_buffer(filled.buffer);
             }
         }
 
@@ -189,7 +189,7 @@ pub(crate) struct FunctionState {
 
 impl FunctionState {
     /// Rebuilds the list of attachments that have a client.
-    pub(crate) fn count_clients(&mut self) {
+    pub(crate) fn refresh_clients(&mut self) {
         self.clients.clear();
         let attachments = self.attachments.iter().zip(0..);
         self.clients.extend(
@@ -213,13 +213,15 @@ impl FunctionState {
             let Some(attachment) = attachments.get_mut(usize::from(who.0)) else { continue };
             let posted = attachment.counters.posted_writes;
             // Records carried out while no client had to wait count as one turn's at most.
-            let given = posted.saturating_sub(attachment.looked_at).min(most.into());
-            attachment.recent = attachment.recent - attachment.recent.div_ceil(8) + given;
-            attachment.looked_at = posted;
+            let given = posted.saturating_sub(attachment.posted_at_update).min(most.into());
+            attachment.recent_records =
+                attachment.recent_records - attachment.recent_records.div_ceil(8) + given;
+            attachment.posted_at_update = posted;
         }
 
-        let recent =
-            |who: AttachmentId| attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent);
+        let recent = |who: AttachmentId| {
+            attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent_records)
+        };
 
         // The order of equal clients stays. Insertion sort: the list is nearly sorted already.
         for next in 1..clients.len() {
@@ -361,14 +363,14 @@ impl Context<'_> {
 
         let result = match check(attachment, iova, length, false) {
             Ok(Reach::Local) => {
-                let mut buffer = self.shared.buffer().ok_or(Busy)?;
+                let mut buffer = self.shared.take_buffer().ok_or(Busy)?;
                 match attachment.dma.read_local(iova, &mut buffer[..length]) {
                     Ok(()) => {
                         attachment.counters.dma_read_bytes += length as u64;
                         Ok(Filled { buffer, length })
                     }
                     Err(error) => {
-                        self.shared.give_back(buffer);
+                        self.shared.return_buffer(buffer);
                         Err(error)
                     }
                 }
@@ -388,7 +390,7 @@ impl Context<'_> {
         };
 
         if let Err(error) = &result {
-            attachment.note(error);
+            attachment.count_dma_error(error);
         }
 
         self.function.complete(Completion { who, token, result });
@@ -435,7 +437,7 @@ impl Context<'_> {
 
         match &result {
             Ok(()) => attachment.counters.dma_written_bytes += data.len() as u64,
-            Err(error) => attachment.note(error),
+            Err(error) => attachment.count_dma_error(error),
         }
 
         self.shared.trace(self.function.id, who, Event::DmaWrite { iova, length: data.len() });

@@ -111,7 +111,7 @@ impl<'a> Posted<'a> {
 
     /// Records that the device refused the record in front. Returns true for the first refusal of
     /// this record.
-    pub(crate) fn note_stall(&mut self, context: &mut Context<'_>) -> bool {
+    pub(crate) fn mark_stalled(&mut self, context: &mut Context<'_>) -> bool {
         let Peek::Record(record) = self.ring.consumer.peek() else { return false };
         if self.ring.stalled {
             return false;

@@ -89,7 +89,7 @@ impl Machine {
 
         let result = match result {
             Ok(data) if data.len() == read.length => {
-                Ok(Filled { buffer: self.shared.buffer_with(data), length: data.len() })
+                Ok(Filled { buffer: self.shared.buffer_from(data), length: data.len() })
             }
             Ok(data) => Err(DmaError::ShortAnswer { length: data.len(), wanted: read.length }),
             Err(error) => Err(error),
@@ -98,7 +98,7 @@ impl Machine {
         let attachment = self.attachment_mut(function, who)?;
         match &result {
             Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
-            Err(error) => attachment.note(error),
+            Err(error) => attachment.count_dma_error(error),
         }
 
         let (slot, _) = self.slot(function, who)?;
@@ -126,7 +126,7 @@ impl Machine {
         let last = tenant.remote_writes.is_empty();
         let attachment = self.attachment_mut(function, who)?;
         if let Err(error) = &result {
-            attachment.note(error);
+            attachment.count_dma_error(error);
         }
 
         if last {

@@ -245,7 +245,7 @@ impl Machine {
             return Err(error);
         }
 
-        state.count_clients();
+        state.refresh_clients();
         self.shared.trace(function, who, Event::Attached);
         self.call(function, |device, context| device.attached(context, who));
         self.wake(function);
@@ -275,7 +275,7 @@ impl Machine {
         self.forget_dma(function, Some(who));
         let (slot, index) = self.slot(function, who)?;
         slot.state.attachments[index].vacate(&slot.state.spec);
-        slot.state.count_clients();
+        slot.state.refresh_clients();
         self.shared.trace(function, who, Event::Detached);
         self.wake(function);
 

@@ -98,7 +98,7 @@ impl Machine {
         let mut context =
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
         let stalled = slot.device.drain(&mut context, who, &mut posted) == Write::Stalled;
-        let newly_stalled = stalled && posted.note_stall(&mut context);
+        let newly_stalled = stalled && posted.mark_stalled(&mut context);
         let (carried_out, malformed) = posted.counts();
 
         ring.publish();

@@ -268,7 +268,7 @@ impl Machine {
                     self.call(function, |device, context| {
                         device.dma_done(context, completion.who, completion.token, Ok(data));
                     });
-                    self.shared.give_back(filled.buffer);
+                    self.shared.return_buffer(filled.buffer);
                 }
                 Err(error) => {
                     self.call(function, |device, context| {
