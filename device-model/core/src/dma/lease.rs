@@ -43,41 +43,41 @@ impl Term {
 /// The terms that end with a mapping. Most mappings have one lease or none, which need no memory on
 /// the heap.
 #[derive(Default)]
-pub(super) enum Lessor {
+pub(super) enum LeaseTerms {
     #[default]
-    Nobody,
+    Empty,
     One(Weak<AtomicBool>),
-    Many(Box<Terms>),
+    Many(Box<TermList>),
 }
 
-/// Terms of a mapping with several leases.
-pub(super) struct Terms {
+/// The terms of a mapping with several leases.
+pub(super) struct TermList {
     pub(super) terms: Vec<Weak<AtomicBool>>,
     /// Number of terms at which those without a lease are removed. It is twice the number left by
     /// the last removal, so that a removal costs no more than the additions before it.
-    full: usize,
+    prune_at: usize,
 }
 
 /// Number of terms up to which a mapping does not search for terms without a lease.
-const FEW: usize = 4;
+const MIN_PRUNE: usize = 4;
 
-impl Lessor {
+impl LeaseTerms {
     /// Adds a term that ends with the mapping.
     pub(super) fn add(&mut self, term: &Term) {
         let added = Arc::downgrade(&term.0);
         match self {
-            Self::Nobody => *self = Self::One(added),
-            Self::One(there) if there.strong_count() == 0 => *there = added,
-            Self::One(there) => {
-                let terms = vec![std::mem::take(there), added];
-                *self = Self::Many(Box::new(Terms { terms, full: FEW }));
+            Self::Empty => *self = Self::One(added),
+            Self::One(only) if only.strong_count() == 0 => *only = added,
+            Self::One(only) => {
+                let terms = vec![std::mem::take(only), added];
+                *self = Self::Many(Box::new(TermList { terms, prune_at: MIN_PRUNE }));
             }
-            Self::Many(there) => {
-                if there.terms.len() >= there.full {
-                    there.terms.retain(|term| term.strong_count() > 0);
-                    there.full = FEW.max(2 * there.terms.len());
+            Self::Many(list) => {
+                if list.terms.len() >= list.prune_at {
+                    list.terms.retain(|term| term.strong_count() > 0);
+                    list.prune_at = MIN_PRUNE.max(2 * list.terms.len());
                 }
-                there.terms.push(added);
+                list.terms.push(added);
             }
         }
     }
@@ -91,9 +91,9 @@ impl Lessor {
         };
 
         match std::mem::take(self) {
-            Self::Nobody => {}
+            Self::Empty => {}
             Self::One(term) => end(term),
-            Self::Many(there) => there.terms.into_iter().for_each(end),
+            Self::Many(list) => list.terms.into_iter().for_each(end),
         }
     }
 }

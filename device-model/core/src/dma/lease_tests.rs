@@ -3,7 +3,7 @@
 use nicforge_shm::SharedMemory;
 use proptest::prelude::*;
 
-use super::{lease::Lessor, *};
+use super::{lease::LeaseTerms, *};
 
 const PAGE: u64 = 4096;
 const BOTH: DmaPermission = DmaPermission::READ_WRITE;
@@ -146,7 +146,7 @@ fn a_piece_is_of_one_kind_and_ends_with_its_term() {
 }
 
 #[test]
-fn who_holds_a_term_ends_its_own_leases_only() {
+fn ending_a_term_ends_its_own_leases_only() {
     let mut map = DmaMap::new(16);
     let _memory = side_by_side(&mut map, 0x1000, &[PAGE; 2]);
     let (one, two) = (Term::default(), Term::default());
@@ -202,24 +202,24 @@ fn accesses_that_leave_a_lease_are_refused_as_a_whole() {
 }
 
 #[test]
-fn a_mapping_forgets_terms_that_nobody_has_any_more() {
-    let mut lessor = Lessor::default();
+fn a_mapping_drops_terms_without_a_lease() {
+    let mut lease_terms = LeaseTerms::default();
     let kept: Vec<_> = (0..100)
         .map(|_| {
             for _ in 0..100 {
-                lessor.add(&Term::default());
+                lease_terms.add(&Term::default());
             }
             let term = Term::default();
-            lessor.add(&term);
+            lease_terms.add(&term);
             term
         })
         .collect();
-    let Lessor::Many(terms) = &lessor else { panic!("there are many") };
+    let LeaseTerms::Many(list) = &lease_terms else { panic!("there are many") };
 
-    assert!(terms.terms.len() <= 2 * kept.len() + 1, "{}", terms.terms.len());
+    assert!(list.terms.len() <= 2 * kept.len() + 1, "{}", list.terms.len());
     assert!(!kept.iter().any(Term::is_over));
 
-    lessor.end();
+    lease_terms.end();
     assert!(kept.iter().all(Term::is_over));
 }
 

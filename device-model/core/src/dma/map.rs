@@ -4,7 +4,7 @@ use std::{cell::Cell, ops::Range};
 
 use nicforge_shm::Window;
 
-use super::{DmaError, DmaLease, DmaMapError, MAX_DMA, MAX_LEASE, Term, lease::Lessor};
+use super::{DmaError, DmaLease, DmaMapError, MAX_DMA, MAX_LEASE, Term, lease::LeaseTerms};
 
 /// Memory behind a range of IOVAs.
 #[derive(Clone, Debug)]
@@ -47,7 +47,7 @@ struct Mapping {
     permission: DmaPermission,
     backing: DmaBacking,
     /// The terms that end with this mapping.
-    lessor: Lessor,
+    lease_terms: LeaseTerms,
 }
 
 impl Mapping {
@@ -66,7 +66,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        self.lessor.end();
+        self.lease_terms.end();
     }
 }
 
@@ -186,7 +186,8 @@ impl DmaMap {
             return Err(DmaMapError::Quota { quota: self.quota });
         }
 
-        self.mappings.insert(place, Mapping { iova, last, permission, backing, lessor: Lessor::default() });
+        self.mappings
+            .insert(place, Mapping { iova, last, permission, backing, lease_terms: LeaseTerms::default() });
         self.bytes += u128::from(length);
 
         Ok(())
@@ -276,7 +277,7 @@ impl DmaMap {
 
         let permission = mapping.permission;
         if matches!(mapping.backing, DmaBacking::Remote) {
-            mapping.lessor.add(term);
+            mapping.lease_terms.add(term);
             let length = (mapping.last.min(last) - iova).saturating_add(1);
             return Ok(DmaPiece { length, permission, mappings: 1, lease: None });
         }
@@ -328,7 +329,7 @@ impl DmaMap {
         };
 
         for mapping in mappings {
-            mapping.lessor.add(term);
+            mapping.lease_terms.add(term);
         }
 
         Some(lease)
@@ -337,7 +338,7 @@ impl DmaMap {
     /// Ends all leases. The mappings stay.
     pub fn take_back_leases(&mut self) {
         for mapping in &mut self.mappings {
-            mapping.lessor.end();
+            mapping.lease_terms.end();
         }
     }
 
