@@ -115,14 +115,14 @@ pub enum LeaseError {
 /// during one call of the device.
 #[derive(Clone, Debug)]
 pub struct DmaLease {
-    memory: Memory,
+    memory: LeaseMemory,
     term: Term,
 }
 
 #[derive(Clone, Debug)]
-enum Memory {
+enum LeaseMemory {
     One(Window),
-    Many(Arc<Mosaic>),
+    Many(Arc<LeaseParts>),
 }
 
 /// The part of a lease that lies in one mapping.
@@ -136,7 +136,7 @@ pub(super) struct Part<'a> {
 impl DmaLease {
     /// Returns a lease of `memory` until the end of `term`.
     pub fn new(memory: Window, term: Term) -> Self {
-        Self { memory: Memory::One(memory), term }
+        Self { memory: LeaseMemory::One(memory), term }
     }
 
     /// Returns a lease of adjacent windows, none of them empty, or `None` if one of them is
@@ -145,14 +145,14 @@ impl DmaLease {
         windows: impl ExactSizeIterator<Item = Option<Window>>,
         term: Term,
     ) -> Option<Self> {
-        Some(Self { memory: Memory::Many(Arc::new(Mosaic::new(windows)?)), term })
+        Some(Self { memory: LeaseMemory::Many(Arc::new(LeaseParts::new(windows)?)), term })
     }
 
     /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         match &self.memory {
-            Memory::One(window) => window.len(),
-            Memory::Many(mosaic) => mosaic.length,
+            LeaseMemory::One(window) => window.len(),
+            LeaseMemory::Many(many) => many.length,
         }
     }
 
@@ -166,7 +166,7 @@ impl DmaLease {
     #[inline]
     pub fn whole(&self) -> Option<&Window> {
         match &self.memory {
-            Memory::One(memory) if !self.term.is_over() && !memory.faulted() => Some(memory),
+            LeaseMemory::One(memory) if !self.term.is_over() && !memory.faulted() => Some(memory),
             _ => None,
         }
     }
@@ -174,8 +174,8 @@ impl DmaLease {
     /// Returns whether each aligned unit of `unit` bytes (a power of two) lies in one mapping.
     pub fn keeps_whole(&self, unit: u64) -> bool {
         match &self.memory {
-            Memory::One(_) => true,
-            Memory::Many(mosaic) => mosaic.pieces.iter().all(|piece| piece.start.is_multiple_of(unit)),
+            LeaseMemory::One(_) => true,
+            LeaseMemory::Many(many) => many.parts.iter().all(|part| part.start.is_multiple_of(unit)),
         }
     }
 
@@ -189,8 +189,8 @@ impl DmaLease {
         }
 
         let part = match &self.memory {
-            Memory::One(memory) => Part { memory, start: 0 },
-            Memory::Many(mosaic) => mosaic.find(offset)?,
+            LeaseMemory::One(memory) => Part { memory, start: 0 },
+            LeaseMemory::Many(many) => many.find(offset)?,
         };
 
         (!part.memory.faulted()).then_some(part)
@@ -202,7 +202,7 @@ impl DmaLease {
     /// [`LeaseError`]. If the file was truncated meanwhile, part of `out` may hold zeros.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), LeaseError> {
         let mut rest = out;
-        self.pieces(offset, rest.len() as u64, |memory, within, count| {
+        self.for_each_part(offset, rest.len() as u64, |memory, within, count| {
             let (piece, behind) = std::mem::take(&mut rest).split_at_mut(count as usize);
             rest = behind;
             memory.read(within, piece)
@@ -215,7 +215,7 @@ impl DmaLease {
     /// [`LeaseError`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), LeaseError> {
         let mut rest = data;
-        self.pieces(offset, rest.len() as u64, |memory, within, count| {
+        self.for_each_part(offset, rest.len() as u64, |memory, within, count| {
             let (piece, behind) = rest.split_at(count as usize);
             rest = behind;
             memory.write(within, piece)
@@ -240,9 +240,9 @@ impl DmaLease {
 
         let mut to = target_offset;
 
-        self.pieces(offset, length, |source, within, count| {
+        self.for_each_part(offset, length, |source, within, count| {
             let mut from = within;
-            let copied = target.pieces(to, count, |memory, at, part| {
+            let copied = target.for_each_part(to, count, |memory, at, part| {
                 let copied = source.copy_to(from, memory, at, part);
                 from += part;
                 copied
@@ -284,7 +284,7 @@ impl DmaLease {
     /// Calls `access` for each part of a range, with its memory, the offset in that, and the
     /// length.
     #[inline]
-    fn pieces<E>(
+    fn for_each_part<E>(
         &self,
         offset: u64,
         length: u64,
@@ -316,44 +316,44 @@ impl DmaLease {
 
 /// One mapping of a lease, and its offset in the lease.
 #[derive(Debug)]
-struct Piece {
+struct MappedPart {
     start: u64,
     memory: Window,
 }
 
 /// Adjacent mappings of a lease.
 #[derive(Debug)]
-struct Mosaic {
-    pieces: Box<[Piece]>,
+struct LeaseParts {
+    parts: Box<[MappedPart]>,
     length: u64,
     /// Set if all mappings have one length that is a power of two. The first and the last may be
     /// shorter.
-    pages: Option<Pages>,
+    pages: Option<PageLayout>,
 }
 
 /// Sizes that turn an offset into a page number.
 #[derive(Clone, Copy, Debug)]
-struct Pages {
+struct PageLayout {
     /// Log2 of the page size in bytes.
     shift: u32,
     /// Bytes that the first mapping lacks to a whole page.
     missing: u64,
 }
 
-impl Mosaic {
+impl LeaseParts {
     fn new(windows: impl ExactSizeIterator<Item = Option<Window>>) -> Option<Self> {
-        let mut pieces = Vec::with_capacity(windows.len());
+        let mut parts = Vec::with_capacity(windows.len());
         let mut length = 0;
         for memory in windows {
             let memory = memory?;
             let start = length;
             length += memory.len();
-            pieces.push(Piece { start, memory });
+            parts.push(MappedPart { start, memory });
         }
 
-        let pages = pages(&pieces);
+        let pages = page_layout(&parts);
 
-        Some(Self { pieces: pieces.into_boxed_slice(), length, pages })
+        Some(Self { parts: parts.into_boxed_slice(), length, pages })
     }
 
     /// Returns the mapping that contains `offset`.
@@ -364,25 +364,25 @@ impl Mosaic {
         }
 
         let index = match self.pages {
-            Some(Pages { shift, missing }) => ((offset + missing) >> shift) as usize,
-            None => self.pieces.partition_point(|piece| piece.start <= offset).checked_sub(1)?,
+            Some(PageLayout { shift, missing }) => ((offset + missing) >> shift) as usize,
+            None => self.parts.partition_point(|part| part.start <= offset).checked_sub(1)?,
         };
 
-        let Piece { start, memory } = self.pieces.get(index)?;
+        let MappedPart { start, memory } = self.parts.get(index)?;
 
         Some(Part { memory, start: *start })
     }
 }
 
 /// Returns the page size of the mappings, if they have one.
-fn pages(pieces: &[Piece]) -> Option<Pages> {
-    let [first, inner @ .., last] = pieces else { return None };
-    let length = |piece: &Piece| piece.memory.len();
+fn page_layout(parts: &[MappedPart]) -> Option<PageLayout> {
+    let [first, inner @ .., last] = parts else { return None };
+    let length = |part: &MappedPart| part.memory.len();
     let page = inner.first().map(length)?;
 
     let alike = page.is_power_of_two()
-        && inner.iter().all(|piece| length(piece) == page)
+        && inner.iter().all(|part| length(part) == page)
         && length(first).max(length(last)) <= page;
 
-    alike.then(|| Pages { shift: page.trailing_zeros(), missing: page - length(first) })
+    alike.then(|| PageLayout { shift: page.trailing_zeros(), missing: page - length(first) })
 }
