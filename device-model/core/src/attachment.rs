@@ -227,7 +227,7 @@ impl Attachment {
     /// The settings of the tenant's operating system stay. The system does not know of the reset;
     /// with bus mastering or interrupts off, the function would not work for it any more.
     pub(crate) fn clear(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
-        self.dma.take_back_leases();
+        self.dma.revoke_leases();
         self.config.set_interrupt_status(false);
         if let Some(msix) = &mut self.msix {
             msix.forget_pending();

@@ -156,7 +156,7 @@ fn ending_a_term_ends_its_own_leases_only() {
 
     assert!(!is_good(&first) && is_good(&second));
 
-    map.take_back_leases();
+    map.revoke_leases();
     assert!(!is_good(&second));
     assert!(is_good(&map.lease(0x1000, PAGE, false).unwrap()));
 }
@@ -435,7 +435,7 @@ impl Both {
                 None => prop_assert!(self.map.unmap(iova, 1).is_err()),
             },
             Step::TakeBack => {
-                self.map.take_back_leases();
+                self.map.revoke_leases();
                 self.model.leases.iter_mut().for_each(|lease| lease.good = false);
             }
             Step::Lease { iova, length, write } => {

@@ -177,8 +177,8 @@ impl DmaMap {
             }
         }
 
-        let place = self.mappings.partition_point(|mapping| mapping.last < iova);
-        if let Some(next) = self.mappings.get(place).filter(|next| next.iova <= last) {
+        let index = self.mappings.partition_point(|mapping| mapping.last < iova);
+        if let Some(next) = self.mappings.get(index).filter(|next| next.iova <= last) {
             return Err(DmaMapError::Overlap { iova: next.iova, length: next.length() });
         }
 
@@ -187,7 +187,7 @@ impl DmaMap {
         }
 
         self.mappings
-            .insert(place, Mapping { iova, last, permission, backing, lease_terms: LeaseTerms::default() });
+            .insert(index, Mapping { iova, last, permission, backing, lease_terms: LeaseTerms::default() });
         self.bytes += u128::from(length);
 
         Ok(())
@@ -259,7 +259,7 @@ impl DmaMap {
             at = mapping.last + 1;
         }
 
-        self.hold(first..end, (iova, last), &Term::default()).ok_or(unmapped)
+        self.create_lease(first..end, (iova, last), &Term::default()).ok_or(unmapped)
     }
 
     /// Returns the longest prefix of `length` bytes (at least 1) at `iova` that is of one kind.
@@ -294,7 +294,7 @@ impl DmaMap {
             end += 1;
         }
 
-        let lease = self.hold(first..end, (iova, until.min(last)), term).ok_or(unmapped)?;
+        let lease = self.create_lease(first..end, (iova, until.min(last)), term).ok_or(unmapped)?;
 
         Ok(DmaPiece { length: lease.len(), permission, mappings: end - first, lease: Some(lease) })
     }
@@ -318,10 +318,15 @@ impl DmaMap {
         }
     }
 
-    /// Leases the addresses from `first` to `last`. They lie in the mappings of `place`, all of
+    /// Leases the addresses from `first` to `last`. They lie in the mappings of `range`, all of
     /// which are memory of this process.
-    fn hold(&mut self, place: Range<usize>, (first, last): (u64, u64), term: &Term) -> Option<DmaLease> {
-        let mappings = self.mappings.get_mut(place)?;
+    fn create_lease(
+        &mut self,
+        range: Range<usize>,
+        (first, last): (u64, u64),
+        term: &Term,
+    ) -> Option<DmaLease> {
+        let mappings = self.mappings.get_mut(range)?;
         let lease = if let [only] = mappings {
             DmaLease::new(only.part(first, last)?, term.clone())
         } else {
@@ -336,7 +341,7 @@ impl DmaMap {
     }
 
     /// Ends all leases. The mappings stay.
-    pub fn take_back_leases(&mut self) {
+    pub fn revoke_leases(&mut self) {
         for mapping in &mut self.mappings {
             mapping.lease_terms.end();
         }
@@ -427,7 +432,7 @@ impl DmaMap {
             let (piece, behind) = rest.split_at_mut(segment.length.min(rest.len()));
             let window = memory(&segment)?;
             window.read(segment.offset, piece).map_err(|_| unmapped(&segment))?;
-            intact(window, &segment)?;
+            check_not_truncated(window, &segment)?;
             rest = behind;
         }
 
@@ -447,7 +452,7 @@ impl DmaMap {
             let (piece, behind) = rest.split_at(segment.length.min(rest.len()));
             let window = memory(&segment)?;
             window.write(segment.offset, piece).map_err(|_| unmapped(&segment))?;
-            intact(window, &segment)?;
+            check_not_truncated(window, &segment)?;
             rest = behind;
         }
 
@@ -469,8 +474,8 @@ impl DmaMap {
             let piece = read.length.min(write.length);
             let (input, output) = (memory(read)?, memory(write)?);
             input.copy_to(read.offset, output, write.offset, piece as u64).map_err(|_| unmapped(read))?;
-            intact(input, read)?;
-            intact(output, write)?;
+            check_not_truncated(input, read)?;
+            check_not_truncated(output, write)?;
             if !advance(read, piece) {
                 source = sources.next();
             }
@@ -504,9 +509,9 @@ impl DmaMap {
             return Some(hint);
         }
 
-        let place = self.mappings.partition_point(|mapping| mapping.last < iova);
+        let index = self.mappings.partition_point(|mapping| mapping.last < iova);
 
-        holds(place).then_some(place)
+        holds(index).then_some(index)
     }
 }
 
@@ -529,7 +534,7 @@ fn unmapped(segment: &Segment<'_>) -> DmaError {
 }
 
 /// Checks that the client has not truncated the file behind `window`.
-fn intact(window: &Window, segment: &Segment<'_>) -> Result<(), DmaError> {
+fn check_not_truncated(window: &Window, segment: &Segment<'_>) -> Result<(), DmaError> {
     if window.faulted() { Err(DmaError::Faulted { iova: segment.iova }) } else { Ok(()) }
 }
 

@@ -283,7 +283,7 @@ impl Machine {
         let effect = attachment.config.write(offset, data);
         let stopped = !attachment.config.bus_master();
         if stopped {
-            attachment.dma.take_back_leases();
+            attachment.dma.revoke_leases();
         }
 
         if effect.function_level_reset {
