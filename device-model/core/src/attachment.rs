@@ -230,7 +230,7 @@ impl Attachment {
         self.dma.revoke_leases();
         self.config.set_interrupt_status(false);
         if let Some(msix) = &mut self.msix {
-            msix.forget_pending();
+            msix.clear_all_pending();
         }
 
         self.interrupts.clear();

@@ -80,7 +80,7 @@ impl Selection<'_> {
     }
 
     /// Returns whether the interrupt at a position of the request is selected.
-    fn has(self, position: usize) -> bool {
+    fn selects(self, position: usize) -> bool {
         match self {
             Self::Count(_) => true,
             Self::Each(flags) => flags.get(position).copied().unwrap_or(false),
@@ -126,7 +126,7 @@ pub struct InterruptCounters {
 
 /// State of the INTx line.
 #[derive(Default)]
-struct Line {
+struct IntxLine {
     sink: Sink,
     asserted: bool,
     masked: bool,
@@ -134,7 +134,7 @@ struct Line {
 
 /// State of one attachment's interrupts.
 pub struct Interrupts {
-    line: Option<Line>,
+    line: Option<IntxLine>,
     vectors: Vec<Sink>,
     error: Sink,
     request: Sink,
@@ -152,7 +152,7 @@ impl Interrupts {
     pub fn new(spec: &FunctionSpec) -> Self {
         let vectors = spec.msix.map_or(0, |msix| usize::from(msix.vectors));
         Self {
-            line: spec.intx.then(Line::default),
+            line: spec.intx.then(IntxLine::default),
             vectors: vec![None; vectors],
             error: None,
             request: None,
@@ -229,7 +229,7 @@ impl Interrupts {
         start: u32,
         which: impl Into<Selection<'a>>,
     ) -> Result<(), IrqError> {
-        if self.names_line(index, start, which.into())?
+        if self.selects_intx(index, start, which.into())?
             && let Some(line) = &mut self.line
         {
             line.masked = true;
@@ -247,7 +247,7 @@ impl Interrupts {
         start: u32,
         which: impl Into<Selection<'a>>,
     ) -> Result<(), IrqError> {
-        if self.names_line(index, start, which.into())? {
+        if self.selects_intx(index, start, which.into())? {
             self.unmask_line();
         }
         Ok(())
@@ -267,7 +267,7 @@ impl Interrupts {
         let which = which.into();
         let range = self.range(index, start, which.count())?;
         for (position, sink) in self.slots(index, range).iter().enumerate() {
-            if which.has(position) {
+            if which.selects(position) {
                 signal(sink);
             }
         }
@@ -395,7 +395,7 @@ impl Interrupts {
         self.error = None;
         self.request = None;
         if let Some(line) = &mut self.line {
-            *line = Line::default();
+            *line = IntxLine::default();
         }
     }
 
@@ -437,9 +437,9 @@ impl Interrupts {
     }
 
     /// Checks a mask request, and returns whether it selects the INTx line.
-    fn names_line(&self, index: u32, start: u32, which: Selection<'_>) -> Result<bool, IrqError> {
+    fn selects_intx(&self, index: u32, start: u32, which: Selection<'_>) -> Result<bool, IrqError> {
         self.range(index, start, which.count())?;
-        if index == INTX { Ok(which.has(0)) } else { Err(IrqError::NotMaskable { index }) }
+        if index == INTX { Ok(which.selects(0)) } else { Err(IrqError::NotMaskable { index }) }
     }
 
     fn unmask_line(&mut self) {

@@ -32,7 +32,7 @@ pub(super) const MSIX_ENABLE: u16 = 1 << 15;
 pub(super) const MSIX_FUNCTION_MASK: u16 = 1 << 14;
 
 /// Offsets of the registers that affect the rest of the function, and the kinds of its BARs.
-pub(super) struct Places {
+pub(super) struct RegisterOffsets {
     pub(super) power_control: usize,
     pub(super) device_control: usize,
     pub(super) msix_control: Option<usize>,
@@ -61,7 +61,7 @@ impl List<'_> {
 }
 
 /// Writes all capabilities. They take at most 0x40 to 0xac, and 0x100 to 0x10c.
-pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
+pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
     let mut list = List { image, link: header::CAPABILITIES, free: FIRST };
     let power_control = put_power(&mut list);
     let legacy = spec.bars.iter().flatten().any(|bar| bar.kind == BarKind::Io);
@@ -73,7 +73,7 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
 
     put_serial_number(image, &spec.identity);
 
-    Places {
+    RegisterOffsets {
         power_control,
         device_control,
         msix_control,

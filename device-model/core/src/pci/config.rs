@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use crate::spec::{BarKind, FunctionSpec};
 
-use super::capabilities::{self, Places};
+use super::capabilities::{self, RegisterOffsets};
 
 /// Size of configuration space in bytes.
 pub const CONFIG_SIZE: usize = 4096;
@@ -94,9 +94,9 @@ impl Image {
 }
 
 /// State shared by the configuration spaces of one function: the power-on values and the rules.
-struct Function {
+struct ConfigLayout {
     power_on: Image,
-    places: Places,
+    offsets: RegisterOffsets,
 }
 
 /// Configuration space of a function as one attachment sees it. A clone belongs to the same
@@ -104,7 +104,7 @@ struct Function {
 #[derive(Clone)]
 pub struct ConfigSpace {
     value: Bytes,
-    function: Arc<Function>,
+    layout: Arc<ConfigLayout>,
 }
 
 impl ConfigSpace {
@@ -112,8 +112,8 @@ impl ConfigSpace {
     pub fn new(spec: &FunctionSpec) -> Self {
         let mut image = Image::new();
         put_header(&mut image, spec);
-        let places = capabilities::put(&mut image, spec);
-        Self { value: image.value.clone(), function: Arc::new(Function { power_on: image, places }) }
+        let offsets = capabilities::put(&mut image, spec);
+        Self { value: image.value.clone(), layout: Arc::new(ConfigLayout { power_on: image, offsets }) }
     }
 
     /// Reads bytes. Bytes beyond configuration space read as ones.
@@ -134,18 +134,17 @@ impl ConfigSpace {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         for (at, &byte) in (start..CONFIG_SIZE).zip(data) {
             let old = self.value[at];
-            let mut writable = self.function.power_on.writable[at];
-            if at == self.function.places.power_control && !matches!(byte & capabilities::POWER_STATE, 0 | 3)
-            {
+            let mut writable = self.layout.power_on.writable[at];
+            if at == self.layout.offsets.power_control && !matches!(byte & capabilities::POWER_STATE, 0 | 3) {
                 // The function has no D1 and D2. A write of them completes and changes no state.
                 writable &= !capabilities::POWER_STATE;
             }
 
-            if at == self.function.places.device_control + 1 && byte & capabilities::INITIATE_RESET != 0 {
+            if at == self.layout.offsets.device_control + 1 && byte & capabilities::INITIATE_RESET != 0 {
                 effect.function_level_reset = true;
             }
 
-            let new = ((old & !writable) | (byte & writable)) & !(byte & self.function.power_on.clears[at]);
+            let new = ((old & !writable) | (byte & writable)) & !(byte & self.layout.power_on.clears[at]);
             self.value[at] = new;
             effect.changed |= new != old;
         }
@@ -187,7 +186,7 @@ impl ConfigSpace {
 
     /// Returns the power state that software set.
     pub fn power_state(&self) -> PowerState {
-        match self.value[self.function.places.power_control] & capabilities::POWER_STATE {
+        match self.value[self.layout.offsets.power_control] & capabilities::POWER_STATE {
             0 => PowerState::D0,
             _ => PowerState::D3Hot,
         }
@@ -197,7 +196,7 @@ impl ConfigSpace {
     /// if there is no such BAR.
     pub fn bar_address(&self, bar: u8) -> Option<u64> {
         let index = usize::from(bar);
-        let wide = *self.function.places.bars.get(index)?;
+        let wide = *self.layout.offsets.bars.get(index)?;
         let at = header::BARS + 4 * index;
         let low = u64::from(u32::from_le_bytes(self.get(at)));
         match wide? {
@@ -223,20 +222,20 @@ impl ConfigSpace {
     pub fn set_master_abort(&mut self) {
         let status = u16::from_le_bytes(self.get(header::STATUS)) | STATUS_RECEIVED_MASTER_ABORT;
         self.set(header::STATUS, status.to_le_bytes());
-        self.value[self.function.places.device_control + 2] |= capabilities::UNSUPPORTED_REQUEST;
+        self.value[self.layout.offsets.device_control + 2] |= capabilities::UNSUPPORTED_REQUEST;
     }
 
     /// Restores the power-on values.
     pub fn power_on(&mut self) {
-        self.value.copy_from_slice(&self.function.power_on.value);
+        self.value.copy_from_slice(&self.layout.power_on.value);
     }
 
     /// Carries out a function-level reset. It restores the power-on values except maximum payload
     /// size and the link settings, which it keeps (PCI Express Base 4.0, 6.6.2).
     pub fn reset(&mut self) {
         for (at, value) in self.value.iter_mut().enumerate() {
-            let sticky = self.function.power_on.sticky[at];
-            *value = (*value & sticky) | (self.function.power_on.value[at] & !sticky);
+            let sticky = self.layout.power_on.sticky[at];
+            *value = (*value & sticky) | (self.layout.power_on.value[at] & !sticky);
         }
     }
 
@@ -251,7 +250,7 @@ impl ConfigSpace {
 
     /// Returns the message control word of MSI-X, 0 without MSI-X.
     fn msix_control(&self) -> u16 {
-        self.function.places.msix_control.map_or(0, |at| u16::from_le_bytes(self.get(at)))
+        self.layout.offsets.msix_control.map_or(0, |at| u16::from_le_bytes(self.get(at)))
     }
 
     /// Returns the values whose change may make interrupts deliverable.

@@ -59,7 +59,7 @@ impl MsixTable {
     /// Reads the table at a byte offset. Bytes behind its end read as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (position, byte) in data.iter_mut().enumerate() {
-            *byte = place(offset, position)
+            *byte = byte_offset(offset, position)
                 .and_then(|at| Some(self.entries.get(at / ENTRY)?[at % ENTRY]))
                 .unwrap_or(0);
         }
@@ -71,7 +71,7 @@ impl MsixTable {
         let first = usize::try_from(offset).map_or(usize::MAX, |offset| offset / ENTRY);
         let mut unmasked = Unmasked { first, bits: 0 };
         for (position, byte) in data.iter().take(MAX_TABLE_WRITE).enumerate() {
-            let Some(at) = place(offset, position) else { break };
+            let Some(at) = byte_offset(offset, position) else { break };
             let Some(entry) = self.entries.get_mut(at / ENTRY) else { break };
 
             let writable = match at % ENTRY {
@@ -94,7 +94,7 @@ impl MsixTable {
     /// write them.
     pub fn read_pba(&self, offset: u64, data: &mut [u8]) {
         for (position, byte) in data.iter_mut().enumerate() {
-            *byte = place(offset, position)
+            *byte = byte_offset(offset, position)
                 .and_then(|at| Some(self.pending.get(at / 8)?.to_le_bytes()[at % 8]))
                 .unwrap_or(0);
         }
@@ -146,13 +146,13 @@ impl MsixTable {
     }
 
     /// Clears all pending bits. Masks stay.
-    pub fn forget_pending(&mut self) {
+    pub fn clear_all_pending(&mut self) {
         self.pending.fill(0);
     }
 
     /// Masks every vector, zeroes its address and data, and clears all pending bits.
     pub fn reset(&mut self) {
-        self.forget_pending();
+        self.clear_all_pending();
         for entry in &mut self.entries {
             *entry = [0; ENTRY];
             entry[CONTROL] = MASK;
@@ -161,7 +161,7 @@ impl MsixTable {
 }
 
 /// Returns `offset + position`, or `None` on overflow.
-fn place(offset: u64, position: usize) -> Option<usize> {
+fn byte_offset(offset: u64, position: usize) -> Option<usize> {
     usize::try_from(offset).ok()?.checked_add(position)
 }
 
