@@ -155,7 +155,7 @@ pub(super) struct Lane {
     /// Only the delay affects a packet: see [`Path::is_plain`].
     pub(super) plain: bool,
     /// A stall was counted since the last credit returned.
-    pub(super) starved: bool,
+    pub(super) stall_counted: bool,
     /// Index of the path, and its delay in nanoseconds.
     pub(super) path: u32,
     pub(super) delay: u64,
@@ -176,7 +176,7 @@ impl Lane {
             port,
             channel,
             plain: spec.bits_per_second == 0,
-            starved: false,
+            stall_counted: false,
             path,
             delay: spec.delay,
             last_arrival: Nanos::ZERO,
@@ -194,13 +194,13 @@ impl Lane {
     /// Adds a packet that arrives at `arrival`, and takes one credit.
     #[inline]
     pub(super) fn push(&mut self, arrival: Nanos, packet: Packet) {
-        self.sent(1, packet.wire_bytes(), arrival);
+        self.count_sent(1, packet.wire_bytes(), arrival);
         self.queue.push(packet);
     }
 
     /// Counts sent packets. The last of them arrives at `arrival`.
     #[inline]
-    pub(super) fn sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
+    pub(super) fn count_sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
         self.credits -= packets;
         self.last_arrival = arrival;
         self.stats.packets += u64::from(packets);
@@ -224,14 +224,14 @@ impl Lane {
         let (moved, bytes) = self.queue.move_to(&mut out.queue, arrived.min(out.credits) as usize, &goes);
         let moved = moved as u32;
         if moved == out.credits && moved < arrived && self.queue.front().is_some_and(&goes) {
-            out.note_stall();
+            out.count_stall();
         }
 
         if moved != 0 {
-            self.taken(moved, nodes);
-            self.give_credits(moved, nodes, woken);
-            out.sent(moved, bytes, now);
-            out.show(moved, nodes, woken);
+            self.count_taken(moved, nodes);
+            self.return_credits(moved, nodes, woken);
+            out.count_sent(moved, bytes, now);
+            out.deliver(moved, nodes, woken);
         }
 
         moved
@@ -245,7 +245,7 @@ impl Lane {
         }
 
         let packet = self.queue.pop()?;
-        self.taken(1, nodes);
+        self.count_taken(1, nodes);
 
         Some(packet)
     }
@@ -253,7 +253,7 @@ impl Lane {
     /// Finishes the removal of the first packets at `now` (see [`Queue::take`]): frees their slots,
     /// and sends their credits back.
     #[inline(always)]
-    pub(super) fn left(
+    pub(super) fn release(
         &mut self,
         packets: u32,
         index: u32,
@@ -263,10 +263,10 @@ impl Lane {
         schedule: &mut Schedule,
     ) {
         self.queue.skip(packets as usize);
-        self.taken(packets, nodes);
+        self.count_taken(packets, nodes);
         let back = now.after(self.delay);
         if back <= now {
-            self.give_credits(packets, nodes, woken);
+            self.return_credits(packets, nodes, woken);
         } else {
             for _ in 0..packets {
                 schedule.add(back, Event::Credit { lane: index });
@@ -276,7 +276,7 @@ impl Lane {
 
     /// Counts packets that were taken after their arrival.
     #[inline(always)]
-    pub(super) fn taken(&mut self, packets: u32, nodes: &mut [Node]) {
+    pub(super) fn count_taken(&mut self, packets: u32, nodes: &mut [Node]) {
         self.visible -= packets;
         if self.visible == 0 {
             nodes[self.receiver as usize].arrived[usize::from(self.channel) % MAX_CHANNELS] &=
@@ -286,7 +286,7 @@ impl Lane {
 
     /// Makes the next packets of the queue visible to the receiver.
     #[inline(always)]
-    pub(super) fn show(&mut self, packets: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+    pub(super) fn deliver(&mut self, packets: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
         self.visible += packets;
         let node = &mut nodes[self.receiver as usize];
         node.arrived[usize::from(self.channel) % MAX_CHANNELS] |= 1 << (self.port % 64);
@@ -295,19 +295,19 @@ impl Lane {
 
     /// Returns credits to the sender, and wakes it if it had none.
     #[inline(always)]
-    pub(super) fn give_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+    pub(super) fn return_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
         if self.credits == 0 {
             nodes[self.sender as usize].wake(self.sender, woken);
         }
         self.credits += credits;
-        self.starved = false;
+        self.stall_counted = false;
     }
 
     /// Counts a stall, unless one was counted since the last credit returned.
     #[cold]
-    pub(super) fn note_stall(&mut self) {
-        if !self.starved {
-            self.starved = true;
+    pub(super) fn count_stall(&mut self) {
+        if !self.stall_counted {
+            self.stall_counted = true;
             self.stats.stalls += 1;
         }
     }

@@ -115,7 +115,7 @@ pub enum FabricError {
 
 /// The link of a port, seen from that port.
 #[derive(Clone, Copy, Debug)]
-struct End {
+struct PortLink {
     /// First lane out.
     out: u32,
     /// First lane in.
@@ -131,7 +131,7 @@ struct End {
 struct Node {
     function: FunctionId,
     /// Links by port number.
-    ends: Vec<Option<End>>,
+    ends: Vec<Option<PortLink>>,
     /// Bit mask of the ports with a link.
     plugged: u64,
     /// Bit mask of the ports with a packet to take, for each virtual channel.
@@ -240,8 +240,8 @@ impl Fabric {
         let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
         let (_, back) = self.add_path((to, b.1), (from, a), &spec);
         let channels = spec.credits.len() as u8;
-        self.plug(from, a.1, End { out, inward: back, channels, up: true });
-        self.plug(to, b.1, End { out: back, inward: out, channels, up: true });
+        self.plug(from, a.1, PortLink { out, inward: back, channels, up: true });
+        self.plug(to, b.1, PortLink { out: back, inward: out, channels, up: true });
         self.wake(from);
         self.wake(to);
 
@@ -249,7 +249,7 @@ impl Fabric {
     }
 
     /// Records a link at a port of a node.
-    fn plug(&mut self, node: u32, port: u8, end: End) {
+    fn plug(&mut self, node: u32, port: u8, end: PortLink) {
         let node = &mut self.nodes[node as usize];
         node.plugged |= 1 << (port % MAX_PORTS);
         let ends = &mut node.ends;
@@ -336,7 +336,7 @@ impl Fabric {
     #[inline]
     pub fn ports(&mut self, function: FunctionId, now: Nanos) -> Ports<'_> {
         let node = self.index.get(function.0 as usize).copied().flatten();
-        Ports::new(self, node.map_or(Ports::NOWHERE, |node| node as usize), function, now)
+        Ports::new(self, node.map_or(Ports::NO_NODE, |node| node as usize), function, now)
     }
 
     /// Carries out the events due until `now`, and queues the functions they concern for a wake-up.
@@ -349,7 +349,7 @@ impl Fabric {
 
     fn advance_until(&mut self, now: Nanos) {
         while let Some((due, event)) = self.schedule.pop(now) {
-            self.happen(due, event);
+            self.carry_out(due, event);
         }
     }
 
@@ -360,7 +360,7 @@ impl Fabric {
     }
 
     /// Passes the functions of [`Fabric::pop_woken`] to `wake`. The caller polls them from now on.
-    /// They are not named again until [`Fabric::let_rest`].
+    /// They are not named again until [`Fabric::end_polling`].
     #[inline]
     pub(crate) fn take_woken(&mut self, wake: impl FnMut(FunctionId)) {
         if !self.woken.is_empty() {
@@ -376,7 +376,7 @@ impl Fabric {
 
     /// Reports that the machine no longer polls the function. The fabric names it again at its next
     /// event.
-    pub(crate) fn let_rest(&mut self, function: FunctionId) {
+    pub(crate) fn end_polling(&mut self, function: FunctionId) {
         if let Some(node) = self.index.get(function.0 as usize).copied().flatten()
             && !self.woken.contains(&node)
         {
@@ -467,7 +467,7 @@ impl Fabric {
     #[inline]
     fn at(&mut self, now: Nanos, due: Nanos, event: Event) {
         if due <= now {
-            self.happen(due, event);
+            self.carry_out(due, event);
         } else {
             self.schedule.add(due, event);
         }
@@ -475,11 +475,11 @@ impl Fabric {
 
     /// Carries out one event.
     #[inline]
-    fn happen(&mut self, due: Nanos, event: Event) {
+    fn carry_out(&mut self, due: Nanos, event: Event) {
         match event {
-            Event::Arrival { lane } => self.lanes[lane as usize].show(1, &mut self.nodes, &mut self.woken),
+            Event::Arrival { lane } => self.lanes[lane as usize].deliver(1, &mut self.nodes, &mut self.woken),
             Event::Credit { lane } => {
-                self.lanes[lane as usize].give_credits(1, &mut self.nodes, &mut self.woken)
+                self.lanes[lane as usize].return_credits(1, &mut self.nodes, &mut self.woken)
             }
             Event::Wire { wire } => self.show_wire(wire, due),
         }

@@ -95,7 +95,7 @@ pub(super) struct Pool {
     size: usize,
     free: Vec<Packet>,
     /// Number of buffers in existence, free or not.
-    made: usize,
+    allocated: usize,
     bound: usize,
     /// The bound was set explicitly, and new links do not raise it.
     fixed: bool,
@@ -103,13 +103,13 @@ pub(super) struct Pool {
 
 impl Pool {
     pub(super) fn new(size: usize, bound: usize) -> Self {
-        Self { size, free: Vec::new(), made: 0, bound, fixed: false }
+        Self { size, free: Vec::new(), allocated: 0, bound, fixed: false }
     }
 
     /// Changes the size of new buffers. A returned buffer of another size is freed.
     pub(super) fn set_size(&mut self, size: usize) {
         if size != self.size {
-            self.made -= self.free.len();
+            self.allocated -= self.free.len();
             self.free.clear();
             self.size = size;
         }
@@ -133,7 +133,7 @@ impl Pool {
     }
 
     pub(super) fn in_use(&self) -> usize {
-        self.made - self.free.len()
+        self.allocated - self.free.len()
     }
 
     /// Takes a buffer for a packet of `length` bytes, whose content is arbitrary.
@@ -145,7 +145,7 @@ impl Pool {
 
         let mut packet = match self.free.pop() {
             Some(packet) => packet,
-            None => self.make()?,
+            None => self.allocate()?,
         };
 
         packet.length = length as u32;
@@ -157,16 +157,16 @@ impl Pool {
 
     /// Allocates a buffer, unless the bound is reached.
     #[cold]
-    fn make(&mut self) -> Option<Packet> {
-        if self.made >= self.bound {
+    fn allocate(&mut self) -> Option<Packet> {
+        if self.allocated >= self.bound {
             return None;
         }
 
-        self.made += 1;
+        self.allocated += 1;
 
         // The free list has room for every buffer, so that returning one never allocates.
-        if self.free.capacity() < self.made {
-            self.free.reserve(self.made.next_power_of_two().max(64));
+        if self.free.capacity() < self.allocated {
+            self.free.reserve(self.allocated.next_power_of_two().max(64));
         }
 
         Some(Packet(Box::new(Contents {
@@ -180,12 +180,12 @@ impl Pool {
 
     /// Returns a buffer to the pool, or frees it if its size is not the pool's.
     #[inline(always)]
-    pub(super) fn give(&mut self, mut packet: Packet) {
+    pub(super) fn put_back(&mut self, mut packet: Packet) {
         packet.memory = None;
         if packet.buffer.len() == self.size {
             self.free.push(packet);
         } else {
-            self.made = self.made.saturating_sub(1);
+            self.allocated = self.allocated.saturating_sub(1);
         }
     }
 }

@@ -16,7 +16,7 @@ use crate::{device::FunctionId, time::Nanos};
 /// Ports and virtual channels that do not exist have no credits and deliver no packets.
 pub struct Ports<'a> {
     fabric: &'a mut Fabric,
-    /// Index of the node, or [`Ports::NOWHERE`] if the function has no port or wire.
+    /// Index of the node, or [`Ports::NO_NODE`] if the function has no port or wire.
     node: usize,
     function: FunctionId,
     now: Nanos,
@@ -24,7 +24,7 @@ pub struct Ports<'a> {
 
 impl<'a> Ports<'a> {
     /// Index of no node.
-    pub(super) const NOWHERE: usize = usize::MAX;
+    pub(super) const NO_NODE: usize = usize::MAX;
 
     #[inline]
     pub(super) fn new(fabric: &'a mut Fabric, node: usize, function: FunctionId, now: Nanos) -> Self {
@@ -64,7 +64,7 @@ impl<'a> Ports<'a> {
     }
 
     #[inline]
-    fn end(&self, port: u8) -> Option<super::End> {
+    fn end(&self, port: u8) -> Option<super::PortLink> {
         *self.node()?.ends.get(usize::from(port))?
     }
 
@@ -108,7 +108,7 @@ impl<'a> Ports<'a> {
         let Some(lane) = self.lane_out(port, channel) else { return false };
         let lane = &mut self.fabric.lanes[lane];
         if lane.credits == 0 {
-            lane.note_stall();
+            lane.count_stall();
         }
         lane.credits > 0
     }
@@ -122,14 +122,14 @@ impl<'a> Ports<'a> {
         let Some(index) = self.lane_out(port, channel) else { return Err(packet) };
         let lane = &mut self.fabric.lanes[index];
         if lane.credits == 0 {
-            lane.note_stall();
+            lane.count_stall();
             return Err(packet);
         }
 
         if lane.is_instant(self.now) {
             // The same as `put`, for a packet that arrives at once.
             lane.push(self.now, packet);
-            lane.show(1, &mut self.fabric.nodes, &mut self.fabric.woken);
+            lane.deliver(1, &mut self.fabric.nodes, &mut self.fabric.woken);
         } else {
             self.put(index, packet);
         }
@@ -146,7 +146,7 @@ impl<'a> Ports<'a> {
         let Fabric { lanes, nodes, woken, pool, .. } = &mut *self.fabric;
         let lane = lanes.get_mut(index).filter(|lane| lane.is_instant(self.now))?;
         let room = lane.credits;
-        Some(Run { lane, nodes, woken, pool, now: self.now, room, at_first: room, bytes: 0 })
+        Some(Run { lane, nodes, woken, pool, now: self.now, room, initial_room: room, bytes: 0 })
     }
 
     /// Forwards the first packet that arrived at port `from` through port `to`. Returns false, and
@@ -313,12 +313,12 @@ impl<'a> Ports<'a> {
         while taken < most
             && let Some(packet) = lane.queue.take_if(taken as usize, &mut take)
         {
-            pool.give(packet);
+            pool.put_back(packet);
             taken += 1;
         }
 
         if taken > 0 {
-            lane.left(taken, index as u32, self.now, nodes, woken, schedule);
+            lane.release(taken, index as u32, self.now, nodes, woken, schedule);
         }
 
         taken
@@ -334,20 +334,20 @@ impl<'a> Ports<'a> {
     /// Returns a packet's buffer to the pool.
     #[inline]
     pub fn recycle(&mut self, packet: Packet) {
-        self.fabric.pool.give(packet);
+        self.fabric.pool.put_back(packet);
     }
 
     /// Makes the function a member of a wire of the global interrupt network, or ends its
     /// membership. A new member drives the wire low. A wire that does not exist is ignored.
     pub fn join_wire(&mut self, wire: u8, member: bool) {
         if wire < GI_WIRES {
-            if self.node == Self::NOWHERE
+            if self.node == Self::NO_NODE
                 && let Ok(node) = self.fabric.node_of(self.function)
             {
                 self.node = node as usize;
             }
 
-            if self.node != Self::NOWHERE {
+            if self.node != Self::NO_NODE {
                 self.fabric.set_member(self.node as u32, wire, member, self.now);
             }
         }
@@ -355,7 +355,7 @@ impl<'a> Ports<'a> {
 
     /// Drives a wire with a level. Only members of the wire can; others are ignored.
     pub fn drive_wire(&mut self, wire: u8, level: bool) {
-        if wire < GI_WIRES && self.node != Self::NOWHERE {
+        if wire < GI_WIRES && self.node != Self::NO_NODE {
             self.fabric.drive(self.node as u32, wire, level, None, self.now);
         }
     }
@@ -363,7 +363,7 @@ impl<'a> Ports<'a> {
     /// Drives a wire high until its AND or OR has risen. Only members of the wire can; others are
     /// ignored.
     pub fn fire_wire(&mut self, wire: u8, until: Combine) {
-        if wire < GI_WIRES && self.node != Self::NOWHERE {
+        if wire < GI_WIRES && self.node != Self::NO_NODE {
             self.fabric.drive(self.node as u32, wire, true, Some(until), self.now);
         }
     }
@@ -413,7 +413,7 @@ impl Arrivals<'_> {
         if self.left > 0
             && let Some(packet) = self.lane.queue.take(self.taken as usize)
         {
-            self.pool.give(packet);
+            self.pool.put_back(packet);
             self.left -= 1;
             self.taken += 1;
         }
@@ -433,7 +433,7 @@ impl Drop for Arrivals<'_> {
         }
 
         let Self { lane, index, now, taken, .. } = self;
-        lane.left(*taken, *index, *now, self.nodes, self.woken, self.schedule);
+        lane.release(*taken, *index, *now, self.nodes, self.woken, self.schedule);
     }
 }
 
@@ -447,7 +447,7 @@ pub struct Run<'a> {
     /// Number of packets that may still be sent.
     room: u32,
     /// Value of `room` at the start.
-    at_first: u32,
+    initial_room: u32,
     /// Bytes of the packets sent, on the wire.
     bytes: u64,
 }
@@ -457,7 +457,7 @@ impl Run<'_> {
     #[inline]
     pub fn at_most(mut self, packets: u32) -> Self {
         self.room = self.room.min(packets);
-        self.at_first = self.room;
+        self.initial_room = self.room;
         self
     }
 
@@ -476,7 +476,7 @@ impl Run<'_> {
     #[inline(always)]
     pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> bool {
         if self.room == 0 {
-            self.lane.note_stall();
+            self.lane.count_stall();
             return false;
         }
 
@@ -500,10 +500,10 @@ impl Run<'_> {
 impl Drop for Run<'_> {
     #[inline]
     fn drop(&mut self) {
-        let sent = self.at_first - self.room;
+        let sent = self.initial_room - self.room;
         if sent > 0 {
-            self.lane.sent(sent, self.bytes, self.now);
-            self.lane.show(sent, self.nodes, self.woken);
+            self.lane.count_sent(sent, self.bytes, self.now);
+            self.lane.deliver(sent, self.nodes, self.woken);
         }
     }
 }

@@ -5,7 +5,7 @@ use super::Packet;
 /// A ring of packets.
 pub(super) struct Queue {
     /// Slots, a power of two. Those from `first` on hold `length` packets.
-    places: Box<[Option<Packet>]>,
+    slots: Box<[Option<Packet>]>,
     first: usize,
     length: usize,
 }
@@ -13,26 +13,26 @@ pub(super) struct Queue {
 impl Queue {
     /// Returns a queue with room for `packets` packets.
     pub(super) fn new(packets: u32) -> Self {
-        let places = (0..packets.next_power_of_two()).map(|_| None).collect();
-        Self { places, first: 0, length: 0 }
+        let slots = (0..packets.next_power_of_two()).map(|_| None).collect();
+        Self { slots, first: 0, length: 0 }
     }
 
     /// Returns the slot of the packet at position `behind`, counted from the front.
     #[inline]
-    fn place(&self, behind: usize) -> usize {
-        (self.first + behind) & (self.places.len() - 1)
+    fn slot(&self, behind: usize) -> usize {
+        (self.first + behind) & (self.slots.len() - 1)
     }
 
     /// Adds a packet. There is a free slot, because each packet on a lane uses one of its credits.
     #[inline(always)]
     pub(super) fn push(&mut self, packet: Packet) {
-        debug_assert!(self.length < self.places.len(), "more packets than credits");
+        debug_assert!(self.length < self.slots.len(), "more packets than credits");
 
-        let place = self.place(self.length);
+        let slot = self.slot(self.length);
         // The slot is empty, so the assignment drops nothing. The pattern shows that to the
         // compiler.
-        if let Some(place @ None) = self.places.get_mut(place) {
-            *place = Some(packet);
+        if let Some(slot @ None) = self.slots.get_mut(slot) {
+            *slot = Some(packet);
             self.length += 1;
         }
     }
@@ -40,9 +40,9 @@ impl Queue {
     /// Removes the first packet.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Packet> {
-        let place = self.place(0);
-        let packet = self.places.get_mut(place)?.take()?;
-        self.first = place + 1;
+        let slot = self.slot(0);
+        let packet = self.slots.get_mut(slot)?.take()?;
+        self.first = slot + 1;
         self.length -= 1;
 
         Some(packet)
@@ -51,29 +51,29 @@ impl Queue {
     /// Returns the packet at position `behind`, counted from the front.
     #[inline]
     pub(super) fn get(&self, behind: usize) -> Option<&Packet> {
-        self.places.get(self.place(behind))?.as_ref()
+        self.slots.get(self.slot(behind))?.as_ref()
     }
 
     /// Takes the packet at position `behind`, after all packets in front of it were taken in the
     /// same way. The caller must call [`Queue::skip`] afterwards.
     #[inline]
     pub(super) fn take(&mut self, behind: usize) -> Option<Packet> {
-        let place = self.place(behind);
-        self.places.get_mut(place)?.take()
+        let slot = self.slot(behind);
+        self.slots.get_mut(slot)?.take()
     }
 
     /// Takes the packet as [`Queue::take`] does, if `wanted` returns true for it.
     #[inline(always)]
     pub(super) fn take_if(&mut self, behind: usize, wanted: impl FnOnce(&Packet) -> bool) -> Option<Packet> {
-        let place = self.place(behind);
-        let place = self.places.get_mut(place)?;
-        if place.as_ref().is_some_and(wanted) { place.take() } else { None }
+        let slot = self.slot(behind);
+        let slot = self.slots.get_mut(slot)?;
+        if slot.as_ref().is_some_and(wanted) { slot.take() } else { None }
     }
 
     /// Frees the slots of the first `packets` packets, which [`Queue::take`] has emptied.
     #[inline]
     pub(super) fn skip(&mut self, packets: usize) {
-        self.first = self.place(packets);
+        self.first = self.slot(packets);
         self.length -= packets;
     }
 
@@ -88,9 +88,9 @@ impl Queue {
         most: usize,
         goes: impl Fn(&Packet) -> bool,
     ) -> (usize, u64) {
-        let most = most.min(self.length).min(to.places.len() - to.length);
+        let most = most.min(self.length).min(to.slots.len() - to.length);
         let (first, behind) = (self.first, to.first + to.length);
-        let (from, into) = (&mut *self.places, &mut *to.places);
+        let (from, into) = (&mut *self.slots, &mut *to.slots);
         let (from_mask, into_mask) = (from.len() - 1, into.len() - 1);
         let (mut moved, mut bytes) = (0, 0);
 
@@ -125,7 +125,7 @@ impl Queue {
     /// Returns the first packet for changes in place.
     #[inline]
     pub(super) fn front_mut(&mut self) -> Option<&mut Packet> {
-        let place = self.place(0);
-        self.places.get_mut(place)?.as_mut()
+        let slot = self.slot(0);
+        self.slots.get_mut(slot)?.as_mut()
     }
 }

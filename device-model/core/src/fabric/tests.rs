@@ -226,11 +226,11 @@ fn a_function_that_is_looked_at_anyway_is_named_again_only_when_it_may_rest() {
     assert!(send(&mut fabric, 0, 0, 1));
     assert_eq!(named(&mut fabric), []);
 
-    fabric.let_rest(B);
+    fabric.end_polling(B);
     assert!(send(&mut fabric, 0, 0, 2));
 
     // The function is still queued, and stays so.
-    fabric.let_rest(B);
+    fabric.end_polling(B);
     assert!(send(&mut fabric, 0, 0, 3));
 
     assert_eq!(named(&mut fabric), [B]);

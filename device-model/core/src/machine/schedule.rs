@@ -165,7 +165,7 @@ impl Machine {
 
         let PollState::Hot { idle_since } = &mut slot.poll_state else {
             slot.queued = false;
-            self.fabric.let_rest(function);
+            self.fabric.end_polling(function);
             return busy;
         };
 
@@ -175,7 +175,7 @@ impl Machine {
             slot.queued = false;
             // Events of this turn need no wake-up: the machine looks once more before the function
             // is cold.
-            self.fabric.let_rest(function);
+            self.fabric.end_polling(function);
             self.cooling.push(function);
             return false;
         }
