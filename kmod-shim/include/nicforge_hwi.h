@@ -14,71 +14,74 @@
 #endif
 
 /* ---- attachment ---- */
-/* The most posted-write rings an attachment can have. */
+/* Largest number of posted-write rings of an attachment. */
 #define NICFORGE_ATTACHMENT_MAX_RINGS 8
 /* Offsets in the control page (trapped, 32-bit accesses). */
 /*
- * Write anything: the engine looks at this attachment's mapped memory
- * soon. A client does this after a store when it sees mirror::SLEEPING
- * set.
+ * Write, any value: requests that the engine poll this attachment's
+ * mapped memory soon. A client writes it after a store if it finds
+ * mirror::SLEEPING set.
  */
 #define NICFORGE_ATTACHMENT_CONTROL_WAKE 0x00
 /*
- * Write a ring's number: the ring is emptied and starts again at cell 0
- * with phase 1. Records in it are lost.
+ * Write a ring's number: empties the ring and restarts it at cell 0 with
+ * phase 1. Records in it are lost.
  */
 #define NICFORGE_ATTACHMENT_CONTROL_RING_RESET 0x04
 /*
- * Write a ring's number, then read RING_STATE. Reading gives the number
- * selected.
+ * Write a ring's number: selects the ring for RING_STATE. Read: the
+ * number selected.
  */
 #define NICFORGE_ATTACHMENT_CONTROL_RING_SELECT 0x08
 /*
- * Read: bits 30..0 the cell the engine reads next of the ring selected,
- * bit 31 the phase it expects there.
+ * Read: state of the selected ring. Bits 30..0 are the cell that the
+ * engine reads next, bit 31 the phase that it expects there.
  */
 #define NICFORGE_ATTACHMENT_CONTROL_RING_STATE 0x0c
 /*
- * Read: the generation of this attachment, counted up whenever it gets a
- * new tenant or is reset. Answered when all records posted before are
- * carried out: reading it is a flush.
+ * Read: the generation of this attachment, which increases with each new
+ * tenant and each reset. The answer comes after all records posted
+ * earlier are carried out: reading it is a flush.
  */
 #define NICFORGE_ATTACHMENT_CONTROL_GENERATION 0x10
 /*
- * Read: the attachment's number in its function (its PASID, as PCI would
- * say).
+ * Read: the attachment's number in its function. PCI would call it a
+ * PASID.
  */
 #define NICFORGE_ATTACHMENT_CONTROL_ATTACHMENT 0x14
 /* Size of the page in bytes. */
 #define NICFORGE_ATTACHMENT_CONTROL_SIZE 0x1000
 /*
- * Offsets in the mirror page: mapped read-only, written by the engine
- * and never read back by it.
+ * Offsets in the mirror page. Clients map it read-only; the engine
+ * writes it and never reads it back.
  */
-/* MAGIC_VALUE. */
+/* Holds MAGIC_VALUE. */
 #define NICFORGE_ATTACHMENT_MIRROR_MAGIC 0x00
 /* "NICF" in little-endian order. */
 #define NICFORGE_ATTACHMENT_MIRROR_MAGIC_VALUE 0x4643494e
-/* As control::GENERATION. */
+/* The generation, the same as control::GENERATION. */
 #define NICFORGE_ATTACHMENT_MIRROR_GENERATION 0x04
-/* Counts up at least every 100 ms as long as the engine lives (64-bit). */
+/*
+ * Heartbeat, which increases at least every 100 ms while the engine is
+ * alive (64-bit).
+ */
 #define NICFORGE_ATTACHMENT_MIRROR_HEARTBEAT 0x40
 /*
- * Not 0: the engine does not look at this attachment's mapped memory
- * until control::WAKE is written.
+ * Not 0 while the engine does not poll this attachment's mapped memory.
+ * A write of control::WAKE ends that.
  */
 #define NICFORGE_ATTACHMENT_MIRROR_SLEEPING 0x80
-/* Bits of mirror::FLAG_DEAD and so on. */
+/* Flags: mirror::FLAG_DEAD. */
 #define NICFORGE_ATTACHMENT_MIRROR_FLAGS 0x84
 /*
- * In FLAGS: this attachment was taken from its client (which truncated
- * memory that was mapped, or by the operator). Its connection is shut:
- * open it again.
+ * In FLAGS: this attachment was taken from its client, because the
+ * client truncated mapped memory, or by the operator. The connection is
+ * closed, and the client may open a new one.
  */
 #define NICFORGE_ATTACHMENT_MIRROR_FLAG_DEAD (1ULL << 0)
 /*
- * Cells consumed so far of ring 0, modulo 2^32. Ring i at RING_HEAD + 64
- * * i.
+ * Cells of ring 0 consumed so far, modulo 2^32. The word of ring i is at
+ * RING_HEAD + 64 * i.
  */
 #define NICFORGE_ATTACHMENT_MIRROR_RING_HEAD 0x100
 /* Distance between the heads of two rings in bytes: a cache line. */
@@ -87,211 +90,217 @@
 #define NICFORGE_ATTACHMENT_MIRROR_SIZE 0x1000
 
 /* ---- extoll ---- */
-/* VPIDs of a card at most. */
+/* Largest number of VPIDs of a card. */
 #define NICFORGE_EXTOLL_MAX_VPIDS 256
-/* VPIDs of a card unless the machine says otherwise. */
+/*
+ * Default number of VPIDs of a card; the machine's description can set
+ * another.
+ */
 #define NICFORGE_EXTOLL_DEFAULT_VPIDS 16
-/* Nodes of a network at most: node ids are 11 bits wide. */
+/* Largest number of nodes of a network: node ids are 11 bits wide. */
 #define NICFORGE_EXTOLL_MAX_NODES 2048
-/* Links of a card at most. */
+/* Largest number of links of a card. */
 #define NICFORGE_EXTOLL_LINKS 6
 /* BAR of VELO sends. */
 #define NICFORGE_EXTOLL_BAR_VELO 3
 /* BAR of the directory. */
 #define NICFORGE_EXTOLL_BAR_DIRECTORY 5
-/* Cells of an attachment's posted-write ring. */
+/* Number of cells of an attachment's posted-write ring. */
 #define NICFORGE_EXTOLL_RING_CELLS 4096
-/* Bytes of the register file. */
+/* Size of the register file in bytes. */
 #define NICFORGE_EXTOLL_REGISTERS 0x8000
 /* MSI-X vectors of each attachment. */
-/* The VELO receive ring was empty and is not any more. */
+/* The VELO receive ring was empty and has a message now. */
 #define NICFORGE_EXTOLL_VECTOR_VELO_RECEIVE 0
-/* The notification queue was empty and is not any more. */
+/* The notification queue was empty and has a notification now. */
 #define NICFORGE_EXTOLL_VECTOR_RMA_NOTIFICATION 1
 /* An error was counted for this attachment (mirror::ERRORS). */
 #define NICFORGE_EXTOLL_VECTOR_ERROR 2
-/* How many there are. */
+/* Number of vectors. */
 #define NICFORGE_EXTOLL_VECTOR_COUNT 3
-/*
- * Offsets in BAR 0. Registers are 64 bits wide and are accessed whole,
- * unless they say otherwise; another width or a place between them
- * counts as error::REGISTER_ACCESS, reads as ones and does nothing.
- * Those from reg::ADMIN on belong to the admin attachment: for another
- * they count as error::NOT_PERMITTED.
- */
+/* Offsets in BAR 0. */
 /* Read: IDENTITY_VALUE. */
 #define NICFORGE_EXTOLL_REG_IDENTITY 0x000
 /* "EXTOLLR1" in little-endian order. */
 #define NICFORGE_EXTOLL_REG_IDENTITY_VALUE 0x31524c4c4f545845ULL
 /*
- * IOVA of the VELO receive ring, a multiple of 4096. Written while the
- * ring is disabled.
+ * IOVA of the VELO receive ring, a multiple of 4096. Software writes it
+ * while the ring is disabled.
  */
 #define NICFORGE_EXTOLL_REG_VELO_RING_BASE 0x100
 /*
- * Slots of it: a power of two, extoll_velo::MIN_SLOTS to
- * extoll_velo::MAX_SLOTS. Written while it is disabled.
+ * Number of slots of the VELO receive ring: a power of two,
+ * extoll_velo::MIN_SLOTS to extoll_velo::MAX_SLOTS. Software writes it
+ * while the ring is disabled.
  */
 #define NICFORGE_EXTOLL_REG_VELO_RING_SLOTS 0x108
 /*
- * 1 enables the ring: the attachment can be sent to, and the directory
- * of every card says so. 0 disables it: what is under way to it is
- * refused. Enabled again it starts at slot 0, empty. Reads as what it
- * is; enabling a ring that is too small for the network or whose memory
- * the card can't write counts as error::RING and leaves it disabled.
+ * 1 enables the ring: other attachments can send to this one, and every
+ * card's directory says so. 0 disables it: messages in flight to it are
+ * refused. A ring that is enabled again starts at slot 0, empty.
  */
 #define NICFORGE_EXTOLL_REG_VELO_RING_ENABLE 0x110
 /*
- * Read: VELO sends of this attachment that the card is done with: on
- * their way, or given up with an error. One that is torn is not among
- * them; one of which only some has come is torn by the read. Who stores
- * messages instead of posting them reads it after each, and stores again
- * what is not counted.
+ * Read: number of VELO sends of this attachment that the card has
+ * finished: in flight, or dropped with an error. Torn sends do not
+ * count. A read tears a send of which only a part has arrived.
  */
 #define NICFORGE_EXTOLL_REG_VELO_TAKEN 0x118
 /*
- * IOVA of the notification queue, a multiple of 4096. Written while it
- * is disabled.
+ * IOVA of the notification queue, a multiple of 4096. Software writes it
+ * while the queue is disabled.
  */
 #define NICFORGE_EXTOLL_REG_RMA_QUEUE_BASE 0x180
 /*
- * Entries of it: a power of two, extoll_rma::MIN_ENTRIES to
- * extoll_rma::MAX_ENTRIES.
+ * Number of entries of the notification queue: a power of two,
+ * extoll_rma::MIN_ENTRIES to extoll_rma::MAX_ENTRIES.
  */
 #define NICFORGE_EXTOLL_REG_RMA_QUEUE_ENTRIES 0x188
-/* As VELO_RING_ENABLE. RMA commands are refused while it is 0. */
+/*
+ * Enables the notification queue, as VELO_RING_ENABLE does the ring. RMA
+ * commands are refused while it is 0.
+ */
 #define NICFORGE_EXTOLL_REG_RMA_QUEUE_ENABLE 0x190
 /*
- * Interrupts that may be raised, a bit a vector. One that is raised is
- * disabled by that. Enabling one whose condition holds (unread messages,
+ * Interrupt enable, one bit for each vector. Raising an interrupt
+ * disables it. Enabling one whose condition holds (unread messages,
  * unread notifications) raises it at once.
  */
 #define NICFORGE_EXTOLL_REG_INTERRUPT_ENABLE 0x200
 /*
- * Write: the interrupts whose bits are 1 are enabled, as by
- * INTERRUPT_ENABLE, and the others stay what they are. So two programs
- * that have one VPID need not know of each other.
+ * Write: enables the interrupts whose bits are 1, as INTERRUPT_ENABLE
+ * does, and leaves the others unchanged. Two programs that share one
+ * VPID thus need no coordination.
  */
 #define NICFORGE_EXTOLL_REG_INTERRUPT_SET 0x208
 /*
- * Write: the interrupts whose bits are 1 are disabled, and the others
- * stay what they are.
+ * Write: disables the interrupts whose bits are 1, and leaves the others
+ * unchanged.
  */
 #define NICFORGE_EXTOLL_REG_INTERRUPT_CLEAR 0x210
 /*
- * Write a descriptor of extoll_rma::COMMAND_BYTES bytes in one write: an
- * RMA command begins.
+ * Write: a descriptor of extoll_rma::COMMAND_BYTES bytes in one write
+ * starts an RMA command.
  */
 #define NICFORGE_EXTOLL_REG_RMA_COMMAND 0x800
 /* Address translation commands: see extoll_atu::command. */
 #define NICFORGE_EXTOLL_REG_ATU 0x1000
-/* From here on: the admin attachment's. */
+/* First register of the admin attachment. */
 #define NICFORGE_EXTOLL_REG_ADMIN 0x2000
 /*
  * Nanoseconds after which a VELO send that waits for credit, or for a
- * network that stands still, is given up with error::WATCHDOG; 0: never.
+ * stalled network, is dropped with error::WATCHDOG. 0 means never.
  */
 #define NICFORGE_EXTOLL_REG_WATCHDOG 0x2000
-/* Unless the machine says otherwise. */
+/* Default of WATCHDOG; the machine's description can set another. */
 #define NICFORGE_EXTOLL_REG_WATCHDOG_DEFAULT 500000000
 /*
- * Nanoseconds for which nothing comes from the target of RMA commands,
- * neither room for a part nor an answer, after which all of a VPID's
- * commands for it end with extoll_rma::status::TIMED_OUT; 0: never.
+ * Nanoseconds after which a silent target times out; 0 means never. A
+ * target is silent while it sends neither room for a part nor an answer.
+ * Then all of a VPID's commands for it end with
+ * extoll_rma::status::TIMED_OUT.
  */
 #define NICFORGE_EXTOLL_REG_RMA_WATCHDOG 0x2008
-/* Unless the machine says otherwise. */
+/* Default of RMA_WATCHDOG; the machine's description can set another. */
 #define NICFORGE_EXTOLL_REG_RMA_WATCHDOG_DEFAULT 2000000000
-/*
- * A VPID to look at; its enabling and errors are then in
- * SELECTED_ERRORS.
- */
+/* A VPID to inspect. SELECTED_ERRORS then shows its errors. */
 #define NICFORGE_EXTOLL_REG_SELECT_VPID 0x2010
-/* Read: errors of the selected VPID so far. */
+/* Read: number of errors of the selected VPID so far. */
 #define NICFORGE_EXTOLL_REG_SELECTED_ERRORS 0x2018
-/* Write a VPID: it is reset, as if its client had asked. */
+/*
+ * Write: resets the VPID of the number written, as if its client had
+ * requested it.
+ */
 #define NICFORGE_EXTOLL_REG_RESET_VPID 0x2020
-/* Read: link n's state at + 8 n: bit 0 up, bit 1 plugged in. */
+/* Read: link n's state at + 8 n: bit 0 up, bit 1 connected. */
 #define NICFORGE_EXTOLL_REG_LINK_STATE 0x2100
-/* Read: packets that link n had to send again, at + 8 n. */
+/* Read: number of packets that link n retransmitted, at + 8 n. */
 #define NICFORGE_EXTOLL_REG_LINK_RETRIES 0x2140
 /*
- * Read: the route to node n at + 8 n: bits 3..0 the port (15: none; 14:
- * this card), bits 7..4 the virtual channel a packet leaves on.
+ * Read: the route to node n at + 8 n. Bits 3..0 are the port (15: none;
+ * 14: this card), bits 7..4 the virtual channel on which a packet
+ * leaves.
  */
 #define NICFORGE_EXTOLL_REG_ROUTE 0x3000
 /* Offsets in BAR 1, which software writes. */
 /*
- * VELO messages taken out of the receive ring so far (64-bit). The card
- * polls it: it frees slots, whatever waits in the posted-write ring. A
- * value that goes back, or beyond what was delivered, counts as
- * error::READ_POINTER and is ignored.
+ * Number of VELO messages taken out of the receive ring so far (64-bit).
+ * The card polls it, and frees slots independently of the posted-write
+ * ring. A value that decreases, or exceeds the number delivered, counts
+ * as error::READ_POINTER and is ignored.
  */
 #define NICFORGE_EXTOLL_WINDOW_VELO_READ_POINTER 0x40000
 /*
- * Notifications taken out of the notification queue so far (64-bit). As
- * above.
+ * Number of notifications taken out of the notification queue so far
+ * (64-bit). The same rules apply as for VELO_READ_POINTER.
  */
 #define NICFORGE_EXTOLL_WINDOW_RMA_READ_POINTER 0x40040
-/* Bytes of the windows behind the ring. */
+/* Size of the windows behind the ring in bytes. */
 #define NICFORGE_EXTOLL_WINDOW_SIZE 0x1000
 /*
- * Offsets in BAR 2, which the card writes. Words of 64 bits unless they
- * say otherwise; those that change together share a cache line.
+ * Offsets in BAR 2, which the card writes. Words have 64 bits unless
+ * they say otherwise. Words that change together share a cache line.
  */
 /* This card's node id (32-bit). */
 #define NICFORGE_EXTOLL_MIRROR_NODE 0x1000
-/* This attachment's VPID; the admin's number is VPIDS (32-bit). */
+/*
+ * This attachment's VPID (32-bit). The admin attachment's is the value
+ * of VPIDS.
+ */
 #define NICFORGE_EXTOLL_MIRROR_VPID 0x1004
-/* Nodes of the network (32-bit). */
+/* Number of nodes of the network (32-bit). */
 #define NICFORGE_EXTOLL_MIRROR_NODES 0x1008
-/* VPIDs of each card (32-bit). */
+/* Number of VPIDs of each card (32-bit). */
 #define NICFORGE_EXTOLL_MIRROR_VPIDS 0x100c
 /*
- * Times that this VPID has started anew: with a new client, by its own
- * reset, or by the admin's.
+ * Number of starts of this VPID: with a new client, after its own reset,
+ * or after the admin's.
  */
 #define NICFORGE_EXTOLL_MIRROR_STARTS 0x1010
-/* VELO messages that have left for the network so far. */
+/* Number of VELO messages that have left for the network so far. */
 #define NICFORGE_EXTOLL_MIRROR_VELO_SENT 0x1040
-/* Sends that had to wait for credit so far. */
+/* Number of sends that had to wait for credit so far. */
 #define NICFORGE_EXTOLL_MIRROR_VELO_STALLS 0x1048
-/* VELO messages written to the receive ring so far. */
+/* Number of VELO messages written to the receive ring so far. */
 #define NICFORGE_EXTOLL_MIRROR_VELO_RECEIVED 0x1080
-/* RMA commands taken so far. */
+/* Number of RMA commands taken so far. */
 #define NICFORGE_EXTOLL_MIRROR_RMA_COMMANDS 0x10c0
-/* RMA commands that have ended, well or not. */
+/* Number of RMA commands that have ended, with or without an error. */
 #define NICFORGE_EXTOLL_MIRROR_RMA_COMPLETED 0x10c8
-/* Notifications written to the queue so far. */
+/* Number of notifications written to the queue so far. */
 #define NICFORGE_EXTOLL_MIRROR_RMA_NOTIFICATIONS 0x1100
-/* Notifications lost because the queue was full. */
+/* Number of notifications lost because the queue was full. */
 #define NICFORGE_EXTOLL_MIRROR_RMA_OVERFLOWS 0x1108
-/* Errors counted for this attachment so far. */
+/* Number of errors counted for this attachment so far. */
 #define NICFORGE_EXTOLL_MIRROR_ERRORS 0x1140
 /*
- * The last of them: bits 7..0 its code (error), bits 39..8 what it is
- * about (a send's offset in BAR 3, a register's offset).
+ * The last error: bits 7..0 are its code (error), bits 39..8 its
+ * location, such as a send's offset in BAR 3 or a register's offset.
  */
 #define NICFORGE_EXTOLL_MIRROR_LAST_ERROR 0x1148
-/* Times that the addressee of a send was not there. */
+/* Number of sends whose target was absent. */
 #define NICFORGE_EXTOLL_MIRROR_VELO_UNDELIVERED 0x1150
-/* Bytes of the card's part. */
+/* Size of the card's part in bytes. */
 #define NICFORGE_EXTOLL_MIRROR_SIZE 0x1000
-/* The directory, BAR 5: who can be sent to. */
+/* The directory, BAR 5: the attachments that can receive messages. */
 /*
- * A byte for VPID v of node n at 256 n + v: its generation as this card
- * has heard, odd while its VELO ring is enabled. The news travels behind
- * what that VPID sent.
+ * Distance of two nodes' entries in bytes. The byte of VPID v of node n
+ * is at 256 n + v. It holds the VPID's generation that this card knows,
+ * odd while its VELO ring is enabled. A change travels behind the
+ * messages that the VPID sent.
  */
 #define NICFORGE_EXTOLL_DIRECTORY_STRIDE 256
-/* What can go wrong, as counted in mirror::ERRORS. */
-/* A register access of a wrong width, or where there is none. */
+/* Error codes, as counted in mirror::ERRORS. */
+/*
+ * A register access of a wrong width, or to an address without a
+ * register.
+ */
 #define NICFORGE_EXTOLL_ERROR_REGISTER_ACCESS 1
-/* A register of the admin attachment. */
+/* An access to a register of the admin attachment. */
 #define NICFORGE_EXTOLL_ERROR_NOT_PERMITTED 2
 /* A receive ring or notification queue that can't be enabled. */
 #define NICFORGE_EXTOLL_ERROR_RING 3
-/* A read pointer that makes no sense. */
+/* An invalid read pointer. */
 #define NICFORGE_EXTOLL_ERROR_READ_POINTER 4
 /*
  * A VELO send whose address names no length, crosses its message, or has
@@ -299,40 +308,40 @@
  */
 #define NICFORGE_EXTOLL_ERROR_SEND_ADDRESS 5
 /*
- * A VELO send that the processor split and never completed: another
- * began, or time ran out. Nothing of it was sent.
+ * A VELO send that the processor split and did not complete, because
+ * another began or time ran out. Nothing of it was sent.
  */
 #define NICFORGE_EXTOLL_ERROR_SEND_TORN 6
 /*
- * The addressee of a VELO send or RMA command does not exist, or nobody
- * has it.
+ * The target of a VELO send or RMA command does not exist or has no
+ * client.
  */
 #define NICFORGE_EXTOLL_ERROR_NO_RECEIVER 7
 /*
- * A VELO send waited for credit, or for a network that stands still,
- * longer than the watchdog allows and was dropped.
+ * A VELO send waited for credit, or for a stalled network, longer than
+ * the watchdog permits, and was dropped.
  */
 #define NICFORGE_EXTOLL_ERROR_WATCHDOG 8
 /*
- * The receive ring's or notification queue's memory can't be written any
- * more; it is disabled.
+ * The memory of the receive ring or notification queue can't be written
+ * any more. The ring or queue is disabled.
  */
 #define NICFORGE_EXTOLL_ERROR_RING_MEMORY 9
-/* An RMA command that makes no sense. */
+/* An invalid RMA command. */
 #define NICFORGE_EXTOLL_ERROR_COMMAND 10
 /*
- * An address translation command that makes no sense, or for which there
- * are no entries left.
+ * An address translation command that is invalid or finds no free
+ * entries.
  */
 #define NICFORGE_EXTOLL_ERROR_ATU 11
-/* A notification was lost: the queue was full. */
+/* A notification was lost, because the queue was full. */
 #define NICFORGE_EXTOLL_ERROR_OVERFLOW 12
 
 /* ---- extoll_atu ---- */
-/* Mappings that a region lies in at most: 64 MiB in pages of 4 KiB. */
+/* Largest number of mappings of one region: 64 MiB in pages of 4 KiB. */
 #define NICFORGE_EXTOLL_ATU_MAX_MAPPINGS (1ULL << 14)
 /*
- * Mappings that all regions of a card lie in at most, counted for each
+ * Largest number of mappings of all regions of a card, counted for each
  * region.
  */
 #define NICFORGE_EXTOLL_ATU_ALL_MAPPINGS (1ULL << 18)
@@ -348,45 +357,46 @@
 /* Network logical addresses. */
 /* Lowest bit of the page size. */
 #define NICFORGE_EXTOLL_ATU_NLA_CLASS_SHIFT 60
-/* Bits of an NLA that mean something. */
+/* Bits of an NLA that may be set. */
 #define NICFORGE_EXTOLL_ATU_NLA_MASK (((1ULL << 62)) - 1)
 /*
- * Registers at extoll::reg::ATU, each 64 bits wide and each attachment's
- * own: fill in, write command::COMMAND, read command::STATUS and
- * command::RESULT. A command is over when its write is; that waits while
- * the card has much to do for other commands.
+ * Registers at extoll::reg::ATU. Each is 64 bits wide, and each
+ * attachment has its own. Software fills them in, writes
+ * command::COMMAND, and reads command::STATUS and command::RESULT. A
+ * command ends with its write; the write waits while the card is busy
+ * with other commands.
  */
 /*
- * The first page's IOVA, a multiple of the page size. For
+ * IOVA of the first page, a multiple of the page size. For
  * deregistration: the region's first NLA.
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_ADDRESS 0x1000
-/* Pages, 1 to the entries of the table. */
+/* Number of pages, 1 to the number of entries of the table. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_PAGES 0x1008
 /*
- * Whose: a VPID. Only the admin attachment's counts; others register for
- * themselves.
+ * VPID of the owner. Only the admin attachment's value has effect;
+ * others register for themselves.
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_OWNER 0x1010
 /*
- * Write: bits 3..0 what (REGISTER, DEREGISTER), bits 5..4 the page size,
- * bit 8 others may read, bit 9 others may write. The owner itself may do
- * both.
+ * Write: starts a command. Bits 3..0 select it (REGISTER, DEREGISTER),
+ * bits 5..4 are the page size. Bit 8 lets others read, bit 9 lets others
+ * write. The owner itself may do both.
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_COMMAND 0x1018
-/* Read: what became of the last command. */
+/* Read: result of the last command. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_STATUS 0x1020
-/* Read: the NLA of the first page registered. */
+/* Read: NLA of the first page registered. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_RESULT 0x1028
 /* Register pages. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_REGISTER 1
 /*
- * Deregister pages: when the write is over, RMA does not touch them any
- * more. What was under way there ends with
+ * Deregister pages. When the write ends, RMA does not access them any
+ * more. Commands in progress there end with
  * extoll_rma::status::WITHDRAWN.
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_DEREGISTER 2
-/* Bits of COMMAND that say what to do. */
+/* Bits of COMMAND that select the command. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_WHAT 0xf
 /* Bits of COMMAND that must be zero. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_RESERVED 0xfffffffffffffcc0ULL
@@ -396,74 +406,71 @@
 #define NICFORGE_EXTOLL_ATU_COMMAND_READ (1ULL << 8)
 /* In COMMAND: others may write. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_WRITE (1ULL << 9)
-/* STATUS: done. */
+/* STATUS: the command was carried out. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_DONE 0
 /*
- * STATUS: a misaligned address, no pages, too many, or an unknown
+ * STATUS: misaligned address, no pages, too many pages, or unknown
  * command.
  */
 #define NICFORGE_EXTOLL_ATU_COMMAND_MALFORMED 1
-/*
- * STATUS: no entries in a row are left for so many pages, or as many
- * mappings as the memory lies in.
- */
+/* STATUS: too few consecutive entries or mappings are free. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_NO_ENTRIES 2
-/* STATUS: not registered, or another's. */
+/* STATUS: the region is not registered, or belongs to another VPID. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_NOT_YOURS 3
 /* STATUS: the owner has not mapped that memory for DMA. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_NOT_MAPPED 4
-/* STATUS: nobody has the owner's VPID. */
+/* STATUS: the owner's VPID has no client. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_NO_OWNER 5
-/* STATUS: what is left of the table is kept for other VPIDs. */
+/* STATUS: the rest of the table is reserved for other VPIDs. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_QUOTA 6
 /* STATUS: the memory lies in more than MAX_MAPPINGS mappings. */
 #define NICFORGE_EXTOLL_ATU_COMMAND_SCATTERED 7
 
 /* ---- extoll_rma ---- */
-/* Bytes of a descriptor. */
+/* Size of a descriptor in bytes. */
 #define NICFORGE_EXTOLL_RMA_COMMAND_BYTES 24
-/* Bytes that a command moves at most. */
+/* Largest number of bytes that a command moves. */
 #define NICFORGE_EXTOLL_RMA_MAX_LENGTH (8ULL << 20)
-/* Bytes that an immediate put moves at most. */
+/* Largest number of bytes that an immediate put moves. */
 #define NICFORGE_EXTOLL_RMA_MAX_IMMEDIATE 8
 /*
- * Commands of a VPID that are under way at most. A write that makes them
- * more waits, with all that its client writes behind it.
+ * Largest number of commands of a VPID in flight. A write of another one
+ * waits, with all later writes of its client.
  */
 #define NICFORGE_EXTOLL_RMA_MAX_COMMANDS 64
-/* Entries of a notification queue at least. */
+/* Smallest number of entries of a notification queue. */
 #define NICFORGE_EXTOLL_RMA_MIN_ENTRIES 64
-/* Entries of a notification queue at most. */
+/* Largest number of entries of a notification queue. */
 #define NICFORGE_EXTOLL_RMA_MAX_ENTRIES (1ULL << 16)
-/* A descriptor. */
+/* A descriptor of a command. */
 struct nicforge_extoll_rma_command {
 	/*
-	 * Bits 63..48 target node, 47..40 target VPID, 39..36 what to do
-	 * (command), 35..33 who is notified (notify), 32 zero, 31..0 length in
-	 * bytes, 1 to MAX_LENGTH.
+	 * Bits 63..48 target node, 47..40 target VPID, 39..36 the command
+	 * (command), 35..33 the notified parties (notify), 32 zero, 31..0 length
+	 * in bytes, 1 to MAX_LENGTH.
 	 */
 	uint64_t head;
 	/*
-	 * Where to read: the requester's memory for a put, the target's for a
-	 * get. The data themselves for an immediate put.
+	 * Address to read: the requester's memory for a put, the target's for a
+	 * get. For an immediate put it holds the data.
 	 */
 	uint64_t source;
 	/*
-	 * Where to write: the target's memory for a put or immediate put, the
+	 * Address to write: the target's memory for a put or immediate put, the
 	 * requester's for a get.
 	 */
 	uint64_t destination;
 };
-/* What a command does. */
+/* Codes of commands. */
 /* Lowest bit in the head. */
 #define NICFORGE_EXTOLL_RMA_COMMAND_SHIFT 36
-/* From the requester's memory to the target's. */
+/* Copies from the requester's memory to the target's. */
 #define NICFORGE_EXTOLL_RMA_COMMAND_PUT 1
-/* From the target's memory to the requester's. */
+/* Copies from the target's memory to the requester's. */
 #define NICFORGE_EXTOLL_RMA_COMMAND_GET 2
-/* The first bytes of Command::source to the target's memory. */
+/* Writes the first bytes of Command::source to the target's memory. */
 #define NICFORGE_EXTOLL_RMA_COMMAND_IMMEDIATE_PUT 3
-/* Who is notified. */
+/* Parties that a command notifies. */
 /* Lowest bit in the head. */
 #define NICFORGE_EXTOLL_RMA_NOTIFY_SHIFT 33
 /* The requester. */
@@ -477,72 +484,70 @@ struct nicforge_extoll_rma_command {
 /* An entry of a notification queue. */
 struct nicforge_extoll_rma_notification {
 	/*
-	 * Bit 63: 1, so that a filled entry is never 0; software zeroes it when
-	 * it has taken the entry. Bits 62..60 who this is told as (notify),
-	 * 59..56 what became of it (status), 55..52 the command, 51..48 zero,
-	 * 47..32 the other node, 31..24 the other VPID, 23..0 length in bytes.
-	 * The card writes it last, with release order.
+	 * Bit 63 is 1, so that a filled entry is never 0. Software zeroes the
+	 * word when it has taken the entry. The card writes it last, with
+	 * release order.
 	 */
 	uint64_t head;
 	/*
-	 * As the requester: the command's source (put, immediate put) or
-	 * destination (get). As the responder: the address read. As the
-	 * completer: the address written.
+	 * Address of the transfer. For the requester: the command's source (put,
+	 * immediate put) or destination (get). For the responder: the address
+	 * read. For the completer: the address written.
 	 */
 	uint64_t address;
 };
-/* What became of a command. */
-/* Done. */
+/* Results of commands. */
+/* The command was carried out. */
 #define NICFORGE_EXTOLL_RMA_STATUS_DONE 0
-/* The requester's own address is not registered, or not for this. */
+/* The requester's own address is not registered, or not for this access. */
 #define NICFORGE_EXTOLL_RMA_STATUS_LOCAL_ADDRESS 1
 /*
- * The target's address is not registered, not the target VPID's, or not
- * for this. Nothing was moved.
+ * The target's address is not registered, not owned by the target VPID,
+ * or not registered for this access. No data was moved.
  */
 #define NICFORGE_EXTOLL_RMA_STATUS_REMOTE_ADDRESS 2
-/* The target node or VPID does not exist or is not there. */
+/* The target node or VPID does not exist or is absent. */
 #define NICFORGE_EXTOLL_RMA_STATUS_NO_RECEIVER 3
 /*
- * The memory was deregistered, unmapped, or its owner ended while the
- * command ran: some of it may have been moved.
+ * The memory was deregistered or unmapped, or its owner ended, while the
+ * command ran. Some of the data may have been moved.
  */
 #define NICFORGE_EXTOLL_RMA_STATUS_WITHDRAWN 4
-/* The command makes no sense. */
+/* The command is invalid. */
 #define NICFORGE_EXTOLL_RMA_STATUS_COMMAND 5
 /*
- * Nothing came from the target for longer than the watchdog
- * (extoll::reg::RMA_WATCHDOG) allows. What was sent may be carried out
- * yet.
+ * The target was silent for longer than the watchdog
+ * (extoll::reg::RMA_WATCHDOG) permits. Parts that were sent may still be
+ * carried out.
  */
 #define NICFORGE_EXTOLL_RMA_STATUS_TIMED_OUT 6
-/* In Notification::head of every entry that is filled. */
+/* Bit of Notification::head that is set in every filled entry. */
 #define NICFORGE_EXTOLL_RMA_NOTIFICATION_VALID (1ULL << 63)
 
 /* ---- extoll_velo ---- */
-/* Quadwords of a message at most. */
+/* Largest number of quadwords of a message. */
 #define NICFORGE_EXTOLL_VELO_MAX_QUADWORDS 8
-/* Bytes of a message at most. */
+/* Largest size of a message in bytes. */
 #define NICFORGE_EXTOLL_VELO_MAX_MESSAGE 64
-/* Tags there are. */
+/* Number of tags. */
 #define NICFORGE_EXTOLL_VELO_TAGS 16
-/* Slots of a receive ring at least. */
+/* Smallest number of slots of a receive ring. */
 #define NICFORGE_EXTOLL_VELO_MIN_SLOTS 64
-/* Slots of a receive ring at most. */
+/* Largest number of slots of a receive ring. */
 #define NICFORGE_EXTOLL_VELO_MAX_SLOTS (1ULL << 16)
-/* Bytes of a slot of the receive ring. */
+/* Size of a slot of the receive ring in bytes. */
 #define NICFORGE_EXTOLL_VELO_SLOT 128
 /*
- * In a slot: the header (header). Not 0 when the slot holds a message;
- * software zeroes it when it has taken the message, before it advances
- * extoll::window::VELO_READ_POINTER. The card writes it last, with
- * release order.
+ * In a slot: the header (header). It is not 0 when the slot holds a
+ * message. Software zeroes it when it has taken the message, before it
+ * advances extoll::window::VELO_READ_POINTER. The card writes it last,
+ * with release order.
  */
 #define NICFORGE_EXTOLL_VELO_SLOT_HEADER 0
 /* In a slot: the message. */
 #define NICFORGE_EXTOLL_VELO_SLOT_DATA 8
 /* Offsets in BAR 3. */
-/* Lowest bit of the number of quadwords less one (3 bits). */
+/* Lowest bit of the number of quadwords minus 1 (3 bits). */
 #define NICFORGE_EXTOLL_VELO_ADDRESS_QUADWORDS_SHIFT 6
 /* Lowest bit of the tag (4 bits). */
 #define NICFORGE_EXTOLL_VELO_ADDRESS_TAG_SHIFT 9
@@ -569,11 +574,11 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_IDIO16_DEVICE_PCI_IDIO_16 0x0dc8
 /* The BAR of all registers: I/O ports. */
 #define NICFORGE_IDIO16_PORTS_BAR 2
-/* Ports there are. */
+/* Number of ports. */
 #define NICFORGE_IDIO16_PORTS 8
 /*
- * Lines in each direction. Line n is bit n % 8 of the low (n < 8) or
- * high port.
+ * Number of lines in each direction. Line n is bit n % 8 of the low (n <
+ * 8) or high port.
  */
 #define NICFORGE_IDIO16_LINES 16
 /* Read-write: outputs 0 to 7; 1 switches the output on. */
@@ -594,30 +599,31 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_IDIO16_OUTPUTS_HIGH 4
 /* Read: inputs 8 to 15. */
 #define NICFORGE_IDIO16_INPUTS_HIGH 5
-/* Read: STATUS_CHANGED_LOW and so on. */
+/* Read: interrupt status, STATUS_CHANGED_LOW and so on. */
 #define NICFORGE_IDIO16_INTERRUPT_STATUS 6
 /*
- * Read-write: a bit for each of inputs 0 to 7 whose filter is active.
- * Not writable while those of all inputs are.
+ * Read-write: one bit for each of inputs 0 to 7, set if its filter is
+ * active. It can't be written while the filters of all inputs are
+ * active.
  */
 #define NICFORGE_IDIO16_FILTERS_LOW 7
 /* An input of 0 to 7 changed. */
 #define NICFORGE_IDIO16_STATUS_CHANGED_LOW (1ULL << 0)
 /* An input of 8 to 15 changed. */
 #define NICFORGE_IDIO16_STATUS_CHANGED_HIGH (1ULL << 1)
-/* The card asks for an interrupt. */
+/* An interrupt of the card is pending. */
 #define NICFORGE_IDIO16_STATUS_PENDING (1ULL << 2)
 /*
- * How long an input must keep a new level before its filter lets it
- * through, in nanoseconds.
+ * Time for which an input must keep a new level to pass its filter, in
+ * nanoseconds.
  */
 #define NICFORGE_IDIO16_FILTER_NS 5000000
 
 /* ---- pci ---- */
 /*
- * Vendor id of every nicforge function. It is not assigned by the
- * PCI-SIG to any member at the time of writing; a device that imitates
- * an existing card uses that card's ids instead.
+ * Vendor id of every nicforge function. At the time of writing, the
+ * PCI-SIG has not assigned it to any member. A device that imitates an
+ * existing card uses that card's ids instead.
  */
 #define NICFORGE_PCI_VENDOR_ID 0x1efc
 /* Device id of the Blue Gene tree NIC. */
@@ -628,21 +634,21 @@ struct nicforge_extoll_rma_notification {
 #define NICFORGE_PCI_DEVICE_DMA_ENGINE 0x0002
 /* Device id of the proof device "addressed send". */
 #define NICFORGE_PCI_DEVICE_ADDRESSED_SEND 0x0003
-/* Vendor id of EXTOLL, whose card keeps it. */
+/* Vendor id of EXTOLL, which the card's model uses. */
 #define NICFORGE_PCI_VENDOR_EXTOLL 0x1cad
 /* Device id of the EXTOLL card. */
 #define NICFORGE_PCI_DEVICE_EXTOLL 0x0010
 /* PCI capability id "vendor specific". */
 #define NICFORGE_PCI_CAP_ID_VENDOR 0x09
-/* AttachmentCapability::kind. */
+/* Value of AttachmentCapability::kind. */
 #define NICFORGE_PCI_CAP_KIND_ATTACHMENT 0x01
-/* AttachmentCapability::version described here. */
+/* Value of AttachmentCapability::version for the layout described here. */
 #define NICFORGE_PCI_CAP_VERSION 1
 /*
- * The vendor-specific PCI capability by which a driver finds what the
- * core adds to each function: the control page, the attachment mirror
- * and the posted-write rings. A function without it is a plain PCI
- * device (trapped accesses only).
+ * The vendor-specific PCI capability that locates the core's additions
+ * to a function: the control page, the attachment mirror and the
+ * posted-write rings. A function without it is a plain PCI device, whose
+ * accesses are all trapped.
  */
 struct nicforge_pci_attachment_capability {
 	/* CAP_ID_VENDOR. */
@@ -680,48 +686,49 @@ struct nicforge_pci_attachment_capability {
 	/* Log2 of the largest record's data in bytes (see posted::MAX_DATA). */
 	uint8_t max_data_log2;
 	/*
-	 * Bit i: BAR i is memory from end to end. A load or store in it does
-	 * nothing else, so stores may be combined. That its prefetchable bit is
-	 * clear says nothing: PCI Express has that bit only for BARs of 64 bits.
+	 * Bit i is set if BAR i is memory from end to end. Loads and stores in
+	 * it have no side effects, so that stores may be combined. A clear
+	 * prefetchable bit does not mean otherwise: PCI Express has that bit
+	 * only for 64-bit BARs.
 	 */
 	uint8_t memory_bars;
 	/*
-	 * Bit i: only the device writes BAR i, as it does that of the attachment
-	 * mirror; software maps it for loads alone. A store into it goes
-	 * nowhere, and where a virtual machine has it as memory that it may only
-	 * read, ends the machine.
+	 * Bit i is set if only the device writes BAR i, such as the BAR of the
+	 * attachment mirror. Software maps it for loads alone. A store into it
+	 * is lost. In a virtual machine that has it as read-only memory, a store
+	 * ends the machine.
 	 */
 	uint8_t mirrored_bars;
 };
 
 /* ---- posted ---- */
-/* Bytes in a cell. */
+/* Size of a cell in bytes. */
 #define NICFORGE_POSTED_CELL 64
-/* Bytes of data in a cell. */
+/* Size of a cell's data in bytes. */
 #define NICFORGE_POSTED_CELL_DATA 56
-/* The longest record's data in bytes. */
+/* Largest size of a record's data in bytes. */
 #define NICFORGE_POSTED_MAX_DATA 512
-/* The most cells a record takes. */
+/* Largest number of cells of a record. */
 #define NICFORGE_POSTED_MAX_CELLS ((NICFORGE_POSTED_MAX_DATA + NICFORGE_POSTED_CELL_DATA - 1) / NICFORGE_POSTED_CELL_DATA)
-/* The fewest cells a ring may have. */
+/* Smallest number of cells of a ring. */
 #define NICFORGE_POSTED_MIN_RING_CELLS 64
-/* The most cells a ring may have. */
+/* Largest number of cells of a ring. */
 #define NICFORGE_POSTED_MAX_RING_CELLS (1ULL << 16)
 /* Header bit 63: the phase. */
 #define NICFORGE_POSTED_PHASE (1ULL << 63)
 /*
- * Header bits 31..0: offset in the BAR in bytes. In a cell that
- * continues a record: 0.
+ * Header bits 31..0: offset in the BAR in bytes. It is 0 in a
+ * continuation cell.
  */
 #define NICFORGE_POSTED_OFFSET_MASK 0xffffffff
 /*
- * Header bits 41..32: length of the data in bytes, 1 to MAX_DATA. In a
- * cell that continues a record: 0.
+ * Header bits 41..32: length of the data in bytes, 1 to MAX_DATA. It is
+ * 0 in a continuation cell.
  */
 #define NICFORGE_POSTED_LENGTH_SHIFT 32
 /* Mask of the length once shifted. */
 #define NICFORGE_POSTED_LENGTH_MASK 0x3ff
-/* Header bits 46..44: the BAR. */
+/* Header bits 46..44: number of the BAR. */
 #define NICFORGE_POSTED_BAR_SHIFT 44
 /* Mask of the BAR once shifted. */
 #define NICFORGE_POSTED_BAR_MASK 0x7
@@ -729,39 +736,42 @@ struct nicforge_pci_attachment_capability {
 /* ---- proof ---- */
 /*
  * *Slot FIFO*: a loop-back FIFO of 64-byte slots in mapped memory with
- * back-pressure, and a port on the same queue.
+ * back-pressure, and a port to the same queue.
  */
-/* Slots in each of the two FIFOs. */
+/* Number of slots of each of the two FIFOs. */
 #define NICFORGE_PROOF_SLOT_FIFO_SLOTS 16
-/* Bytes in a slot: an 8-byte sequence word, then 56 bytes of data. */
+/*
+ * Size of a slot in bytes: an 8-byte sequence word, then 56 bytes of
+ * data.
+ */
 #define NICFORGE_PROOF_SLOT_FIFO_SLOT 64
-/* Data bytes in a slot. */
+/* Size of a slot's data in bytes. */
 #define NICFORGE_PROOF_SLOT_FIFO_DATA 56
-/* 8-byte words of data in a slot. */
+/* Number of 8-byte words of data in a slot. */
 #define NICFORGE_PROOF_SLOT_FIFO_WORDS (NICFORGE_PROOF_SLOT_FIFO_DATA / 8)
-/* Messages that the queue between the two FIFOs holds. */
+/* Capacity of the queue between the two FIFOs in messages. */
 #define NICFORGE_PROOF_SLOT_FIFO_QUEUE 16
-/* Attachments of the card; each has a FIFO of its own. */
+/* Number of attachments of the card. Each has its own FIFO. */
 #define NICFORGE_PROOF_SLOT_FIFO_ATTACHMENTS 4
 /*
- * BAR 0, read: messages that entered the queue so far, from slots and
- * port (64-bit).
+ * BAR 0, read: number of messages that entered the queue so far, from
+ * slots and port (64-bit).
  */
 #define NICFORGE_PROOF_SLOT_FIFO_REG_TAKEN 0x00
-/* BAR 0, read: messages waiting in the queue (32-bit). */
+/* BAR 0, read: number of messages in the queue (32-bit). */
 #define NICFORGE_PROOF_SLOT_FIFO_REG_FILL 0x08
 /*
- * BAR 0, read-write: bit 0 keeps messages in the queue (32-bit), which
- * fills the FIFOs up and lets the port read them.
+ * BAR 0, read-write: bit 0 keeps messages in the queue (32-bit). The
+ * FIFOs then fill up, and the port can read the messages.
  */
 #define NICFORGE_PROOF_SLOT_FIFO_REG_HOLD 0x0c
 /*
- * BAR 0, port: 8-byte words pushed one by one; the seventh makes a
- * message. An 8-byte read pops a word of the message at the head of the
- * queue.
+ * BAR 0, port: an 8-byte write pushes a word, and the seventh completes
+ * a message. An 8-byte read pops a word of the message at the head of
+ * the queue.
  */
 #define NICFORGE_PROOF_SLOT_FIFO_REG_PORT 0x10
-/* BAR 0, read, write 1 to clear: error bits. */
+/* BAR 0: error bits. Writing 1 clears a bit. */
 #define NICFORGE_PROOF_SLOT_FIFO_REG_ERROR 0x18
 /* Error: a port write while the queue was full. */
 #define NICFORGE_PROOF_SLOT_FIFO_ERROR_FULL (1ULL << 0)
@@ -770,38 +780,41 @@ struct nicforge_pci_attachment_capability {
 /* Error: an access to the port that was not 8 bytes wide and aligned. */
 #define NICFORGE_PROOF_SLOT_FIFO_ERROR_WIDTH (1ULL << 2)
 /*
- * Error: a read pointer in WIN_HEAD that is not between the last one and
- * the messages delivered.
+ * Error: a read pointer in WIN_HEAD below the last one, or above the
+ * number of messages delivered.
  */
 #define NICFORGE_PROOF_SLOT_FIFO_ERROR_POINTER (1ULL << 3)
 /*
- * MSI-X vector: a message was put into the receive slots, and WIN_HEAD
- * says after that that all before were taken. A client that stores
- * WIN_HEAD, makes a full fence, finds no message and then waits is told
- * of the next one.
+ * MSI-X vector: the device put a message into the receive slots, and
+ * then found in WIN_HEAD that all earlier messages were taken. A client
+ * that stores WIN_HEAD, executes a full fence, finds no message and then
+ * waits gets this interrupt for the next one.
  */
 #define NICFORGE_PROOF_SLOT_FIFO_VECTOR_RECEIVE 0
 /*
- * MSI-X vector: an error bit was set that was not set before. INTx is
- * asserted as long as one is set.
+ * MSI-X vector: an error bit became set. INTx is asserted while any bit
+ * is set.
  */
 #define NICFORGE_PROOF_SLOT_FIFO_VECTOR_ERROR 1
 /*
- * Attachment windows (BAR 1): send slots. Slot i at i * SLOT; its
+ * Attachment windows (BAR 1): send slots. Slot i is at i * SLOT. Its
  * sequence word is n + 1 when it holds message n.
  */
 #define NICFORGE_PROOF_SLOT_FIFO_WIN_SEND 0x10000
 /*
- * Attachment windows (BAR 1): count of messages that the client has
- * taken out of the receive slots (64-bit).
+ * Attachment windows (BAR 1): number of messages that the client has
+ * taken from the receive slots (64-bit).
  */
 #define NICFORGE_PROOF_SLOT_FIFO_WIN_HEAD 0x11000
 /*
- * Attachment mirror (BAR 2): count of messages that the device has taken
- * out of the send slots (64-bit).
+ * Attachment mirror (BAR 2): number of messages that the device has
+ * taken from the send slots (64-bit).
  */
 #define NICFORGE_PROOF_SLOT_FIFO_MIRROR_TAKEN 0x1000
-/* Attachment mirror (BAR 2): receive slots, as the send slots. */
+/*
+ * Attachment mirror (BAR 2): receive slots, with the layout of the send
+ * slots.
+ */
 #define NICFORGE_PROOF_SLOT_FIFO_MIRROR_RECEIVE 0x2000
 /*
  * *DMA engine*: copies a scatter list within the client's memory and
@@ -813,24 +826,22 @@ struct nicforge_pci_attachment_capability {
  */
 #define NICFORGE_PROOF_DMA_ENGINE_REG_LIST 0x00
 /*
- * BAR 0, read-write: descriptors in the list, 1 to MAX_DESCRIPTORS
- * (32-bit).
+ * BAR 0, read-write: number of descriptors in the list, 1 to
+ * MAX_DESCRIPTORS (32-bit).
  */
 #define NICFORGE_PROOF_DMA_ENGINE_REG_COUNT 0x08
-/* BAR 0, write 1: start (32-bit). Posted writes welcome. */
+/* BAR 0, write 1: starts the list (32-bit). Posted writes are allowed. */
 #define NICFORGE_PROOF_DMA_ENGINE_REG_START 0x0c
 /*
- * BAR 0, read: STATUS_BUSY and so on (32-bit). The next start clears the
- * errors.
+ * BAR 0, read: status, STATUS_BUSY and so on (32-bit). The next start
+ * clears the errors.
  */
 #define NICFORGE_PROOF_DMA_ENGINE_REG_STATUS 0x10
-/* BAR 0, read: descriptors done of the last list (32-bit). */
+/* BAR 0, read: number of finished descriptors of the last list (32-bit). */
 #define NICFORGE_PROOF_DMA_ENGINE_REG_DONE 0x14
 /*
- * Attachment mirror (BAR 2): starts that ended, well or not (64-bit).
- * Written after the two words behind it, and after the data that went to
- * mapped memory; data that goes by messages comes before the interrupt,
- * but may come after this word.
+ * Attachment mirror (BAR 2): number of starts that ended, with or
+ * without an error (64-bit).
  */
 #define NICFORGE_PROOF_DMA_ENGINE_MIRROR_ENDED 0x1000
 /*
@@ -843,18 +854,15 @@ struct nicforge_pci_attachment_capability {
  * (32-bit).
  */
 #define NICFORGE_PROOF_DMA_ENGINE_MIRROR_DONE 0x100c
-/* Attachments of the card; each copies within its own memory. */
+/* Number of attachments of the card. Each copies within its own memory. */
 #define NICFORGE_PROOF_DMA_ENGINE_ATTACHMENTS 4
-/* A list is being worked on. */
+/* A list is in progress. */
 #define NICFORGE_PROOF_DMA_ENGINE_STATUS_BUSY (1ULL << 0)
-/*
- * The last list ended with a DMA error; REG_DONE descriptors were
- * copied.
- */
+/* The last list ended with a DMA error after REG_DONE descriptors. */
 #define NICFORGE_PROOF_DMA_ENGINE_STATUS_DMA_ERROR (1ULL << 1)
 /*
- * A start with a bad count or a misaligned list, or while busy, was
- * refused.
+ * A start was refused, because its count or the list's alignment was
+ * invalid, or a list was in progress.
  */
 #define NICFORGE_PROOF_DMA_ENGINE_STATUS_BAD_START (1ULL << 2)
 /*
@@ -862,94 +870,97 @@ struct nicforge_pci_attachment_capability {
  * zero.
  */
 #define NICFORGE_PROOF_DMA_ENGINE_STATUS_BAD_DESCRIPTOR (1ULL << 3)
-/* The most descriptors in a list. */
+/* Largest number of descriptors of a list. */
 #define NICFORGE_PROOF_DMA_ENGINE_MAX_DESCRIPTORS 256
-/* The most bytes a descriptor copies. */
+/* Largest number of bytes of a descriptor. */
 #define NICFORGE_PROOF_DMA_ENGINE_MAX_LENGTH (1ULL << 20)
-/* MSI-X vector: the list is done. */
+/* MSI-X vector: the list has ended without an error. */
 #define NICFORGE_PROOF_DMA_ENGINE_VECTOR_DONE 0
-/* MSI-X vector: the start ended with an error. */
+/*
+ * MSI-X vector: the list has ended with an error, or its start was
+ * refused.
+ */
 #define NICFORGE_PROOF_DMA_ENGINE_VECTOR_ERROR 1
-/* One copy. */
+/* One copy within the client's memory. */
 struct nicforge_proof_dma_engine_descriptor {
-	/* IOVA read from. */
+	/* IOVA of the source. */
 	uint64_t source;
-	/* IOVA written to. */
+	/* IOVA of the destination. */
 	uint64_t destination;
-	/* Bytes, 0 to MAX_LENGTH. */
+	/* Length in bytes, 0 to MAX_LENGTH. */
 	uint32_t length;
 	/* Zero. */
 	uint32_t reserved;
 };
 /*
- * *Addressed send*: a store whose address says where the message goes,
- * and which can stall for want of credits (as VELO's does).
+ * *Addressed send*: a store whose address names the message's target. It
+ * can stall for lack of credit, as VELO's sends do.
  */
-/* Attachments of the card. */
+/* Number of attachments of the card. */
 #define NICFORGE_PROOF_ADDRESSED_SEND_ATTACHMENTS 4
-/* The BAR that messages are written to. */
+/* Number of the BAR to which messages are written. */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SEND_BAR 5
 /*
  * BAR 5, posted writes: bits 13..12 of the offset are the target
- * attachment, 11..6 a tag, 5..0 zero. The data, 1 to MAX_MESSAGE bytes,
- * is the message.
+ * attachment, bits 11..6 a tag, bits 5..0 zero. The data, 1 to
+ * MAX_MESSAGE bytes, is the message.
  */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SEND_TARGET_SHIFT 12
-/* See SEND_TARGET_SHIFT. */
+/* Lowest bit of the tag: see SEND_TARGET_SHIFT. */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SEND_TAG_SHIFT 6
-/* Tags there are. */
+/* Number of tags. */
 #define NICFORGE_PROOF_ADDRESSED_SEND_TAGS 64
 /* Size of BAR 5. */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SEND_WINDOW 0x4000
-/* Bytes in a message at most. */
+/* Largest size of a message in bytes. */
 #define NICFORGE_PROOF_ADDRESSED_SEND_MAX_MESSAGE 48
 /*
- * Slots of the receive mailbox; also the credits a sender to it finds at
- * first.
+ * Number of slots of the receive mailbox, and initial credits of its
+ * senders.
  */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SLOTS 8
 /*
- * Bytes in a mailbox slot: sequence word (8, n + 1 for message n),
- * source (2), tag (2), length (4), data (48).
+ * Size of a mailbox slot in bytes: sequence word (8, n + 1 for message
+ * n), source (2), tag (2), length (4), data (48).
  */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SLOT 64
 /*
- * In a slot: the attachment that sent the message (16-bit), as the card
- * knows it.
+ * In a slot: the attachment that sent the message (16-bit). The card
+ * supplies it, not the sender.
  */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SLOT_SOURCE 8
 /* In a slot: the tag (16-bit). */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SLOT_TAG 10
-/* In a slot: bytes of data (32-bit). */
+/* In a slot: length of the data in bytes (32-bit). */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SLOT_LENGTH 12
 /* In a slot: the data. */
 #define NICFORGE_PROOF_ADDRESSED_SEND_SLOT_DATA 16
 /* Attachment mirror (BAR 2): the mailbox. */
 #define NICFORGE_PROOF_ADDRESSED_SEND_MIRROR_MAILBOX 0x1000
 /*
- * Attachment windows (BAR 1): messages taken out of the mailbox
- * (64-bit). This is what returns credits.
+ * Attachment windows (BAR 1): number of messages taken out of the
+ * mailbox (64-bit). An increase returns credits.
  */
 #define NICFORGE_PROOF_ADDRESSED_SEND_WIN_HEAD 0x10000
-/* BAR 0, read: sends that waited for credits so far (64-bit). */
+/* BAR 0, read: number of sends that waited for credit so far (64-bit). */
 #define NICFORGE_PROOF_ADDRESSED_SEND_REG_STALLS 0x00
 /*
- * BAR 0, read: sends refused because their length or address was bad, or
- * because nobody has the target (64-bit).
+ * BAR 0, read: number of sends refused so far, because the length or
+ * address was invalid or the target had no client (64-bit).
  */
 #define NICFORGE_PROOF_ADDRESSED_SEND_REG_BAD 0x08
-/* BAR 0, read: bit n is set while somebody has attachment n (32-bit). */
+/* BAR 0, read: bit n is set while attachment n has a client (32-bit). */
 #define NICFORGE_PROOF_ADDRESSED_SEND_REG_PRESENT 0x10
 /*
- * MSI-X vector: a message was put into the mailbox, and WIN_HEAD says
- * after that that all before were taken. A client that stores WIN_HEAD,
- * makes a full fence, finds no message and then waits is told of the
- * next one.
+ * MSI-X vector: the device put a message into the mailbox, and then
+ * found in WIN_HEAD that all earlier messages were taken. A client that
+ * stores WIN_HEAD, executes a full fence, finds no message and then
+ * waits gets this interrupt for the next one.
  */
 #define NICFORGE_PROOF_ADDRESSED_SEND_VECTOR_RECEIVE 0
 
 /* ---- tree ---- */
-/* Cores of a node: attachments 0 to 3. */
+/* Number of cores of a node: attachments 0 to 3. */
 #define NICFORGE_TREE_CORES 4
 /* Attachment number of the admin attachment. */
 #define NICFORGE_TREE_ATTACHMENT_ADMIN 4
@@ -957,138 +968,134 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_VC_SYSTEM 0
 /* Virtual channel open to user space. */
 #define NICFORGE_TREE_VC_USER 1
-/* Virtual channels. */
+/* Number of virtual channels. */
 #define NICFORGE_TREE_VCS 2
-/* Tree ports of a node at most (links to other nodes). */
+/*
+ * Largest number of tree ports of a node, which are links to other
+ * nodes.
+ */
 #define NICFORGE_TREE_PORTS 3
 /* Payload of every packet in bytes. */
 #define NICFORGE_TREE_PAYLOAD 256
 /*
- * Depth of each send and receive FIFO in packets unless the machine says
- * otherwise. A depth is a power of two, so that a packet's slot follows
- * from its 32-bit number also when that wraps.
+ * Default depth of each send and receive FIFO in packets; the machine's
+ * description can set another. A depth is a power of two, so that a
+ * packet's slot also follows from its 32-bit number when that wraps.
  */
 #define NICFORGE_TREE_DEFAULT_FIFO_DEPTH 8
-/* The deepest FIFO that the windows have room for. */
+/* Largest depth of a FIFO, limited by the windows. */
 #define NICFORGE_TREE_MAX_FIFO_DEPTH 256
 /*
- * Node addresses that a machine can use: 0 to 1023 (the header has room
- * for 24 bits).
+ * Number of node addresses of a machine: 0 to 1023. The header has room
+ * for 24 bits.
  */
 #define NICFORGE_TREE_MAX_NODES 1024
 /* BAR of the channel windows. */
 #define NICFORGE_TREE_BAR_WINDOW 3
 /* BAR of the channel mirror. */
 #define NICFORGE_TREE_BAR_MIRROR 4
-/* Bytes from one slot to the next. */
+/* Distance of two slots in bytes. */
 #define NICFORGE_TREE_SLOT 320
 /*
- * Offset of the slot's control word (64 bits, written last, with release
- * order): bits 31..0 are n + 1 modulo 2^32 when the slot holds packet n
- * of its FIFO, bits 63..32 the packet's Header. Packet n lives in slot n
- * % depth.
+ * Offset of the slot's control word. It has 64 bits and is written last,
+ * with release order. Bits 31..0 are n + 1 modulo 2^32 when the slot
+ * holds packet n of its FIFO; bits 63..32 are the packet's Header.
+ * Packet n lies in slot n % depth.
  */
 #define NICFORGE_TREE_SLOT_CONTROL 0
-/* Offset of the payload in the slot; 64-byte aligned. */
+/* Offset of the payload in the slot, aligned to 64 bytes. */
 #define NICFORGE_TREE_SLOT_PAYLOAD 64
 /* Offsets in BAR 3, which software writes. */
 /*
  * Send slots, written by software and read by the NIC. A slot may be
- * written when the packets sent so far less mirror::SEND_HEAD are fewer
- * than mirror::SEND_DEPTH. Cores take turns under a lock box.
+ * written while the number of packets sent, minus mirror::SEND_HEAD, is
+ * less than mirror::SEND_DEPTH. Cores share the slots under a lock box.
  */
 #define NICFORGE_TREE_WINDOW_SEND 0x0
 /*
- * Packets put into the send slots so far (32-bit). For software's own
- * use under its lock box: the NIC follows the control words of the
- * slots. When its writer died it may be behind by the slots that were
- * written already.
+ * Number of packets put into the send slots so far (32-bit). It serves
+ * software alone, under its lock box: the NIC follows the control words
+ * of the slots. After the death of a writer it may not count the slots
+ * that were already written.
  */
 #define NICFORGE_TREE_WINDOW_SEND_TAIL 0x18000
 /*
- * Packets taken out of the receive slots so far (32-bit). Writing it
- * frees slots; the NIC polls it. A value that is not between the last
- * one and mirror::RECV_TAIL sets an error bit and is ignored.
+ * Number of packets taken out of the receive slots so far (32-bit).
+ * Writing it frees slots; the NIC polls it. A value below the last one
+ * or above mirror::RECV_TAIL sets an error bit and is ignored.
  */
 #define NICFORGE_TREE_WINDOW_RECV_HEAD 0x18040
 /*
- * Lock boxes: LOCK_BOXES words of 32 bits, LOCK_STRIDE bytes apart. 0 is
- * free. A core takes one by compare-and-swap from 0 to a value whose
- * bits 15..0 are its attachment number + 1; bits 31..16 are its own. The
- * NIC frees the boxes of an attachment that ends.
+ * Lock boxes: LOCK_BOXES words of 32 bits, LOCK_STRIDE bytes apart. A
+ * value of 0 means free. A core takes a box by compare-and-swap from 0
+ * to a value of its own. Bits 15..0 of that are its attachment number +
+ * 1; bits 31..16 are free for its use. The NIC frees the boxes of an
+ * attachment that ends.
  */
 #define NICFORGE_TREE_WINDOW_LOCK 0x19000
 /* Number of lock boxes. */
 #define NICFORGE_TREE_WINDOW_LOCK_BOXES 64
-/* Bytes between two lock boxes. */
+/* Distance of two lock boxes in bytes. */
 #define NICFORGE_TREE_WINDOW_LOCK_STRIDE 64
-/*
- * The lock box that guards the receive FIFO by convention. When its
- * owner dies, the NIC discards packets without the irq bit until it sees
- * the box taken, or RECV_HEAD moved; so that a dead reader does not
- * block the tree; but only while no irq-marked packet is in the receive
- * FIFO, since what follows one may be for a reader that lives. Packets
- * that name their core (Header::to_core) have no such rule: those for a
- * core without a client go at once, marked or not, whoever has taken the
- * box since.
- */
+/* The lock box that guards the receive FIFO by convention. */
 #define NICFORGE_TREE_WINDOW_LOCK_RECV 0
 /* The lock box that guards the send FIFO by convention. */
 #define NICFORGE_TREE_WINDOW_LOCK_SEND 1
 /*
- * Memory that the cores of the node share (the chip's SRAM); the NIC
- * never looks at it.
+ * Memory that the cores of the node share (the chip's SRAM). The NIC
+ * does not read it.
  */
 #define NICFORGE_TREE_WINDOW_SRAM 0x1a000
-/* Bytes of SRAM. */
+/* Size of SRAM in bytes. */
 #define NICFORGE_TREE_WINDOW_SRAM_SIZE 0x4000
 /* Size of the BAR. */
 #define NICFORGE_TREE_WINDOW_SIZE 0x20000
-/* Offsets in BAR 4, which the NIC writes. Words of 32 bits. */
+/* Offsets in BAR 4, which the NIC writes. All words have 32 bits. */
 /* This node's address, 0 to 1023. */
 #define NICFORGE_TREE_MIRROR_NODE_ADDRESS 0x00
 /* The virtual channel of these windows. */
 #define NICFORGE_TREE_MIRROR_CHANNEL 0x04
-/* Packets the send FIFO holds. */
+/* Capacity of the send FIFO in packets. */
 #define NICFORGE_TREE_MIRROR_SEND_DEPTH 0x08
-/* Packets the receive FIFO holds. */
+/* Capacity of the receive FIFO in packets. */
 #define NICFORGE_TREE_MIRROR_RECV_DEPTH 0x0c
 /*
- * Addresses in use in this machine: the entries of PRESENCE that mean
- * something.
+ * Number of node addresses in use, and thus of valid entries of
+ * PRESENCE.
  */
 #define NICFORGE_TREE_MIRROR_NODES 0x10
 /* Address of the I/O node of this node's pset. */
 #define NICFORGE_TREE_MIRROR_IO_NODE 0x14
 /*
- * This node's rank among the compute nodes of its pset; 0xffffffff on
+ * This node's rank among the compute nodes of its pset, or 0xffffffff on
  * the I/O node.
  */
 #define NICFORGE_TREE_MIRROR_PSET_RANK 0x18
 /* Number of compute nodes in the pset. */
 #define NICFORGE_TREE_MIRROR_PSET_SIZE 0x1c
-/* Packets the NIC has taken out of the send slots so far. */
+/* Number of packets that the NIC has taken out of the send slots so far. */
 #define NICFORGE_TREE_MIRROR_SEND_HEAD 0x40
-/* Packets the NIC has put into the receive slots so far. */
+/* Number of packets that the NIC has put into the receive slots so far. */
 #define NICFORGE_TREE_MIRROR_RECV_TAIL 0x80
-/* Packets with the irq bit among those in the receive slots. */
+/* Number of packets with the irq bit in the receive slots. */
 #define NICFORGE_TREE_MIRROR_RECV_IRQ 0xc0
 /* Status word in the format of the port's status register. */
 #define NICFORGE_TREE_MIRROR_STATUS 0x100
 /*
- * Error bits (reception exceptions in bits 15..0, injection exceptions
- * in bits 31..16; see tree_dcr).
+ * Error bits: reception exceptions in bits 15..0, injection exceptions
+ * in bits 31..16 (see tree_dcr).
  */
 #define NICFORGE_TREE_MIRROR_ERROR 0x104
 /* Global interrupt network: see tree_dcr. */
 #define NICFORGE_TREE_MIRROR_GLOBAL_INT 0x140
-/* Counts up whenever an entry of PRESENCE changes. */
+/* Counter that increases whenever an entry of PRESENCE changes. */
 #define NICFORGE_TREE_MIRROR_PRESENCE_CHANGES 0x180
 /*
- * Presence, a word a node address: byte c is the generation of core c as
- * this channel has heard of it, odd while the core is up. The news
- * travels behind the packets the core sent: once a core is seen down,
- * all that it sent over this channel is in the receive slots already.
+ * Presence: one word for each node address. Byte c is the generation of
+ * core c that this channel knows, odd while the core is up. A change of
+ * presence travels behind the packets that the core sent. When a core
+ * shows as down, all its packets over this channel are already in the
+ * receive slots.
  */
 #define NICFORGE_TREE_MIRROR_PRESENCE 0x1000
 /* Receive slots, written by the NIC. */
@@ -1096,9 +1103,9 @@ struct nicforge_proof_dma_engine_descriptor {
 /* Size of the BAR. */
 #define NICFORGE_TREE_MIRROR_SIZE 0x20000
 /*
- * MSI-X vectors of an attachment. Each is raised when its condition
- * becomes true while enabled, and when it is enabled while its condition
- * holds (tree_dcr::REG_INT_ENABLE).
+ * MSI-X vectors of an attachment. A vector is raised when its condition
+ * becomes true while the vector is enabled. It is also raised when it is
+ * enabled while its condition holds (tree_dcr::REG_INT_ENABLE).
  */
 /* An irq-marked packet is in the receive FIFO. */
 #define NICFORGE_TREE_VECTOR_RECV_IRQ 0
@@ -1117,7 +1124,7 @@ struct nicforge_proof_dma_engine_descriptor {
  * section 2). All integers are unsigned and big-endian within the
  * operand, as the machine's processors store them.
  */
-/* No operand: an ordinary routed (broadcast) packet. */
+/* No operand: an ordinary routed or broadcast packet. */
 #define NICFORGE_TREE_OPCODE_NONE 0
 /* Bitwise or. */
 #define NICFORGE_TREE_OPCODE_OR 1
@@ -1127,33 +1134,33 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_OPCODE_XOR 3
 /* Unsigned maximum. */
 #define NICFORGE_TREE_OPCODE_MAX 5
-/* Unsigned addition, carry out of the operand lost. */
+/* Unsigned addition. The carry out of the operand is lost. */
 #define NICFORGE_TREE_OPCODE_ADD 6
 
 /* ---- tree_dcr ---- */
 /*
  * The port: a window of 0x60 bytes onto one virtual channel's FIFOs. A
- * quad is 16 bytes; a 16-byte access may come as two of 8 bytes, lower
- * half first.
+ * quad is 16 bytes. A 16-byte access may be split into two of 8 bytes,
+ * lower half first.
  */
 /*
- * Data injection (write, 16 bytes): pushes a quad. Full: the quad is
- * lost and pix::PFO0 set.
+ * Data injection (write, 16 bytes): pushes a quad. If the FIFO is full,
+ * the quad is lost and pix::PFO0 set.
  */
 #define NICFORGE_TREE_DCR_PORT_DI 0x00
 /*
- * Header injection (write, 4 bytes). Full: the header is lost and
- * pix::HFO0 set.
+ * Header injection (write, 4 bytes): pushes a header. If the FIFO is
+ * full, the header is lost and pix::HFO0 set.
  */
 #define NICFORGE_TREE_DCR_PORT_HI 0x10
 /*
- * Data reception (read, 16 bytes): pops a quad. Empty: reads as ones,
- * sets prx::PFU0.
+ * Data reception (read, 16 bytes): pops a quad. If the FIFO is empty,
+ * the read returns ones and sets prx::PFU0.
  */
 #define NICFORGE_TREE_DCR_PORT_DR 0x20
 /*
- * Header reception (read, 4 bytes): pops a header. Empty: reads as ones,
- * sets prx::HFU0.
+ * Header reception (read, 4 bytes): pops a header. If the FIFO is empty,
+ * the read returns ones and sets prx::HFU0.
  */
 #define NICFORGE_TREE_DCR_PORT_HR 0x30
 /* Status of this virtual channel (read, 4 bytes): see status. */
@@ -1163,8 +1170,8 @@ struct nicforge_proof_dma_engine_descriptor {
 /* Size of the port in bytes. */
 #define NICFORGE_TREE_DCR_PORT_SIZE 0x60
 /*
- * The status word of a virtual channel. A count that does not fit shows
- * its greatest value.
+ * The status word of a virtual channel. A count that does not fit its
+ * field shows the field's greatest value.
  */
 /* Bits 31..24: quads in the send FIFO. */
 #define NICFORGE_TREE_DCR_STATUS_IPY_SHIFT 24
@@ -1178,16 +1185,17 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_DCR_STATUS_RHD_SHIFT 0
 /*
  * First device control register. All are 32 bits wide. Every attachment
- * reads them; only the admin attachment's writes count, others are
- * ignored and set ADDR.
+ * can read them. Only the admin attachment can write them; other writes
+ * are ignored and set ADDR.
  */
 #define NICFORGE_TREE_DCR_DCR_BASE 0x1000
-/* Device control registers there are room for. */
+/* Number of device control registers that have space. */
 #define NICFORGE_TREE_DCR_DCR_COUNT 0x80
 /*
- * Route descriptor register 0 of 8 (read, write): classes 2n (high half,
- * "LO") and 2n + 1 (low half, "HI"), each as rdr says; the two virtual
- * channels share it. Bits outside rdr::ACCEPT read as 0.
+ * Route descriptor register 0 of 8 (read, write). Register n describes
+ * classes 2n (high half, "LO") and 2n + 1 (low half, "HI") in the format
+ * of rdr. The two virtual channels share the registers. Bits outside
+ * rdr::ACCEPT read as 0.
  */
 #define NICFORGE_TREE_DCR_CLASS_RDR0 0x00
 /* Number of route descriptor registers. */
@@ -1209,98 +1217,100 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_DCR_RDR_TGT2 0x0400
 /* Target: this node's receive FIFO. */
 #define NICFORGE_TREE_DCR_RDR_TGTL 0x0001
-/* Every bit with a meaning. */
+/* All defined bits. */
 #define NICFORGE_TREE_DCR_RDR_ACCEPT 0x7703
 /* General router configuration (read, write): rcfg. */
 #define NICFORGE_TREE_DCR_ARB_RCFG 0x10
 /* Bits of ARB_RCFG. */
 /*
- * Disable source port p, virtual channel c: shift by 4 * p + c to the
- * right.
+ * Disable source port p, virtual channel c: shifted to the right by 4 *
+ * p + c.
  */
 #define NICFORGE_TREE_DCR_RCFG_SRC00 (1ULL << 31)
 /*
- * Disable target port p, virtual channel c: shift by 4 * p + c to the
- * right.
+ * Disable target port p, virtual channel c: shifted to the right by 4 *
+ * p + c.
  */
 #define NICFORGE_TREE_DCR_RCFG_TGT00 (1ULL << 29)
-/* Manual mode: the router stands still. */
+/* Manual mode: the router stops. */
 #define NICFORGE_TREE_DCR_RCFG_MAN (1ULL << 1)
 /*
- * Soft reset, reads as 0: both channels' FIFOs and the router are
- * emptied, errors and checksums cleared. Routes, watermarks and enables
- * stay.
+ * Soft reset; reads as 0. It empties both channels' FIFOs and the
+ * router, and clears errors and checksums. Routes, watermarks and
+ * enables stay.
  */
 #define NICFORGE_TREE_DCR_RCFG_RST (1ULL << 0)
 /* Bits that can be written. */
 #define NICFORGE_TREE_DCR_RCFG_WRITABLE ((0xfff00000 | NICFORGE_TREE_DCR_RCFG_MAN) | NICFORGE_TREE_DCR_RCFG_RST)
 /*
- * General router status (read): bits 31..28 and 27..24 a packet waits in
- * port 2, 1, 0, the send FIFO of virtual channel 0 and 1; bits 23..20
- * and 19..16 port 2, 1, 0, the receive FIFO has no room, of virtual
- * channel 0 and 1.
+ * General router status (read). Bits 31..28 and 27..24: a packet waits
+ * in port 2, 1, 0 or the send FIFO, of virtual channel 0 and 1. Bits
+ * 23..20 and 19..16: port 2, 1, 0 or the receive FIFO has no room, of
+ * virtual channel 0 and 1.
  */
 #define NICFORGE_TREE_DCR_ARB_RSTAT 0x13
 /*
  * Header of the packet that waits in port 0, virtual channel 0 (read; 0
- * if none). Then port 0 channel 1, port 1, port 2, and at +6 and +7 the
- * send FIFO of channel 0 and 1; the rest reads as 0.
+ * if none). The registers behind it are for port 0 channel 1, port 1 and
+ * port 2. Those at +6 and +7 are for the send FIFO of channel 0 and 1.
+ * The rest reads as 0.
  */
 #define NICFORGE_TREE_DCR_ARB_HD00 0x14
 /* Number of these registers. */
 #define NICFORGE_TREE_DCR_ARB_HD_COUNT 11
 /*
- * Extended router status (read): bits 31..28 the packet that is first in
- * port 2, 1, 0, the send FIFO of virtual channel 0 has to wait; bits
- * 27..24 the same of channel 1.
+ * Extended router status (read). Bits 31..28: the first packet in port
+ * 2, 1, 0 or the send FIFO of virtual channel 0 has to wait. Bits
+ * 27..24: the same for channel 1.
  */
 #define NICFORGE_TREE_DCR_ARB_XSTAT 0x1f
 /*
  * FIFO pointers (read): 3 bits each, modulo 8, from bit 28 down in steps
- * of 4: injection payload and header of channel 0, of channel 1;
- * reception payload and header of channel 0, of channel 1.
+ * of 4. They are injection payload and header of channel 0, then of
+ * channel 1, then reception payload and header of channel 0, then of
+ * channel 1.
  */
 #define NICFORGE_TREE_DCR_GLOB_FPTR 0x40
-/* Node address (read), 24 bits. The machine gives it. */
+/* Node address (read), 24 bits. The machine's description sets it. */
 #define NICFORGE_TREE_DCR_GLOB_NADDR 0x41
 /*
- * Configuration of virtual channel 0 (read, write): vcfg. Channel 1 is
- * the next one.
+ * Configuration of virtual channel 0 (read, write): vcfg. The next
+ * register is channel 1's.
  */
 #define NICFORGE_TREE_DCR_GLOB_VCFG0 0x42
 /* Configuration of virtual channel 1. */
 #define NICFORGE_TREE_DCR_GLOB_VCFG1 0x43
 /* Bits of GLOB_VCFG0. */
 /*
- * Bits 23..16: 16-bit words at the start of the payload that checksum
- * mode 2 leaves out.
+ * Bits 23..16: number of 16-bit words at the start of the payload that
+ * checksum mode 2 omits.
  */
 #define NICFORGE_TREE_DCR_VCFG_CSUMX_SHIFT 16
 /*
- * Bits 10..8: receive watermark: prx::WM0 holds while more packets than
- * this are in the receive FIFO, in eighths of its depth.
+ * Bits 10..8: receive watermark in eighths of the depth. prx::WM0 holds
+ * while the receive FIFO has more packets than this.
  */
 #define NICFORGE_TREE_DCR_VCFG_RWM_SHIFT 8
 /*
- * Bits 2..0: send watermark: pix::WM0 holds while this many packets or
- * fewer are in the send FIFO, in eighths of its depth.
+ * Bits 2..0: send watermark in eighths of the depth. pix::WM0 holds
+ * while the send FIFO has this many packets or fewer.
  */
 #define NICFORGE_TREE_DCR_VCFG_IWM_SHIFT 0
 /* Bits that can be written. */
 #define NICFORGE_TREE_DCR_VCFG_WRITABLE 0x00ff0707
 /*
- * Receive exception flags (read): prx. Reading gives and clears the
- * errors of the reader's channel; the admin's reading those of both. The
- * watermark bits show the present state.
+ * Receive exception flags (read): prx. A read returns and clears the
+ * errors of the reader's channel; a read by the admin attachment, those
+ * of both. The watermark bits show the present state.
  */
 #define NICFORGE_TREE_DCR_REC_PRXF 0x44
 /*
  * Receive exception enable (read, write): errors and watermarks that can
- * raise interrupts. All at power-on.
+ * raise interrupts. All are enabled at power-on.
  */
 #define NICFORGE_TREE_DCR_REC_PRXEN 0x45
 /* Bits of REC_PRXF and REC_PRXEN. */
-/* Processor port 0: a read of a bad width or alignment. */
+/* Processor port 0: a read of a wrong width or alignment. */
 #define NICFORGE_TREE_DCR_PRX_ALIGN0 (1ULL << 21)
 /* Processor port 1: the same. */
 #define NICFORGE_TREE_DCR_PRX_ALIGN1 (1ULL << 20)
@@ -1309,7 +1319,7 @@ struct nicforge_proof_dma_engine_descriptor {
 /* Processor port 1: the same. */
 #define NICFORGE_TREE_DCR_PRX_ADDR1 (1ULL << 18)
 /*
- * Channel 0: payload read from an empty FIFO, or a bad receive read
+ * Channel 0: payload read from an empty FIFO, or an invalid receive read
  * pointer.
  */
 #define NICFORGE_TREE_DCR_PRX_PFU0 (1ULL << 5)
@@ -1325,21 +1335,24 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_DCR_PRX_WM1 (1ULL << 0)
 /* Bits that this NIC can set. */
 #define NICFORGE_TREE_DCR_PRX_ALL 0x003c003f
-/* Injection exception flags (read): pix. As REC_PRXF. */
+/*
+ * Injection exception flags (read): pix. Reads work as those of
+ * REC_PRXF.
+ */
 #define NICFORGE_TREE_DCR_INJ_PIXF 0x48
 /*
- * Injection exception enable (read, write). At power-on all but the
- * watermarks.
+ * Injection exception enable (read, write). At power-on all except the
+ * watermarks are enabled.
  */
 #define NICFORGE_TREE_DCR_INJ_PIXEN 0x49
 /* Bits of INJ_PIXF and INJ_PIXEN. */
-/* Processor port 0: a write of a bad width or alignment. */
+/* Processor port 0: a write of a wrong width or alignment. */
 #define NICFORGE_TREE_DCR_PIX_ALIGN0 (1ULL << 23)
 /* Processor port 1: the same. */
 #define NICFORGE_TREE_DCR_PIX_ALIGN1 (1ULL << 22)
 /*
  * Processor port 0: a write to an address without a writable register,
- * or one that is not the writer's.
+ * or to a register that the writer does not own.
  */
 #define NICFORGE_TREE_DCR_PIX_ADDR0 (1ULL << 21)
 /* Processor port 1: the same. */
@@ -1357,87 +1370,90 @@ struct nicforge_proof_dma_engine_descriptor {
 /* Channel 1: the same. */
 #define NICFORGE_TREE_DCR_PIX_WM1 (1ULL << 1)
 /*
- * In INJ_PIXEN: the injection interface works. While it is 0 nothing
- * leaves the send FIFOs.
+ * In INJ_PIXEN: enables the injection interface. While it is 0, no
+ * packet leaves the send FIFOs.
  */
 #define NICFORGE_TREE_DCR_PIX_ENABLE (1ULL << 0)
 /* Bits that this NIC can set. */
 #define NICFORGE_TREE_DCR_PIX_ALL 0x00f0007e
 /*
- * Payload checksum of what channel 0 has injected (read, write): the
- * sum, modulo 2^32, of the payloads' 16-bit big-endian words that the
- * headers' checksum modes include. Then INJ_CSHD0, and the same for
- * channel 1.
+ * Payload checksum of channel 0's injected packets (read, write): the
+ * sum, modulo 2^32, of the payloads' 16-bit big-endian words. The
+ * headers' checksum modes select the words. INJ_CSHD0 follows, and then
+ * the same two for channel 1.
  */
 #define NICFORGE_TREE_DCR_INJ_CSPY0 0x4c
 /*
- * Header checksum of what channel 0 has injected (read, write): the sum,
- * modulo 2^32, of the headers.
+ * Header checksum of channel 0's injected packets (read, write): the
+ * sum, modulo 2^32, of the headers.
  */
 #define NICFORGE_TREE_DCR_INJ_CSHD0 0x4d
-/* As INJ_CSPY0, of channel 1. */
+/* Payload checksum of channel 1's injected packets: see INJ_CSPY0. */
 #define NICFORGE_TREE_DCR_INJ_CSPY1 0x4e
-/* As INJ_CSHD0, of channel 1. */
+/* Header checksum of channel 1's injected packets: see INJ_CSHD0. */
 #define NICFORGE_TREE_DCR_INJ_CSHD1 0x4f
 /* Checksum modes of a packet's header (tree::Header::checksum_mode). */
-/* In neither checksum. */
+/* Neither checksum includes the packet. */
 #define NICFORGE_TREE_DCR_CHECKSUM_NONE 0
-/* Header, and payload without its first quad. */
+/* Header, and the payload without its first quad. */
 #define NICFORGE_TREE_DCR_CHECKSUM_SOME 1
 /*
- * Header, and payload without as many 16-bit words as the channel's vcfg
- * says.
+ * Header, and the payload without the number of 16-bit words in the
+ * channel's vcfg.
  */
 #define NICFORGE_TREE_DCR_CHECKSUM_CFG 2
 /* Header and payload. */
 #define NICFORGE_TREE_DCR_CHECKSUM_ALL 3
 /*
- * Packets that port 0's sender transmitted again (read), both channels
- * together. Ports 1 and 2 follow in steps of 4.
+ * Number of packets that port 0's sender retransmitted (read), for both
+ * channels together. Ports 1 and 2 follow in steps of 4.
  */
 #define NICFORGE_TREE_DCR_ERR_S0_RETRY 0x62
 /*
- * The global interrupt (barrier) unit, one a node. 4 channels; all
+ * The global interrupt (barrier) unit of a node, with 4 channels. All
  * registers are 32 bits wide.
  */
 /* Start of the unit in BAR 0. */
 #define NICFORGE_TREE_DCR_GI_BASE 0x2000
-/* Channels. */
+/* Number of channels. */
 #define NICFORGE_TREE_DCR_GI_CHANNELS 4
-/* First channel that is the system's. */
+/* First channel of the system. */
 #define NICFORGE_TREE_DCR_GI_PRIVILEGED 2
 /*
- * Read: the status word. Write at 16 * channel: direct mode, bit 0 is
- * the level driven.
+ * Read: the status word. Write at 16 * channel: in direct mode, bit 0 is
+ * the level to drive.
  */
 #define NICFORGE_TREE_DCR_GI_STATE 0x00
 /*
  * Write at + 16 * channel: bit 0 says whether this node takes part. At
- * power-on compute nodes do. Nodes that take no part hold up no barrier
- * and get no interrupt.
+ * power-on compute nodes do. Other nodes hold up no barrier and get no
+ * interrupt.
  */
 #define NICFORGE_TREE_DCR_GI_PARTICIPATE 0x40
 /*
- * Write at + 16 * channel: 1 fires, 0 disarms (clears the sticky
- * interrupt and withdraws what was fired). Posted writes welcome.
+ * Write at + 16 * channel: 1 fires, 0 disarms: it clears the sticky
+ * interrupt and withdraws the fired level. Posted writes are allowed.
  */
 #define NICFORGE_TREE_DCR_GI_STICKY 0x80
-/* Write at + 16 * channel: sticky mode, bit 0: 0 OR, 1 AND. */
+/*
+ * Write at + 16 * channel: type of the sticky mode in bit 0: 0 is OR, 1
+ * is AND.
+ */
 #define NICFORGE_TREE_DCR_GI_ARM_TYPE 0xc0
 /* Size of the unit. */
 #define NICFORGE_TREE_DCR_GI_SIZE 0x100
 /*
- * Status: sticky mode. Bit of channel n: shift right by n; so the
- * others.
+ * Status: sticky mode of channel 0. The bit of channel n is shifted
+ * right by n. The other status bits have the same layout.
  */
 #define NICFORGE_TREE_DCR_GI_MODE (1ULL << 31)
 /* Status: the sticky interrupt is set. */
 #define NICFORGE_TREE_DCR_GI_STICKY_INT (1ULL << 27)
-/* Status: fired, and not complete yet. */
+/* Status: fired and not complete. */
 #define NICFORGE_TREE_DCR_GI_STICKY_ACTIVE (1ULL << 23)
-/* Status: sticky AND. */
+/* Status: the type of the sticky mode is AND. */
 #define NICFORGE_TREE_DCR_GI_STICKY_TYPE (1ULL << 19)
-/* Status: somebody drives the channel high. */
+/* Status: at least one node drives the channel high. */
 #define NICFORGE_TREE_DCR_GI_RECV_STATE (1ULL << 11)
 /* Status: this node takes part. */
 #define NICFORGE_TREE_DCR_GI_PARTICIPATES (1ULL << 7)
@@ -1445,22 +1461,22 @@ struct nicforge_proof_dma_engine_descriptor {
 #define NICFORGE_TREE_DCR_GI_SEND_STATE (1ULL << 3)
 /*
  * Interrupt enable of the accessing attachment (BAR 0, 32-bit,
- * read-write, posted writes welcome): bit v enables vector v of
- * tree::vector. Write it just before waiting: the write looks at all
- * conditions afresh, the receive read pointer included, and raises each
- * vector that it leaves enabled and whose condition holds.
+ * read-write, posted writes allowed). Bit v enables vector v of
+ * tree::vector. Software should write it just before it waits. The write
+ * evaluates all conditions, including the receive read pointer, and
+ * raises each enabled vector whose condition holds.
  */
 #define NICFORGE_TREE_DCR_REG_INT_ENABLE 0x3000
 /*
- * Conditions that hold now, a bit a vector (BAR 0, 32-bit, read).
- * PRESENCE holds from a change until it was raised.
+ * Conditions that hold now, one bit for each vector (BAR 0, 32-bit,
+ * read). PRESENCE holds from a change until it is raised.
  */
 #define NICFORGE_TREE_DCR_REG_INT_STATUS 0x3004
 /* Size of these registers in BAR 0. */
 #define NICFORGE_TREE_DCR_REGISTERS 0x4000
 /*
  * Owner in a lock box (bits 15..0 of tree::window::LOCK) while the NIC
- * itself holds it, for the time of a few instructions, to discard
+ * itself holds it. The NIC does so for a few instructions, to discard
  * packets of a dead reader.
  */
 #define NICFORGE_TREE_DCR_LOCK_OWNER_NIC 0xffff

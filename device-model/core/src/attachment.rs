@@ -1,7 +1,8 @@
 //! An attachment: one client's view of a function.
 //!
-//! It has configuration space, windows, posted-write rings, a DMA map and interrupts of its own, and ends alone. While no
-//! client has it, it has no files, and of its own little more than configuration space; each tenant gets new files, so that whoever kept the old ones reaches nothing.
+//! It has its own configuration space, windows, posted-write rings, DMA map and interrupts, and it
+//! ends alone. Without a client it has no files, and little more state than configuration space.
+//! Each tenant gets new files, so that a former tenant that kept the old ones reaches nothing.
 
 use std::sync::atomic::Ordering;
 
@@ -12,51 +13,55 @@ use crate::{
     device::DmaToken,
     dma::{DmaError, DmaMap},
     interrupt::Interrupts,
-    machine::{DMA_QUOTA, MachineError, Registers},
+    machine::{DMA_QUOTA, MachineError, RegisterRange},
     pci::{ConfigSpace, MsixTable},
     spec::{AreaKind, BarSpec, FunctionSpec, Scope},
 };
 
-/// What the core counts for each attachment.
+/// Statistics that the core keeps for each attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttachmentCounters {
     /// Trapped reads of BARs.
     pub trapped_reads: u64,
     /// Trapped writes of BARs that were carried out.
     pub trapped_writes: u64,
-    /// Records out of posted-write rings.
+    /// Records of posted-write rings that were carried out.
     pub posted_writes: u64,
     /// Writes, trapped or out of a ring, that stalled at least once.
     pub stalls: u64,
-    /// Ring records that made no sense, or that went where a record may not go, and were skipped.
+    /// Ring records that were skipped because they were malformed or addressed space that a record
+    /// may not reach.
     pub malformed_records: u64,
-    /// Interrupts raised: MSI-X vectors, and how often the INTx line rose.
+    /// Interrupts raised: MSI-X vectors, and rising edges of the INTx line.
     pub interrupts: u64,
     /// Bytes read by DMA.
     pub dma_read_bytes: u64,
     /// Bytes written by DMA.
     pub dma_written_bytes: u64,
-    /// DMA that failed.
+    /// DMA operations that failed.
     pub dma_errors: u64,
-    /// Wake-ups that the client asked for.
+    /// Wake-ups that the client requested.
     pub wakes: u64,
 }
 
-/// A posted-write ring as the engine sees it.
+/// A posted-write ring, on the consumer's side.
 pub(crate) struct Ring {
     pub(crate) consumer: Consumer<SharedCells>,
+    /// Word of the mirror page that publishes the consumer's position to the client.
     head: SharedU32,
+    /// Last value stored in `head`.
     published: u32,
-    /// Where the records last went.
-    pub(crate) registers: Registers,
-    /// The record in front was refused once already.
+    /// Register range of the last records, kept for the next check.
+    pub(crate) registers: RegisterRange,
+    /// The device has refused the record in front at least once.
     pub(crate) stalled: bool,
-    /// How far it had been read when a trapped access came that waits for what was in it then.
+    /// Consumer position at the first attempt of a trapped access that waits for the records of
+    /// that time.
     pub(crate) waited_from: Option<u32>,
 }
 
 impl Ring {
-    /// Tell the client how far the ring has been read.
+    /// Publishes the consumer's position to the client.
     pub(crate) fn publish(&mut self) {
         let consumed = self.consumer.consumed();
         if consumed != self.published {
@@ -65,7 +70,7 @@ impl Ring {
         }
     }
 
-    /// Lose what is in it and start at its first cell again.
+    /// Discards the records and restarts at the first cell.
     pub(crate) fn reset(&mut self) {
         self.consumer.reset();
         self.stalled = false;
@@ -74,7 +79,7 @@ impl Ring {
     }
 }
 
-/// The words of the mirror page that the machine keeps up to date.
+/// Words of the mirror page that the machine updates.
 pub(crate) struct MirrorWords {
     pub(crate) generation: SharedU32,
     pub(crate) heartbeat: SharedU64,
@@ -82,18 +87,19 @@ pub(crate) struct MirrorWords {
     pub(crate) flags: SharedU32,
 }
 
-/// A DMA read that waits for the client's answer.
+/// A DMA read that waits for the client's reply.
 pub(crate) struct RemoteRead {
     pub(crate) id: u64,
     pub(crate) token: DmaToken,
     pub(crate) length: usize,
 }
 
-/// What a tenant has.
+/// State that belongs to the current client of an attachment.
 pub(crate) struct Tenant {
     pub(crate) rings: Vec<Ring>,
     pub(crate) mirror: Option<MirrorWords>,
     pub(crate) remote_reads: Vec<RemoteRead>,
+    /// Numbers of the DMA writes that wait for the client's reply.
     pub(crate) remote_writes: Vec<u64>,
 }
 
@@ -108,21 +114,22 @@ pub(crate) struct Attachment {
     pub(crate) memories: [Option<SharedMemory>; 6],
     pub(crate) ring_selected: u32,
     pub(crate) counters: AttachmentCounters,
-    /// DMA reads that are over and were not handed to the device yet.
+    /// Finished DMA reads whose result the device has not received.
     pub(crate) waiting_reads: usize,
-    /// The level at which the device drives INTx.
+    /// Level of INTx that the device drives.
     pub(crate) intx: bool,
-    /// The last trapped write was refused.
+    /// The device refused the last trapped write.
     pub(crate) write_stalled: bool,
-    /// DMA met a file that the client had truncated.
+    /// DMA met a file that the client has truncated.
     pub(crate) faulted: bool,
-    /// Records that were carried out of late, those of each turn before counting an eighth less, and `counters.posted_writes` at the last look.
-    pub(crate) recent: u64,
-    pub(crate) looked_at: u64,
+    /// Records carried out recently: each turn subtracts an eighth and adds its own.
+    pub(crate) recent_records: u64,
+    /// Value of `counters.posted_writes` at the last update of `recent_records`.
+    pub(crate) posted_at_update: u64,
 }
 
 impl Attachment {
-    /// One that nobody has, with configuration space as after power-on.
+    /// Returns an attachment without a client, its configuration space as after power-on.
     pub(crate) fn new(spec: &FunctionSpec, config: ConfigSpace) -> Self {
         Self {
             generation: 0,
@@ -138,12 +145,12 @@ impl Attachment {
             intx: false,
             write_stalled: false,
             faulted: false,
-            recent: 0,
-            looked_at: 0,
+            recent_records: 0,
+            posted_at_update: 0,
         }
     }
 
-    /// Set up for a new tenant whose windows are in `memories` already.
+    /// Sets up the state of a new tenant. The caller has put its windows in `memories`.
     pub(crate) fn occupy(&mut self, spec: &FunctionSpec) -> Result<(), MachineError> {
         let mut rings = Vec::new();
         let mut words = None;
@@ -151,6 +158,7 @@ impl Attachment {
             let page = self.memory(ring_spec.mirror_bar);
             if let Some(page) = page {
                 page.u32(mirror::MAGIC)?.store(mirror::MAGIC_VALUE, Ordering::Release);
+
                 words = Some(MirrorWords {
                     generation: page.u32(mirror::GENERATION)?,
                     heartbeat: page.u64(mirror::HEARTBEAT)?,
@@ -158,6 +166,7 @@ impl Attachment {
                     flags: page.u32(mirror::FLAGS)?,
                 });
             }
+
             if let (Some(cells), Some(page)) = (self.memory(ring_spec.bar), page) {
                 let bytes = u64::from(ring_spec.cells) * posted::CELL as u64;
                 for index in 0..u64::from(ring_spec.count) {
@@ -166,20 +175,22 @@ impl Attachment {
                         consumer: Consumer::new(SharedCells::new(window)?),
                         head: page.u32(mirror::RING_HEAD + index * mirror::RING_HEAD_STRIDE)?,
                         published: 0,
-                        registers: Registers::NONE,
+                        registers: RegisterRange::NONE,
                         stalled: false,
                         waited_from: None,
                     });
                 }
             }
         }
+
         self.tenant =
             Some(Tenant { rings, mirror: words, remote_reads: Vec::new(), remote_writes: Vec::new() });
         self.next_generation();
+
         Ok(())
     }
 
-    /// Forget the tenant and everything of its.
+    /// Drops the tenant and all its state.
     pub(crate) fn vacate(&mut self, spec: &FunctionSpec) {
         self.tenant = None;
         self.dma = DmaMap::new(DMA_QUOTA);
@@ -194,9 +205,13 @@ impl Attachment {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// A reset that the tenant asked for and survives, as PCI's function-level one: all of [`Attachment::clear`], and
-    /// configuration space with the MSI-X table as after power-on. The DMA map and the bound interrupts stay, as with a reset
-    /// through Linux' VFIO. [`Attachment::next_generation`] tells the client, once the device is reset too.
+    /// Carries out a reset that the tenant requested and survives, such as PCI's function-level
+    /// reset.
+    ///
+    /// It does all of [`Attachment::clear`], and puts configuration space and the MSI-X table in
+    /// their power-on state. The DMA map and the bound interrupts stay, as with a reset through
+    /// Linux' VFIO. The caller must reset the device too, and then report the reset to the client
+    /// with [`Attachment::next_generation`].
     pub(crate) fn reset(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         self.config.reset();
         if let Some(msix) = &mut self.msix {
@@ -205,15 +220,19 @@ impl Attachment {
         self.clear(spec)
     }
 
-    /// What the device's reset means for a tenant that did not ask for it: rings emptied, own windows zeroed, DMA on its way
-    /// forgotten, nothing pending. What its operating system has set up stays: it would not know that bus mastering or
-    /// interrupts are off, and the function would be dead to it.
+    /// Clears the state that a reset of the device invalidates for a tenant that did not request
+    /// the reset. It empties the rings, zeroes the attachment's own windows, and drops DMA in
+    /// flight and pending interrupts.
+    ///
+    /// The settings of the tenant's operating system stay. The system does not know of the reset;
+    /// with bus mastering or interrupts off, the function would not work for it any more.
     pub(crate) fn clear(&mut self, spec: &FunctionSpec) -> Result<(), MemoryError> {
-        self.dma.take_back_leases();
+        self.dma.revoke_leases();
         self.config.set_interrupt_status(false);
         if let Some(msix) = &mut self.msix {
-            msix.forget_pending();
+            msix.clear_all_pending();
         }
+
         self.interrupts.clear();
         self.ring_selected = 0;
         self.intx = false;
@@ -227,33 +246,38 @@ impl Attachment {
                 ring.reset();
             }
         }
+
         zeroed
     }
 
+    /// Zeroes the attachment's own windows.
     fn zero_windows(&self, spec: &FunctionSpec) -> Result<(), MemoryError> {
         for (index, (bar, memory)) in spec.bars.iter().zip(&self.memories).enumerate() {
             let (Some(bar), Some(memory)) = (bar, memory) else { continue };
             if bar.scope != Scope::Attachment {
                 continue;
             }
-            // The core's own words in the mirror page stay: a client reads them at any time.
+
+            // The core's words in the mirror page stay, because a client reads them at any time.
             let mirror = spec.rings.is_some_and(|rings| usize::from(rings.mirror_bar) == index);
             for area in &bar.areas {
                 let keep = if mirror && area.offset == 0 { mirror::SIZE } else { 0 };
                 memory.zero(area.offset + keep, area.length - keep)?;
             }
         }
+
         Ok(())
     }
 
-    /// Assert or deassert INTx as the device drives it, and as configuration space allows.
+    /// Sets the INTx line to the device's level if configuration space allows, and deasserts it
+    /// otherwise.
     pub(crate) fn drive_intx(&mut self) {
         let allowed = !self.config.intx_disabled() && !self.config.msix_enabled();
         self.interrupts.set_intx(self.intx && allowed);
     }
 
-    /// Count a DMA error.
-    pub(crate) fn note(&mut self, error: &DmaError) {
+    /// Counts a DMA error and sets the status bits that belong to it.
+    pub(crate) fn count_dma_error(&mut self, error: &DmaError) {
         self.counters.dma_errors += 1;
         self.faulted |= matches!(error, DmaError::Faulted { .. });
         if matches!(error, DmaError::Unmapped { .. }) {
@@ -261,11 +285,12 @@ impl Attachment {
         }
     }
 
+    /// Returns the memory behind a BAR.
     fn memory(&self, bar: u8) -> Option<&SharedMemory> {
         self.memories.get(usize::from(bar))?.as_ref()
     }
 
-    /// Tell the client, in its mirror, that it starts anew.
+    /// Advances the generation, which reports to the client through its mirror that it starts anew.
     pub(crate) fn next_generation(&mut self) {
         self.generation = self.generation.wrapping_add(1);
         if let Some(words) = self.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
@@ -274,6 +299,8 @@ impl Attachment {
         }
     }
 
+    /// Sets the sleeping word in the client's mirror. The order is `SeqCst`, for the barrier that
+    /// follows.
     pub(crate) fn set_sleeping(&self, sleeping: bool) {
         if let Some(words) = self.tenant.as_ref().and_then(|tenant| tenant.mirror.as_ref()) {
             words.sleeping.store(sleeping.into(), Ordering::SeqCst);
@@ -281,10 +308,13 @@ impl Attachment {
     }
 }
 
-/// New memory for a BAR that has areas; `None` for one that is all trapped.
+/// Creates the memory of a BAR that has areas, or returns `None` for a BAR whose accesses are all
+/// trapped.
 pub(crate) fn memory_for(name: &str, bar: &BarSpec) -> Result<Option<SharedMemory>, MemoryError> {
     let Some(area) = bar.areas.first() else { return Ok(None) };
-    // Sealed at creation; the size is bounded by the device's description, which no client supplies.
+
+    // The file's size is sealed at creation. Only the device's description bounds it, and no client
+    // supplies that.
     let size = usize::try_from(bar.size).unwrap_or(usize::MAX);
     match area.kind {
         AreaKind::Mapped => SharedMemory::create(name, size).map(Some),

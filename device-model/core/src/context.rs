@@ -1,4 +1,4 @@
-//! What a device can do while it is called.
+//! The operations that a device can use during a call.
 
 use std::collections::VecDeque;
 
@@ -15,40 +15,42 @@ use crate::{
     trace::{Event, TraceSink},
 };
 
-/// The most DMA reads of an attachment that are under way, by message or waiting to be handed to the device, and the most
-/// DMA writes by message that wait for an answer.
+/// Limit for each attachment on DMA reads in flight: those sent as messages, plus those whose
+/// result the device has not received. The same limit applies to DMA writes sent as messages and
+/// not answered.
 pub const MAX_REMOTE: usize = 32;
-/// The most DMA reads of a machine that have data waiting to be handed to a device.
+/// Limit for a machine on DMA reads whose data waits in a buffer for the device.
 const MAX_BUFFERS: usize = 64;
 
-/// A DMA operation on memory that is reached by messages only: who holds the machine sends it to the client and brings the
-/// answer back with [`crate::machine::Machine::dma_read_done`] or `dma_write_done`.
+/// A DMA operation on memory that only messages reach. The owner of the machine sends it to the
+/// client and returns the answer through [`crate::machine::Machine::dma_read_done`] or
+/// `dma_write_done`.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outgoing {
-    /// Read client memory.
+    /// A read of client memory.
     DmaRead {
-        /// Names the answer.
+        /// Number that the answer must carry.
         id: u64,
-        /// Whose memory.
+        /// Function whose device started the operation.
         function: FunctionId,
-        /// Whose memory.
+        /// Attachment whose memory it reads.
         attachment: AttachmentId,
-        /// Where.
+        /// Start address.
         iova: u64,
-        /// Bytes, at most [`MAX_DMA`].
+        /// Length in bytes, at most [`MAX_DMA`].
         length: usize,
     },
-    /// Write client memory.
+    /// A write to client memory.
     DmaWrite {
-        /// Names the answer.
+        /// Number that the answer must carry.
         id: u64,
-        /// Whose memory.
+        /// Function whose device started the operation.
         function: FunctionId,
-        /// Whose memory.
+        /// Attachment whose memory it writes.
         attachment: AttachmentId,
-        /// Where.
+        /// Start address.
         iova: u64,
-        /// What, at most [`MAX_DMA`] bytes.
+        /// Data to write, at most [`MAX_DMA`] bytes.
         data: Vec<u8>,
     },
 }
@@ -63,29 +65,29 @@ impl Outgoing {
     }
 }
 
-/// A DMA read that is over and waits to be handed to its device.
+/// A finished DMA read whose result the device has not received.
 pub(crate) struct Completion {
     pub(crate) who: AttachmentId,
     pub(crate) token: DmaToken,
     pub(crate) result: Result<Filled, DmaError>,
 }
 
-/// Data in a pool buffer.
+/// Data in a buffer of the pool.
 pub(crate) struct Filled {
     pub(crate) buffer: Box<[u8]>,
     pub(crate) length: usize,
 }
 
-/// What the functions of a machine share, apart from the fabric.
+/// State that the functions of a machine share, apart from the fabric.
 pub(crate) struct Shared {
     pub(crate) now: Nanos,
     pub(crate) outgoing: VecDeque<Outgoing>,
     pub(crate) next_id: u64,
     pub(crate) trace: Option<Box<dyn TraceSink>>,
-    /// Bytes of client memory that DMA has touched in this step of the machine.
+    /// Bytes of client memory that DMA has touched in the current step of the machine.
     pub(crate) touched: usize,
     buffers: Vec<Box<[u8]>>,
-    buffers_made: usize,
+    buffers_allocated: usize,
 }
 
 impl Shared {
@@ -97,7 +99,7 @@ impl Shared {
             trace: None,
             touched: 0,
             buffers: Vec::new(),
-            buffers_made: 0,
+            buffers_allocated: 0,
         }
     }
 
@@ -107,56 +109,64 @@ impl Shared {
         }
     }
 
-    pub(crate) fn buffer(&mut self) -> Option<Box<[u8]>> {
+    /// Takes a buffer from the pool, or `None` when all [`MAX_BUFFERS`] are in use.
+    pub(crate) fn take_buffer(&mut self) -> Option<Box<[u8]>> {
         self.buffers.pop().or_else(|| {
-            (self.buffers_made < MAX_BUFFERS).then(|| {
-                self.buffers_made += 1;
+            (self.buffers_allocated < MAX_BUFFERS).then(|| {
+                self.buffers_allocated += 1;
                 vec![0; MAX_DMA].into_boxed_slice()
             })
         })
     }
 
-    /// A buffer with a copy of `data`, from the pool while it lasts: an answer that has come must not be refused.
-    pub(crate) fn buffer_with(&mut self, data: &[u8]) -> Box<[u8]> {
+    /// Returns a buffer with a copy of `data`. It comes from the pool while the pool lasts, and
+    /// from the heap otherwise, because an answer that has arrived must not be refused.
+    pub(crate) fn buffer_from(&mut self, data: &[u8]) -> Box<[u8]> {
         if data.len() <= MAX_DMA
-            && let Some(mut buffer) = self.buffer()
+            && let Some(mut buffer) = self.take_buffer()
         {
             buffer[..data.len()].copy_from_slice(data);
             return buffer;
         }
+
         data.into()
     }
 
-    pub(crate) fn give_back(&mut self, buffer: Box<[u8]>) {
+    /// Returns a buffer to the pool. Buffers of another size are freed.
+    pub(crate) fn return_buffer(&mut self, buffer: Box<[u8]>) {
         if buffer.len() == MAX_DMA && self.buffers.len() < MAX_BUFFERS {
             self.buffers.push(buffer);
         }
     }
 
-    /// The messages of an attachment that nobody has taken yet.
+    /// Removes and returns the messages of an attachment that the owner has not taken.
     pub(crate) fn take_outgoing(&mut self, function: FunctionId, who: AttachmentId) -> Vec<Outgoing> {
         let (taken, left): (VecDeque<_>, _) = std::mem::take(&mut self.outgoing)
             .into_iter()
             .partition(|message| message.owner() == (function, who));
+
         self.outgoing = left;
         Vec::from(taken)
     }
 
-    /// Forget what `who`, or every attachment of the function, has not sent or not been handed yet.
+    /// Drops the unsent messages and undelivered results of `who`, or of every attachment of the
+    /// function.
     pub(crate) fn forget(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
         let id = function.id;
         self.outgoing.retain(|message| {
             let (owner, attachment) = message.owner();
             owner != id || who.is_some_and(|who| attachment != who)
         });
+
         for index in (0..function.completions.len()).rev() {
             if who.is_none_or(|who| function.completions[index].who == who)
                 && let Some(completion) = function.completions.remove(index)
                 && let Ok(filled) = completion.result
             {
-                self.give_back(filled.buffer);
+                self.return_buffer(filled.buffer);
             }
         }
+
         for (index, attachment) in function.attachments.iter_mut().enumerate() {
             if who.is_none_or(|who| usize::from(who.0) == index) {
                 attachment.waiting_reads = 0;
@@ -165,23 +175,24 @@ impl Shared {
     }
 }
 
-/// A function's part of the machine, apart from its device.
+/// State of one function, apart from its device.
 pub(crate) struct FunctionState {
     pub(crate) id: FunctionId,
     pub(crate) name: String,
     pub(crate) spec: FunctionSpec,
     pub(crate) attachments: Vec<Attachment>,
-    /// Those that have a client, in the order in which a turn carries out what they have posted.
+    /// Attachments that have a client, in the order in which a turn drains their rings.
     pub(crate) clients: Vec<AttachmentId>,
-    /// In the last turn a record stalled, and there are several clients: who gets what there is of it next, the turns say.
+    /// True when a record stalled in the last turn and several clients exist. Only turns drain the
+    /// rings then, so that the scheduler shares out what the device has.
     pub(crate) contended: bool,
     pub(crate) completions: VecDeque<Completion>,
     pub(crate) wake_at: Nanos,
 }
 
 impl FunctionState {
-    /// Find out anew which attachments have a client.
-    pub(crate) fn count_clients(&mut self) {
+    /// Rebuilds the list of attachments that have a client.
+    pub(crate) fn refresh_clients(&mut self) {
         self.clients.clear();
         let attachments = self.attachments.iter().zip(0..);
         self.clients.extend(
@@ -191,25 +202,31 @@ impl FunctionState {
         );
     }
 
-    /// Puts those to whom the most was given of late last, after a turn that gave each at most `most` records.
+    /// Sorts the clients by the number of records carried out recently, fewest first, after a turn
+    /// that carried out at most `most` records of each.
     ///
-    /// Clients that want the same thing of a device so take turns, whatever it is and however often there is some of it: who got none comes
-    /// nearer to the front with each turn, and who got more than another goes behind it. Nobody has to be there for it: what one does not take
-    /// the next one gets.
+    /// Clients that compete for the same resource of a device thus share it, whatever the resource
+    /// and however often some of it becomes free. A client that received none moves towards the
+    /// front with each turn. A client that received more than another moves behind it. What one
+    /// client does not use, the next one gets.
     #[cold]
     pub(crate) fn reorder_clients(&mut self, most: u32) {
         let Self { attachments, clients, .. } = self;
         for who in &*clients {
             let Some(attachment) = attachments.get_mut(usize::from(who.0)) else { continue };
             let posted = attachment.counters.posted_writes;
-            // What a client was given while nobody waited counts as one turn's at most.
-            let given = posted.saturating_sub(attachment.looked_at).min(most.into());
-            attachment.recent = attachment.recent - attachment.recent.div_ceil(8) + given;
-            attachment.looked_at = posted;
+            // Records carried out while no client had to wait count as one turn's at most.
+            let given = posted.saturating_sub(attachment.posted_at_update).min(most.into());
+            attachment.recent_records =
+                attachment.recent_records - attachment.recent_records.div_ceil(8) + given;
+            attachment.posted_at_update = posted;
         }
-        let recent =
-            |who: AttachmentId| attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent);
-        // Those that are equal stay as they are, and nearly all are in order.
+
+        let recent = |who: AttachmentId| {
+            attachments.get(usize::from(who.0)).map_or(0, |attachment| attachment.recent_records)
+        };
+
+        // The order of equal clients stays. Insertion sort: the list is nearly sorted already.
         for next in 1..clients.len() {
             let mut at = next;
             while at > 0 && recent(clients[at - 1]) > recent(clients[at]) {
@@ -219,7 +236,7 @@ impl FunctionState {
         }
     }
 
-    /// Have the result of a DMA read handed to the device.
+    /// Queues the result of a DMA read for the device.
     pub(crate) fn complete(&mut self, completion: Completion) {
         if let Some(attachment) = self.attachments.get_mut(usize::from(completion.who.0)) {
             attachment.waiting_reads += 1;
@@ -228,11 +245,12 @@ impl FunctionState {
     }
 }
 
-/// Why a DMA operation could not be started now: the bound on operations under way is reached. Try again in a later step.
+/// Error of a DMA operation that can't start now, because the limit of operations in flight is
+/// reached. The device should retry in a later step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Busy;
 
-/// A device's access to its surroundings, for the length of one call.
+/// Access of a device to the rest of the machine, for the duration of one call.
 pub struct Context<'a> {
     pub(crate) function: &'a mut FunctionState,
     pub(crate) shared: &'a mut Shared,
@@ -240,65 +258,74 @@ pub struct Context<'a> {
 }
 
 impl Context<'_> {
-    /// The time. It does not advance during a call.
+    /// Returns the current time. It does not advance during a call.
     pub fn now(&self) -> Nanos {
         self.shared.now
     }
 
-    /// The function's number in the machine.
+    /// Returns the function's number in the machine.
     pub fn function(&self) -> FunctionId {
         self.function.id
     }
 
-    /// The function's name in the machine.
+    /// Returns the function's name in the machine.
     pub fn name(&self) -> &str {
         &self.function.name
     }
 
-    /// Whether a client has the attachment.
+    /// Returns whether a client has the attachment.
     pub fn is_attached(&self, who: AttachmentId) -> bool {
         self.attachment(who).is_some_and(|attachment| attachment.tenant.is_some())
     }
 
-    /// The memory behind a BAR as `who` sees it; `None` while nobody is attached or when the BAR is all trapped. A device
-    /// fetches it when a client comes ([`crate::device::Device::attached`]) and makes its windows from it.
+    /// Returns the memory behind a BAR as `who` sees it, or `None` while no client is attached or
+    /// when every access to the BAR traps.
+    ///
+    /// A device calls this when a client comes ([`crate::device::Device::attached`]) and makes its
+    /// windows from the result.
     pub fn memory(&self, who: AttachmentId, bar: u8) -> Option<SharedMemory> {
         self.attachment(who)?.memories.get(usize::from(bar))?.clone()
     }
 
-    /// The function's ports to the fabric.
+    /// Returns the function's ports to the fabric.
     pub fn ports(&mut self) -> Ports<'_> {
         self.fabric.ports(self.function.id, self.shared.now)
     }
 
-    /// Call [`crate::device::Device::step`] at this time at the latest. A function has one timer: the earliest wish counts, and
-    /// when it has come the others are forgotten.
+    /// Requests a call of [`crate::device::Device::step`] at `time` at the latest.
+    ///
+    /// A function has one timer, and the earliest request counts. When it fires, all later requests
+    /// are forgotten.
     pub fn wake_at(&mut self, time: Nanos) {
         self.function.wake_at = self.function.wake_at.min(time);
     }
 
-    /// Raise an MSI-X vector of an attachment. It does not overtake the attachment's DMA writes. Nothing happens while no
-    /// client has the attachment.
+    /// Raises an MSI-X vector of an attachment. The interrupt does not overtake the attachment's
+    /// earlier DMA writes. Without a client it has no effect.
     pub fn interrupt(&mut self, who: AttachmentId, vector: u16) {
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
         if attachment.tenant.is_none() {
             return;
         }
+
         attachment.counters.interrupts += 1;
         if attachment.interrupts.raise_msix(vector) == Raised::Pending
             && let Some(msix) = &mut attachment.msix
         {
             msix.set_pending(vector);
         }
+
         self.shared.trace(self.function.id, who, Event::Interrupt { vector });
     }
 
-    /// Drive an attachment's INTx line: a level, which a reset takes back. Nothing happens while no client has the attachment.
+    /// Sets the level of an attachment's INTx line. A reset deasserts it. Without a client it has
+    /// no effect.
     pub fn set_intx(&mut self, who: AttachmentId, asserted: bool) {
         let Some(attachment) = self.function.attachments.get_mut(usize::from(who.0)) else { return };
         if attachment.tenant.is_none() {
             return;
         }
+
         let rises = asserted && !attachment.intx;
         attachment.counters.interrupts += u64::from(rises);
         let changes = asserted != attachment.intx;
@@ -310,8 +337,13 @@ impl Context<'_> {
         }
     }
 
-    /// Start reading client memory: at most [`MAX_DMA`] bytes at `iova`. The data, or the error, comes to
-    /// [`crate::device::Device::dma_done`] with `token`, after this call of the device has returned.
+    /// Starts a read of at most [`MAX_DMA`] bytes of client memory at `iova`.
+    ///
+    /// The data or the error comes to [`crate::device::Device::dma_done`] with `token`, after the
+    /// device has returned from this call.
+    ///
+    /// # Errors
+    /// [`Busy`] when [`MAX_REMOTE`] reads of the attachment are in flight, or no buffer is free.
     pub fn dma_read(
         &mut self,
         who: AttachmentId,
@@ -326,13 +358,15 @@ impl Context<'_> {
             self.function.complete(Completion { who, token, result: Err(DmaError::Gone) });
             return Ok(());
         };
+
         let remote = attachment.tenant.as_ref().map_or(0, |tenant| tenant.remote_reads.len());
         if remote + attachment.waiting_reads >= MAX_REMOTE {
             return Err(Busy);
         }
+
         let result = match check(attachment, iova, length, false) {
             Ok(Reach::Local) => {
-                let mut buffer = self.shared.buffer().ok_or(Busy)?;
+                let mut buffer = self.shared.take_buffer().ok_or(Busy)?;
                 self.shared.touched += length;
                 match attachment.dma.read_local(iova, &mut buffer[..length]) {
                     Ok(()) => {
@@ -340,7 +374,7 @@ impl Context<'_> {
                         Ok(Filled { buffer, length })
                     }
                     Err(error) => {
-                        self.shared.give_back(buffer);
+                        self.shared.return_buffer(buffer);
                         Err(error)
                     }
                 }
@@ -358,16 +392,23 @@ impl Context<'_> {
             }
             Err(error) => Err(error),
         };
+
         if let Err(error) = &result {
-            attachment.note(error);
+            attachment.count_dma_error(error);
         }
+
         self.function.complete(Completion { who, token, result });
         self.shared.trace(self.function.id, who, Event::DmaRead { iova, length });
+
         Ok(())
     }
 
-    /// Write client memory: at most [`MAX_DMA`] bytes at `iova`. Posted: an interrupt raised afterwards comes behind it.
-    /// [`DmaError::Busy`] means "try again in a later step", every other error is final; the device sets its error bit.
+    /// Writes at most [`MAX_DMA`] bytes to client memory at `iova`. The write is posted: an
+    /// interrupt raised later does not overtake it.
+    ///
+    /// # Errors
+    /// [`DmaError::Busy`] when the device should retry in a later step. Every other error is final,
+    /// and the device should set its error bit.
     pub fn dma_write(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
         let result = match check(attachment, iova, data.len(), true) {
@@ -377,14 +418,17 @@ impl Context<'_> {
             }
             Ok(Reach::Remote) => {
                 let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
-                // An interrupt waits until no write is under way; with more and more writes it would wait for ever.
+                // A held interrupt is delivered once no write is in flight. New writes would delay
+                // it without end.
                 if attachment.interrupts.has_held() || tenant.remote_writes.len() >= MAX_REMOTE {
                     return Err(DmaError::Busy);
                 }
+
                 let id = self.shared.next_id;
                 self.shared.next_id += 1;
                 tenant.remote_writes.push(id);
                 attachment.interrupts.hold();
+
                 self.shared.outgoing.push_back(Outgoing::DmaWrite {
                     id,
                     function: self.function.id,
@@ -392,22 +436,28 @@ impl Context<'_> {
                     iova,
                     data: data.to_vec(),
                 });
+
                 Ok(())
             }
             Err(error) => Err(error),
         };
+
         match &result {
             Ok(()) => attachment.counters.dma_written_bytes += data.len() as u64,
-            Err(error) => attachment.note(error),
+            Err(error) => attachment.count_dma_error(error),
         }
+
         self.shared.trace(self.function.id, who, Event::DmaWrite { iova, length: data.len() });
+
         result
     }
 
-    /// A lease of client memory: `length` bytes at `iova`, in mappings side by side, to be written or read. See [`DmaLease`].
+    /// Leases `length` bytes of client memory at `iova`, for writing or for reading. They may lie
+    /// in several adjacent mappings. [`DmaLease`] states what a lease permits.
     ///
     /// # Errors
-    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::lease`]: memory that is reached by messages has none.
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of [`crate::dma::DmaMap::lease`].
+    /// Memory that only messages reach can't be leased.
     pub fn dma_lease(
         &mut self,
         who: AttachmentId,
@@ -420,11 +470,12 @@ impl Context<'_> {
         attachment.dma.lease(iova, length, write)
     }
 
-    /// As much of `length` bytes of client memory at `iova` as is of one kind: what a device needs to hold on to a range that may be of
-    /// several. `term` ends when something of it is unmapped.
+    /// Returns the longest prefix of `length` bytes of client memory at `iova` that is of one kind.
+    /// A device uses it to hold a range whose parts may be of several kinds. Unmapping any part of
+    /// the prefix ends `term`.
     ///
     /// # Errors
-    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::piece`].
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of [`crate::dma::DmaMap::piece`].
     pub fn dma_piece(
         &mut self,
         who: AttachmentId,
@@ -437,11 +488,12 @@ impl Context<'_> {
         attachment.dma.piece(iova, length, term)
     }
 
-    /// How many mappings a lease or the pieces of `length` bytes of client memory at `iova` would look at: cheap, so that a device can refuse before it
-    /// takes any. See [`crate::dma::DmaMap::count`].
+    /// Returns how many mappings a lease or the pieces of `length` bytes of client memory at `iova`
+    /// would visit. The call is cheap: a device can refuse a large range before it takes any. See
+    /// [`crate::dma::DmaMap::count`].
     ///
     /// # Errors
-    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and as [`crate::dma::DmaMap::count`].
+    /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of [`crate::dma::DmaMap::count`].
     pub fn dma_mappings(&self, who: AttachmentId, iova: u64, length: u64) -> Result<usize, DmaError> {
         let attachment = self.attachment(who).ok_or(DmaError::Gone)?;
         may_start(attachment)?;
@@ -453,13 +505,13 @@ impl Context<'_> {
     }
 }
 
-/// How memory is reached.
+/// The way to a range of client memory: a mapping of this process, or messages.
 enum Reach {
     Local,
     Remote,
 }
 
-/// Whether there is a client whose function may start DMA.
+/// Checks that the attachment has a client and that its function may start DMA.
 fn may_start(attachment: &Attachment) -> Result<(), DmaError> {
     if attachment.tenant.is_none() {
         return Err(DmaError::Gone);
@@ -470,6 +522,7 @@ fn may_start(attachment: &Attachment) -> Result<(), DmaError> {
     Ok(())
 }
 
+/// Checks that DMA of `length` bytes at `iova` is allowed, and returns the way to the memory.
 fn check(attachment: &Attachment, iova: u64, length: usize, write: bool) -> Result<Reach, DmaError> {
     may_start(attachment)?;
     if length > MAX_DMA {

@@ -1,102 +1,121 @@
 //! The contract of a device model.
 //!
-//! A device is a state machine. It owns no thread, socket, clock or lock and never waits: each method does a bounded piece
-//! of work and returns. Through its [`Context`] it starts DMA, raises interrupts, exchanges packets with the fabric, and asks
-//! to be woken. Every call that comes from a client names the attachment, so that a device can tell clients apart as the
-//! hardware does.
+//! A device is a state machine. It owns no thread, socket, clock or lock, and it never blocks: each
+//! method does a bounded amount of work and returns. Through its [`Context`] a device starts DMA,
+//! raises interrupts, exchanges packets with the fabric, and sets its timer. Every call on behalf
+//! of a client names the attachment, so that a device can tell clients apart as the hardware does.
+//!
+//! The machine calls a device from one thread, one method at a time. In each turn of a function it
+//! calls [`Device::dma_done`] for finished DMA reads, [`Device::drain`] for each ring with records,
+//! and then [`Device::step`]. Trapped accesses ([`Device::read`], [`Device::write`]) come between
+//! turns.
 
 use crate::{context::Context, dma::DmaError, posted::Posted, spec::FunctionSpec};
 
-/// Number of an attachment in its function: what PCI calls a PASID, the papers a VPID, a core, a mailbox.
+/// Number of an attachment within its function. PCI calls it a PASID; the papers call it a VPID, a
+/// core, or a mailbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct AttachmentId(pub u16);
 
-/// Number of a function in its machine.
+/// Number of a function within its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FunctionId(pub u32);
 
-/// Where in a function's BARs an access goes.
+/// Location of an access in a function's BARs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// BAR, 0 to 5.
+    /// Number of the BAR, 0 to 5.
     pub bar: u8,
-    /// Offset in it in bytes.
+    /// Offset in the BAR in bytes.
     pub offset: u64,
 }
 
-/// What became of a write.
+/// Result of a write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Write {
-    /// Done.
+    /// The device carried out the write.
     Accepted,
-    /// The device can't take it now (no credits); the same write is offered again later, and nothing of the same ring
-    /// or of the same trapped stream passes it. Nothing of it has had an effect.
+    /// The device can't take the write now, for example because it has no credit. The write must
+    /// have had no effect.
     ///
-    /// A record in a ring is offered in each turn of the function, and does not keep it from going cold: what gives the credit
-    /// back (the fabric, a timer, a client's store to memory) wakes it. After a turn in which a record stalled, the clients to which the least was
-    /// given of late come first, and the records of all are carried out in turns only, not in front of trapped accesses: a device takes records as
-    /// they come, and those who want the same thing share it.
+    /// The machine retries the same write in later turns. No later write of the same ring, and none
+    /// of the same trapped stream, overtakes it. A stalled write does not keep the function awake.
+    /// The event that ends the stall wakes it: a packet from the fabric, a timer
+    /// ([`Context::wake_at`]), or a client's store to memory.
     Stalled,
 }
 
-/// What a [`Device::step`] did.
+/// Result of a [`Device::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Progress {
-    /// Something, and there may be more at once.
+    /// The step did work, and more may be possible at once.
     Busy,
-    /// Nothing to do until a client writes, the fabric delivers, DMA completes or a timer fires.
+    /// There is nothing to do until a client writes, the fabric delivers, DMA completes or a timer
+    /// fires.
     Idle,
 }
 
-/// How far a reset reaches.
+/// Extent of a reset.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reset {
-    /// One attachment: the client's own reset request, a function-level reset, or its end. When the client stays, its own
-    /// windows are zeroed already, its rings empty, its INTx line not asserted; what it maps and binds stays. Memory of
-    /// [`crate::spec::Scope::Group`] is the device's to clear.
+    /// One attachment, after the client's own reset request, a function-level reset, or the
+    /// attachment's end.
+    ///
+    /// For a client that stays, the machine has already zeroed its own windows, emptied its rings
+    /// and deasserted its INTx line. Its DMA mappings and bound interrupts stay. The device must
+    /// clear memory of [`crate::spec::Scope::Group`] itself.
     Attachment(AttachmentId),
-    /// The whole function, by the operator: as for each attachment that has a client, and what they share.
+    /// The whole function, on the operator's request: every attachment that has a client, and the
+    /// state that they share.
     Function,
 }
 
-/// Why an attachment ended.
+/// Reason for the end of an attachment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
     /// The client closed it.
     Closed,
-    /// The operator or the engine took it away (a truncated file, an eventfd that made the engine wait, the end of the server).
+    /// The operator or the engine evicted the client: it truncated a file, its eventfd would have
+    /// blocked the engine, or the server ends.
     Evicted,
 }
 
-/// Chosen by the device when it starts a DMA read; comes back with the data.
+/// Number that the device chooses for a DMA read. [`Device::dma_done`] returns it with the data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct DmaToken(pub u64);
 
-/// A number that a device counts, or a level such as a FIFO's fill.
+/// One statistic of a device: an event count, or a level such as the fill of a FIFO.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counter {
-    /// Name in tables: lower case words with `_`.
+    /// Name in tables: lower-case words joined by `_`.
     pub name: &'static str,
-    /// How many since the function was built; of a level, its value when it was last looked at.
+    /// Events since the function was built, or the level at the last sample.
     pub value: u64,
 }
 
-/// A device model. See the module for the rules.
+/// A device model. The module documentation states the rules that every method must keep.
 pub trait Device: Send {
-    /// What it is. Called once, when it is added to a machine.
+    /// Returns the description of the function. The machine calls it once, in
+    /// [`crate::machine::Machine::add_function`].
     fn spec(&self) -> FunctionSpec;
 
-    /// A trapped read of `data.len()` bytes (1 to 64). `data` comes filled with ones, what a bus without a device answers.
+    /// Handles a trapped read of `data.len()` bytes, 1 to 64. `data` is filled with ones at the
+    /// start, which is what a bus returns for a register that no device decodes.
     fn read(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]);
 
-    /// A write of `data` (1 to 512 bytes), trapped or out of a posted-write ring.
+    /// Handles a write of `data`, 1 to 512 bytes, either trapped or taken from a posted-write ring.
+    ///
+    /// A device that returns [`Write::Stalled`] must have changed nothing; it receives the same
+    /// write again.
     fn write(&mut self, context: &mut Context<'_>, from: AttachmentId, at: Address, data: &[u8]) -> Write;
 
-    /// Carry out what is in a posted-write ring, in order, until nothing is left or a write stalls.
+    /// Carries out the records of a posted-write ring in order, until none is left or a write
+    /// stalls.
     ///
-    /// What is here does it by [`Device::write`], record by record; as a method, so that the loop is compiled for each device with its `write`
-    /// inside. A device whose records come in long rows can have one of its own that does the same for less.
+    /// The default passes each record to [`Device::write`]. It is a trait method so that the
+    /// compiler builds the loop for each device with its `write` inlined. A device that receives
+    /// long runs of similar records can override it with a faster loop of the same effect.
     fn drain(&mut self, context: &mut Context<'_>, from: AttachmentId, posted: &mut Posted<'_>) -> Write {
         while let Some((at, data)) = posted.next(context) {
             if self.write(context, from, at, data) == Write::Stalled {
@@ -104,24 +123,27 @@ pub trait Device: Send {
             }
             posted.done(context);
         }
+
         Write::Accepted
     }
 
-    /// A client took the attachment. Its memory is new and zeroed.
+    /// Reports that a client took the attachment. The attachment's own memory is new and zeroed.
     fn attached(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         let _ = (context, who);
     }
 
-    /// The client is gone. Its memory can still be read in this call and is dropped afterwards. A
-    /// [`Reset::Attachment`] follows.
+    /// Reports that the client is gone. The device can read the client's memory during this call;
+    /// the machine drops the memory afterwards. A [`Reset::Attachment`] follows.
     fn detached(&mut self, context: &mut Context<'_>, who: AttachmentId, why: Ended) {
         let _ = (context, who, why);
     }
 
-    /// Go to the state of power-on, as far as `reach` says. DMA that was started for it does not come back.
+    /// Returns to the power-on state within `reach`. DMA reads in flight there are cancelled: no
+    /// [`Device::dma_done`] follows for them.
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset);
 
-    /// A [`Context::dma_read`] ended. Comes exactly once for each that was started, unless a reset came first.
+    /// Reports the end of a [`Context::dma_read`], exactly once for each read, unless a reset
+    /// cancelled it.
     fn dma_done(
         &mut self,
         context: &mut Context<'_>,
@@ -132,15 +154,19 @@ pub trait Device: Send {
         let _ = (context, who, token, result);
     }
 
-    /// Do at most about `budget` packets' or descriptors' worth of work: look at mapped memory, move packets, retry.
-    /// Called when there may be something to do: after an access, a delivery, a timer ([`Context::wake_at`]), and as long as it
-    /// says [`Progress::Busy`]; and again before the machine stops looking at the function's mapped memory.
+    /// Does work of at most about `budget` packets or descriptors: polls mapped memory, moves
+    /// packets, retries.
+    ///
+    /// The machine calls it while there may be work: after an access, a delivery or a timer
+    /// ([`Context::wake_at`]), and again after [`Progress::Busy`]. It also calls it once before it
+    /// stops polling the function's mapped memory, and a step must find there all work posted by
+    /// then.
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let _ = (context, budget);
         Progress::Idle
     }
 
-    /// Its statistics, always the same names in the same order.
+    /// Returns the device's statistics, always the same names in the same order.
     fn counters(&self) -> Vec<Counter> {
         Vec::new()
     }

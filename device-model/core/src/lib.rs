@@ -1,12 +1,17 @@
-//! What any nicforge PCI function has, and the machine that runs them.
+//! The device contract of nicforge, and the machine that runs devices.
 //!
-//! A [`device::Device`] is a state machine that does no I/O and never waits. A [`machine::Machine`] holds devices as PCI
-//! functions, their attachments and the [`fabric`] between them, and is driven by whoever holds it: a thread that waits in
-//! process, or an engine that serves it to other processes and guests.
+//! A [`device::Device`] is a state machine that does no I/O and never blocks. A
+//! [`machine::Machine`] holds devices as PCI functions, their attachments and the [`fabric`]
+//! between them. Its owner drives it: a thread that polls it in process, or an engine that serves
+//! it to other processes and guests.
 //!
-//! In: accesses to regions, memory mapped for DMA, interrupt sinks, replies to DMA messages, the time.
-//! Out: register values, interrupts, DMA messages for memory that is not mapped ([`machine::Outgoing`]), when to step again.
-//! May touch: `hwi` for layouts, `shm` for shared memory. No sockets, no threads, no clocks.
+//! - **Input**: accesses to regions, memory mapped for DMA, interrupt sinks, replies to DMA
+//!   messages, the current time.
+//! - **Output**: register values, interrupts, DMA messages for memory that is not mapped
+//!   ([`machine::Outgoing`]), the time of the next step.
+//! - **Dependencies**: `hwi` for layouts, `shm` for shared memory. The crate opens no socket,
+//!   starts no thread and reads no clock.
+//! memory. No sockets, no threads, no clocks.
 
 pub mod attachment;
 pub mod context;

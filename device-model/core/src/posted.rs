@@ -1,7 +1,7 @@
 //! The records of a posted-write ring on their way to a device.
 //!
-//! In: a ring, and who has it. Out: register writes, one after the other, each checked to go to the device's registers. What it may touch: the
-//! ring, and the machine's trace. A device gets it in [`crate::device::Device::drain`].
+//! The machine passes a [`Posted`] to [`crate::device::Device::drain`]. It yields the records of
+//! one ring as register writes. Each record is checked to go to the device's registers.
 
 use nicforge_shm::Peek;
 
@@ -12,26 +12,29 @@ use crate::{
     trace::Event,
 };
 
-/// Records of a ring, in order, as many as may be taken now.
+/// The records of a ring, in order, as many as may be taken in this call.
 pub struct Posted<'a> {
     ring: &'a mut Ring,
     who: AttachmentId,
-    /// Records that may still be taken.
+    /// Number of records that may still be taken.
     left: u32,
     carried_out: u64,
     malformed: u64,
-    /// Somebody wants to know of each.
+    /// A trace sink receives every record.
     traced: bool,
 }
 
 impl<'a> Posted<'a> {
-    /// At most `left` records of `ring`, which `who` wrote.
+    /// Returns at most `left` records of `ring`, whose client is `who`.
     pub(crate) fn new(ring: &'a mut Ring, who: AttachmentId, left: u32, traced: bool) -> Self {
         Self { ring, who, left, carried_out: 0, malformed: 0, traced }
     }
 
-    /// The next record: where it goes, and its data, 1 to 512 bytes. Until [`Posted::done`] it is the same one. `None`: there is no other one
-    /// now. Records that no device is to see are skipped and counted.
+    /// Returns the address and the data of the record in front, 1 to 512 bytes. It stays in front
+    /// until [`Posted::done`].
+    ///
+    /// Returns `None` when the ring is empty or the limit is reached. Records that are malformed or
+    /// go outside the device's registers are skipped and counted.
     #[inline]
     pub fn next(&mut self, context: &Context<'_>) -> Option<(Address, &[u8])> {
         while self.left > 0 {
@@ -42,21 +45,24 @@ impl<'a> Posted<'a> {
                     Some((Address { bar: record.bar, offset: record.offset.into() }, record.data.len()))
                 }
             };
+
             let spec = &context.function.spec;
             let known = &mut self.ring.registers;
             if let Some((at, length)) = found
-                && (known.hold(at, length) || known.look(spec, at, length))
+                && (known.contains(at, length) || known.look_up(spec, at, length))
             {
                 return Some((at, self.ring.consumer.data()));
             }
+
             self.ring.consumer.pop();
             self.left -= 1;
             self.malformed += 1;
         }
+
         None
     }
 
-    /// The record that [`Posted::next`] gave was carried out.
+    /// Removes the record that [`Posted::next`] returned, after the device has carried it out.
     #[inline]
     pub fn done(&mut self, context: &mut Context<'_>) {
         if self.traced
@@ -66,48 +72,59 @@ impl<'a> Posted<'a> {
             let event = Event::Posted { at, length: record.data.len() };
             context.shared.trace(context.function.id, self.who, event);
         }
+
         self.ring.consumer.pop();
         self.ring.stalled = false;
         self.left = self.left.saturating_sub(1);
         self.carried_out += 1;
     }
 
-    /// Shows `take` the records in front, in order, until it refuses one; those that it takes were carried out. Gives how many.
+    /// Passes the records in front to `take`, in order, until it returns false. A record for which
+    /// it returns true counts as carried out. Returns the number of these.
     ///
-    /// For who takes records in a row and holds parts of the context meanwhile: it comes to short records only that go to the same registers as
-    /// the last one that [`Posted::next`] gave, and to none while somebody traces. There may be others. The third argument of `take` says that
-    /// the record goes where the one before went, which it took, and is as long.
+    /// It serves devices that borrow parts of the context during a run of records. It passes on
+    /// only short records to the same registers as the last record of [`Posted::next`], and none
+    /// while tracing is on. Other records may follow; the caller must go on with [`Posted::next`].
+    ///
+    /// The third argument of `take` is true if the record has the address and length of the record
+    /// that was taken just before.
     #[inline]
     pub fn take_while(&mut self, mut take: impl FnMut(Address, &[u8], bool) -> bool) -> u32 {
         if self.traced {
             return 0;
         }
+
         let known = self.ring.registers;
         let taken = self.ring.consumer.take_while(self.left, |record, alike| {
             let at = Address { bar: record.bar, offset: record.offset.into() };
-            (alike || known.hold(at, record.data.len())) && take(at, record.data, alike)
+            (alike || known.contains(at, record.data.len())) && take(at, record.data, alike)
         });
+
         if taken > 0 {
             self.ring.stalled = false;
             self.left -= taken;
             self.carried_out += u64::from(taken);
         }
+
         taken
     }
 
-    /// The record in front can't be carried out now. True when that is new.
-    pub(crate) fn note_stall(&mut self, context: &mut Context<'_>) -> bool {
+    /// Records that the device refused the record in front. Returns true for the first refusal of
+    /// this record.
+    pub(crate) fn mark_stalled(&mut self, context: &mut Context<'_>) -> bool {
         let Peek::Record(record) = self.ring.consumer.peek() else { return false };
         if self.ring.stalled {
             return false;
         }
+
         self.ring.stalled = true;
         let at = Address { bar: record.bar, offset: record.offset.into() };
         context.shared.trace(context.function.id, self.who, Event::Stalled { at });
+
         true
     }
 
-    /// Records that were carried out, and that were skipped.
+    /// Returns the number of records carried out and the number skipped.
     pub(crate) fn counts(&self) -> (u64, u64) {
         (self.carried_out, self.malformed)
     }

@@ -1,7 +1,9 @@
-//! How a device describes itself: identity, BARs and what lies in them, attachments, interrupts.
+//! The description that a device gives of itself: identity, BARs and their contents, attachments,
+//! interrupts.
 //!
-//! A description is data. The core builds configuration space, capabilities and windows from it, and refuses one that does
-//! not make sense ([`FunctionSpec::validate`]) when the function is added to a machine.
+//! A description is data. The core builds configuration space, capabilities and windows from it.
+//! [`FunctionSpec::validate`] refuses an inconsistent description when the function is added to a
+//! machine.
 
 use nicforge_hwi::{attachment, posted};
 use thiserror::Error;
@@ -17,20 +19,25 @@ pub struct Identity {
     pub subsystem_vendor: u16,
     /// Subsystem id.
     pub subsystem: u16,
-    /// Base class, subclass and programming interface, as in `0x02_80_00` for "network controller, other".
+    /// Base class, subclass and programming interface, as in `0x02_80_00` for "network controller,
+    /// other".
     pub class: u32,
     /// Revision.
     pub revision: u8,
 }
 
-/// What a BAR decodes.
+/// The address space that a BAR decodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarKind {
-    /// 32-bit memory, which a bridge forwards by its window below 4 GiB. It is never prefetchable: PCI Express has that for BARs of
-    /// 64 bits only (Base 4.0, 7.5.1.2.1), and one of 32 bits would keep the bridge's whole prefetchable window below 4 GiB. That
-    /// it is memory, a driver learns from [`nicforge_hwi::pci::AttachmentCapability::memory_bars`].
+    /// 32-bit memory, which a bridge forwards by its window below 4 GiB.
+    ///
+    /// It is never prefetchable, because PCI Express permits that only for 64-bit BARs (Base 4.0,
+    /// 7.5.1.2.1). A prefetchable 32-bit BAR would also keep the bridge's whole prefetchable window
+    /// below 4 GiB. A driver learns from [`nicforge_hwi::pci::AttachmentCapability::memory_bars`]
+    /// that the BAR is memory.
     Memory32,
-    /// 64-bit memory; takes this BAR and the next. If it is prefetchable, a bridge forwards it by a window of 64 bits.
+    /// 64-bit memory, which takes this BAR and the next. A bridge forwards it by a 64-bit window if
+    /// it is prefetchable.
     Memory64 {
         /// Reads have no side effects and writes may be combined.
         prefetchable: bool,
@@ -39,33 +46,35 @@ pub enum BarKind {
     Io,
 }
 
-/// Who shares the memory behind a BAR.
+/// The attachments that share the memory behind a BAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// Each attachment has its own, new for each tenant.
+    /// Each attachment has memory of its own, new for each tenant.
     Attachment,
-    /// The attachments of one [`AttachmentSpec::group`] share it; it is new when the group's first tenant comes.
+    /// The attachments of one [`AttachmentSpec::group`] share the memory. It is new when the
+    /// group's first tenant comes.
     Group,
 }
 
-/// What an access to an area does.
+/// The access that clients have to an area.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AreaKind {
     /// Memory that clients map and write.
     Mapped,
-    /// Memory that clients map read-only and only the device writes.
+    /// Memory that clients map read-only. Only the device writes it.
     Mirrored,
 }
 
-/// Memory within a BAR. What is in no area is trapped: it reaches [`crate::device::Device::read`] and `write`.
-/// VFIO protects whole regions, so the areas of one BAR are all of one kind.
+/// Memory within a BAR. An offset outside all areas is trapped: its accesses reach
+/// [`crate::device::Device::read`] and `write`. VFIO protects whole regions, so the areas of one
+/// BAR are all of one kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Area {
     /// Start in the BAR in bytes, a multiple of 4096.
     pub offset: u64,
     /// Length in bytes, a multiple of 4096.
     pub length: u64,
-    /// Who writes it.
+    /// The access that clients have to it.
     pub kind: AreaKind,
 }
 
@@ -74,69 +83,70 @@ pub struct Area {
 pub struct BarSpec {
     /// Size in bytes: a power of two; at least 16 for memory, 4 for I/O ports, 4096 with areas.
     pub size: u64,
-    /// What it decodes.
+    /// The address space that it decodes.
     pub kind: BarKind,
-    /// Who shares its memory.
+    /// The attachments that share its memory.
     pub scope: Scope,
-    /// Memory in it, ascending and disjoint.
+    /// Memory in the BAR, in ascending order and disjoint.
     pub areas: Vec<Area>,
 }
 
 impl BarSpec {
-    /// A BAR of which every access is trapped.
+    /// Returns a 32-bit memory BAR whose accesses are all trapped.
     pub fn trapped(size: u64) -> Self {
         Self { size, kind: BarKind::Memory32, scope: Scope::Attachment, areas: Vec::new() }
     }
 
-    /// I/O ports.
+    /// Returns a BAR of I/O ports.
     pub fn io(size: u64) -> Self {
         Self { size, kind: BarKind::Io, scope: Scope::Attachment, areas: Vec::new() }
     }
 
-    /// A BAR that is one area from end to end.
+    /// Returns a 32-bit memory BAR that is one area from end to end.
     pub fn memory(size: u64, kind: AreaKind, scope: Scope) -> Self {
         Self { size, kind: BarKind::Memory32, scope, areas: vec![Area { offset: 0, length: size, kind }] }
     }
 
-    /// Whether it is memory from end to end that only the device writes.
+    /// Returns whether the whole BAR is memory that only the device writes.
     pub(crate) fn is_mirrored(&self) -> bool {
         // The areas of a BAR are all of one kind.
         self.is_memory() && self.areas.first().is_some_and(|area| area.kind == AreaKind::Mirrored)
     }
 
-    /// Whether it has memory from end to end and nothing that is trapped.
+    /// Returns whether the whole BAR is memory, so that no access is trapped.
     pub(crate) fn is_memory(&self) -> bool {
         self.areas.iter().map(|area| area.length).sum::<u64>() == self.size
     }
 }
 
-/// The posted-write rings of each attachment, and the pages that go with them.
+/// The posted-write rings of each attachment, and the pages that belong to them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RingSpec {
-    /// Rings, 0 to [`attachment::MAX_RINGS`].
+    /// Number of rings, 0 to [`attachment::MAX_RINGS`].
     pub count: u8,
-    /// Cells in each: a power of two, [`posted::MIN_RING_CELLS`] to [`posted::MAX_RING_CELLS`].
+    /// Cells in each ring: a power of two, [`posted::MIN_RING_CELLS`] to
+    /// [`posted::MAX_RING_CELLS`].
     pub cells: u32,
-    /// BAR (mapped, attachment scope) of the rings, and the offset of ring 0 in it.
+    /// BAR of the rings: mapped, attachment scope. Ignored when there are no rings.
     pub bar: u8,
-    /// See `bar`; a multiple of 4096. Bar and offset mean nothing when there are no rings.
+    /// Offset of ring 0 in `bar`, a multiple of 4096. Ignored when there are no rings.
     pub offset: u32,
-    /// BAR (mirrored, attachment scope) whose first page is the attachment mirror.
+    /// BAR whose first page is the attachment mirror: mirrored, attachment scope.
     pub mirror_bar: u8,
-    /// BAR (with trapped space) of the control page, and its offset there.
+    /// BAR of the control page. The page lies in trapped space.
     pub control_bar: u8,
-    /// See `control_bar`; a multiple of 4096.
+    /// Offset of the control page in `control_bar`, a multiple of 4096.
     pub control_offset: u32,
 }
 
-/// Where the MSI-X table and pending bits lie; both trapped.
+/// Location of the MSI-X table and of the pending bits. Both are trapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MsixSpec {
-    /// Vectors, 1 to 2048.
+    /// Number of vectors, 1 to 2048.
     pub vectors: u16,
-    /// BAR of both.
+    /// BAR of the table and of the pending bits.
     pub bar: u8,
-    /// Offset of the table, 16 bytes a vector; a multiple of 4096.
+    /// Offset of the table, a multiple of 4096. Each vector takes 16 bytes.
     pub table: u32,
     /// Offset of the pending bits; a multiple of 4096.
     pub pba: u32,
@@ -145,20 +155,20 @@ pub struct MsixSpec {
 /// One attachment of a function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AttachmentSpec {
-    /// Name in sockets and tables: 1 to [`MAX_NAME`] letters, digits, `-`.
+    /// Name in sockets and tables: 1 to [`MAX_NAME`] letters, digits and `-`.
     pub name: String,
-    /// Which memory of [`Scope::Group`] it sees.
+    /// Number of its group, whose memory of [`Scope::Group`] it sees.
     pub group: u8,
 }
 
-/// A PCI function.
+/// Description of a PCI function.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct FunctionSpec {
     /// PCI identity.
     pub identity: Identity,
     /// The six BARs. The one after a 64-bit BAR is `None`.
     pub bars: [Option<BarSpec>; 6],
-    /// Attachments; their index is their number.
+    /// The attachments. The index is the [`crate::device::AttachmentId`].
     pub attachments: Vec<AttachmentSpec>,
     /// MSI-X, if any.
     pub msix: Option<MsixSpec>,
@@ -168,18 +178,24 @@ pub struct FunctionSpec {
     pub rings: Option<RingSpec>,
 }
 
-/// The longest name of an attachment in bytes.
+/// Longest name of an attachment in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// Size of BAR 0's part that the core adds behind a NIC's own registers in [`FunctionSpec::nic`]: control page, MSI-X table
-/// (at most 256 vectors), pending bits.
+/// Bytes that the core adds to BAR 0 behind a NIC's own registers in [`FunctionSpec::nic`]: control
+/// page, MSI-X table (at most 256 vectors), pending bits.
 pub const CORE_REGISTERS: u64 = 0x3000;
 
 impl FunctionSpec {
-    /// The usual shape of a nicforge NIC: BAR 0 with `registers` bytes of the device's own (a multiple of 4096), then the core's
-    /// control page and MSI-X (at most 256 vectors); BAR 1 the attachment's windows, a ring of `ring_cells` and `windows` bytes
-    /// of the device's own from offset 0x10000 on, or behind a ring that is longer; BAR 2 the attachment mirror, its first page
-    /// the core's and then `mirror` bytes of the device's. The device adds BARs 3 to 5.
+    /// Returns the description of a NIC of the usual shape.
+    ///
+    /// | BAR | contents |
+    /// | --- | --- |
+    /// | 0 | `registers` bytes of the device, rounded up to 4096; then control page and MSI-X |
+    /// | 1 | a ring of `ring_cells` cells, and from 0x10000 on `windows` bytes of the device |
+    /// | 2 | the attachment mirror: the core's page, then `mirror` bytes of the device |
+    ///
+    /// The device can add BARs 3 to 5. If the ring of BAR 1 is longer than 0x10000 bytes, the
+    /// device's windows begin behind it. `vectors` is at most 256.
     pub fn nic(
         identity: Identity,
         attachments: Vec<AttachmentSpec>,
@@ -193,6 +209,7 @@ impl FunctionSpec {
         let ring_bytes = u64::from(ring_cells) * posted::CELL as u64;
         let window_size =
             if windows == 0 { ring_bytes.max(4096) } else { ring_bytes.max(0x1_0000) + windows };
+
         let bars = [
             Some(BarSpec::trapped((control + CORE_REGISTERS).next_power_of_two())),
             Some(BarSpec::memory(window_size.next_power_of_two(), AreaKind::Mapped, Scope::Attachment)),
@@ -201,6 +218,7 @@ impl FunctionSpec {
             None,
             None,
         ];
+
         Self {
             identity,
             bars,
@@ -224,11 +242,12 @@ impl FunctionSpec {
         }
     }
 
-    /// Whether all of it makes sense together.
+    /// Checks that the parts of the description are valid and fit together.
     pub fn validate(&self) -> Result<(), SpecError> {
         if self.attachments.is_empty() || self.attachments.len() > usize::from(u16::MAX) {
             return Err(SpecError::Attachments { count: self.attachments.len() });
         }
+
         for (index, attachment) in self.attachments.iter().enumerate() {
             let good = |byte: u8| byte.is_ascii_alphanumeric() || byte == b'-';
             let name = &attachment.name;
@@ -236,11 +255,13 @@ impl FunctionSpec {
                 return Err(SpecError::Name { attachment: index });
             }
         }
+
         for (index, bar) in self.bars.iter().enumerate() {
             if let Some(bar) = bar {
                 self.validate_bar(index as u8, bar)?;
             }
         }
+
         if let Some(msix) = self.msix {
             if msix.vectors == 0 || msix.vectors > 2048 {
                 return Err(SpecError::Vectors { vectors: msix.vectors });
@@ -248,6 +269,7 @@ impl FunctionSpec {
             self.trapped(msix.bar, msix.table.into(), u64::from(msix.vectors) * 16)?;
             self.trapped(msix.bar, msix.pba.into(), u64::from(msix.vectors).div_ceil(64) * 8)?;
         }
+
         if let Some(rings) = self.rings {
             let cells = rings.cells as usize;
             if !cells.is_power_of_two()
@@ -256,17 +278,20 @@ impl FunctionSpec {
             {
                 return Err(SpecError::Rings { count: rings.count, cells: rings.cells });
             }
+
             let bytes = u64::from(rings.count) * u64::from(rings.cells) * posted::CELL as u64;
             if bytes > 0 {
                 self.area(rings.bar, rings.offset.into(), bytes, AreaKind::Mapped)?;
             }
+
             self.area(rings.mirror_bar, 0, attachment::mirror::SIZE, AreaKind::Mirrored)?;
             self.trapped(rings.control_bar, rings.control_offset.into(), attachment::control::SIZE)?;
         }
+
         self.disjoint()
     }
 
-    /// Whether the core's tables and pages lie apart.
+    /// Checks that the core's tables and pages do not overlap.
     fn disjoint(&self) -> Result<(), SpecError> {
         let control = self
             .rings
@@ -278,6 +303,7 @@ impl FunctionSpec {
                 (msix.bar, u64::from(msix.pba), vectors.div_ceil(64) * 8),
             )
         });
+
         let places = [control, msix.map(|(table, _)| table), msix.map(|(_, pba)| pba)];
         for (index, place) in places.iter().enumerate() {
             for other in &places[index + 1..] {
@@ -290,9 +316,11 @@ impl FunctionSpec {
                 }
             }
         }
+
         Ok(())
     }
 
+    /// Checks one BAR: its size, its areas, and the free BAR behind one of 64 bits.
     fn validate_bar(&self, index: u8, bar: &BarSpec) -> Result<(), SpecError> {
         let least = match (bar.kind, bar.areas.is_empty()) {
             (BarKind::Io, true) => 4,
@@ -300,15 +328,18 @@ impl FunctionSpec {
             (_, true) => 16,
             (_, false) => 4096,
         };
+
         let most = if matches!(bar.kind, BarKind::Memory64 { .. }) { 1 << 40 } else { 1 << 31 };
         if !bar.size.is_power_of_two() || bar.size < least || bar.size > most {
             return Err(SpecError::BarSize { bar: index, size: bar.size });
         }
+
         if matches!(bar.kind, BarKind::Memory64 { .. })
             && self.bars.get(usize::from(index) + 1).is_none_or(Option::is_some)
         {
             return Err(SpecError::Bar64 { bar: index });
         }
+
         let mut end = 0;
         for area in &bar.areas {
             let bad = area.offset % 4096 != 0
@@ -320,15 +351,19 @@ impl FunctionSpec {
             if bad {
                 return Err(SpecError::Area { bar: index, offset: area.offset, length: area.length });
             }
+
             end = area.offset + area.length;
         }
+
         Ok(())
     }
 
+    /// Returns the description of a BAR, if it exists.
     fn bar(&self, index: u8) -> Option<&BarSpec> {
         self.bars.get(usize::from(index)).and_then(Option::as_ref)
     }
 
+    /// Checks that a range is page-aligned, lies in a memory BAR, and is trapped.
     fn trapped(&self, bar: u8, offset: u64, length: u64) -> Result<(), SpecError> {
         let free = self.bar(bar).is_some_and(|spec| {
             offset.is_multiple_of(4096)
@@ -339,9 +374,12 @@ impl FunctionSpec {
                     .iter()
                     .all(|area| offset + length <= area.offset || area.offset + area.length <= offset)
         });
+
         if free { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
     }
 
+    /// Checks that a range is page-aligned and lies in one area of `kind` that each attachment
+    /// owns.
     fn area(&self, bar: u8, offset: u64, length: u64, kind: AreaKind) -> Result<(), SpecError> {
         let inside = self.bar(bar).is_some_and(|spec| {
             offset.is_multiple_of(4096)
@@ -350,75 +388,78 @@ impl FunctionSpec {
                     area.kind == kind && area.offset <= offset && offset + length <= area.offset + area.length
                 })
         });
+
         if inside { Ok(()) } else { Err(SpecError::Place { bar, offset, length }) }
     }
 }
 
-/// Why a [`FunctionSpec`] was refused.
+/// Reason why a [`FunctionSpec`] was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum SpecError {
-    /// Too few or too many attachments.
+    /// The number of attachments is not 1 to 65535.
     #[error("a function needs 1 to 65535 attachments, not {count}")]
     Attachments {
-        /// How many there are.
+        /// Number of attachments.
         count: usize,
     },
-    /// An attachment's name is empty, too long, or has other characters than letters, digits and `-`.
+    /// An attachment's name is empty, too long, or has characters other than letters, digits and
+    /// `-`.
     #[error("attachment {attachment} needs a name of 1 to 64 letters, digits and `-`")]
     Name {
-        /// Its number.
+        /// Number of the attachment.
         attachment: usize,
     },
-    /// A BAR's size is not a power of two or out of range.
+    /// The size of a BAR is not a power of two, or out of range.
     #[error(
         "BAR {bar} of {size} bytes: the size must be a power of two, 16 bytes or more (I/O: 4, with mapped areas: 4096)"
     )]
     BarSize {
-        /// Which.
+        /// Number of the BAR.
         bar: u8,
-        /// Its size.
+        /// Its size in bytes.
         size: u64,
     },
     /// The BAR behind a 64-bit BAR is taken or does not exist.
     #[error("BAR {bar} is 64 bits wide, so the next one must be left out")]
     Bar64 {
-        /// Which.
+        /// Number of the BAR of 64 bits.
         bar: u8,
     },
-    /// An area is misaligned, out of its BAR, overlaps, or is of another kind than its neighbour.
+    /// An area is misaligned, outside its BAR, overlaps another, or is of another kind than its
+    /// neighbour.
     #[error(
         "BAR {bar}: the area at {offset:#x} of {length:#x} bytes is misaligned, outside, overlapping, or of a second kind"
     )]
     Area {
-        /// Which BAR.
+        /// Number of the BAR.
         bar: u8,
         /// The area's offset.
         offset: u64,
         /// The area's length.
         length: u64,
     },
-    /// MSI-X vectors out of range.
+    /// The number of MSI-X vectors is out of range.
     #[error("{vectors} MSI-X vectors: 1 to 2048 are possible")]
     Vectors {
-        /// How many.
+        /// Number of vectors.
         vectors: u16,
     },
-    /// Rings out of range.
+    /// The number or the size of the rings is out of range.
     #[error("{count} rings of {cells} cells: at most 8 of a power of two between 64 and 65536")]
     Rings {
-        /// How many rings.
+        /// Number of rings.
         count: u8,
         /// Cells in each.
         cells: u32,
     },
-    /// A table, page or ring does not lie where it must, or overlaps another.
+    /// A table, page or ring lies outside the space that it needs, or overlaps another.
     #[error("BAR {bar}: {length:#x} bytes at {offset:#x} do not lie in free space of the right kind")]
     Place {
-        /// Which BAR.
+        /// Number of the BAR.
         bar: u8,
-        /// Offset in it.
+        /// Offset in the BAR.
         offset: u64,
-        /// Length.
+        /// Length in bytes.
         length: u64,
     },
 }

@@ -1,18 +1,19 @@
-//! Time as the machine sees it.
+//! The machine's time.
 
 use std::ops::Add;
 
-/// Nanoseconds since the machine was built. Who drives the machine supplies it; it never goes backwards.
+/// Nanoseconds since the machine was built. The owner of the machine supplies it; it never
+/// decreases.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Nanos(pub u64);
 
 impl Nanos {
-    /// The start of time.
+    /// The time at which the machine was built.
     pub const ZERO: Self = Self(0);
-    /// Later than anything.
+    /// A time later than every other.
     pub const NEVER: Self = Self(u64::MAX);
 
-    /// This time and `nanoseconds` more, at most [`Nanos::NEVER`].
+    /// Returns this time plus `nanoseconds`, at most [`Nanos::NEVER`].
     pub const fn after(self, nanoseconds: u64) -> Self {
         Self(self.0.saturating_add(nanoseconds))
     }

@@ -1,74 +1,75 @@
-//! Trace hooks: what happens at the boundary of a function, as it happens.
+//! Trace hooks: events at the boundary of a function.
 
 use crate::{
     device::{Address, AttachmentId, FunctionId},
     time::Nanos,
 };
 
-/// One event. Data is not part of it: a trace must not become a second data path.
+/// One event. It carries no data: a trace must not become a second data path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum Event {
     /// A client took the attachment.
     Attached,
-    /// The client is gone.
+    /// The client left the attachment.
     Detached,
     /// The attachment was reset.
     Reset,
-    /// A trapped read of `length` bytes.
+    /// A trapped read.
     Read {
-        /// Where.
+        /// Address in the function's BARs.
         at: Address,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// A trapped write of `length` bytes.
+    /// A trapped write that the device carried out.
     Write {
-        /// Where.
+        /// Address in the function's BARs.
         at: Address,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// A record out of a posted-write ring.
+    /// A record of a posted-write ring that the device carried out.
     Posted {
-        /// Where.
+        /// Address in the function's BARs.
         at: Address,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// The device could not take a write yet.
+    /// The device refused a write for now.
     Stalled {
-        /// Where.
+        /// Address in the function's BARs.
         at: Address,
     },
     /// An MSI-X vector was raised.
     Interrupt {
-        /// Which.
+        /// Number of the vector.
         vector: u16,
     },
     /// The INTx line changed.
     Intx {
-        /// To what.
+        /// The new level.
         asserted: bool,
     },
     /// The device started a DMA read.
     DmaRead {
-        /// From where.
+        /// Start address.
         iova: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// The device wrote to memory.
+    /// The device wrote to client memory.
     DmaWrite {
-        /// To where.
+        /// Start address.
         iova: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
 }
 
-/// Who wants to know.
+/// A receiver of trace events.
 pub trait TraceSink: Send {
-    /// An event of an attachment at a time. Called on the data path: it must not wait.
+    /// Handles one event of an attachment. The machine calls it on the data path: it must not
+    /// block.
     fn event(&mut self, now: Nanos, function: FunctionId, attachment: AttachmentId, event: Event);
 }

@@ -1,4 +1,4 @@
-//! Trapped accesses: widths, alignments, places and their borders.
+//! Tests of trapped accesses: widths, alignments, kinds of space and the borders between them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -46,6 +46,7 @@ fn io_ports_are_sized_by_configuration_space_and_reach_the_device() {
 
     assert_eq!(size, !31 | 1);
     assert_eq!(word.to_vec(), pattern(30, 2));
+
     let at = |offset| Address { bar: 5, offset };
     assert_eq!(probe.calls(), [Call::Write(A, at(8), vec![0x5a]), Call::Read(A, at(30), 2)]);
     assert!(matches!(try_read(&mut machine, 5, 31, 2), Err(AccessError::OutOfRange { .. })));
@@ -59,6 +60,7 @@ fn long_register_reads_come_in_natural_pieces() {
     let access = machine.read(F, A, 0, 0x101, &mut data).unwrap();
 
     assert_eq!((access, data), (Access::Done, pattern(0x101, 100)));
+
     for call in probe.calls() {
         let Call::Read(_, at, length) = call else { panic!("{call:?}") };
         assert!(length <= 64 && (length > 8 || at.offset % (length as u64).next_power_of_two() == 0));
@@ -112,7 +114,8 @@ fn read_across_registers_control_page_and_msix_gives_each_its_own() {
     assert_eq!(all[0xfff], 0xff);
     assert_eq!(all[0x1000 + control::ATTACHMENT as usize..][..4], [0; 4]);
     assert_eq!(all[0x1000 + 0x100..][..4], [0xff; 4]);
-    // The vectors are masked after power-on, and what is behind the last belongs to the device.
+
+    // The vectors are masked after power-on. The space behind the last one belongs to the device.
     assert_eq!(all[0x2000 + 12..][..4], [1, 0, 0, 0]);
     assert_eq!(all[0x2000 + 64..][..2], [0x40, 0x41]);
     assert_eq!(all[0x3000..][..9], [0, 0, 0, 0, 0, 0, 0, 0, 8]);
@@ -134,8 +137,10 @@ fn write_across_a_border_is_refused_without_effect() {
 
         assert!(matches!(outcome, Err(AccessError::OutOfRange { .. })), "{bar} {offset:#x}");
     }
+
     let mut seen = [9; 4];
     memory(&machine, A, BAR_MIXED).read(0x1ffc, &mut seen).unwrap();
+
     assert_eq!(seen, [0; 4]);
     assert_eq!(probe.calls(), []);
 }
@@ -161,6 +166,7 @@ fn memory_is_read_and_written_by_trapped_accesses_too() {
         (expected[0], expected[1001]) = (0, 0);
         expected
     });
+
     assert_eq!(probe.calls(), []);
 }
 
@@ -212,6 +218,7 @@ fn accesses_out_of_a_region_are_refused() {
         assert!(matches!(read, Err(AccessError::OutOfRange { .. })), "{index} {offset:#x}");
         assert!(matches!(write, Err(AccessError::OutOfRange { .. })), "{index} {offset:#x}");
     }
+
     assert_eq!(probe.calls(), []);
 }
 
@@ -222,7 +229,9 @@ fn regions_have_the_sizes_of_the_description() {
     let views: Vec<_> = (0..region::COUNT).map(|index| machine.region(F, A, index).unwrap()).collect();
 
     let sizes: Vec<_> = views.iter().map(|view| view.size).collect();
+
     assert_eq!(sizes, [0x4000, 0x2_0000, 0x2000, 0x1000, 0x4000, 0, 0, 4096, 0]);
+
     let mapped: Vec<_> = views.iter().map(|view| view.memory.is_some()).collect();
     assert_eq!(mapped, [false, true, true, true, true, false, false, false, false]);
     assert_eq!((views[4].areas[0].offset, views[4].areas[0].length), (0x1000, 0x1000));
@@ -286,11 +295,13 @@ fn stalled_write_has_no_effect_until_it_is_offered_again() {
     for _ in 0..3 {
         assert_eq!(machine.write(F, A, 0, 0x20, &[1]).unwrap(), Access::Stalled);
     }
+
     let refused = probe.calls();
     probe.script().stalled.clear();
     write(&mut machine, A, 0, 0x20, &[1]);
 
     let counters = machine.attachment_counters(F, A).unwrap();
+
     assert_eq!(refused, []);
     assert_eq!(probe.calls(), [Call::Write(A, Address { bar: 0, offset: 0x20 }, vec![1])]);
     assert_eq!((counters.stalls, counters.trapped_writes), (1, 1));
@@ -306,5 +317,6 @@ fn trapped_accesses_are_counted() {
     write_control(&mut machine, A, control::WAKE, 1);
 
     let counters = machine.attachment_counters(F, A).unwrap();
+
     assert_eq!((counters.trapped_reads, counters.trapped_writes, counters.wakes), (1, 3, 1));
 }

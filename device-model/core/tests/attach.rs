@@ -1,4 +1,4 @@
-//! Coming and going of clients, and resets.
+//! Tests of attach, detach and resets.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -24,6 +24,7 @@ fn attach_gives_each_client_zeroed_memory_of_its_own() {
 
     let mut seen = [1; 4];
     memory(&machine, C, 1).read(WINDOWS, &mut seen).unwrap();
+
     assert_eq!(seen, [0; 4]);
     assert_eq!(probe.calls(), [Call::Attached(A), Call::Attached(C)]);
 }
@@ -40,6 +41,7 @@ fn next_tenant_does_not_see_what_the_last_one_keeps() {
 
     let mut seen = [1; 0x200];
     memory(&machine, A, 1).read(WINDOWS, &mut seen).unwrap();
+
     assert_eq!(seen, [0; 0x200]);
 }
 
@@ -78,6 +80,7 @@ fn what_does_not_exist_is_refused() {
     assert!(matches!(machine.dma_unmap(F, A, 0, 1), Err(MachineError::DmaMap(DmaMapError::NotFound { .. }))));
     assert!(machine.region(no_function, A, 0).is_err());
     assert!(machine.irq_info(no_function, A, 0).is_none());
+
     machine.wake(no_function);
 }
 
@@ -93,6 +96,7 @@ fn group_memory_is_shared_by_the_group_and_by_nobody_else() {
     let (mut of_b, mut of_c) = ([0; 4], [1; 4]);
     memory(&machine, B, BAR_GROUP).read(0, &mut of_b).unwrap();
     memory(&machine, C, BAR_GROUP).read(0, &mut of_c).unwrap();
+
     assert_eq!((of_b, of_c), (*b"ours", [0; 4]));
 }
 
@@ -115,6 +119,7 @@ fn group_memory_is_renewed_only_when_the_group_is_empty() {
 
     let mut renewed = [1; 4];
     memory(&machine, B, BAR_GROUP).read(0, &mut renewed).unwrap();
+
     assert_eq!((while_b_stays, renewed), (*b"ours", [0; 4]));
 }
 
@@ -142,6 +147,7 @@ fn detach_carries_out_what_was_posted_then_tells_the_device() {
     machine.detach(F, A, Ended::Closed).unwrap();
 
     let calls = probe.calls();
+
     assert!(matches!(&calls[0], Call::Write(A, _, data) if *data == 7u32.to_le_bytes()));
     assert_eq!(calls[1..], [Call::Detached(A, Ended::Closed), Call::Reset(Reset::Attachment(A))]);
 }
@@ -213,6 +219,7 @@ fn reset_zeroes_the_clients_windows_and_keeps_the_cores_words() {
         memory(&machine, who, bar).read(offset, &mut out).unwrap();
         out
     };
+
     assert_eq!(bytes(A, 1, WINDOWS), [0; 16]);
     assert_eq!(bytes(A, BAR_MIXED, 0x1000), [0; 16]);
     assert_eq!(bytes(A, 2, 0x1000), [0; 16]);
@@ -240,6 +247,7 @@ fn mirrored_memory_without_the_cores_words_is_zeroed_from_its_start() {
 
     let mut seen = [9; 16];
     memory(&machine, A, 5).read(0, &mut seen).unwrap();
+
     assert_eq!(seen, [0; 16]);
 }
 
@@ -250,12 +258,15 @@ fn reset_empties_rings_and_the_client_starts_again_at_cell_0() {
     for number in 0..10 {
         ring.push_number(number);
     }
+
     settle(&mut machine, 0);
     ring.push_number(10);
     probe.calls();
 
     machine.reset_attachment(F, A).unwrap();
+
     assert_eq!(mirror_word(&memory(&machine, A, 2), mirror::RING_HEAD), 0);
+
     ring.restart();
     ring.push_number(11);
     settle(&mut machine, 0);
@@ -267,7 +278,9 @@ fn reset_empties_rings_and_the_client_starts_again_at_cell_0() {
 fn function_level_reset_in_configuration_space_resets_the_attachment() {
     let (mut machine, probe) = attached();
     let before = read_control(&mut machine, A, GENERATION);
-    // PCI Express is behind the 8 bytes of power management at 0x40; device control is 8 bytes into it, bit 15 resets.
+
+    // The PCI Express capability lies behind the 8 bytes of power management at 0x40. Device
+    // control is at offset 8 in it; bit 15 starts the reset.
     assert_eq!(read::<1>(&mut machine, A, region::CONFIG, 0x48), [0x10]);
 
     write(&mut machine, A, region::CONFIG, 0x48 + 8, &0x8000u16.to_le_bytes());
@@ -326,6 +339,7 @@ fn next_tenant_gets_no_message_mapping_or_interrupt_of_the_last_one() {
         context.interrupt(A, 0);
         assert!(matches!(context.dma_write(A, 0x1000, b"x"), Err(DmaError::Unmapped { .. })));
     });
+
     settle(&mut machine, 0);
 
     assert_eq!(outgoing(&mut machine), []);
@@ -348,6 +362,7 @@ fn three_hundred_functions_run_and_rest() {
     for (function, probe) in &probes {
         assert_eq!(numbers(probe), [function.0]);
     }
+
     assert_eq!((machine.functions(), machine.hot_functions(), next), (300, 0, Next::At(Nanos::NEVER)));
 }
 

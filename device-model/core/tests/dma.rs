@@ -1,4 +1,4 @@
-//! DMA: split-phase reads, posted writes, messages, and their bounds.
+//! Tests of DMA: split-phase reads, posted writes, messages, and their bounds.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -15,7 +15,7 @@ use nicforge_core::{
 };
 use nicforge_shm::SharedMemory;
 
-/// Have the device do something with its context in a step, and get what came of it.
+/// Runs an action with the device's context in a step, and returns its result.
 fn in_step<R: Send + 'static>(
     machine: &mut Machine,
     probe: &Probe,
@@ -30,7 +30,7 @@ fn in_step<R: Send + 'static>(
     result.take().unwrap()
 }
 
-/// Start a read of `length` bytes at `iova` and let it come back.
+/// Starts a read of `length` bytes at `iova`, and returns its result.
 fn read_dma(machine: &mut Machine, probe: &Probe, iova: u64, length: usize) -> Result<Vec<u8>, DmaError> {
     probe.calls();
     in_step(machine, probe, move |context| context.dma_read(A, iova, length, DmaToken(5))).unwrap();
@@ -54,6 +54,7 @@ fn data_of_a_read_comes_after_the_call_that_started_it() {
         context.dma_read(A, 0x1008, 5, DmaToken(9)).unwrap();
         inner.done()
     });
+
     settle(&mut machine, 0);
 
     assert_eq!(within, []);
@@ -86,6 +87,7 @@ fn local_memory_is_read_and_written_at_once_and_counted() {
     let mut seen = [0; 5];
     memory.read(0xf, &mut seen).unwrap();
     let counters = machine.attachment_counters(F, A).unwrap();
+
     assert_eq!((all, none, wrote), (Ok(vec![3; MAX_DMA]), Ok(vec![]), Ok(())));
     assert_eq!(seen, [3, b'a', b'b', b'c', 3]);
     assert_eq!((counters.dma_read_bytes, counters.dma_written_bytes), (MAX_DMA as u64, 3));
@@ -119,6 +121,7 @@ fn what_is_not_mapped_permitted_or_too_long_fails_and_is_counted() {
 fn dma_fails_after_unmap() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
+
     assert_eq!(write_dma(&mut machine, &probe, 0x1000, &[1]), Ok(()));
 
     machine.dma_unmap(F, A, 0x1000, 0x1000).unwrap();
@@ -154,6 +157,7 @@ fn no_dma_without_bus_master_or_client() {
         context.dma_read(AttachmentId(77), 0, 4, DmaToken(2)).unwrap();
         [B, AttachmentId(77)].map(|who| context.dma_write(who, 0, &[1]))
     });
+
     settle(&mut machine, 0);
 
     assert_eq!((read, write), (Err(DmaError::NotBusMaster), Err(DmaError::NotBusMaster)));
@@ -170,6 +174,7 @@ fn remote_memory_is_reached_by_messages() {
         context.dma_read(A, 0x1010, 4, DmaToken(7)).unwrap();
         context.dma_write(A, 0x1020, b"xyz").unwrap();
     });
+
     let messages = outgoing(&mut machine);
     let early = probe.done();
     machine.dma_read_done(F, A, id_of(&messages[0]), Ok(b"data")).unwrap();
@@ -178,6 +183,7 @@ fn remote_memory_is_reached_by_messages() {
 
     let (function, attachment) = (F, A);
     let (read, write) = (id_of(&messages[0]), id_of(&messages[1]));
+
     assert_eq!(
         messages,
         [
@@ -221,6 +227,7 @@ fn bad_answers_become_errors_of_the_device() {
             context.dma_read(A, 0x1000, 8, DmaToken(token)).unwrap();
         }
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
     machine.dma_read_done(F, A, ids[0], Ok(&[1; 7])).unwrap();
@@ -233,6 +240,7 @@ fn bad_answers_become_errors_of_the_device() {
         (1, Err(DmaError::ShortAnswer { length: 9, wanted: 8 })),
         (2, Err(DmaError::Refused { errno: 14 })),
     ];
+
     assert_eq!(probe.done(), expected);
     assert_eq!(machine.attachment_counters(F, A).unwrap().dma_errors, 3);
 }
@@ -246,9 +254,10 @@ fn answers_that_nobody_waits_for_are_ignored() {
         context.dma_read(A, 0x1000, 4, DmaToken(1)).unwrap();
         context.dma_write(A, 0x1000, &[1]).unwrap();
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
-    // Another client answers for this one, with the right numbers.
+    // Another client sends answers with the right numbers.
     machine.dma_read_done(F, B, ids[0], Ok(&[1; 4])).unwrap();
     machine.dma_write_done(F, B, ids[1], Ok(())).unwrap();
     machine.dma_read_done(F, A, u64::MAX, Ok(&[1; 4])).unwrap();
@@ -293,6 +302,7 @@ fn reads_are_handed_over_within_the_budget_of_a_step() {
             context.dma_read(A, 0x1000, 4, DmaToken(token)).unwrap();
         }
     });
+
     machine.wake(F);
     let mut handed_over = Vec::new();
     while handed_over.iter().sum::<usize>() < 20 {
@@ -308,11 +318,12 @@ fn reads_that_fail_are_bounded_too() {
     let (mut machine, probe) = attached();
     let mut failed = 0;
     for _ in 0..100 {
-        // Without a step between them, as when a client sends trapped writes only.
+        // There is no step in between, as when a client only sends trapped writes.
         probe.tell(|context| while context.dma_read(A, 0, 4, DmaToken(0)).is_ok() {});
         probe.tell(|context| while context.dma_read(AttachmentId(99), 0, 4, DmaToken(0)).is_ok() {});
         write(&mut machine, A, 0, 0, &[1]);
     }
+
     for _ in 0..100 {
         machine.step(Nanos(0), 64);
         failed += probe.done().len();
@@ -332,6 +343,7 @@ fn messages_of_one_attachment_are_bounded() {
         assert_eq!(context.dma_write(A, 0x1000, &[1]), Err(DmaError::Busy));
         (reads, writes)
     });
+
     let messages = outgoing(&mut machine);
     for message in &messages {
         match message {
@@ -339,6 +351,7 @@ fn messages_of_one_attachment_are_bounded() {
             Outgoing::DmaWrite { id, .. } => machine.dma_write_done(F, A, *id, Ok(())).unwrap(),
         }
     }
+
     settle(&mut machine, 0);
     let again = write_dma(&mut machine, &probe, 0x1000, &[1]);
 
@@ -360,6 +373,7 @@ fn messages_not_sent_are_forgotten_at_a_reset() {
         machine.reset_attachment(F, A).unwrap();
         set_bus_master(&mut machine, A);
     }
+
     in_step(&mut machine, &probe, |context| context.dma_write(B, 0x1000, b"b")).unwrap();
     machine.reset_attachment(F, A).unwrap();
 
@@ -373,7 +387,7 @@ fn resets_do_not_use_up_the_room_for_reads() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
     for round in 0..50 {
-        // The data is there, and its device has not been handed it when the reset comes.
+        // At the reset the data has arrived, but the device has not received it.
         probe.tell(|context| while context.dma_read(A, 0x1000, 4, DmaToken(0)).is_ok() {});
         write(&mut machine, A, 0, 0, &[1]);
         match round % 3 {
@@ -389,6 +403,7 @@ fn resets_do_not_use_up_the_room_for_reads() {
     }
 
     let stale = probe.done();
+
     assert_eq!((stale, read_dma(&mut machine, &probe, 0x1000, 4)), (vec![], Ok(vec![0; 4])));
 }
 
@@ -439,17 +454,21 @@ fn messages_that_wait_when_bus_mastering_ends_fail() {
         context.dma_write(A, 0x1000, &[1]).unwrap();
         context.interrupt(A, 0);
     });
+
     let early = sink.get();
 
     write(&mut machine, A, region::CONFIG, 0x04, &0x0002u16.to_le_bytes());
 
     assert_eq!((outgoing(&mut machine), early, sink.get()), (vec![], 0, 1));
+
     settle(&mut machine, 0);
     assert_eq!(probe.done(), [(7, Err(DmaError::NotBusMaster))]);
-    // Nothing is under way: there is room for as much as ever.
+
+    // No operation is in flight: the whole limit is available again.
     set_bus_master(&mut machine, A);
     let started = in_step(&mut machine, &probe, |context| {
         (0..100).take_while(|_| context.dma_write(A, 0x1000, &[1]).is_ok()).count()
     });
+
     assert_eq!(started, MAX_REMOTE);
 }

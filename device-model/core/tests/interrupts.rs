@@ -1,4 +1,4 @@
-//! Interrupts as a client of the machine sees them.
+//! Tests of interrupts, from a client's view of the machine.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -15,7 +15,7 @@ use nicforge_core::{
     time::Nanos,
 };
 
-/// Have the device raise or do something in a step.
+/// Runs an action with the device's context in a step.
 fn act(machine: &mut Machine, probe: &Probe, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
     probe.tell(action);
     machine.wake(F);
@@ -63,6 +63,7 @@ fn unbound_vector_is_pending_until_it_is_bound() {
         context.interrupt(A, 1);
         context.interrupt(A, 1);
     });
+
     let pending = pending_bits(&mut machine);
 
     let other = bind(&mut machine, A, MSIX, 0);
@@ -94,6 +95,7 @@ fn vectors_and_attachments_that_do_not_exist_raise_nothing() {
         context.set_intx(B, true);
         context.set_intx(AttachmentId(99), true);
     });
+
     attach(&mut machine, B);
     let intx = bind(&mut machine, B, INTX, 0);
 
@@ -114,9 +116,10 @@ fn interrupt_does_not_overtake_remote_writes() {
         context.interrupt(A, 0);
         context.interrupt(A, 3);
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
-    // The later one is answered first.
+    // The second write is answered first.
     answer_writes(&mut machine, &ids[1..]);
     let after_one = (sink.get(), pending_bits(&mut machine));
     answer_writes(&mut machine, &ids[..1]);
@@ -135,6 +138,7 @@ fn remote_writes_wait_for_an_interrupt_that_waits_for_remote_writes() {
         context.interrupt(A, 0);
         assert_eq!(context.dma_write(A, 0x1000, &[2]), Err(DmaError::Busy));
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
     answer_writes(&mut machine, &ids);
@@ -154,6 +158,7 @@ fn intx_does_not_overtake_remote_writes_and_they_wait_for_it() {
         context.set_intx(A, true);
         assert_eq!(context.dma_write(A, 0x1000, &[2]), Err(DmaError::Busy));
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
     let early = sink.get();
 
@@ -162,8 +167,9 @@ fn intx_does_not_overtake_remote_writes_and_they_wait_for_it() {
     assert_eq!((ids.len(), early, sink.get()), (1, 0, 1));
 }
 
-/// Something is raised that is not delivered yet, a write is under way, and then the client lets the interrupt come. The next write has to wait for
-/// it: a device that always has one under way would put it off for ever.
+/// Raises an interrupt that can't be delivered yet, and starts a DMA write. Then the client makes
+/// the interrupt deliverable. The next write must wait for it: otherwise a device that always has a
+/// write in flight would delay it without end.
 fn next_write_waits(
     prepare: impl FnOnce(&mut Machine) -> Option<Arc<Count>>,
     raise: impl FnOnce(&mut Context<'_>) + Send + 'static,
@@ -177,10 +183,12 @@ fn next_write_waits(
         context.dma_write(A, 0x1000, &[1]).unwrap();
         context.dma_write(A, 0x1000, &[2]).unwrap();
     });
+
     let sink = let_come(&mut machine).or(prepared).unwrap();
     act(&mut machine, &probe, |context| {
         assert_eq!(context.dma_write(A, 0x1000, &[3]), Err(DmaError::Busy));
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
     let early = sink.get();
 
@@ -239,6 +247,7 @@ fn interrupt_held_at_a_reset_is_dropped() {
         context.dma_write(A, 0x1000, &[1]).unwrap();
         context.interrupt(A, 0);
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
 
     machine.reset_attachment(F, A).unwrap();
@@ -297,7 +306,7 @@ fn intx_is_not_used_while_msix_is_enabled() {
     assert_eq!((with_msix, sink.get()), (0, 1));
 }
 
-/// Offset of MSI-X message control, found along the list.
+/// Returns the offset of MSI-X message control, found by walking the capability list.
 fn msix_control(machine: &mut Machine) -> u64 {
     let [mut at] = read::<1>(machine, A, region::CONFIG, 0x34);
     loop {
@@ -327,7 +336,7 @@ fn reset_takes_the_line_back_and_keeps_what_is_bound() {
     assert_eq!((after_reset, intx.get(), vector.get()), (1, 2, 1));
 }
 
-/// The kernel of a guest has no part in it and sets nothing up again.
+/// A guest's kernel does not take part in this reset, and sets nothing up again.
 #[test]
 fn an_operators_reset_leaves_what_the_system_has_set_up() {
     let (mut machine, probe) = attached();
@@ -341,22 +350,27 @@ fn an_operators_reset_leaves_what_the_system_has_set_up() {
         context.interrupt(A, 1);
         context.set_intx(A, true);
     });
+
     let pending = pending_bits(&mut machine);
 
     machine.reset_function(F).unwrap();
 
     let [status] = read::<1>(&mut machine, A, region::CONFIG, 0x06);
+
     assert_eq!((pending, pending_bits(&mut machine), status & 0x08), (0b10, 0, 0));
     assert_eq!(read::<2>(&mut machine, A, region::CONFIG, 0x04), [6, 0]);
     assert_eq!(read::<2>(&mut machine, A, region::CONFIG, control)[1] & 0x80, 0x80);
     assert_eq!(read(&mut machine, A, 0, MSIX_TABLE), 0xfee0_1000u64.to_le_bytes());
     assert_eq!(read(&mut machine, A, 0, MSIX_TABLE + 12), [0; 4]);
+
     let sink = bind(&mut machine, A, MSIX, 0);
     act(&mut machine, &probe, |context| {
         context.dma_write(A, 0x1000, &[1]).unwrap();
         context.interrupt(A, 0);
     });
+
     let ids: Vec<_> = outgoing(&mut machine).iter().map(id_of).collect();
     answer_writes(&mut machine, &ids);
+
     assert_eq!((ids.len(), sink.get()), (1, 1));
 }

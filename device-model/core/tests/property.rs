@@ -1,4 +1,4 @@
-//! Random sequences of everything that clients, operators and time can do to a machine.
+//! Property tests: random sequences of operations by clients, operators and time.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -21,7 +21,7 @@ const FUNCTIONS: u32 = 3;
 const ATTACHMENTS: u16 = 3;
 const LOCAL: u64 = 0x1_0000;
 const REMOTE: u64 = 0x2_0000;
-/// Where [`Ring::push_number`] writes; trapped writes of the model go elsewhere.
+/// Offset that [`Ring::push_number`] writes. The model's trapped writes use others.
 const NUMBERS: u64 = 0x10;
 
 type Who = (FunctionId, AttachmentId);
@@ -53,6 +53,7 @@ fn doing() -> impl Strategy<Value = Doing> {
     let region = prop_oneof![0..6u32, Just(region::CONFIG), any::<u32>()];
     let offset = prop_oneof![0..0x4100u64, 0..0x2_0100u64, any::<u64>()];
     let iova = prop_oneof![Just(LOCAL), Just(REMOTE), Just(REMOTE - 4), Just(0u64)];
+
     prop_oneof![
         3 => Just(Doing::Attach),
         1 => prop_oneof![Just(Ended::Closed), Just(Ended::Evicted)].prop_map(Doing::Detach),
@@ -76,12 +77,12 @@ fn doing() -> impl Strategy<Value = Doing> {
     ]
 }
 
-/// What a client expects.
+/// The reference state of a client.
 struct Client {
     ring: Ring,
-    /// Posted, and not seen by the device yet.
+    /// Numbers posted that the device has not received.
     posted: VecDeque<u32>,
-    /// Reads started that have not ended.
+    /// Tokens of reads that have not ended.
     reads: BTreeSet<u64>,
 }
 
@@ -100,6 +101,7 @@ impl World {
         let mut machine = Machine::new();
         let probes =
             (0..FUNCTIONS).map(|number| add(&mut machine, &format!("node{number}"), spec()).1).collect();
+
         Self {
             machine,
             probes,
@@ -117,16 +119,20 @@ impl World {
 
     fn attach(&mut self, who: Who) {
         let (function, attachment) = who;
+
         assert_eq!(self.machine.attach(function, attachment).is_ok(), !self.clients.contains_key(&who));
+
         if self.clients.contains_key(&who) {
             return;
         }
+
         let memory = DmaBacking::Memory(SharedMemory::create("client", 0x1000).unwrap().whole());
         for (iova, backing) in [(LOCAL, memory), (REMOTE, DmaBacking::Remote)] {
             self.machine
                 .dma_map(function, attachment, iova, 0x1000, DmaPermission::READ_WRITE, backing)
                 .unwrap();
         }
+
         let ring = Ring::new(&self.machine, function, attachment);
         self.clients.insert(who, Client { ring, posted: VecDeque::new(), reads: BTreeSet::new() });
         self.set_bus_master(who);
@@ -136,7 +142,8 @@ impl World {
         let _ = self.machine.write(who.0, who.1, region::CONFIG, 4, &[6, 0]).unwrap();
     }
 
-    /// Look at what the devices saw: what was posted in order, each once; reads that were started.
+    /// Checks the calls that the devices received: posted numbers come in order, each once, and
+    /// only reads that were started end.
     fn check(&mut self) {
         for (function, probe) in self.probes.iter().enumerate() {
             let function = FunctionId(function as u32);
@@ -157,7 +164,7 @@ impl World {
         }
     }
 
-    /// What was under way of a client is lost, and its ring starts again.
+    /// Drops a client's expectations after a reset, and restarts its ring.
     fn forget(&mut self, who: Who, ring_only: bool) {
         if let Some(client) = self.clients.get_mut(&who) {
             client.posted.clear();
@@ -169,7 +176,8 @@ impl World {
         }
     }
 
-    /// Have the device start reads, in the call that a trapped write makes. What it could not start is not expected.
+    /// Has the device start reads during a trapped write. Reads that it could not start are not
+    /// expected to end.
     fn start_reads(&mut self, who: Who, count: u8, iova: u64) {
         let started = std::sync::Arc::new(std::sync::Mutex::new(Vec::new()));
         let (first, list) = (self.next_token, started.clone());
@@ -179,16 +187,17 @@ impl World {
             let accepted = tokens.filter(|&token| context.dma_read(who.1, iova, 8, DmaToken(token)).is_ok());
             list.lock().unwrap().extend(accepted);
         });
+
         self.act(who);
         let started = started.lock().unwrap().clone();
         self.clients.get_mut(&who).unwrap().reads.extend(started);
     }
 
-    /// Let the device act at once; give up what it was told when it stalls.
+    /// Runs the device's actions during a trapped write.
     fn act(&mut self, who: Who) {
         let probe = self.probe(who);
         let stalled = std::mem::take(&mut probe.script().stalled);
-        // This also carries out what is in the ring.
+        // The write also drains the ring.
         let _ = self.machine.write(who.0, who.1, 0, 0x8, &[1]).unwrap();
         probe.script().stalled = stalled;
         probe.script().actions.clear();
@@ -198,6 +207,7 @@ impl World {
         while let Some(message) = self.machine.pop_outgoing() {
             self.sent.push_back(message);
         }
+
         for _ in 0..count {
             let Some(message) = self.sent.pop_front() else { break };
             let answered = match (&message, kind) {
@@ -217,7 +227,7 @@ impl World {
                     self.machine.dma_write_done(*function, *attachment, *id, Ok(()))
                 }
             };
-            // It fails when the client is gone.
+            // An answer fails after the client has left.
             let _ = answered;
         }
     }
@@ -229,7 +239,7 @@ impl World {
             Doing::Attach => self.attach(who),
             Doing::Detach(why) => {
                 assert_eq!(self.machine.detach(function, attachment, why).is_ok(), here);
-                // What was in the ring was carried out, unless it stalled.
+                // The records of the ring were carried out, unless one stalled.
                 self.check();
                 self.clients.remove(&who);
             }
@@ -302,14 +312,16 @@ impl World {
             }
             _ => {}
         }
+
         self.check();
     }
 
-    /// Let everything go on: all that was posted arrives, and all reads end.
+    /// Ends all stalls, and waits until every record has arrived and every read has ended.
     fn finish(&mut self) {
         for probe in &self.probes {
             probe.script().stalled.clear();
         }
+
         for _ in 0..1000 {
             self.machine.rescan();
             self.now += 1_000_000;
@@ -322,6 +334,7 @@ impl World {
                 return;
             }
         }
+
         panic!("something never ends");
     }
 }
@@ -337,11 +350,13 @@ proptest! {
         for attachment in 0..ATTACHMENTS {
             world.attach((F, AttachmentId(attachment)));
         }
+
         for (function, attachment, doing) in sequence {
             world.run((FunctionId(function), AttachmentId(attachment)), doing);
             let under_way = world.clients.values().map(|client| client.reads.len()).max().unwrap_or(0);
             prop_assert!(under_way <= MAX_REMOTE);
         }
+
         world.finish();
     }
 
@@ -370,9 +385,10 @@ proptest! {
                 world.machine.step(Nanos(world.now), 16);
             }
         }
+
         probe.calls();
 
-        // Its neighbour works as if nothing were.
+        // The other client is not affected.
         let number = world.next_number;
         world.clients.get_mut(&other).unwrap().ring.push_number(number);
         settle(&mut world.machine, world.now);
@@ -380,7 +396,9 @@ proptest! {
         let seen = probe.calls().into_iter().any(|call| {
             matches!(call, Call::Write(B, _, data) if data == number.to_le_bytes())
         });
+
         prop_assert!(seen);
+
         world.machine.reset_function(F).unwrap();
         world.machine.detach(F, A, Ended::Evicted).unwrap();
     }

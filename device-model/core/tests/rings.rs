@@ -1,4 +1,4 @@
-//! Posted-write rings.
+//! Tests of posted-write rings.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -24,6 +24,7 @@ fn records_reach_the_device_in_order_with_their_address_and_data() {
 
     let write = |bar, offset, data: &[u8]| Call::Write(A, Address { bar, offset }, data.to_vec());
     let expected = [write(0, 0x18, &[1]), write(4, 0x2ff0, &[2; 512]), write(0, 0xfff, &[3])];
+
     assert_eq!(probe.calls(), expected);
     assert_eq!(machine.attachment_counters(F, A).unwrap().posted_writes, 3);
 }
@@ -35,6 +36,7 @@ fn full_ring_has_room_again_when_the_machine_has_stepped() {
     for number in 0..RING_CELLS {
         ring.push_number(number);
     }
+
     assert_eq!(ring.push(0, 0, &[1]), Err(PushError::Full));
 
     settle(&mut machine, 0);
@@ -57,6 +59,7 @@ fn trapped_access_comes_behind_everything_posted() {
     write(&mut machine, A, 0, 0x30, &[7]);
 
     let calls = probe.calls();
+
     assert_eq!(calls.len(), RING_CELLS as usize + 3);
     assert!(matches!(calls[RING_CELLS as usize], Call::Read(..)));
     assert!(matches!(&calls[RING_CELLS as usize + 2], Call::Write(_, _, data) if *data == [7]));
@@ -80,8 +83,10 @@ fn trapped_access_comes_behind_everything_posted_in_a_large_ring() {
     read::<4>(&mut machine, A, 0, 0x30);
 
     let calls = probe.calls();
+
     assert!(matches!(calls.last(), Some(Call::Read(..))));
-    // One attached, then the records.
+
+    // The first call is the attach; then come the records.
     assert_eq!(calls.len(), posted::MAX_RING_CELLS + 2);
 }
 
@@ -102,7 +107,7 @@ fn accesses_wait_behind_a_stalled_record_and_the_control_page_passes() {
     assert_eq!(read::<1>(&mut machine, A, 7, 0), [0x34]);
 }
 
-/// A machine whose second client waits for something that the device does not have.
+/// Returns a machine whose second client waits for a resource that the device lacks.
 fn contended() -> (Machine, Probe, Ring) {
     let (mut machine, probe) = attached();
     attach(&mut machine, B);
@@ -111,6 +116,7 @@ fn contended() -> (Machine, Probe, Ring) {
     machine.step(Nanos(0), 64);
     probe.calls();
     let ring = Ring::new(&machine, F, A);
+
     (machine, probe, ring)
 }
 
@@ -127,13 +133,16 @@ fn an_access_takes_nothing_out_of_turn_while_another_client_waits() {
 
     assert_eq!((before, taken, between), (Access::Stalled, vec![], Access::Stalled));
     assert_eq!(numbers(&probe), [0, 1, 2]);
+
     read::<4>(&mut machine, A, 0, 0x30);
-    // Nobody waits any more.
+
+    // No client waits from here on.
     probe.script().stalled.clear();
     machine.step(Nanos(0), 64);
     probe.calls();
     ring.push_number(3);
     read::<4>(&mut machine, A, 0, 0x30);
+
     assert!(matches!(&probe.calls()[..], [Call::Write(..), Call::Read(..)]));
 }
 
@@ -146,9 +155,12 @@ fn an_access_waits_for_no_more_than_a_ring_of_records() {
             number += 1;
         }
     };
+
     fill(&mut ring);
-    // Given up: it counts for nothing.
+
+    // This access is given up, and has no effect on the next one.
     assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Stalled);
+
     machine.step(Nanos(0), 16);
     machine.give_up_access(F, A).unwrap();
 
@@ -157,6 +169,7 @@ fn an_access_waits_for_no_more_than_a_ring_of_records() {
         assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Stalled, "turn {turn}");
         machine.step(Nanos(0), 16);
     }
+
     fill(&mut ring);
 
     assert_eq!(try_read(&mut machine, 0, 0x30, 4).unwrap(), Access::Done);
@@ -190,6 +203,7 @@ fn stalled_record_is_offered_until_it_is_taken_and_nothing_passes_it() {
         of_a.push_number(number);
         of_b.push_number(10 + number);
     }
+
     probe.script().stalled.push(A);
     probe.calls();
 
@@ -226,6 +240,7 @@ fn ring_reset_drops_what_is_stalled_and_state_tells_where_to_go_on() {
     for number in 0..5 {
         ring.push_number(number);
     }
+
     settle(&mut machine, 0);
     ring.push_number(5);
     probe.script().stalled.push(A);
@@ -256,7 +271,9 @@ fn rings_that_do_not_exist_have_no_state_and_no_reset() {
         assert_eq!(read_control(&mut machine, A, control::RING_SELECT), number);
         assert_eq!(read_control(&mut machine, A, control::RING_STATE), u32::MAX);
     }
+
     settle(&mut machine, 0);
+
     assert_eq!(numbers(&probe), [1]);
 }
 
@@ -283,11 +300,13 @@ fn records_to_anything_but_registers_are_counted_and_skipped() {
     for (bar, offset, length) in elsewhere {
         ring.push(bar, offset, &vec![1; length]).unwrap();
     }
+
     ring.push_number(42);
 
     let next = machine.step(Nanos(0), 64);
 
     let counters = machine.attachment_counters(F, A).unwrap();
+
     assert_eq!((next, numbers(&probe)), (Next::Now, vec![42]));
     assert_eq!((counters.malformed_records, counters.posted_writes), (elsewhere.len() as u64, 1));
     assert_eq!(read_control(&mut machine, A, GENERATION), 1);
@@ -297,11 +316,13 @@ fn records_to_anything_but_registers_are_counted_and_skipped() {
 fn cells_of_rubbish_are_counted_and_skipped_one_by_one() {
     let (mut machine, probe) = attached();
     let cells = memory(&machine, A, 1);
-    // A phase of the first lap with lengths that no record has: 0, and 1023.
+
+    // Headers with the phase of the first lap and invalid lengths: 0 and 1023.
     for (cell, length) in [(0, 0u64), (1, 0x3ff)] {
         let header = posted::PHASE | length << posted::LENGTH_SHIFT;
         cells.write(cell * posted::CELL as u64, &header.to_le_bytes()).unwrap();
     }
+
     let header = posted::PHASE | posted::header(0, 0x10, 4);
     cells.write(2 * posted::CELL as u64 + 8, &42u32.to_le_bytes()).unwrap();
     cells.write(2 * posted::CELL as u64, &header.to_le_bytes()).unwrap();
@@ -327,20 +348,23 @@ fn several_rings_keep_their_order_and_their_numbers() {
         .collect();
     for lap in 0..3u32 {
         for (ring, producer) in producers.iter_mut().enumerate() {
-            // Ring 3 gets one record only.
+            // Ring 3 receives only one record.
             if ring != 3 || lap == 0 {
                 producer.try_push(|| 0, 0, 0x10, &(ring as u32 * 10 + lap).to_le_bytes()).unwrap();
             }
         }
         settle(&mut machine, 0);
     }
+
     write_control(&mut machine, A, control::RING_SELECT, 3);
     let of_3 = read_control(&mut machine, A, control::RING_STATE);
     write_control(&mut machine, A, control::RING_SELECT, 7);
     let of_7 = read_control(&mut machine, A, control::RING_STATE);
 
     let seen = numbers(&probe);
+
     assert_eq!((of_3, of_7), (1 | 1 << 31, 3 | 1 << 31));
+
     for ring in 0..8 {
         let of_ring: Vec<_> = seen.iter().filter(|number| **number / 10 == ring).copied().collect();
         let expected: Vec<_> = (0..if ring == 3 { 1 } else { 3 }).map(|lap| ring * 10 + lap).collect();
@@ -354,7 +378,9 @@ fn clients_that_want_the_same_thing_are_first_in_turn() {
     attach(&mut machine, B);
     attach(&mut machine, C);
     let mut rings = [A, B, C].map(|who| Ring::new(&machine, F, who));
-    // Who wrote: all in each turn but those that stall, here the ones that the list names.
+
+    // Runs a turn in which the writes of the clients in `stalled` stall. Returns the clients that
+    // wrote, in order.
     let mut turn = |stalled: &[AttachmentId]| {
         rings.iter_mut().for_each(|ring| ring.push_number(0));
         probe.script().stalled = stalled.to_vec();
@@ -370,7 +396,8 @@ fn clients_that_want_the_same_thing_are_first_in_turn() {
     assert_eq!(turn(&[A]), [B, C]);
     assert_eq!(turn(&[]), [A, B, C], "who got nothing is first");
     assert_eq!(turn(&[]), [A, B, C], "nobody waited: nothing changes");
-    // What C was given before is held against it once.
+
+    // The records that C had carried out before count against it once.
     assert_eq!(turn(&[C]), [A, B]);
     assert_eq!(turn(&[C]), [A, B]);
     assert_eq!(turn(&[]), [C, A, B]);

@@ -1,4 +1,4 @@
-//! Stepping, resting and waking up.
+//! Tests of stepping, sleeping and waking.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -103,7 +103,9 @@ fn last_look_finds_a_record_that_came_after_the_last_turn() {
     let mirror = memory(&machine, A, 2);
     settle(&mut machine, 0);
     probe.calls();
-    // The device is stepped in the turn that finds nothing. What is posted then is there before the last look.
+
+    // The action runs in the turn that finds no work. Its record is thus in the ring before the
+    // last look.
     probe.tell(move |_| ring.push_number(1));
 
     let next = machine.step(Nanos(1_000_000), 64);
@@ -120,6 +122,7 @@ fn sleeping_is_set_for_every_client_of_a_function_and_cleared_for_all() {
         attach(&mut machine, who);
         memory(&machine, who, 2)
     });
+
     go_cold(&mut machine, 0);
     let asleep = mirrors.each_ref().map(is_sleeping);
 
@@ -149,6 +152,7 @@ fn earliest_wish_wakes_the_function_once() {
         context.wake_at(Nanos(5_000_000));
         context.wake_at(Nanos(7_000_000));
     });
+
     let now = go_cold(&mut machine, 0);
     probe.steps();
 
@@ -172,6 +176,7 @@ fn earliest_wish_of_several_calls_counts() {
         probe.tell(move |context| context.wake_at(Nanos(time)));
         settle(&mut machine, 0);
     }
+
     go_cold(&mut machine, 0);
 
     let first = machine.step(Nanos(1_000_000), 64);
@@ -201,15 +206,17 @@ fn wishes_come_true_however_many_there_were() {
     for function in [first, second] {
         machine.attach(function, A).unwrap();
     }
+
     other.tell(|context| context.wake_at(Nanos(50_000_000)));
     for round in 0..1000 {
-        // Far, near, and far again: each is another entry.
+        // Each of these times adds an entry to the heap.
         probe.tell(move |context| context.wake_at(Nanos(90_000_000 - round)));
         machine.step(Nanos(round), 64);
         probe.tell(move |context| context.wake_at(Nanos(round)));
         machine.wake(first);
         machine.step(Nanos(round), 64);
     }
+
     probe.tell(|context| context.wake_at(Nanos(40_000_000)));
     machine.wake(first);
     settle(&mut machine, 1000);
@@ -263,12 +270,14 @@ fn flood_of_one_client_does_not_starve_another() {
     for number in 0..RING_CELLS {
         flood.push_number(number);
     }
+
     trickle.push_number(1000);
     probe.calls();
 
     machine.step(Nanos(0), 8);
 
     let mut seen = numbers(&probe);
+
     assert_eq!(seen.pop(), Some(1000));
     assert_eq!(seen, (0..8).collect::<Vec<_>>());
 }
@@ -346,6 +355,7 @@ fn trace_shows_what_happens_at_the_boundary() {
             context.set_intx(A, asserted);
         }
     });
+
     settle(&mut machine, 0);
     machine.reset_attachment(F, A).unwrap();
     machine.detach(F, A, Ended::Closed).unwrap();
@@ -364,6 +374,7 @@ fn trace_shows_what_happens_at_the_boundary() {
         Event::Reset,
         Event::Detached,
     ];
+
     assert_eq!(events.of_attachment(A), expected);
 }
 
@@ -384,5 +395,6 @@ fn trace_shows_a_stall_once_and_nothing_of_dma_that_was_not_started() {
     let seen = events.of_attachment(A);
     let stalls = seen.iter().filter(|event| matches!(event, Event::Stalled { .. })).count();
     let writes = seen.iter().filter(|event| matches!(event, Event::DmaWrite { .. })).count();
+
     assert_eq!((stalls, writes), (1, nicforge_core::context::MAX_REMOTE));
 }

@@ -1,4 +1,4 @@
-//! Descriptions that are refused.
+//! Tests of descriptions that are refused.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 mod common;
@@ -19,6 +19,7 @@ fn bar(spec: &mut FunctionSpec, index: usize) -> &mut BarSpec {
 #[test]
 fn usual_shape_is_accepted_in_all_its_sizes() {
     assert_eq!(changed(|_| ()), Ok(()));
+
     for (vectors, cells, windows, mirror) in
         [(1, 64, 0, 0), (256, 65536, 0x1000, 0x1000), (8, 2048, 0x10_0000, 0)]
     {
@@ -73,9 +74,11 @@ fn wide_bar_takes_the_next_one() {
 
     assert_eq!(changed(|spec| bar(spec, 3).kind = wide), Err(SpecError::Bar64 { bar: 3 }));
     assert_eq!(changed(|spec| bar(spec, 4).kind = wide), Ok(()));
+
     let last = changed(|spec| {
         spec.bars[5] = Some(BarSpec { kind: wide, ..BarSpec::trapped(4096) });
     });
+
     assert_eq!(last, Err(SpecError::Bar64 { bar: 5 }));
 }
 
@@ -96,7 +99,9 @@ fn areas_are_aligned_ascending_inside_and_of_one_kind() {
         let outcome = changed(|spec| bar(spec, 4).areas = areas.clone());
         assert!(matches!(outcome, Err(SpecError::Area { bar: 4, .. })), "{areas:?}");
     }
+
     let ports = changed(|spec| bar(spec, 4).kind = BarKind::Io);
+
     assert!(matches!(ports, Err(SpecError::Area { bar: 4, .. })));
 }
 
@@ -107,6 +112,7 @@ fn msix_has_vectors_in_trapped_memory() {
 
     assert_eq!(msix(|msix| msix.vectors = 0), Err(SpecError::Vectors { vectors: 0 }));
     assert_eq!(msix(|msix| msix.vectors = 2049), Err(SpecError::Vectors { vectors: 2049 }));
+
     for wrong in [
         msix(|msix| msix.table = 0x800),
         msix(|msix| msix.table = 0x4000),
@@ -140,6 +146,7 @@ fn rings_lie_in_mapped_memory_of_the_attachment() {
     {
         assert!(matches!(wrong, Err(SpecError::Rings { .. })), "{wrong:?}");
     }
+
     for wrong in [
         rings(|rings| rings.bar = 2),
         rings(|rings| rings.bar = 9),
@@ -152,7 +159,9 @@ fn rings_lie_in_mapped_memory_of_the_attachment() {
     ] {
         assert!(matches!(wrong, Err(SpecError::Place { .. })), "{wrong:?}");
     }
+
     let of_the_group = changed(|spec| bar(spec, 1).scope = Scope::Group);
+
     assert!(matches!(of_the_group, Err(SpecError::Place { bar: 1, .. })));
 }
 
@@ -166,5 +175,6 @@ fn without_rings_their_place_means_nothing() {
     let (function, _) = common::add(&mut machine, "node0", none);
 
     machine.attach(function, common::A).unwrap();
+
     assert_eq!(common::read_control(&mut machine, common::A, common::GENERATION), 1);
 }

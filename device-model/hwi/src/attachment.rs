@@ -1,50 +1,58 @@
-//! What the core gives every attachment: a trapped *control page* and a *mirror* page.
+//! The two pages that the core adds to every attachment: a trapped *control page* and a *mirror*
+//! page.
 //!
-//! Where they are is said by [`crate::pci::AttachmentCapability`].
+//! [`crate::pci::AttachmentCapability`] says where they are.
 
-/// The most posted-write rings an attachment can have.
+/// Largest number of posted-write rings of an attachment.
 pub const MAX_RINGS: usize = 8;
 
 /// Offsets in the control page (trapped, 32-bit accesses).
 pub mod control {
-    /// Write anything: the engine looks at this attachment's mapped memory soon. A client does this after a store when
-    /// it sees [`super::mirror::SLEEPING`] set.
+    /// Write, any value: requests that the engine poll this attachment's mapped memory soon. A
+    /// client writes it after a store if it finds [`super::mirror::SLEEPING`] set.
     pub const WAKE: u64 = 0x00;
-    /// Write a ring's number: the ring is emptied and starts again at cell 0 with phase 1. Records in it are lost.
+    /// Write a ring's number: empties the ring and restarts it at cell 0 with phase 1. Records in
+    /// it are lost.
     pub const RING_RESET: u64 = 0x04;
-    /// Write a ring's number, then read [`RING_STATE`]. Reading gives the number selected.
+    /// Write a ring's number: selects the ring for [`RING_STATE`]. Read: the number selected.
     pub const RING_SELECT: u64 = 0x08;
-    /// Read: bits 30..0 the cell the engine reads next of the ring selected, bit 31 the phase it expects there.
+    /// Read: state of the selected ring. Bits 30..0 are the cell that the engine reads next, bit 31
+    /// the phase that it expects there.
     pub const RING_STATE: u64 = 0x0c;
-    /// Read: the generation of this attachment, counted up whenever it gets a new tenant or is reset. Answered when all
-    /// records posted before are carried out: reading it is a flush.
+    /// Read: the generation of this attachment, which increases with each new tenant and each
+    /// reset. The answer comes after all records posted earlier are carried out: reading it is a
+    /// flush.
     pub const GENERATION: u64 = 0x10;
-    /// Read: the attachment's number in its function (its PASID, as PCI would say).
+    /// Read: the attachment's number in its function. PCI would call it a PASID.
     pub const ATTACHMENT: u64 = 0x14;
     /// Size of the page in bytes.
     pub const SIZE: u64 = 0x1000;
 }
 
-/// Offsets in the mirror page: mapped read-only, written by the engine and never read back by it.
+/// Offsets in the mirror page. Clients map it read-only; the engine writes it and never reads it
+/// back.
 ///
-/// Words of 32 bits unless said otherwise; each group of words that changes together has a cache line of its own.
+/// Words have 32 bits unless stated otherwise. Each group of words that changes together has its
+/// own cache line.
 pub mod mirror {
-    /// [`MAGIC_VALUE`].
+    /// Holds [`MAGIC_VALUE`].
     pub const MAGIC: u64 = 0x00;
     /// "NICF" in little-endian order.
     pub const MAGIC_VALUE: u32 = 0x4643_494e;
-    /// As [`super::control::GENERATION`].
+    /// The generation, the same as [`super::control::GENERATION`].
     pub const GENERATION: u64 = 0x04;
-    /// Counts up at least every 100 ms as long as the engine lives (64-bit).
+    /// Heartbeat, which increases at least every 100 ms while the engine is alive (64-bit).
     pub const HEARTBEAT: u64 = 0x40;
-    /// Not 0: the engine does not look at this attachment's mapped memory until [`super::control::WAKE`] is written.
+    /// Not 0 while the engine does not poll this attachment's mapped memory. A write of
+    /// [`super::control::WAKE`] ends that.
     pub const SLEEPING: u64 = 0x80;
-    /// Bits of [`super::mirror::FLAG_DEAD`] and so on.
+    /// Flags: [`super::mirror::FLAG_DEAD`].
     pub const FLAGS: u64 = 0x84;
-    /// In [`FLAGS`]: this attachment was taken from its client (which truncated memory that was mapped, or by the operator). Its connection is shut:
-    /// open it again.
+    /// In [`FLAGS`]: this attachment was taken from its client, because the client truncated mapped
+    /// memory, or by the operator. The connection is closed, and the client may open a new one.
     pub const FLAG_DEAD: u32 = 1 << 0;
-    /// Cells consumed so far of ring 0, modulo 2^32. Ring `i` at `RING_HEAD + 64 * i`.
+    /// Cells of ring 0 consumed so far, modulo 2^32. The word of ring `i` is at
+    /// `RING_HEAD + 64 * i`.
     pub const RING_HEAD: u64 = 0x100;
     /// Distance between the heads of two rings in bytes: a cache line.
     pub const RING_HEAD_STRIDE: u64 = 0x40;

@@ -1,26 +1,32 @@
-//! The ATU, the Address Translation Unit: which memory RMA may touch, and whose it is.
+//! The ATU (Address Translation Unit): the memory that RMA may access, and its owners.
 //!
-//! RMA names memory by *network logical addresses* (NLA). The table of a card has entries for pages of four sizes; an entry says which VPID
-//! the page belongs to, where it is in that VPID's DMA address space, and what may be done with it. A region of several pages has entries in
-//! a row, so that its NLAs run on. An access lies in one region: regions next to each other are not one.
+//! RMA addresses memory by *network logical addresses* (NLA). A card's table has entries for pages
+//! of four sizes. An entry gives the VPID that owns the page, the page's place in that VPID's DMA
+//! address space, and the permitted access. A region of several pages has consecutive entries, so
+//! that its NLAs are contiguous. An access must lie in one region; adjacent regions are not one.
 //!
-//! A region lies in at most [`MAX_MAPPINGS`] mappings of its owner's, all regions of a card together in [`ALL_MAPPINGS`]. A guest whose IOMMU maps pages has a
-//! mapping for each of them.
+//! A region lies in at most [`MAX_MAPPINGS`] mappings of its owner's, and all regions of a card
+//! together in [`ALL_MAPPINGS`]. A guest whose IOMMU maps pages has one mapping for each page.
 //!
-//! Half of the entries of each page size, and of those mappings, is shared out equally among the card's VPIDs: nobody else can take a VPID's part. The
-//! other half is for who comes first. A registration that would take what is kept for others is refused with [`command::QUOTA`].
+//! Half of the entries of each page size, and half of those mappings, is divided equally among the
+//! card's VPIDs. No other VPID can take a VPID's share. The other half is granted in order of
+//! request. A registration that would use another VPID's share is refused with [`command::QUOTA`].
 //!
-//! A region is of the memory that its owner has mapped there when it is registered. When some of that is unmapped, or the owner loses *bus master*,
-//! none of the region is touched any more, whatever is mapped there later: it is registered anew. A region ends with its owner.
+//! A region consists of the memory that its owner has mapped there at registration. If any of that
+//! is unmapped, or the owner loses *bus master*, RMA does not access the region any more. Memory
+//! mapped there later does not change that; the owner must register it again. A region ends with
+//! its owner.
 //!
-//! An NLA: bits 61..60 the page size ([`page`]), below them the number of the entry and the offset in the page; bits 63..62 zero.
+//! In an NLA, bits 63..62 are zero and bits 61..60 are the page size ([`page`]). Below them are the
+//! number of the entry and the offset in the page.
 //!
-//! The admin attachment may register for any VPID, and every VPID for itself: what a kernel has to do in a system call, because physical
-//! addresses are everybody's, is done by the card here, because a VPID can name nothing but its own address space.
+//! The admin attachment may register for any VPID, and every VPID for itself. A kernel does this in
+//! a system call, because physical addresses reach all memory. Here the card can do it, because a
+//! VPID can name only its own address space.
 
-/// Mappings that a region lies in at most: 64 MiB in pages of 4 KiB.
+/// Largest number of mappings of one region: 64 MiB in pages of 4 KiB.
 pub const MAX_MAPPINGS: u32 = 1 << 14;
-/// Mappings that all regions of a card lie in at most, counted for each region.
+/// Largest number of mappings of all regions of a card, counted for each region.
 pub const ALL_MAPPINGS: u32 = 1 << 18;
 
 /// Page sizes.
@@ -34,7 +40,7 @@ pub mod page {
     /// 1 GiB.
     pub const SIZE_1G: u8 = 3;
 
-    /// Log2 of a page's bytes; `class` is taken modulo 4.
+    /// Returns the log2 of a page's size in bytes. `class` is taken modulo 4.
     #[inline]
     pub const fn shift(class: u8) -> u32 {
         match class & 3 {
@@ -45,7 +51,7 @@ pub mod page {
         }
     }
 
-    /// Entries that a card's table has for a page size.
+    /// Returns the number of entries of a card's table for a page size.
     #[inline]
     pub const fn entries(class: u8) -> u32 {
         match class & 3 {
@@ -61,54 +67,62 @@ pub mod page {
 pub mod nla {
     /// Lowest bit of the page size.
     pub const CLASS_SHIFT: u32 = 60;
-    /// Bits of an NLA that mean something.
+    /// Bits of an NLA that may be set.
     pub const MASK: u64 = (1 << 62) - 1;
 
-    /// The first address of an entry's page.
+    /// Returns the first address of an entry's page.
     #[inline]
     pub const fn of_entry(class: u8, entry: u32) -> u64 {
         ((class as u64 & 3) << CLASS_SHIFT) | ((entry as u64) << super::page::shift(class))
     }
 
-    /// {page size, entry, offset in the page}; `None` when bits are set that must not be, or the table has no such entry.
+    /// Returns {page size, entry, offset in the page}, or `None` if reserved bits are set or the
+    /// table has no such entry.
     #[inline]
     pub const fn decode(nla: u64) -> Option<(u8, u32, u64)> {
         if nla & !MASK != 0 {
             return None;
         }
+
         let class = (nla >> CLASS_SHIFT) as u8;
         let low = nla & ((1 << CLASS_SHIFT) - 1);
         let shift = super::page::shift(class);
         if low >> shift >= super::page::entries(class) as u64 {
             return None;
         }
+
         Some((class, (low >> shift) as u32, low & ((1 << shift) - 1)))
     }
 }
 
-/// Registers at [`crate::extoll::reg::ATU`], each 64 bits wide and each attachment's own: fill in, write [`command::COMMAND`], read
-/// [`command::STATUS`] and [`command::RESULT`]. A command is over when its write is; that waits while the card has much to do for other commands.
+/// Registers at [`crate::extoll::reg::ATU`]. Each is 64 bits wide, and each attachment has its own.
+/// Software fills them in, writes [`command::COMMAND`], and reads [`command::STATUS`] and
+/// [`command::RESULT`]. A command ends with its write; the write waits while the card is busy with
+/// other commands.
 pub mod command {
-    /// The first page's IOVA, a multiple of the page size. For deregistration: the region's first NLA.
+    /// IOVA of the first page, a multiple of the page size. For deregistration: the region's first
+    /// NLA.
     pub const ADDRESS: u64 = 0x1000;
-    /// Pages, 1 to the entries of the table.
+    /// Number of pages, 1 to the number of entries of the table.
     pub const PAGES: u64 = 0x1008;
-    /// Whose: a VPID. Only the admin attachment's counts; others register for themselves.
+    /// VPID of the owner. Only the admin attachment's value has effect; others register for
+    /// themselves.
     pub const OWNER: u64 = 0x1010;
-    /// Write: bits 3..0 what ([`REGISTER`], [`DEREGISTER`]), bits 5..4 the page size, bit 8 others may read, bit 9 others may write.
-    /// The owner itself may do both.
+    /// Write: starts a command. Bits 3..0 select it ([`REGISTER`], [`DEREGISTER`]), bits 5..4 are
+    /// the page size. Bit 8 lets others read, bit 9 lets others write. The owner itself may do
+    /// both.
     pub const COMMAND: u64 = 0x1018;
-    /// Read: what became of the last command.
+    /// Read: result of the last command.
     pub const STATUS: u64 = 0x1020;
-    /// Read: the NLA of the first page registered.
+    /// Read: NLA of the first page registered.
     pub const RESULT: u64 = 0x1028;
 
     /// Register pages.
     pub const REGISTER: u64 = 1;
-    /// Deregister pages: when the write is over, RMA does not touch them any more. What was under way there ends with
-    /// [`crate::extoll_rma::status::WITHDRAWN`].
+    /// Deregister pages. When the write ends, RMA does not access them any more. Commands in
+    /// progress there end with [`crate::extoll_rma::status::WITHDRAWN`].
     pub const DEREGISTER: u64 = 2;
-    /// Bits of [`COMMAND`] that say what to do.
+    /// Bits of [`COMMAND`] that select the command.
     pub const WHAT: u64 = 0xf;
     /// Bits of [`COMMAND`] that must be zero.
     pub const RESERVED: u64 = 0xffff_ffff_ffff_fcc0;
@@ -119,19 +133,19 @@ pub mod command {
     /// In [`COMMAND`]: others may write.
     pub const WRITE: u64 = 1 << 9;
 
-    /// [`STATUS`]: done.
+    /// [`STATUS`]: the command was carried out.
     pub const DONE: u64 = 0;
-    /// [`STATUS`]: a misaligned address, no pages, too many, or an unknown command.
+    /// [`STATUS`]: misaligned address, no pages, too many pages, or unknown command.
     pub const MALFORMED: u64 = 1;
-    /// [`STATUS`]: no entries in a row are left for so many pages, or as many mappings as the memory lies in.
+    /// [`STATUS`]: too few consecutive entries or mappings are free.
     pub const NO_ENTRIES: u64 = 2;
-    /// [`STATUS`]: not registered, or another's.
+    /// [`STATUS`]: the region is not registered, or belongs to another VPID.
     pub const NOT_YOURS: u64 = 3;
     /// [`STATUS`]: the owner has not mapped that memory for DMA.
     pub const NOT_MAPPED: u64 = 4;
-    /// [`STATUS`]: nobody has the owner's VPID.
+    /// [`STATUS`]: the owner's VPID has no client.
     pub const NO_OWNER: u64 = 5;
-    /// [`STATUS`]: what is left of the table is kept for other VPIDs.
+    /// [`STATUS`]: the rest of the table is reserved for other VPIDs.
     pub const QUOTA: u64 = 6;
     /// [`STATUS`]: the memory lies in more than [`super::MAX_MAPPINGS`] mappings.
     pub const SCATTERED: u64 = 7;

@@ -1,42 +1,48 @@
-//! VELO, the Virtualized Engine for Low Overhead: a message is one burst of stores, its header is the address.
+//! VELO, the Virtualized Engine for Low Overhead. A message is one burst of stores, and its header
+//! is the address.
 //!
-//! A message of 1 to 8 quadwords is written to BAR 3 at [`address`]`::encode`. The offset's bits are:
+//! A message of 1 to 8 quadwords is written to BAR 3 at [`address`]`::encode`. The offset has these
+//! fields:
 //!
-//! | bits | what |
+//! | bits | field |
 //! | --- | --- |
 //! | 31..21 | target node |
 //! | 20..13 | target VPID |
 //! | 12..9 | tag |
-//! | 8..6 | quadwords less one |
-//! | 5..0 | position in the message in bytes, a multiple of 8; 0 in a message that comes in one piece |
+//! | 8..6 | quadwords minus 1 |
+//! | 5..0 | position in the message in bytes, a multiple of 8; 0 for a message in one piece |
 //!
-//! Who sends is not in the address: the card knows from the attachment. A processor may split a burst. Pieces of 8 bytes or more that follow
-//! each other from position 0 on are put together; a message is sent when its last quadword has come, whole or not at all. Whether it was,
-//! [`crate::extoll::reg::VELO_TAKEN`] says: a read of it comes behind all stores.
+//! The address does not name the sender: the card knows it from the attachment. A processor may
+//! split a burst. The card joins pieces of 8 bytes or more that follow each other from position 0
+//! on. It sends a message as a whole when its last quadword has come, or not at all.
+//! [`crate::extoll::reg::VELO_TAKEN`] tells whether it was sent: a read of it comes behind all
+//! stores.
 //!
-//! Messages from one VPID to another arrive in order. What a burst through the posted-write ring brings is one record of the whole message.
+//! Messages from one VPID to another arrive in order. A burst through the posted-write ring is one
+//! record of the whole message.
 
-/// Quadwords of a message at most.
+/// Largest number of quadwords of a message.
 pub const MAX_QUADWORDS: usize = 8;
-/// Bytes of a message at most.
+/// Largest size of a message in bytes.
 pub const MAX_MESSAGE: usize = 64;
-/// Tags there are.
+/// Number of tags.
 pub const TAGS: u8 = 16;
-/// Slots of a receive ring at least.
+/// Smallest number of slots of a receive ring.
 pub const MIN_SLOTS: u64 = 64;
-/// Slots of a receive ring at most.
+/// Largest number of slots of a receive ring.
 pub const MAX_SLOTS: u64 = 1 << 16;
-/// Bytes of a slot of the receive ring.
+/// Size of a slot of the receive ring in bytes.
 pub const SLOT: u64 = 128;
-/// In a slot: the header ([`header`]). Not 0 when the slot holds a message; software zeroes it when it has taken the message, before it
-/// advances [`crate::extoll::window::VELO_READ_POINTER`]. The card writes it last, with release order.
+/// In a slot: the header ([`header`]). It is not 0 when the slot holds a message. Software zeroes
+/// it when it has taken the message, before it advances
+/// [`crate::extoll::window::VELO_READ_POINTER`]. The card writes it last, with release order.
 pub const SLOT_HEADER: u64 = 0;
 /// In a slot: the message.
 pub const SLOT_DATA: u64 = 8;
 
 /// Offsets in BAR 3.
 pub mod address {
-    /// Lowest bit of the number of quadwords less one (3 bits).
+    /// Lowest bit of the number of quadwords minus 1 (3 bits).
     pub const QUADWORDS_SHIFT: u32 = 6;
     /// Lowest bit of the tag (4 bits).
     pub const TAG_SHIFT: u32 = 9;
@@ -47,7 +53,8 @@ pub mod address {
     /// Size of the BAR.
     pub const APERTURE: u64 = 1 << 32;
 
-    /// Where a message of `quadwords` (1 to 8) is written. Excess bits of any of them are cut off.
+    /// Returns the offset to which a message of `quadwords` (1 to 8) is written. Excess bits of
+    /// each argument are cut off.
     #[inline]
     pub const fn encode(node: u32, vpid: u16, tag: u8, quadwords: usize) -> u64 {
         ((node as u64 & 0x7ff) << NODE_SHIFT)
@@ -56,7 +63,7 @@ pub mod address {
             | (((quadwords as u64).wrapping_sub(1) & 7) << QUADWORDS_SHIFT)
     }
 
-    /// {node, VPID, tag, quadwords} of an offset.
+    /// Returns {node, VPID, tag, quadwords} of an offset.
     #[inline]
     pub const fn decode(offset: u64) -> (u32, u16, u8, usize) {
         (
@@ -70,7 +77,7 @@ pub mod address {
 
 /// The first quadword of a filled slot.
 ///
-/// | bits | what |
+/// | bits | field |
 /// | --- | --- |
 /// | 63 | 1 |
 /// | 26..23 | quadwords, 1 to 8 |
@@ -87,7 +94,7 @@ pub mod header {
     /// Lowest bit of the number of quadwords.
     pub const QUADWORDS_SHIFT: u32 = 23;
 
-    /// A header.
+    /// Returns a header.
     #[inline]
     pub const fn encode(node: u32, vpid: u16, tag: u8, quadwords: usize) -> u64 {
         VALID
@@ -97,12 +104,13 @@ pub mod header {
             | ((quadwords as u64 & 0xf) << QUADWORDS_SHIFT)
     }
 
-    /// {node, VPID, tag, quadwords} of a header; `None` of an empty slot.
+    /// Returns {node, VPID, tag, quadwords} of a header, or `None` for an empty slot.
     #[inline]
     pub const fn decode(header: u64) -> Option<(u32, u16, u8, usize)> {
         if header & VALID == 0 {
             return None;
         }
+
         Some((
             (header & 0x7ff) as u32,
             ((header >> VPID_SHIFT) & 0xff) as u16,

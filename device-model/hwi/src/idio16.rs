@@ -1,10 +1,11 @@
-//! Registers of the ACCES PCI-IDIO-16, the PCI card of the 104-IDIO-16 family: 16 isolated outputs, 16 isolated inputs, an interrupt when
-//! an input changes.
+//! Registers of the ACCES PCI-IDIO-16, the PCI card of the 104-IDIO-16 family. It has 16 isolated
+//! outputs and 16 isolated inputs, and raises an interrupt when an input changes.
 //!
-//! All of it is eight byte-wide I/O ports in BAR 2. Reading and writing one port are often two different things.
+//! The registers are eight byte-wide I/O ports in BAR 2. Many ports have different functions for
+//! reads and writes.
 //!
-//! Sources: ACCES I/O Products, *PCI-IDIO-16 User Manual*, chapter 4 (addresses, filters); what Linux 6.1's `gpio-pci-idio-16` asks of a
-//! card (the bits of [`INTERRUPT_STATUS`]).
+//! Sources: ACCES I/O Products, *PCI-IDIO-16 User Manual*, chapter 4 (addresses, filters); Linux
+//! 6.1's driver `gpio-pci-idio-16` (the bits of [`INTERRUPT_STATUS`]).
 
 /// Vendor id of ACCES I/O Products.
 pub const VENDOR_ACCES: u16 = 0x494f;
@@ -13,14 +14,15 @@ pub const DEVICE_PCI_IDIO_16: u16 = 0x0dc8;
 
 /// The BAR of all registers: I/O ports.
 pub const PORTS_BAR: u8 = 2;
-/// Ports there are.
+/// Number of ports.
 pub const PORTS: u64 = 8;
-/// Lines in each direction. Line `n` is bit `n % 8` of the low (`n < 8`) or high port.
+/// Number of lines in each direction. Line `n` is bit `n % 8` of the low (`n < 8`) or high port.
 pub const LINES: usize = 16;
 
 /// Read-write: outputs 0 to 7; 1 switches the output on.
 pub const OUTPUTS_LOW: u64 = 0;
-/// Read: inputs 0 to 7 behind their filters; 1 is energized. Write, any value: clears [`INTERRUPT_STATUS`].
+/// Read: inputs 0 to 7 behind their filters; 1 is energized. Write, any value: clears
+/// [`INTERRUPT_STATUS`].
 pub const INPUTS_LOW: u64 = 1;
 /// Read: enables the interrupt. Write, any value: disables it.
 pub const INTERRUPT_CONTROL: u64 = 2;
@@ -30,17 +32,18 @@ pub const FILTER_CONTROL: u64 = 3;
 pub const OUTPUTS_HIGH: u64 = 4;
 /// Read: inputs 8 to 15.
 pub const INPUTS_HIGH: u64 = 5;
-/// Read: [`STATUS_CHANGED_LOW`] and so on.
+/// Read: interrupt status, [`STATUS_CHANGED_LOW`] and so on.
 pub const INTERRUPT_STATUS: u64 = 6;
-/// Read-write: a bit for each of inputs 0 to 7 whose filter is active. Not writable while those of all inputs are.
+/// Read-write: one bit for each of inputs 0 to 7, set if its filter is active. It can't be written
+/// while the filters of all inputs are active.
 pub const FILTERS_LOW: u64 = 7;
 
 /// An input of 0 to 7 changed.
 pub const STATUS_CHANGED_LOW: u8 = 1 << 0;
 /// An input of 8 to 15 changed.
 pub const STATUS_CHANGED_HIGH: u8 = 1 << 1;
-/// The card asks for an interrupt.
+/// An interrupt of the card is pending.
 pub const STATUS_PENDING: u8 = 1 << 2;
 
-/// How long an input must keep a new level before its filter lets it through, in nanoseconds.
+/// Time for which an input must keep a new level to pass its filter, in nanoseconds.
 pub const FILTER_NS: u64 = 5_000_000;

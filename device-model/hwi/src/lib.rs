@@ -1,8 +1,9 @@
-//! The hardware interface of the nicforge devices: the one place that both sides of a BAR read.
+//! The hardware interface of the nicforge devices, shared by both sides of a BAR.
 //!
-//! Register offsets, bit fields, descriptors and packet headers, as constants and `#[repr(C)]` types. A device model, the
-//! user library that drives it and (through the generated C header) the kernel shim all take them from here, so that they
-//! cannot drift apart. This crate knows nothing else of the project, allocates nothing and does no I/O.
+//! The crate defines register offsets, bit fields, descriptors and packet headers, as constants and
+//! `#[repr(C)]` types. A device model, the user library that drives it, and (through a C header)
+//! the kernel shim all use them, so that they can't differ. The crate depends on nothing else of
+//! the project, allocates nothing and does no I/O.
 //!
 //! All multi-byte fields are little-endian unless a type says otherwise.
 #![no_std]

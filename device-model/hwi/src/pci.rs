@@ -2,8 +2,8 @@
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// Vendor id of every nicforge function. It is not assigned by the PCI-SIG to any member at the time of writing; a device
-/// that imitates an existing card uses that card's ids instead.
+/// Vendor id of every nicforge function. At the time of writing, the PCI-SIG has not assigned it to
+/// any member. A device that imitates an existing card uses that card's ids instead.
 pub const VENDOR_ID: u16 = 0x1efc;
 
 /// Device id of the Blue Gene tree NIC.
@@ -15,7 +15,7 @@ pub const DEVICE_DMA_ENGINE: u16 = 0x0002;
 /// Device id of the proof device "addressed send".
 pub const DEVICE_ADDRESSED_SEND: u16 = 0x0003;
 
-/// Vendor id of EXTOLL, whose card keeps it.
+/// Vendor id of EXTOLL, which the card's model uses.
 pub const VENDOR_EXTOLL: u16 = 0x1cad;
 /// Device id of the EXTOLL card.
 pub const DEVICE_EXTOLL: u16 = 0x0010;
@@ -23,15 +23,16 @@ pub const DEVICE_EXTOLL: u16 = 0x0010;
 /// PCI capability id "vendor specific".
 pub const CAP_ID_VENDOR: u8 = 0x09;
 
-/// [`AttachmentCapability::kind`].
+/// Value of [`AttachmentCapability::kind`].
 pub const CAP_KIND_ATTACHMENT: u8 = 0x01;
-/// [`AttachmentCapability::version`] described here.
+/// Value of [`AttachmentCapability::version`] for the layout described here.
 pub const CAP_VERSION: u8 = 1;
 
-/// The vendor-specific PCI capability by which a driver finds what the core adds to each function: the control page, the
-/// attachment mirror and the posted-write rings. A function without it is a plain PCI device (trapped accesses only).
+/// The vendor-specific PCI capability that locates the core's additions to a function: the control
+/// page, the attachment mirror and the posted-write rings. A function without it is a plain PCI
+/// device, whose accesses are all trapped.
 ///
-/// 28 bytes, dword aligned in configuration space like every capability.
+/// It has 28 bytes, dword aligned in configuration space like every capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct AttachmentCapability {
@@ -55,7 +56,8 @@ pub struct AttachmentCapability {
     pub control_offset: u32,
     /// Offset of the mirror in its BAR, in bytes, a multiple of 4096.
     pub mirror_offset: u32,
-    /// Offset of ring 0 in its BAR, in bytes, a multiple of 4096. Ring `i` starts `i * ring_cells * 64` bytes further.
+    /// Offset of ring 0 in its BAR, in bytes, a multiple of 4096. Ring `i` starts
+    /// `i * ring_cells * 64` bytes further.
     pub ring_offset: u32,
     /// Cells of 64 bytes in each ring: a power of two, at least 64.
     pub ring_cells: u32,
@@ -63,11 +65,13 @@ pub struct AttachmentCapability {
     pub ring_count: u8,
     /// Log2 of the largest record's data in bytes (see [`crate::posted::MAX_DATA`]).
     pub max_data_log2: u8,
-    /// Bit `i`: BAR `i` is memory from end to end. A load or store in it does nothing else, so stores may be combined. That its
-    /// prefetchable bit is clear says nothing: PCI Express has that bit only for BARs of 64 bits.
+    /// Bit `i` is set if BAR `i` is memory from end to end. Loads and stores in it have no side
+    /// effects, so that stores may be combined. A clear prefetchable bit does not mean otherwise:
+    /// PCI Express has that bit only for 64-bit BARs.
     pub memory_bars: u8,
-    /// Bit `i`: only the device writes BAR `i`, as it does that of the attachment mirror; software maps it for loads alone. A store
-    /// into it goes nowhere, and where a virtual machine has it as memory that it may only read, ends the machine.
+    /// Bit `i` is set if only the device writes BAR `i`, such as the BAR of the attachment mirror.
+    /// Software maps it for loads alone. A store into it is lost. In a virtual machine that has it
+    /// as read-only memory, a store ends the machine.
     pub mirrored_bars: u8,
 }
 

@@ -1,26 +1,28 @@
 //! The interface of the kernel module `nicforge-shim` (`kmod-shim/`), as programs see it.
 //!
-//! The C side is written by hand: `kmod-shim/include/uapi/nicforge_shim.h`, which says what each call does and fails with. A
-//! test compiles it and compares sizes, offsets and values with these. Unlike the rest of this crate, everything here has
-//! the byte order of the processor: it never crosses a bus.
+//! The C side is written by hand: `kmod-shim/include/uapi/nicforge_shim.h`. That header describes
+//! each call and its errors. A test compiles it and compares sizes, offsets and values with these.
+//! Unlike the rest of this crate, all fields here have the byte order of the processor, because
+//! they never cross a bus.
 
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Version of the interface described here ([`Info::version`]).
 pub const VERSION: u32 = 1;
-/// The type byte of all ioctl numbers.
+/// Type byte of all ioctl numbers.
 pub const IOCTL_TYPE: u8 = 0xe1;
 
 /// [`Info::flags`]: the function can be reset alone.
 pub const INFO_RESET: u32 = 1 << 0;
-/// [`Info::flags`]: an IOMMU translates what the function reaches.
+/// [`Info::flags`]: an IOMMU translates the function's DMA addresses.
 pub const INFO_IOMMU: u32 = 1 << 1;
-/// [`Info::flags`]: it has the attachment capability ([`crate::pci::AttachmentCapability`]).
+/// [`Info::flags`]: the function has the attachment capability
+/// ([`crate::pci::AttachmentCapability`]).
 pub const INFO_ATTACHMENT: u32 = 1 << 2;
-/// [`Info::flags`]: it takes DMA addresses of 64 bits.
+/// [`Info::flags`]: the function takes 64-bit DMA addresses.
 pub const INFO_DMA64: u32 = 1 << 3;
 
-/// What the function is.
+/// Identity and state of the function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Info {
@@ -50,19 +52,19 @@ pub struct Info {
     pub function: u8,
     /// Zero.
     pub reserved: u8,
-    /// Nearest NUMA node, -1 when unknown.
+    /// Nearest NUMA node, or -1 if unknown.
     pub numa_node: i32,
-    /// Resets since the module bound the function.
+    /// Number of resets since the module bound the function.
     pub resets: u32,
-    /// The most bytes of DMA memory that it may have at once.
+    /// Largest amount of DMA memory for the function, in bytes.
     pub dma_quota: u64,
-    /// Bytes of DMA memory it has.
+    /// DMA memory of the function, in bytes.
     pub dma_used: u64,
 }
 
-/// Regions 0 to 5 are the BARs, as VFIO numbers them.
+/// Number of BAR regions: regions 0 to 5 are the BARs, as in VFIO.
 pub const REGION_BARS: u32 = 6;
-/// Configuration space, read only; VFIO's number too.
+/// Region of configuration space, read-only. VFIO uses the same number.
 pub const REGION_CONFIG: u32 = 7;
 
 /// [`Region::flags`]: `pread` works.
@@ -73,21 +75,22 @@ pub const REGION_WRITE: u32 = 1 << 1;
 pub const REGION_MMAP: u32 = 1 << 2;
 /// [`Region::flags`]: `mmap` works in the areas also at [`Region::wc_offset`], write-combining.
 pub const REGION_WC: u32 = 1 << 3;
-/// [`Region::flags`]: memory, because it is prefetchable or the attachment capability says so; loads have no side effects.
+/// [`Region::flags`]: the region is memory, because it is prefetchable or the attachment capability
+/// says so. Loads have no side effects.
 pub const REGION_MEMORY: u32 = 1 << 4;
-/// [`Region::flags`]: I/O ports.
+/// [`Region::flags`]: the region consists of I/O ports.
 pub const REGION_PORTS: u32 = 1 << 5;
 
-/// Room in [`Region::areas`].
+/// Capacity of [`Region::areas`].
 pub const MAX_AREAS: usize = 4;
 
-/// A range of a region that `mmap` takes.
+/// A range of a region that can be mapped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Area {
-    /// First byte in the region, a multiple of the page size.
+    /// Offset in the region, a multiple of the page size.
     pub offset: u64,
-    /// Bytes, a multiple of the page size.
+    /// Length in bytes, a multiple of the page size.
     pub len: u64,
 }
 
@@ -95,25 +98,25 @@ pub struct Area {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Region {
-    /// Which one: 0 to 5, or [`REGION_CONFIG`]. The caller says it.
+    /// Number of the region, 0 to 5 or [`REGION_CONFIG`]. The caller sets it.
     pub index: u32,
     /// [`REGION_READ`] and so on.
     pub flags: u32,
-    /// Bytes; 0 when the function has no such region.
+    /// Size in bytes, 0 if the function has no such region.
     pub size: u64,
-    /// Where the region starts in the file, for `pread`, `pwrite` and `mmap`.
+    /// Offset of the region in the file, for `pread`, `pwrite` and `mmap`.
     pub offset: u64,
-    /// The same for write-combining mappings; 0 without them.
+    /// The same for write-combining mappings, 0 if there are none.
     pub wc_offset: u64,
-    /// Areas in [`Region::areas`].
+    /// Number of entries in [`Region::areas`].
     pub area_count: u32,
     /// Zero.
     pub reserved: u32,
-    /// What may be mapped, ascending.
+    /// The ranges that can be mapped, in ascending order.
     pub areas: [Area; MAX_AREAS],
 }
 
-/// The INTx line: VFIO's number too.
+/// The INTx line. VFIO uses the same number.
 pub const IRQ_INTX: u32 = 0;
 /// MSI vectors.
 pub const IRQ_MSI: u32 = 1;
@@ -122,37 +125,37 @@ pub const IRQ_MSIX: u32 = 2;
 
 /// [`Irq::flags`]: [`MASK_IRQ`] and [`UNMASK_IRQ`] work.
 pub const IRQ_MASKABLE: u32 = 1 << 0;
-/// [`Irq::flags`]: a vector masks itself when it fires, until [`UNMASK_IRQ`].
+/// [`Irq::flags`]: a vector is masked when it is raised, until [`UNMASK_IRQ`].
 pub const IRQ_AUTOMASKED: u32 = 1 << 1;
 
-/// The interrupts of a kind.
+/// The interrupts of one kind.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct Irq {
-    /// [`IRQ_INTX`] and so on. The caller says it.
+    /// Kind: [`IRQ_INTX`] and so on. The caller sets it.
     pub kind: u32,
-    /// [`IRQ_MASKABLE`] and so on.
+    /// Flags: [`IRQ_MASKABLE`] and so on.
     pub flags: u32,
-    /// Vectors that the function has; 0 without this kind.
+    /// Number of vectors, 0 if the function has none of this kind.
     pub count: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// [`IrqBind::eventfd`]: count for `read` of the device file.
+/// [`IrqBind::eventfd`]: `read` of the device file returns the count.
 pub const IRQ_FILE: i32 = -1;
 
-/// Where vectors are counted.
+/// Destination of vectors.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqBind {
-    /// [`IRQ_INTX`] and so on.
+    /// Kind: [`IRQ_INTX`] and so on.
     pub kind: u32,
     /// First vector.
     pub start: u32,
-    /// Vectors, at least 1.
+    /// Number of vectors, at least 1.
     pub count: u32,
-    /// An eventfd that each of them adds 1 to, or [`IRQ_FILE`].
+    /// An eventfd to which each of them adds 1, or [`IRQ_FILE`].
     pub eventfd: i32,
 }
 
@@ -160,85 +163,86 @@ pub struct IrqBind {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct IrqRange {
-    /// [`IRQ_INTX`] and so on.
+    /// Kind: [`IRQ_INTX`] and so on.
     pub kind: u32,
     /// First vector.
     pub start: u32,
-    /// Vectors; for [`UNBIND_IRQ`] also `u32::MAX` for all from `start` on.
+    /// Number of vectors. For [`UNBIND_IRQ`], `u32::MAX` means all from `start` on.
     pub count: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// The most buffers that a function has at a time.
+/// Largest number of buffers of a function at a time.
 pub const MAX_BUFFERS: u32 = 65536;
-/// The most bytes of one buffer.
+/// Largest size of one buffer in bytes.
 pub const MAX_BUFFER_LEN: u64 = 1 << 30;
 
-/// Coherent memory.
+/// Request for coherent memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaAlloc {
-    /// Bytes, a multiple of the page size. The caller says it.
+    /// Length in bytes, a multiple of the page size. The caller sets it.
     pub len: u64,
-    /// Its address for the function.
+    /// Address for the function's DMA.
     pub address: u64,
-    /// Where it lies in the file, for `mmap`.
+    /// Offset in the file, for `mmap`.
     pub offset: u64,
-    /// For [`FREE_DMA`].
+    /// Handle for [`FREE_DMA`].
     pub handle: u32,
     /// Zero.
     pub flags: u32,
 }
 
-/// A piece of memory as the function sees it.
+/// A contiguous range of memory in the function's address space.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaSegment {
-    /// Its address for the function.
+    /// Address for the function's DMA.
     pub address: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
 /// [`DmaPin::flags`]: the function reads the memory.
 pub const DMA_READ: u32 = 1 << 0;
-/// [`DmaPin::flags`]: the function writes it.
+/// [`DmaPin::flags`]: the function writes the memory.
 pub const DMA_WRITE: u32 = 1 << 1;
 
-/// Memory of the program, to be pinned and mapped.
+/// Request to pin memory of the program and map it for DMA.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaPin {
-    /// Address in the process, a multiple of the page size. The caller says it.
+    /// Address in the process, a multiple of the page size. The caller sets it.
     pub start: u64,
-    /// Bytes, a multiple of the page size. The caller says it.
+    /// Length in bytes, a multiple of the page size. The caller sets it.
     pub len: u64,
-    /// Address of [`DmaPin::capacity`] [`DmaSegment`]s to be filled. The caller says it.
+    /// Address of [`DmaPin::capacity`] [`DmaSegment`]s that the module fills. The caller sets it.
     pub segments: u64,
-    /// The first segment's address.
+    /// Address of the first segment.
     pub address: u64,
-    /// [`DMA_READ`], [`DMA_WRITE`] or both. The caller says it.
+    /// Flags: [`DMA_READ`], [`DMA_WRITE`] or both. The caller sets it.
     pub flags: u32,
-    /// For [`FREE_DMA`].
+    /// Handle for [`FREE_DMA`].
     pub handle: u32,
-    /// Segments that there is room for; 0 when the memory must be one segment. The caller says it.
+    /// Capacity of the segment array, or 0 if the memory must be one segment. The caller sets it.
     pub capacity: u32,
-    /// Segments, also when the call fails with `ENOSPC`.
+    /// Number of segments, also if the call fails with `ENOSPC`.
     pub count: u32,
 }
 
-/// Memory to be taken away from the function.
+/// Request to unmap memory from the function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct DmaFree {
-    /// What [`ALLOC_DMA`] or [`PIN_DMA`] gave.
+    /// Handle returned by [`ALLOC_DMA`] or [`PIN_DMA`].
     pub handle: u32,
     /// Zero.
     pub reserved: u32,
 }
 
-/// Directions of an ioctl, as Linux encodes them on most processors: the caller writes the struct, and reads it.
+/// Directions of an ioctl, as Linux encodes them on most processors: the caller writes the struct
+/// (`IN`), or reads it (`OUT`).
 const IN: u32 = 1;
 const OUT: u32 = 2;
 

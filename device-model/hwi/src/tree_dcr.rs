@@ -1,37 +1,44 @@
-//! The tree NIC's port interface, device control registers, barrier unit and interrupt registers (BAR 0, trapped).
+//! The tree NIC's port interface, device control registers, barrier unit and interrupt registers
+//! (BAR 0, trapped).
 //!
-//! Names and bit positions are those of the Blue Gene/P collective network, and of the Blue Gene/L global interrupts.
-//! Registers are little-endian; bits are numbered from the least significant one, 0 (IBM's manuals count from the other end).
+//! Names and bit positions are those of the Blue Gene/P collective network, and of the Blue Gene/L
+//! global interrupts. Registers are little-endian. Bits are numbered from the least significant
+//! one, 0; IBM's manuals count from the other end.
 //!
-//! | offset | what |
+//! | offset | contents |
 //! | --- | --- |
 //! | 0x0000 | [`port`] of the accessing attachment's virtual channel |
 //! | 0x1000 | device control registers, [`dcr`]`(number)` |
 //! | 0x2000 | global interrupts, [`gi`] |
 //! | 0x3000 | interrupts of the accessing attachment |
 //!
-//! An access that no register takes reads as ones, writes nothing, and sets an error bit of the attachment's channel: `ALIGN` for a
-//! wrong width or alignment, `ADDR` for an address that does not exist or does not go that way. Reads set bits of
-//! [`REC_PRXF`], writes of [`INJ_PIXF`]. The bits with a 0 stand for the processor port of cores 0 and 1 and of the admin
-//! attachment, those with a 1 for that of cores 2 and 3.
+//! An access to no register reads as ones, writes nothing, and sets an error bit of the
+//! attachment's channel. The bit is `ALIGN` for a wrong width or alignment, and `ADDR` for an
+//! address that does not exist or not in this direction. Reads set bits of [`REC_PRXF`], writes of
+//! [`INJ_PIXF`]. Bits with a 0 stand for the processor port of cores 0 and 1 and of the admin
+//! attachment. Bits with a 1 stand for that of cores 2 and 3.
 //!
-//! The slots of [`crate::tree`] know no alignment, address, under-run or overflow of accesses: the only error they can cause
-//! is a bad receive read pointer ([`prx::PFU0`], [`prx::PFU1`]).
+//! The slots of [`crate::tree`] have no alignment, address, underrun or overflow errors. The only
+//! error that they can cause is an invalid receive read pointer ([`prx::PFU0`], [`prx::PFU1`]).
 
-/// The port: a window of 0x60 bytes onto one virtual channel's FIFOs. A quad is 16 bytes; a 16-byte access may come as two of 8
-/// bytes, lower half first.
+/// The port: a window of 0x60 bytes onto one virtual channel's FIFOs. A quad is 16 bytes. A 16-byte
+/// access may be split into two of 8 bytes, lower half first.
 ///
-/// Injection: a header pushed and 16 quads pushed, in any order, make a packet. Reception: headers and payloads are
-/// popped on their own; a packet's room is free when its header and all its quads have been read. Headers are in host
-/// order, as [`crate::tree::Header`].
+/// Injection: one pushed header and 16 pushed quads, in any order, make a packet. Reception:
+/// headers and payloads are popped independently. A packet's space is free when its header and all
+/// its quads have been read. Headers are in host order, as [`crate::tree::Header`].
 pub mod port {
-    /// Data injection (write, 16 bytes): pushes a quad. Full: the quad is lost and [`super::pix::PFO0`] set.
+    /// Data injection (write, 16 bytes): pushes a quad. If the FIFO is full, the quad is lost and
+    /// [`super::pix::PFO0`] set.
     pub const DI: u64 = 0x00;
-    /// Header injection (write, 4 bytes). Full: the header is lost and [`super::pix::HFO0`] set.
+    /// Header injection (write, 4 bytes): pushes a header. If the FIFO is full, the header is lost
+    /// and [`super::pix::HFO0`] set.
     pub const HI: u64 = 0x10;
-    /// Data reception (read, 16 bytes): pops a quad. Empty: reads as ones, sets [`super::prx::PFU0`].
+    /// Data reception (read, 16 bytes): pops a quad. If the FIFO is empty, the read returns ones
+    /// and sets [`super::prx::PFU0`].
     pub const DR: u64 = 0x20;
-    /// Header reception (read, 4 bytes): pops a header. Empty: reads as ones, sets [`super::prx::HFU0`].
+    /// Header reception (read, 4 bytes): pops a header. If the FIFO is empty, the read returns ones
+    /// and sets [`super::prx::HFU0`].
     pub const HR: u64 = 0x30;
     /// Status of this virtual channel (read, 4 bytes): see [`super::status`].
     pub const SX: u64 = 0x40;
@@ -41,7 +48,8 @@ pub mod port {
     pub const SIZE: u64 = 0x60;
 }
 
-/// The status word of a virtual channel. A count that does not fit shows its greatest value.
+/// The status word of a virtual channel. A count that does not fit its field shows the field's
+/// greatest value.
 pub mod status {
     /// Bits 31..24: quads in the send FIFO.
     pub const IPY_SHIFT: u32 = 24;
@@ -54,7 +62,7 @@ pub mod status {
     /// Bits 3..0: headers in the receive FIFO.
     pub const RHD_SHIFT: u32 = 0;
 
-    /// The word for these counts.
+    /// Returns the status word for these counts.
     pub const fn word(send_quads: u32, send_headers: u32, quads: u32, irq: bool, headers: u32) -> u32 {
         (limit(send_quads, 0xff) << IPY_SHIFT)
             | (limit(send_headers, 0xf) << IHD_SHIFT)
@@ -67,46 +75,49 @@ pub mod status {
         if value < most { value } else { most }
     }
 
-    /// Headers in the send FIFO.
+    /// Returns the number of headers in the send FIFO.
     pub const fn send_headers(word: u32) -> u32 {
         (word >> IHD_SHIFT) & 0xf
     }
-    /// Quads in the send FIFO.
+    /// Returns the number of quads in the send FIFO.
     pub const fn send_quads(word: u32) -> u32 {
         (word >> IPY_SHIFT) & 0xff
     }
-    /// Headers in the receive FIFO.
+    /// Returns the number of headers in the receive FIFO.
     pub const fn headers(word: u32) -> u32 {
         (word >> RHD_SHIFT) & 0xf
     }
-    /// Quads in the receive FIFO.
+    /// Returns the number of quads in the receive FIFO.
     pub const fn quads(word: u32) -> u32 {
         (word >> RPY_SHIFT) & 0xff
     }
 }
 
-/// First device control register. All are 32 bits wide. Every attachment reads them; only the admin attachment's writes
-/// count, others are ignored and set `ADDR`.
+/// First device control register. All are 32 bits wide. Every attachment can read them. Only the
+/// admin attachment can write them; other writes are ignored and set `ADDR`.
 pub const DCR_BASE: u64 = 0x1000;
-/// Device control registers there are room for.
+/// Number of device control registers that have space.
 pub const DCR_COUNT: u64 = 0x80;
 
-/// Offset in BAR 0 of the device control register `number` (relative to the tree's first, 0xc00 on the chip).
+/// Returns the offset in BAR 0 of device control register `number`, relative to the tree's first
+/// (0xc00 on the chip).
 pub const fn dcr(number: u64) -> u64 {
     DCR_BASE + 4 * number
 }
 
-/// Route descriptor register 0 of 8 (read, write): classes `2n` (high half, "LO") and `2n + 1` (low half, "HI"), each as
-/// [`rdr`] says; the two virtual channels share it. Bits outside [`rdr::ACCEPT`] read as 0.
+/// Route descriptor register 0 of 8 (read, write). Register `n` describes classes `2n` (high half,
+/// "LO") and `2n + 1` (low half, "HI") in the format of [`rdr`]. The two virtual channels share the
+/// registers. Bits outside [`rdr::ACCEPT`] read as 0.
 pub const CLASS_RDR0: u64 = 0x00;
 /// Number of route descriptor registers.
 pub const CLASS_RDR_COUNT: u64 = 8;
 
 /// The 16 bits that describe a class at a node.
 ///
-/// Packets go *up* from the sources to the target port, are combined on the way if their opcode says so, turn round at the
-/// node whose route has no target port, and go *down* from target ports to source ports. A node delivers what comes down to
-/// its own receive FIFO if the local target bit is set.
+/// Packets go *up* from the sources to the target port. They are combined on the way if their
+/// opcode says so, and turn round at the node whose route has no target port. Then they go *down*
+/// from target ports to source ports. A node delivers a packet on its way down to its own receive
+/// FIFO if the local target bit is set.
 pub mod rdr {
     /// Source: port 0 (a child).
     pub const SRC0: u16 = 0x1000;
@@ -124,7 +135,7 @@ pub mod rdr {
     pub const TGT2: u16 = 0x0400;
     /// Target: this node's receive FIFO.
     pub const TGTL: u16 = 0x0001;
-    /// Every bit with a meaning.
+    /// All defined bits.
     pub const ACCEPT: u16 = 0x7703;
 }
 
@@ -132,62 +143,67 @@ pub mod rdr {
 pub const ARB_RCFG: u64 = 0x10;
 /// Bits of [`ARB_RCFG`].
 pub mod rcfg {
-    /// Disable source port `p`, virtual channel `c`: shift by `4 * p + c` to the right.
+    /// Disable source port `p`, virtual channel `c`: shifted to the right by `4 * p + c`.
     pub const SRC00: u32 = 1 << 31;
-    /// Disable target port `p`, virtual channel `c`: shift by `4 * p + c` to the right.
+    /// Disable target port `p`, virtual channel `c`: shifted to the right by `4 * p + c`.
     pub const TGT00: u32 = 1 << 29;
-    /// Manual mode: the router stands still.
+    /// Manual mode: the router stops.
     pub const MAN: u32 = 1 << 1;
-    /// Soft reset, reads as 0: both channels' FIFOs and the router are emptied, errors and checksums cleared. Routes,
-    /// watermarks and enables stay.
+    /// Soft reset; reads as 0. It empties both channels' FIFOs and the router, and clears errors
+    /// and checksums. Routes, watermarks and enables stay.
     pub const RST: u32 = 1 << 0;
     /// Bits that can be written.
     pub const WRITABLE: u32 = 0xfff0_0000 | MAN | RST;
 }
-/// General router status (read): bits 31..28 and 27..24 a packet waits in port 2, 1, 0, the send FIFO of virtual channel
-/// 0 and 1; bits 23..20 and 19..16 port 2, 1, 0, the receive FIFO has no room, of virtual channel 0 and 1.
+/// General router status (read). Bits 31..28 and 27..24: a packet waits in port 2, 1, 0 or the send
+/// FIFO, of virtual channel 0 and 1. Bits 23..20 and 19..16: port 2, 1, 0 or the receive FIFO has
+/// no room, of virtual channel 0 and 1.
 pub const ARB_RSTAT: u64 = 0x13;
-/// Header of the packet that waits in port 0, virtual channel 0 (read; 0 if none). Then port 0 channel 1, port 1, port 2,
-/// and at +6 and +7 the send FIFO of channel 0 and 1; the rest reads as 0.
+/// Header of the packet that waits in port 0, virtual channel 0 (read; 0 if none). The registers
+/// behind it are for port 0 channel 1, port 1 and port 2. Those at +6 and +7 are for the send FIFO
+/// of channel 0 and 1. The rest reads as 0.
 pub const ARB_HD00: u64 = 0x14;
 /// Number of these registers.
 pub const ARB_HD_COUNT: u64 = 11;
 
-/// Extended router status (read): bits 31..28 the packet that is first in port 2, 1, 0, the send FIFO of virtual channel 0
-/// has to wait; bits 27..24 the same of channel 1.
+/// Extended router status (read). Bits 31..28: the first packet in port 2, 1, 0 or the send FIFO of
+/// virtual channel 0 has to wait. Bits 27..24: the same for channel 1.
 pub const ARB_XSTAT: u64 = 0x1f;
 
-/// FIFO pointers (read): 3 bits each, modulo 8, from bit 28 down in steps of 4: injection payload and header of channel 0, of
-/// channel 1; reception payload and header of channel 0, of channel 1.
+/// FIFO pointers (read): 3 bits each, modulo 8, from bit 28 down in steps of 4. They are injection
+/// payload and header of channel 0, then of channel 1, then reception payload and header of channel
+/// 0, then of channel 1.
 pub const GLOB_FPTR: u64 = 0x40;
-/// Node address (read), 24 bits. The machine gives it.
+/// Node address (read), 24 bits. The machine's description sets it.
 pub const GLOB_NADDR: u64 = 0x41;
-/// Configuration of virtual channel 0 (read, write): [`vcfg`]. Channel 1 is the next one.
+/// Configuration of virtual channel 0 (read, write): [`vcfg`]. The next register is channel 1's.
 pub const GLOB_VCFG0: u64 = 0x42;
 /// Configuration of virtual channel 1.
 pub const GLOB_VCFG1: u64 = 0x43;
 /// Bits of [`GLOB_VCFG0`].
 pub mod vcfg {
-    /// Bits 23..16: 16-bit words at the start of the payload that checksum mode 2 leaves out.
+    /// Bits 23..16: number of 16-bit words at the start of the payload that checksum mode 2 omits.
     pub const CSUMX_SHIFT: u32 = 16;
-    /// Bits 10..8: receive watermark: [`super::prx::WM0`] holds while more packets than this are in the receive FIFO, in
-    /// eighths of its depth.
+    /// Bits 10..8: receive watermark in eighths of the depth. [`super::prx::WM0`] holds while the
+    /// receive FIFO has more packets than this.
     pub const RWM_SHIFT: u32 = 8;
-    /// Bits 2..0: send watermark: [`super::pix::WM0`] holds while this many packets or fewer are in the send FIFO, in eighths
-    /// of its depth.
+    /// Bits 2..0: send watermark in eighths of the depth. [`super::pix::WM0`] holds while the send
+    /// FIFO has this many packets or fewer.
     pub const IWM_SHIFT: u32 = 0;
     /// Bits that can be written.
     pub const WRITABLE: u32 = 0x00ff_0707;
 }
 
-/// Receive exception flags (read): [`prx`]. Reading gives and clears the errors of the reader's channel; the admin's
-/// reading those of both. The watermark bits show the present state.
+/// Receive exception flags (read): [`prx`]. A read returns and clears the errors of the reader's
+/// channel; a read by the admin attachment, those of both. The watermark bits show the present
+/// state.
 pub const REC_PRXF: u64 = 0x44;
-/// Receive exception enable (read, write): errors and watermarks that can raise interrupts. All at power-on.
+/// Receive exception enable (read, write): errors and watermarks that can raise interrupts. All are
+/// enabled at power-on.
 pub const REC_PRXEN: u64 = 0x45;
 /// Bits of [`REC_PRXF`] and [`REC_PRXEN`].
 pub mod prx {
-    /// Processor port 0: a read of a bad width or alignment.
+    /// Processor port 0: a read of a wrong width or alignment.
     pub const ALIGN0: u32 = 1 << 21;
     /// Processor port 1: the same.
     pub const ALIGN1: u32 = 1 << 20;
@@ -195,7 +211,7 @@ pub mod prx {
     pub const ADDR0: u32 = 1 << 19;
     /// Processor port 1: the same.
     pub const ADDR1: u32 = 1 << 18;
-    /// Channel 0: payload read from an empty FIFO, or a bad receive read pointer.
+    /// Channel 0: payload read from an empty FIFO, or an invalid receive read pointer.
     pub const PFU0: u32 = 1 << 5;
     /// Channel 1: the same.
     pub const PFU1: u32 = 1 << 4;
@@ -211,17 +227,18 @@ pub mod prx {
     pub const ALL: u32 = 0x003c_003f;
 }
 
-/// Injection exception flags (read): [`pix`]. As [`REC_PRXF`].
+/// Injection exception flags (read): [`pix`]. Reads work as those of [`REC_PRXF`].
 pub const INJ_PIXF: u64 = 0x48;
-/// Injection exception enable (read, write). At power-on all but the watermarks.
+/// Injection exception enable (read, write). At power-on all except the watermarks are enabled.
 pub const INJ_PIXEN: u64 = 0x49;
 /// Bits of [`INJ_PIXF`] and [`INJ_PIXEN`].
 pub mod pix {
-    /// Processor port 0: a write of a bad width or alignment.
+    /// Processor port 0: a write of a wrong width or alignment.
     pub const ALIGN0: u32 = 1 << 23;
     /// Processor port 1: the same.
     pub const ALIGN1: u32 = 1 << 22;
-    /// Processor port 0: a write to an address without a writable register, or one that is not the writer's.
+    /// Processor port 0: a write to an address without a writable register, or to a register that
+    /// the writer does not own.
     pub const ADDR0: u32 = 1 << 21;
     /// Processor port 1: the same.
     pub const ADDR1: u32 = 1 << 20;
@@ -237,47 +254,57 @@ pub mod pix {
     pub const WM0: u32 = 1 << 2;
     /// Channel 1: the same.
     pub const WM1: u32 = 1 << 1;
-    /// In [`super::INJ_PIXEN`]: the injection interface works. While it is 0 nothing leaves the send FIFOs.
+    /// In [`super::INJ_PIXEN`]: enables the injection interface. While it is 0, no packet leaves
+    /// the send FIFOs.
     pub const ENABLE: u32 = 1 << 0;
     /// Bits that this NIC can set.
     pub const ALL: u32 = 0x00f0_007e;
 }
 
-/// Payload checksum of what channel 0 has injected (read, write): the sum, modulo 2^32, of the payloads' 16-bit big-endian words
-/// that the headers' checksum modes include. Then [`INJ_CSHD0`], and the same for channel 1.
+/// Payload checksum of channel 0's injected packets (read, write): the sum, modulo 2^32, of the
+/// payloads' 16-bit big-endian words. The headers' checksum modes select the words. [`INJ_CSHD0`]
+/// follows, and then the same two for channel 1.
 pub const INJ_CSPY0: u64 = 0x4c;
-/// Header checksum of what channel 0 has injected (read, write): the sum, modulo 2^32, of the headers.
+/// Header checksum of channel 0's injected packets (read, write): the sum, modulo 2^32, of the
+/// headers.
 pub const INJ_CSHD0: u64 = 0x4d;
-/// As [`INJ_CSPY0`], of channel 1.
+/// Payload checksum of channel 1's injected packets: see [`INJ_CSPY0`].
 pub const INJ_CSPY1: u64 = 0x4e;
-/// As [`INJ_CSHD0`], of channel 1.
+/// Header checksum of channel 1's injected packets: see [`INJ_CSHD0`].
 pub const INJ_CSHD1: u64 = 0x4f;
 
 /// Checksum modes of a packet's header ([`crate::tree::Header::checksum_mode`]).
 pub mod checksum {
-    /// In neither checksum.
+    /// Neither checksum includes the packet.
     pub const NONE: u32 = 0;
-    /// Header, and payload without its first quad.
+    /// Header, and the payload without its first quad.
     pub const SOME: u32 = 1;
-    /// Header, and payload without as many 16-bit words as the channel's [`super::vcfg`] says.
+    /// Header, and the payload without the number of 16-bit words in the channel's [`super::vcfg`].
     pub const CFG: u32 = 2;
     /// Header and payload.
     pub const ALL: u32 = 3;
 }
 
-/// Packets that port 0's sender transmitted again (read), both channels together. Ports 1 and 2 follow in steps of 4.
+/// Number of packets that port 0's sender retransmitted (read), for both channels together. Ports 1
+/// and 2 follow in steps of 4.
 pub const ERR_S0_RETRY: u64 = 0x62;
 
-/// The error word of the channel mirror ([`crate::tree::mirror::ERROR`]): the channel's receive exceptions in bits 15..0 (bits
-/// 23..16 of [`prx`] in 15..8, bits 5..0 in 5..0), its injection exceptions in bits 31..16 (bits 25..16 of [`pix`] in 31..22,
-/// bits 6..1 in 21..16). Watermarks included.
+/// Returns the error word of the channel mirror ([`crate::tree::mirror::ERROR`]), watermarks
+/// included.
+///
+/// | bits | content |
+/// | --- | --- |
+/// | 31..22 | bits 25..16 of [`pix`], the channel's injection exceptions |
+/// | 21..16 | bits 6..1 of [`pix`] |
+/// | 15..8 | bits 23..16 of [`prx`], the channel's receive exceptions |
+/// | 5..0 | bits 5..0 of [`prx`] |
 pub const fn error_word(prx: u32, pix: u32) -> u32 {
     let receive = ((prx >> 8) & 0xff00) | (prx & 0x3f);
     let inject = ((pix >> 10) & 0xffc0) | ((pix >> 1) & 0x3f);
     receive | (inject << 16)
 }
 
-/// The exception flags ([`prx`], [`pix`]) of an error word.
+/// Returns the exception flags ([`prx`], [`pix`]) of an error word.
 pub const fn exceptions(error_word: u32) -> (u32, u32) {
     let (receive, inject) = (error_word & 0xffff, error_word >> 16);
     (((receive & 0xff00) << 8) | (receive & 0x3f), ((inject & 0xffc0) << 10) | ((inject & 0x3f) << 1))
@@ -288,41 +315,46 @@ const _: () = {
     assert!(prx == prx::ALL && pix == pix::ALL);
 };
 
-/// The global interrupt (barrier) unit, one a node. 4 channels; all registers are 32 bits wide.
+/// The global interrupt (barrier) unit of a node, with 4 channels. All registers are 32 bits wide.
 ///
-/// A channel is *direct* (a level that software drives; its state is the OR over all nodes) or *sticky*: armed for AND it makes a
-/// barrier, for OR a notification. A node that takes part fires; when all of them have fired (AND), or any has (OR), the
-/// interrupt bit of the channel sticks at every participant until it is disarmed, and what was fired is low again by itself.
-/// Cores use channels 0 and 1, the admin attachment all.
+/// A channel is *direct* or *sticky*. A direct channel is a level that software drives; its state
+/// is the OR over all nodes. A sticky channel is armed for AND, as a barrier, or for OR, as a
+/// notification.
+///
+/// A node that takes part in a sticky channel fires. When all participants have fired (AND), or any
+/// has (OR), the channel's interrupt bit is set at every participant. It stays set until it is
+/// disarmed. The fired levels fall by themselves. Cores use channels 0 and 1, the admin attachment
+/// all of them.
 pub mod gi {
     /// Start of the unit in BAR 0.
     pub const BASE: u64 = 0x2000;
-    /// Channels.
+    /// Number of channels.
     pub const CHANNELS: u64 = 4;
-    /// First channel that is the system's.
+    /// First channel of the system.
     pub const PRIVILEGED: u64 = 2;
-    /// Read: the status word. Write at `16 * channel`: direct mode, bit 0 is the level driven.
+    /// Read: the status word. Write at `16 * channel`: in direct mode, bit 0 is the level to drive.
     pub const STATE: u64 = 0x00;
-    /// Write at `+ 16 * channel`: bit 0 says whether this node takes part. At power-on compute nodes do. Nodes that take no
-    /// part hold up no barrier and get no interrupt.
+    /// Write at `+ 16 * channel`: bit 0 says whether this node takes part. At power-on compute
+    /// nodes do. Other nodes hold up no barrier and get no interrupt.
     pub const PARTICIPATE: u64 = 0x40;
-    /// Write at `+ 16 * channel`: 1 fires, 0 disarms (clears the sticky interrupt and withdraws what was fired). Posted
-    /// writes welcome.
+    /// Write at `+ 16 * channel`: 1 fires, 0 disarms: it clears the sticky interrupt and withdraws
+    /// the fired level. Posted writes are allowed.
     pub const STICKY: u64 = 0x80;
-    /// Write at `+ 16 * channel`: sticky mode, bit 0: 0 OR, 1 AND.
+    /// Write at `+ 16 * channel`: type of the sticky mode in bit 0: 0 is OR, 1 is AND.
     pub const ARM_TYPE: u64 = 0xc0;
     /// Size of the unit.
     pub const SIZE: u64 = 0x100;
 
-    /// Status: sticky mode. Bit of channel `n`: shift right by `n`; so the others.
+    /// Status: sticky mode of channel 0. The bit of channel `n` is shifted right by `n`. The other
+    /// status bits have the same layout.
     pub const MODE: u32 = 1 << 31;
     /// Status: the sticky interrupt is set.
     pub const STICKY_INT: u32 = 1 << 27;
-    /// Status: fired, and not complete yet.
+    /// Status: fired and not complete.
     pub const STICKY_ACTIVE: u32 = 1 << 23;
-    /// Status: sticky AND.
+    /// Status: the type of the sticky mode is AND.
     pub const STICKY_TYPE: u32 = 1 << 19;
-    /// Status: somebody drives the channel high.
+    /// Status: at least one node drives the channel high.
     pub const RECV_STATE: u32 = 1 << 11;
     /// Status: this node takes part.
     pub const PARTICIPATES: u32 = 1 << 7;
@@ -330,19 +362,25 @@ pub mod gi {
     pub const SEND_STATE: u32 = 1 << 3;
 }
 
-/// Interrupt enable of the accessing attachment (BAR 0, 32-bit, read-write, posted writes welcome): bit `v` enables vector `v`
-/// of [`crate::tree::vector`]. Write it just before waiting: the write looks at all conditions afresh, the receive read pointer
-/// included, and raises each vector that it leaves enabled and whose condition holds.
+/// Interrupt enable of the accessing attachment (BAR 0, 32-bit, read-write, posted writes allowed).
+/// Bit `v` enables vector `v` of [`crate::tree::vector`]. Software should write it just before it
+/// waits. The write evaluates all conditions, including the receive read pointer, and raises each
+/// enabled vector whose condition holds.
 ///
-/// Then `RECV_IRQ` is raised whenever an irq-marked packet enters the receive FIFO, `WATERMARK` when a watermark condition
-/// begins, `ERROR` when an error bit is set that was not, `PRESENCE` when a presence entry changes, `GLOBAL_INT` when a channel's
-/// sticky interrupt is set.
+/// Afterwards an enabled vector is raised by these events:
+///
+/// - `RECV_IRQ`: an irq-marked packet enters the receive FIFO.
+/// - `WATERMARK`: a watermark condition begins.
+/// - `ERROR`: an error bit becomes set.
+/// - `PRESENCE`: a presence entry changes.
+/// - `GLOBAL_INT`: a channel's sticky interrupt becomes set.
 pub const REG_INT_ENABLE: u64 = 0x3000;
-/// Conditions that hold now, a bit a vector (BAR 0, 32-bit, read). `PRESENCE` holds from a change until it was raised.
+/// Conditions that hold now, one bit for each vector (BAR 0, 32-bit, read). `PRESENCE` holds from a
+/// change until it is raised.
 pub const REG_INT_STATUS: u64 = 0x3004;
 /// Size of these registers in BAR 0.
 pub const REGISTERS: u64 = 0x4000;
 
-/// Owner in a lock box (bits 15..0 of [`crate::tree::window::LOCK`]) while the NIC itself holds it, for the time of a few
-/// instructions, to discard packets of a dead reader.
+/// Owner in a lock box (bits 15..0 of [`crate::tree::window::LOCK`]) while the NIC itself holds it.
+/// The NIC does so for a few instructions, to discard packets of a dead reader.
 pub const LOCK_OWNER_NIC: u32 = 0xffff;

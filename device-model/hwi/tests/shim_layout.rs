@@ -1,25 +1,26 @@
-//! The kernel module's hand-written header and `hwi::shim` say the same.
+//! Compares the kernel module's hand-written header with `hwi::shim`.
 //!
-//! A C program that is made of the header prints each size, offset and value; they are compared one by one.
+//! A C program that includes the header prints each size, offset and value. The test compares them
+//! one by one.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 use std::{collections::BTreeMap, fs, process::Command};
 
 use nicforge_hwi::shim;
 
-/// Text of a C expression, and what it must be.
+/// A C expression, and its expected value.
 type Expected = BTreeMap<String, u64>;
 
 macro_rules! structs {
     ($($rust:ident $c:literal { $($field:ident)* })*) => {
-        /// Size of each struct, offset and size of each field.
+        /// The size of each struct, and the offset and size of each field.
         fn structs() -> Expected {
             let mut all = Expected::new();
             $(
                 all.insert(format!("sizeof(struct {})", $c), size_of::<shim::$rust>() as u64);
                 all.insert(format!("_Alignof(struct {})", $c), align_of::<shim::$rust>() as u64);
                 let value = shim::$rust::default();
-                // Every field is named here, or this does not compile.
+                // This pattern names every field, or it does not compile.
                 let shim::$rust { $($field: _),* } = value;
                 $(
                     let field = stringify!($field);
@@ -33,6 +34,7 @@ macro_rules! structs {
                     );
                 )*
             )*
+
             all
         }
     };
@@ -56,7 +58,7 @@ structs! {
 
 macro_rules! constants {
     ($($name:ident)*) => {
-        /// Each macro of the header.
+        /// The value of each macro of the header.
         fn constants() -> Expected {
             Expected::from([$((concat!("NICFORGE_SHIM_", stringify!($name)).to_owned(), shim::$name as u64)),*])
         }
@@ -73,7 +75,7 @@ constants! {
 
 const HEADER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../kmod-shim/include/uapi/nicforge_shim.h");
 
-/// What the C compiler says.
+/// The values that the C compiler computed.
 fn compiled(expressions: impl Iterator<Item = String>) -> Expected {
     let mut source =
         format!("#include <stddef.h>\n#include <stdio.h>\n#include \"{HEADER}\"\nint main(void)\n{{\n");
@@ -81,15 +83,19 @@ fn compiled(expressions: impl Iterator<Item = String>) -> Expected {
         source +=
             &format!("\tprintf(\"%llu %s\\n\", (unsigned long long)({expression}), \"{expression}\");\n");
     }
+
     source += "\treturn 0;\n}\n";
     let directory = tempfile::tempdir().unwrap();
     let (c, program) = (directory.path().join("layout.c"), directory.path().join("layout"));
     fs::write(&c, source).unwrap();
     let options = ["-std=c11", "-Wall", "-Wextra", "-Wpadded", "-Werror", "-o"];
     let built = Command::new("cc").args(options).arg(&program).arg(&c).output().unwrap();
+
     assert!(built.status.success(), "{}", String::from_utf8_lossy(&built.stderr));
+
     let printed = Command::new(program).output().unwrap();
     let printed = String::from_utf8(printed.stdout).unwrap();
+
     printed
         .lines()
         .map(|line| {

@@ -1,6 +1,7 @@
-//! What a record costs its producer and its consumer, and what a packet costs to copy.
+//! Costs of a record for its producer and its consumer, and of a packet copy.
 //!
-//! Both ends run on one CPU here, in batches: instructions and stores, without the travel of cache lines between CPUs.
+//! Both ends run on one CPU here, in batches. The result contains instructions and stores, but no
+//! transfer of cache lines between CPUs.
 #![allow(clippy::expect_used, reason = "a failure to set up ends the benchmark")]
 
 use std::hint::black_box;
@@ -10,7 +11,7 @@ use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_m
 use nicforge_hwi::posted::CELL;
 use nicforge_shm::{Consumer, Peek, Producer, SharedCells, SharedMemory};
 
-/// Records timed at a time: they fit the ring at their longest here (one cell), and time the clock away.
+/// Records in one timed batch. They fit the ring, and reduce the share of the clock's own cost.
 const BATCH: u32 = 1000;
 
 fn ring(criterion: &mut Criterion) {
@@ -21,7 +22,8 @@ fn ring(criterion: &mut Criterion) {
     group.throughput(Throughput::Elements(1));
     for len in [4usize, 8, 24, 56] {
         let data = vec![0x5au8; len];
-        // One iteration is a record; the clock runs for one of the two ends only.
+
+        // One iteration is one record. The clock runs for one of the two ends only.
         let mut run = |iterations: u64, time_producer: bool| {
             let mut spent = Duration::ZERO;
             for _ in 0..iterations.div_ceil(BATCH.into()) {
@@ -29,6 +31,7 @@ fn ring(criterion: &mut Criterion) {
                 for record in 0..BATCH {
                     let _ = black_box(producer.try_push(|| consumer.consumed(), 0, record, black_box(&data)));
                 }
+
                 let pushed = Instant::now();
                 while let Peek::Record(record) = consumer.peek() {
                     black_box(record);
@@ -36,13 +39,16 @@ fn ring(criterion: &mut Criterion) {
                 }
                 spent += if time_producer { pushed - start } else { pushed.elapsed() };
             }
+
             spent.mul_f64(iterations as f64 / (iterations.div_ceil(BATCH.into()) * u64::from(BATCH)) as f64)
         };
+
         group.bench_function(BenchmarkId::new("push", len), |bench| bench.iter_custom(|n| run(n, true)));
         group.bench_function(BenchmarkId::new("peek and pop", len), |bench| {
             bench.iter_custom(|n| run(n, false))
         });
     }
+
     group.finish();
 }
 
@@ -65,20 +71,23 @@ fn copies(criterion: &mut Criterion) {
         group.bench_function(BenchmarkId::new("between skewed", len), |bench| {
             bench.iter(|| window.copy_to(black_box(4), &window, black_box(1 << 19), len as u64));
         });
-        // The same bytes as plain memory, to compare with.
+        // The same bytes in plain memory, for comparison.
         let source = vec![1u8; len];
         group.bench_function(BenchmarkId::new("slice", len), |bench| {
             bench.iter(|| black_box(&mut buffer[..len]).copy_from_slice(black_box(&source)));
         });
     }
+
     group.throughput(Throughput::Bytes(256));
     let mut packet = [0u8; 256];
     group.bench_function("read array 256", |bench| {
         bench.iter(|| window.read_array(black_box(0x100), black_box(&mut packet)));
     });
+
     group.bench_function("write array 256", |bench| {
         bench.iter(|| window.write_array(black_box(0x100), black_box(&packet)));
     });
+
     group.finish();
 }
 

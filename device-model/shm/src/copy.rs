@@ -1,11 +1,12 @@
-//! Volatile copies: how bytes get into and out of shared memory.
+//! Volatile copies into and out of shared memory.
 //!
-//! UNSAFETY: reads and writes through raw pointers, at the widest aligned access that the target has. The compiler may
-//! neither repeat, merge nor drop a volatile access, so that what was checked is what is used. Callers (`window`, `posted`)
-//! have checked the shared range against its mapping.
+//! UNSAFETY: reads and writes through raw pointers, with the widest aligned access of the target.
+//! The compiler may not repeat, merge or drop a volatile access, so that the checked bytes are the
+//! bytes used. Callers (`window`, `posted`) have checked the shared range against its mapping.
 //!
-//! Main loops run on the alignment of the *shared* side; the private side is accessed unaligned. Long copies use the
-//! string instruction of x86-64, which an assembly block makes as opaque to the compiler as a volatile access.
+//! The main loops run on the alignment of the *shared* side; the private side is accessed
+//! unaligned. Long copies use the string instruction of x86-64. The assembly block that holds it is
+//! as opaque to the compiler as a volatile access.
 #![allow(unsafe_code)]
 
 #[cfg(target_arch = "x86_64")]
@@ -29,11 +30,12 @@ const VECTOR: usize = if cfg!(all(target_arch = "x86_64", target_feature = "avx5
     16
 };
 
-/// From this length on the string instruction wins over the vector loop.
+/// Length in bytes from which the string instruction is faster than the vector loop.
 #[cfg(target_arch = "x86_64")]
 const STRING: usize = 2048;
 
-/// Whether this CPU has fast string instructions (ERMS; CPUID leaf 7, EBX bit 9). Asked once: a hypervisor traps it.
+/// Returns whether this CPU has fast string instructions (ERMS; CPUID leaf 7, EBX bit 9). The
+/// answer is cached, because a hypervisor traps CPUID.
 #[cfg(target_arch = "x86_64")]
 #[inline]
 fn has_fast_strings() -> bool {
@@ -46,28 +48,33 @@ fn has_fast_strings() -> bool {
     fn ask() -> u8 {
         use core::arch::x86_64::{__cpuid, __cpuid_count};
         #[allow(unused_unsafe, reason = "newer compilers know that every x86-64 CPU has the instruction")]
-        // SAFETY: every x86-64 CPU has the instruction; leaf 7 is asked when leaf 0 says that it exists.
+        // SAFETY: every x86-64 CPU has the instruction. Leaf 7 is read only if leaf 0 says that it
+        // exists.
         let fast = unsafe { __cpuid(0) }.eax >= 7 && {
             // SAFETY: as above.
             #[allow(unused_unsafe, reason = "as above")]
             let leaf = unsafe { __cpuid_count(7, 0) };
             leaf.ebx & (1 << 9) != 0
         };
+
         let answer = if fast { YES } else { NO };
         ANSWER.store(answer, Ordering::Relaxed);
+
         answer
     }
 
     let known = ANSWER.load(Ordering::Relaxed);
+
     (if known == UNKNOWN { ask() } else { known }) == YES
 }
 
-/// The three directions a block can be moved in, which the loops below share.
+/// One of the three directions of a copy. The loops below are generic over them.
 trait Direction {
-    /// Address whose alignment the vector accesses need.
+    /// Returns the address whose alignment the vector accesses need.
     fn pivot(target: *mut u8, source: *const u8) -> usize;
     /// # Safety
-    /// `source` must be readable and `target` writable for the size of `T`; the shared ones aligned to it.
+    /// `source` must be readable and `target` writable for the size of `T`. The shared addresses
+    /// must be aligned to it.
     unsafe fn step<T: Copy>(target: *mut u8, source: *const u8);
 }
 
@@ -82,9 +89,9 @@ impl Direction for FromShared {
     }
     #[inline(always)]
     unsafe fn step<T: Copy>(target: *mut u8, source: *const u8) {
-        // SAFETY: the source is readable and aligned, says the caller.
+        // SAFETY: the caller guarantees that the source is readable and aligned.
         let value = unsafe { source.cast::<T>().read_volatile() };
-        // SAFETY: the target is writable, says the caller.
+        // SAFETY: the caller guarantees that the target is writable.
         unsafe { target.cast::<T>().write_unaligned(value) };
     }
 }
@@ -96,9 +103,9 @@ impl Direction for ToShared {
     }
     #[inline(always)]
     unsafe fn step<T: Copy>(target: *mut u8, source: *const u8) {
-        // SAFETY: the source is readable, says the caller.
+        // SAFETY: the caller guarantees that the source is readable.
         let value = unsafe { source.cast::<T>().read_unaligned() };
-        // SAFETY: the target is writable and aligned, says the caller.
+        // SAFETY: the caller guarantees that the target is writable and aligned.
         unsafe { target.cast::<T>().write_volatile(value) };
     }
 }
@@ -110,9 +117,9 @@ impl Direction for BothShared {
     }
     #[inline(always)]
     unsafe fn step<T: Copy>(target: *mut u8, source: *const u8) {
-        // SAFETY: the source is readable and aligned, says the caller.
+        // SAFETY: the caller guarantees that the source is readable and aligned.
         let value = unsafe { source.cast::<T>().read_volatile() };
-        // SAFETY: the target is writable and aligned, says the caller.
+        // SAFETY: the caller guarantees that the target is writable and aligned.
         unsafe { target.cast::<T>().write_volatile(value) };
     }
 }
@@ -121,13 +128,14 @@ impl Direction for BothShared {
 #[inline(always)]
 unsafe fn move_32<D: Direction>(target: *mut u8, source: *const u8) {
     #[cfg(all(target_arch = "x86_64", target_feature = "avx"))]
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe {
         D::step::<V32>(target, source)
     };
+
     #[cfg(not(all(target_arch = "x86_64", target_feature = "avx")))]
     for at in [0, 16] {
-        // SAFETY: passed on, half by half.
+        // SAFETY: by this function's contract, for each half.
         unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
     }
 }
@@ -136,13 +144,14 @@ unsafe fn move_32<D: Direction>(target: *mut u8, source: *const u8) {
 #[inline(always)]
 unsafe fn move_64<D: Direction>(target: *mut u8, source: *const u8) {
     #[cfg(all(target_arch = "x86_64", target_feature = "avx512f"))]
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe {
         D::step::<V64>(target, source)
     };
+
     #[cfg(not(all(target_arch = "x86_64", target_feature = "avx512f")))]
     for at in [0, 32] {
-        // SAFETY: passed on, half by half.
+        // SAFETY: by this function's contract, for each half.
         unsafe { move_32::<D>(target.wrapping_add(at), source.wrapping_add(at)) };
     }
 }
@@ -150,22 +159,24 @@ unsafe fn move_64<D: Direction>(target: *mut u8, source: *const u8) {
 /// Moves `len` bytes in pieces that fit the pivot's alignment.
 ///
 /// # Safety
-/// `source` must be readable and `target` writable for `len` bytes; with [`BothShared`] they must be equal modulo
-/// [`VECTOR`].
+/// `source` must be readable and `target` writable for `len` bytes; with [`BothShared`] they must
+/// be equal modulo [`VECTOR`].
 #[inline(always)]
 unsafe fn move_bytes<D: Direction>(mut target: *mut u8, mut source: *const u8, mut len: usize) {
     macro_rules! step {
         ($size:expr, $move:expr) => {{
-            // SAFETY: `len` covers the piece where this is used, and the comment there tells the alignment.
+            // SAFETY: `len` covers the piece at each use, and the comment there explains the
+            // alignment.
             unsafe { $move(target, source) };
             target = target.wrapping_add($size);
             source = source.wrapping_add($size);
             len -= $size;
         }};
     }
+
     if D::pivot(target, source) & (VECTOR - 1) != 0 {
-        // Each piece clears the lowest bit set of the address. When one is skipped for want of bytes, the rest is
-        // shorter than that piece, and the address is aligned to every piece that still fits.
+        // Each piece clears the lowest set bit of the address. If a piece is skipped, fewer bytes
+        // are left than its size. The address is then aligned to every piece that still fits.
         if len >= 1 && D::pivot(target, source) & 1 != 0 {
             step!(1, D::step::<u8>);
         }
@@ -185,6 +196,7 @@ unsafe fn move_bytes<D: Direction>(mut target: *mut u8, mut source: *const u8, m
             step!(32, move_32::<D>);
         }
     }
+
     // From here on the pivot is aligned to VECTOR, or to a power of two above `len`.
     while len >= 256 {
         for at in [0, 64, 128, 192] {
@@ -195,24 +207,31 @@ unsafe fn move_bytes<D: Direction>(mut target: *mut u8, mut source: *const u8, m
         source = source.wrapping_add(256);
         len -= 256;
     }
+
     while len >= 64 {
         step!(64, move_64::<D>);
     }
+
     if len >= 32 {
         step!(32, move_32::<D>);
     }
+
     if len >= 16 {
         step!(16, D::step::<V16>);
     }
+
     if len >= 8 {
         step!(8, D::step::<u64>);
     }
+
     if len >= 4 {
         step!(4, D::step::<u32>);
     }
+
     if len >= 2 {
         step!(2, D::step::<u16>);
     }
+
     if len >= 1 {
         // SAFETY: one byte is left.
         unsafe { D::step::<u8>(target, source) };
@@ -246,10 +265,10 @@ unsafe fn move_string(target: *mut u8, source: *const u8, len: usize) {
 pub(crate) unsafe fn copy_from_shared(target: *mut u8, source: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= STRING && has_fast_strings() {
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         return unsafe { move_string(target, source, len) };
     }
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe { move_bytes::<FromShared>(target, source, len) };
 }
 
@@ -261,10 +280,10 @@ pub(crate) unsafe fn copy_from_shared(target: *mut u8, source: *const u8, len: u
 pub(crate) unsafe fn copy_to_shared(target: *mut u8, source: *const u8, len: usize) {
     #[cfg(target_arch = "x86_64")]
     if len >= STRING && has_fast_strings() {
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         return unsafe { move_string(target, source, len) };
     }
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe { move_bytes::<ToShared>(target, source, len) };
 }
 
@@ -277,18 +296,20 @@ pub(crate) unsafe fn copy_shared_to_shared(target: *mut u8, source: *const u8, l
     let skew = target as usize ^ source as usize;
     #[cfg(target_arch = "x86_64")]
     if (skew & (VECTOR - 1) != 0 && len >= 32) || (len >= STRING && has_fast_strings()) {
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         return unsafe { move_string(target, source, len) };
     }
+
     if skew & (VECTOR - 1) == 0 {
-        // SAFETY: passed on; the two are equal modulo VECTOR.
+        // SAFETY: by this function's contract; the two addresses are equal modulo VECTOR.
         return unsafe { move_bytes::<BothShared>(target, source, len) };
     }
-    // SAFETY: passed on.
+
+    // SAFETY: by this function's contract.
     unsafe { move_skewed(target, source, len) };
 }
 
-/// Copies between addresses that no vector access fits both of.
+/// Copies between addresses whose difference prevents vector accesses to both.
 ///
 /// # Safety
 /// `source` must be readable and `target` writable for `len` bytes.
@@ -319,7 +340,7 @@ unsafe fn move_skewed(target: *mut u8, source: *const u8, len: usize) {
 /// As [`copy_from_shared`].
 #[inline]
 pub(crate) unsafe fn array_from_shared<const N: usize>(target: *mut u8, source: *const u8) {
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe { move_array::<FromShared, N>(target, source) };
 }
 
@@ -329,11 +350,11 @@ pub(crate) unsafe fn array_from_shared<const N: usize>(target: *mut u8, source: 
 /// As [`copy_to_shared`].
 #[inline]
 pub(crate) unsafe fn array_to_shared<const N: usize>(target: *mut u8, source: *const u8) {
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe { move_array::<ToShared, N>(target, source) };
 }
 
-/// How an aligned array is moved: at which width.
+/// Width of the moves of an aligned array.
 pub(crate) trait Moves {
     /// Copies `N` bytes, a multiple of 16, out of shared memory.
     ///
@@ -347,23 +368,24 @@ pub(crate) trait Moves {
     unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8);
 }
 
-/// The widest moves that the program was built for.
+/// The widest moves that the program was compiled for.
 pub(crate) struct Narrow;
 
 impl Moves for Narrow {
     #[inline(always)]
     unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8) {
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         unsafe { move_aligned_array::<FromShared, N>(target, source) };
     }
     #[inline(always)]
     unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8) {
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         unsafe { move_aligned_array::<ToShared, N>(target, source) };
     }
 }
 
-/// Whether to use [`Wide`]: the processor has it, and the program was not built for as much.
+/// Returns whether to use [`Wide`]: the processor has 32-byte moves, and the program was compiled
+/// for narrower ones.
 pub(crate) fn has_wide_moves() -> bool {
     #[cfg(target_arch = "x86_64")]
     let has = VECTOR < 32 && std::arch::is_x86_feature_detected!("avx");
@@ -372,8 +394,8 @@ pub(crate) fn has_wide_moves() -> bool {
     has
 }
 
-/// Moves of 32 bytes in a program that was not built for them. Its functions must be inlined into one that has AVX enabled; else the
-/// compiler makes two moves of each.
+/// Moves of 32 bytes in a program compiled for narrower ones. Its functions must be inlined into
+/// one that has AVX enabled; otherwise the compiler splits each move in two.
 #[cfg(target_arch = "x86_64")]
 pub(crate) struct Wide;
 
@@ -381,12 +403,12 @@ pub(crate) struct Wide;
 impl Moves for Wide {
     #[inline(always)]
     unsafe fn from_shared<const N: usize>(target: *mut u8, source: *const u8) {
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         unsafe { move_wide_array::<FromShared, N>(target, source) };
     }
     #[inline(always)]
     unsafe fn to_shared<const N: usize>(target: *mut u8, source: *const u8) {
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         unsafe { move_wide_array::<ToShared, N>(target, source) };
     }
 }
@@ -398,10 +420,11 @@ impl Moves for Wide {
 unsafe fn move_wide_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
     let mut at = 0;
     while at + 32 <= N {
-        // SAFETY: `N` bytes may be moved, and the pivot is aligned, says the caller.
+        // SAFETY: the caller guarantees that `N` bytes may be moved, and that the pivot is aligned.
         unsafe { D::step::<core::arch::x86_64::__m256i>(target.wrapping_add(at), source.wrapping_add(at)) };
         at += 32;
     }
+
     if at < N {
         // SAFETY: as above.
         unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
@@ -411,14 +434,14 @@ unsafe fn move_wide_array<D: Direction, const N: usize>(target: *mut u8, source:
 #[inline(always)]
 unsafe fn move_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
     if !N.is_multiple_of(16) || N > 512 || D::pivot(target, source) & (VECTOR - 1) != 0 {
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         return unsafe { move_bytes::<D>(target, source, N) };
     }
-    // SAFETY: passed on; the pivot is aligned by the check above.
+    // SAFETY: by this function's contract; the check above aligns the pivot.
     unsafe { move_aligned_array::<D, N>(target, source) };
 }
 
-/// Unrolled.
+/// Moves `N` bytes in an unrolled loop.
 ///
 /// # Safety
 /// As [`Direction::step`] for `N` bytes, a multiple of 16, with the pivot aligned to [`VECTOR`].
@@ -426,10 +449,11 @@ unsafe fn move_array<D: Direction, const N: usize>(target: *mut u8, source: *con
 unsafe fn move_aligned_array<D: Direction, const N: usize>(target: *mut u8, source: *const u8) {
     let mut at = 0;
     while at + 64 <= N {
-        // SAFETY: `N` bytes may be moved, and the pivot is aligned, says the caller.
+        // SAFETY: the caller guarantees that `N` bytes may be moved, and that the pivot is aligned.
         unsafe { move_64::<D>(target.wrapping_add(at), source.wrapping_add(at)) };
         at += 64;
     }
+
     while at + 16 <= N {
         // SAFETY: as above.
         unsafe { D::step::<V16>(target.wrapping_add(at), source.wrapping_add(at)) };
@@ -437,13 +461,13 @@ unsafe fn move_aligned_array<D: Direction, const N: usize>(target: *mut u8, sour
     }
 }
 
-/// Stores 16 bytes at once.
+/// Stores 16 bytes with one access.
 ///
 /// # Safety
 /// `target` must be writable shared memory, aligned to 16 bytes; `source` readable private memory.
 #[inline]
 pub(crate) unsafe fn store_16(target: *mut u8, source: *const u8) {
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe { ToShared::step::<V16>(target, source) };
 }
 
@@ -468,7 +492,7 @@ pub(crate) unsafe fn zero_shared(target: *mut u8, len: usize) {
 /// `source` must be readable shared memory for 56 bytes, 8 bytes behind a multiple of 64.
 #[inline]
 pub(crate) unsafe fn cell_from_shared(target: &mut [u64; 7], source: *const u8) {
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe { move_cell::<FromShared>(target.as_mut_ptr().cast(), source) };
 }
 
@@ -478,13 +502,14 @@ pub(crate) unsafe fn cell_from_shared(target: &mut [u64; 7], source: *const u8) 
 /// `target` must be writable shared memory for 56 bytes, 8 bytes behind a multiple of 64.
 #[inline]
 pub(crate) unsafe fn cell_to_shared(target: *mut u8, source: &[u64; 7]) {
-    // SAFETY: passed on.
+    // SAFETY: by this function's contract.
     unsafe { move_cell::<ToShared>(target, source.as_ptr().cast()) };
 }
 
 #[inline(always)]
 unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
-    // SAFETY: the pivot is aligned to 8 bytes and, behind the first 8, to 16 and so on up to the end of a cache line.
+    // SAFETY: by this function's contract. The pivot is aligned to 8 bytes, and to 16 bytes behind
+    // the first 8.
     unsafe { D::step::<u64>(target, source) };
     for at in [8, 24, 40] {
         // SAFETY: as above.
@@ -492,20 +517,21 @@ unsafe fn move_cell<D: Direction>(target: *mut u8, source: *const u8) {
     }
 }
 
-/// Writes the first `len` bytes, at most 56, of a ring cell's data. Lengths of registers take one store.
+/// Writes the first `len` bytes, at most 56, of a ring cell's data. The lengths of registers take
+/// one store.
 ///
 /// # Safety
 /// `target` must be writable shared memory for `len` bytes, 8 bytes behind a multiple of 64.
 #[inline]
 pub(crate) unsafe fn up_to_cell_to_shared(target: *mut u8, source: *const u8, len: usize) {
     match len {
-        // SAFETY: passed on; the target is aligned to 8 bytes.
+        // SAFETY: by this function's contract; the target is aligned to 8 bytes.
         8 => unsafe { ToShared::step::<u64>(target, source) },
         // SAFETY: as above.
         4 => unsafe { ToShared::step::<u32>(target, source) },
-        // SAFETY: passed on; all of a cell's data.
+        // SAFETY: by this function's contract, for all data of a cell.
         56 => unsafe { move_cell::<ToShared>(target, source) },
-        // SAFETY: passed on.
+        // SAFETY: by this function's contract.
         _ => unsafe { move_bytes::<ToShared>(target, source, len) },
     }
 }

@@ -1,45 +1,45 @@
-//! What can go wrong, with the values that were refused.
+//! Errors of this crate. Each carries the refused values.
 
 use nix::errno::Errno;
 use thiserror::Error;
 
-/// Why shared memory could not be created, mapped or accessed.
+/// Reason why shared memory could not be created, mapped or accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum MemoryError {
-    /// The access leaves the memory or window.
+    /// The access passes the end of the memory or window.
     #[error("access to {len} bytes at offset 0x{offset:x} leaves a memory of 0x{size:x} bytes")]
     OutOfBounds {
         /// First byte of the access.
         offset: u64,
         /// Bytes accessed.
         len: u64,
-        /// Bytes there are.
+        /// Size of the memory or window in bytes.
         size: u64,
     },
-    /// An access that must be aligned is not.
+    /// The access must be aligned, and is not.
     #[error("offset 0x{offset:x} is not aligned to {align} bytes in memory")]
     Misaligned {
         /// First byte of the access.
         offset: u64,
-        /// The alignment it needs in bytes.
+        /// The required alignment in bytes.
         align: u64,
     },
-    /// A ring of slots whose length is no power of two.
+    /// The number of slots of a ring is not a power of two.
     #[error("{count} slots: the length of a ring must be a power of two")]
     SlotCount {
-        /// Slots asked for.
+        /// Number of slots requested.
         count: u32,
     },
-    /// A write to memory that is mapped read-only.
+    /// The write goes to memory that is mapped read-only.
     #[error("write to offset 0x{offset:x} of memory that is mapped read-only")]
     ReadOnly {
         /// First byte of the access.
         offset: u64,
     },
-    /// A length of 0 was asked for.
+    /// The requested length is 0.
     #[error("a mapping of 0 bytes was asked for: ask for at least 1")]
     Empty,
-    /// A length or an end that no mapping can have.
+    /// The end of the range is beyond the address space.
     #[error("offset 0x{offset:x} with length 0x{len:x} passes the end of the address space")]
     Overflow {
         /// Offset in the file.
@@ -47,7 +47,7 @@ pub enum MemoryError {
         /// Length in bytes.
         len: u64,
     },
-    /// A file can only be mapped at a multiple of the page size.
+    /// The offset in the file is not a multiple of the page size.
     #[error("file offset 0x{offset:x} is not a multiple of the page size 0x{page:x}")]
     UnalignedOffset {
         /// Offset in the file.
@@ -55,7 +55,7 @@ pub enum MemoryError {
         /// The page size in bytes.
         page: u64,
     },
-    /// The length is no multiple of the page size where it has to be.
+    /// The length is not a multiple of the required page size.
     #[error("length 0x{len:x} is not a multiple of the huge page size 0x{page:x}")]
     UnalignedLength {
         /// Length in bytes.
@@ -63,7 +63,7 @@ pub enum MemoryError {
         /// The page size in bytes.
         page: u64,
     },
-    /// The file ends before the range to map does.
+    /// The file is shorter than the range to map.
     #[error(
         "range [0x{offset:x}, +0x{len:x}) passes the end of a file of 0x{size:x} bytes: extend the file first"
     )]
@@ -75,20 +75,22 @@ pub enum MemoryError {
         /// Size of the file in bytes.
         size: u64,
     },
-    /// A guarded mapping takes only files of tmpfs (a memfd is one) and hugetlbfs: others can park a page fault.
+    /// The file is not on tmpfs (a memfd is) or hugetlbfs. Other file systems can delay a page
+    /// fault without end, so that guarded mappings refuse them.
     #[error(
         "a file of file system 0x{magic:x} is not shared memory: use a memfd, or a file on tmpfs or hugetlbfs"
     )]
     ForeignFile {
-        /// The file system's magic number (`statfs.f_type`), 0 for what is no regular file.
+        /// Magic number of the file system (`statfs.f_type`), or 0 for a file that is not regular.
         magic: i64,
     },
-    /// A name with a NUL byte in it, or longer than 249 bytes, or any other failure of `memfd_create`.
+    /// `memfd_create` failed, for example because the name has a NUL byte or is longer than 249
+    /// bytes.
     #[error("creating a memory file of 0x{len:x} bytes: {errno}")]
     Create {
         /// Length in bytes.
         len: u64,
-        /// What the kernel said.
+        /// Error number from the kernel.
         errno: Errno,
     },
     /// `ftruncate` failed.
@@ -96,19 +98,19 @@ pub enum MemoryError {
     Resize {
         /// Length in bytes.
         len: u64,
-        /// What the kernel said.
+        /// Error number from the kernel.
         errno: Errno,
     },
-    /// Seals were refused.
+    /// The kernel refused the seals.
     #[error("sealing a memory file: {errno}")]
     Seal {
-        /// What the kernel said.
+        /// Error number from the kernel.
         errno: Errno,
     },
     /// `fstat`, `fstatfs` or `dup` failed.
     #[error("looking at the file to map: {errno}")]
     File {
-        /// What the kernel said.
+        /// Error number from the kernel.
         errno: Errno,
     },
     /// `mmap` failed.
@@ -118,7 +120,7 @@ pub enum MemoryError {
         offset: u64,
         /// Length in bytes.
         len: u64,
-        /// What the kernel said.
+        /// Error number from the kernel.
         errno: Errno,
     },
     /// The mapping could not be guarded against truncation.
@@ -126,19 +128,19 @@ pub enum MemoryError {
     Guard(#[from] GuardError),
 }
 
-/// Why a mapping could not be guarded against truncation of its file.
+/// Reason why a mapping could not be guarded against truncation of its file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum GuardError {
-    /// Every slot of the process-wide table is taken.
+    /// The process-wide table of ranges is full.
     #[error("all {limit} guarded ranges of this process are in use: unmap some, or map larger pieces")]
     TableFull {
-        /// Slots there are.
+        /// Size of the table.
         limit: usize,
     },
-    /// The handler could not be installed.
+    /// The SIGBUS handler could not be installed.
     #[error("installing the SIGBUS handler: {errno}")]
     Install {
-        /// What the kernel said.
+        /// Error number from the kernel.
         errno: Errno,
     },
 }

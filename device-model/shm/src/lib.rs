@@ -1,14 +1,19 @@
-//! Memory shared with another process, and the posted-write ring that lives in it.
+//! Memory shared with another process, and the posted-write ring in it.
 //!
-//! Both sides of a BAR use this crate: the server that owns the memory and the driver library that maps it. What comes
-//! in is a file descriptor, what goes out are [`SharedMemory`], [`Window`]s of it, atomic words ([`SharedU32`],
-//! [`SharedU64`]) and the two ends of a ring ([`Producer`], [`Consumer`]).
+//! Both sides of a BAR use this crate: the server that owns the memory, and the driver library that
+//! maps it. The input is a file descriptor. The results are [`SharedMemory`], [`Window`]s of it,
+//! atomic words ([`SharedU32`], [`SharedU64`]) and the two ends of a ring ([`Producer`],
+//! [`Consumer`]).
 //!
-//! The rules, which hold for everybody who touches memory that a peer can write:
-//! - there is no reference or slice to it, anywhere: it is read and written by volatile copies and atomics;
-//! - what a peer can write is read *once* into owned values, then checked, then used;
-//! - bounds and alignment are checked by comparing, and a failure is a [`MemoryError`], never a panic;
-//! - a mapping lives as long as the last handle to it: words, windows and rings each keep it alive.
+//! Rules for all code that touches memory that a peer can write:
+//! - **No references.** There is no reference or slice to the memory anywhere. Volatile copies and
+//!   atomics read and write it.
+//! - **One read.** Data that a peer can write is read *once* into owned values, then checked, then
+//!   used.
+//! - **Checked bounds.** Bounds and alignment are checked by comparison. A failure is a
+//!   [`MemoryError`], never a panic.
+//! - **Lifetime.** A mapping lives as long as its last handle. Words, windows and rings each keep
+//!   it alive.
 //!
 //! | module | what it holds |
 //! | --- | --- |

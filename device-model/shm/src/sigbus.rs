@@ -1,11 +1,13 @@
-//! Surviving files that their owner truncates.
+//! Survival of accesses to files that their owner truncates.
 //!
-//! An access to a mapped page behind the end of its file raises SIGBUS, which kills a process that does not catch it. A
-//! mapping that is guarded has its range in a table; the handler installed here finds the address in it, replaces the
-//! whole range by zero pages of our own, and marks it. The access is then repeated and finds zeros.
+//! An access to a mapped page behind the end of its file raises SIGBUS. The signal kills a process
+//! that does not catch it. A guarded mapping has its range in a table. The handler finds the
+//! address of the fault there, replaces the whole range by private zero pages, and marks it. The
+//! processor then repeats the access, which finds zeros.
 //!
-//! UNSAFETY: installs a signal handler and maps memory from it. What runs in the handler is async-signal-safe: atomic
-//! loads and stores, system calls, no lock and no allocation. The table only grows, and its slots are never freed.
+//! UNSAFETY: installs a signal handler and maps memory from it. The handler is async-signal-safe:
+//! it uses atomic loads and stores and system calls, and takes no lock and allocates nothing. The
+//! table only grows, and its slots are never freed.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
@@ -19,17 +21,17 @@ use nix::errno::Errno;
 use crate::error::GuardError;
 use crate::memory::Access;
 
-/// The most guarded mappings a process can have.
+/// Largest number of guarded mappings of a process.
 pub const MAX_GUARDED_RANGES: usize = CHUNKS * CHUNK;
 
 const CHUNKS: usize = 64;
 const CHUNK: usize = 1024;
 
-/// One guarded range. A sequence lock: `version` is odd while the range is written.
+/// One guarded range, protected by a sequence lock: `version` is odd during a write.
 struct Slot {
     version: AtomicU64,
     start: AtomicUsize,
-    /// 0: the slot is free.
+    /// Length in bytes, or 0 if the slot is free.
     len: AtomicUsize,
     writable: AtomicBool,
     faulted: AtomicBool,
@@ -46,7 +48,7 @@ impl Slot {
         }
     }
 
-    /// Called by the one owner of the slot.
+    /// Writes the range. Only the owner of the slot may call it.
     fn set(&self, start: usize, len: usize, writable: bool) {
         let version = self.version.load(Ordering::Relaxed);
         self.version.store(version.wrapping_add(1), Ordering::Relaxed);
@@ -58,8 +60,8 @@ impl Slot {
         self.version.store(version.wrapping_add(2), Ordering::Release);
     }
 
-    /// The range, if it holds `address`. A slot that is being written does not: the range of an address that is being
-    /// accessed was written before, and stays.
+    /// Returns the range if it contains `address`. A slot that is being written does not match: the
+    /// range of an accessed address was written earlier, and stays.
     fn find(&self, address: usize) -> Option<(usize, usize, bool)> {
         let version = self.version.load(Ordering::Acquire);
         let start = self.start.load(Ordering::Relaxed);
@@ -69,6 +71,7 @@ impl Slot {
         if version & 1 != 0 || self.version.load(Ordering::Relaxed) != version {
             return None;
         }
+
         (address.wrapping_sub(start) < len).then_some((start, len, writable))
     }
 }
@@ -77,11 +80,11 @@ type Chunk = [Slot; CHUNK];
 
 /// Chunks of slots, allocated when they are first needed and kept for good.
 static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
-/// Slots to hand out. Only registration takes it, never the handler.
+/// Free slots. Only registration takes the lock, never the handler.
 static FREE: Mutex<Free> = Mutex::new(Free { chunks: 0, slots: Vec::new() });
-/// Ranges that were replaced since the process started.
+/// Number of ranges replaced since the process started.
 static FAULTS: AtomicU64 = AtomicU64::new(0);
-/// What handled SIGBUS before.
+/// Action for SIGBUS before the handler was installed.
 static PREVIOUS: OnceLock<libc::sigaction> = OnceLock::new();
 static INSTALLED: Mutex<bool> = Mutex::new(false);
 
@@ -94,13 +97,13 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A mapping's place in the table. Dropped before the mapping is unmapped.
+/// A mapping's slot in the table. It is dropped before the mapping is unmapped.
 pub(crate) struct Guard {
     slot: &'static Slot,
 }
 
 impl Guard {
-    /// Guards the `len` bytes mapped at `address`, of which the caller is the one owner.
+    /// Guards the `len` bytes mapped at `address`. The caller must be their only owner.
     pub(crate) fn new(address: NonNull<u8>, len: usize, access: Access) -> Result<Self, GuardError> {
         let slot = take_slot()?;
         slot.set(address.as_ptr() as usize, len, access == Access::ReadWrite);
@@ -125,28 +128,34 @@ fn take_slot() -> Result<&'static Slot, GuardError> {
     if let Some(slot) = free.slots.pop() {
         return Ok(slot);
     }
+
     let Some(place) = TABLE.get(free.chunks) else {
         return Err(GuardError::TableFull { limit: MAX_GUARDED_RANGES });
     };
+
     let chunk: &'static mut Chunk = Box::leak(Box::new([const { Slot::new() }; CHUNK]));
     let chunk: &'static Chunk = chunk;
     place.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
     free.chunks += 1;
     free.slots.extend(chunk.iter().rev());
+
     free.slots.pop().ok_or(GuardError::TableFull { limit: MAX_GUARDED_RANGES })
 }
 
-/// Ranges of guarded mappings that were replaced because their file ended, since the process started.
+/// Returns the number of guarded ranges replaced because their file ended, since the process
+/// started.
 ///
-/// A loop that serves many mappings compares this one number, and looks at each mapping's own mark only when it moved.
+/// A loop that serves many mappings can compare this one number, and check each mapping's own mark
+/// only when it has changed.
 #[inline]
 pub fn guard_faults() -> u64 {
     FAULTS.load(Ordering::Acquire)
 }
 
-/// Installs the process-wide SIGBUS handler that guards mappings ([`crate::SharedMemory::map_guarded`] does it too).
+/// Installs the process-wide SIGBUS handler that guards mappings.
+/// [`crate::SharedMemory::map_guarded`] calls it too.
 ///
-/// A fault elsewhere goes to the handler there was before. Calling it again does nothing. A thread that accesses
+/// A fault elsewhere goes to the previous handler. Further calls do nothing. A thread that accesses
 /// guarded mappings must not block SIGBUS.
 ///
 /// # Errors
@@ -156,32 +165,42 @@ pub fn install_sigbus_guard() -> Result<(), GuardError> {
     if *installed {
         return Ok(());
     }
+
     let mut previous = MaybeUninit::<libc::sigaction>::zeroed();
-    // SAFETY: asks for the current action only; the out pointer is ours.
+
+    // SAFETY: only reads the current action, into a local variable.
     let asked = unsafe { libc::sigaction(libc::SIGBUS, ptr::null(), previous.as_mut_ptr()) };
     Errno::result(asked).map_err(|errno| GuardError::Install { errno })?;
+
     // SAFETY: filled in by the call, and zeroed before.
     let previous = unsafe { previous.assume_init() };
-    // Set before the handler can run.
+
+    // The handler reads it, so it must be set first.
     let _ = PREVIOUS.set(previous);
+
     // SAFETY: all zeros is a valid `sigaction`.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
     action.sa_sigaction =
         on_sigbus as extern "C" fn(c_int, *mut libc::siginfo_t, *mut c_void) as libc::sighandler_t;
     action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
-    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO asks for and is async-signal-safe.
+
+    // SAFETY: `on_sigbus` has the signature that SA_SIGINFO requires, and is async-signal-safe.
     let set = unsafe { libc::sigaction(libc::SIGBUS, &action, ptr::null_mut()) };
     Errno::result(set).map_err(|errno| GuardError::Install { errno })?;
     *installed = true;
+
     Ok(())
 }
 
 extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let errno = Errno::last_raw();
-    // SAFETY: the kernel gives a valid siginfo, for as long as the handler runs.
+
+    // SAFETY: the kernel passes a siginfo that is valid while the handler runs.
     let details = unsafe { &*info };
     let code = details.si_code;
-    // A positive code is the kernel's: a fault with an address. Others are signals somebody sent.
+
+    // A positive code means a fault, which has an address. Other codes mean signals that a process
+    // sent.
     if code > 0 {
         // SAFETY: a fault carries an address.
         let address = unsafe { details.si_addr() } as usize;
@@ -190,50 +209,56 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
             return;
         }
     }
+
     pass_on(signal, code, info, context);
     Errno::set_raw(errno);
 }
 
-/// Replaces the guarded range that holds `address` by zero pages. The whole of it: its owner could otherwise cut off
-/// a page at a time, and have a signal or a map area of its own for each.
+/// Replaces the guarded range that contains `address` by zero pages. Returns false if there is
+/// none.
+///
+/// It replaces the whole range. The file's owner could otherwise truncate one page at a time, and
+/// cause a signal and a map area for each.
 fn replace_range(address: usize) -> bool {
     for chunk in &TABLE {
         let chunk = chunk.load(Ordering::Acquire);
         if chunk.is_null() {
             return false;
         }
-        // SAFETY: a chunk is stored once it is initialised, and never freed.
+        // SAFETY: a chunk is stored after its initialisation, and never freed.
         let chunk = unsafe { &*chunk };
         for slot in chunk {
             let Some((start, len, writable)) = slot.find(address) else { continue };
             let protection = if writable { libc::PROT_READ | libc::PROT_WRITE } else { libc::PROT_READ };
             let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE;
-            // SAFETY: the range belongs to a guarded mapping, which the thread that faulted is accessing and so keeps
-            // alive; it is replaced by memory of the same size and protection.
+            // SAFETY: the range belongs to a guarded mapping. The faulting thread accesses it, and
+            // thus keeps it alive. The new memory has the same size and protection.
             let mapped = unsafe { libc::mmap(start as *mut c_void, len, protection, flags, -1, 0) };
             if mapped == libc::MAP_FAILED {
                 return false;
             }
-            // Two threads may fault at once; each replaces the range, and one counts it.
+            // Two threads may fault at once. Each replaces the range, and one counts the fault.
             if !slot.faulted.swap(true, Ordering::AcqRel) {
                 FAULTS.fetch_add(1, Ordering::AcqRel);
             }
             return true;
         }
     }
+
     false
 }
 
-/// Lets the handler there was before have the signal.
+/// Passes the signal to the previous handler.
 fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.get();
     let handler = previous.map_or(libc::SIG_DFL, |action| action.sa_sigaction);
     if handler == libc::SIG_IGN && code <= 0 {
         return;
     }
+
     if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
-        // SAFETY: both are async-signal-safe. The fault is repeated when this handler returns and meets the default
-        // action; a signal that was sent is sent again, and delivered then.
+        // SAFETY: both are async-signal-safe. A fault repeats when this handler returns, and meets
+        // the default action. A signal that a process sent is raised again, and delivered then.
         unsafe { libc::signal(signal, libc::SIG_DFL) };
         if code <= 0 {
             // SAFETY: as above.
@@ -241,6 +266,7 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
         }
         return;
     }
+
     let with_info = previous.is_some_and(|action| action.sa_flags & libc::SA_SIGINFO != 0);
     if with_info {
         // SAFETY: an action with SA_SIGINFO holds a function of this signature.
@@ -251,7 +277,8 @@ fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut
         };
         handler(signal, info, context);
     } else {
-        // SAFETY: an action without SA_SIGINFO, neither default nor ignore, holds a function of this signature.
+        // SAFETY: an action without SA_SIGINFO, neither default nor ignore, holds a function of
+        // this signature.
         let handler = unsafe { std::mem::transmute::<libc::sighandler_t, extern "C" fn(c_int)>(handler) };
         handler(signal);
     }

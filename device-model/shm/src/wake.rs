@@ -1,23 +1,27 @@
-//! Sleeping without a fence in the writer.
+//! A sleep and wake protocol without a fence in the writer.
 //!
-//! Somebody who waits for records in memory stops looking after a while and sleeps; a writer that stores a record then
-//! has to see that and kick it. The textbook protocol has a full fence on both sides between *my store* and *my load of
-//! your word*, and in the writer that fence is paid for every record. Here the sleeper, which sleeps rarely, makes every
-//! writer's CPU execute a barrier instead:
+//! A receiver that polls memory for records goes to sleep after a while. A writer that stores a
+//! record must then see this and send a kick. The textbook protocol has a full fence on both sides,
+//! between the store and the load of the other side's word. The writer would pay for that fence
+//! with every record. Here the sleeper, which sleeps rarely, makes every writer's CPU execute a
+//! barrier instead:
 //!
-//! - writer: store the record (release); load the *sleeping* word ([`must_kick`]); kick when it is set;
-//! - sleeper ([`Sleeper::sleep`]): set *sleeping*; `membarrier(GLOBAL_EXPEDITED)`; scan once more; when there is nothing,
-//!   sleep for at most [`SAFETY_TIMEOUT`]; clear *sleeping*.
+//! - Writer: store the record (release); load the *sleeping* word ([`must_kick`]); kick if it is
+//!   set.
+//! - Sleeper ([`Sleeper::sleep`]): set *sleeping*; `membarrier(GLOBAL_EXPEDITED)`; scan once more;
+//!   if there is no work, sleep for at most [`SAFETY_TIMEOUT`]; clear *sleeping*.
 //!
-//! Either the record is in memory before the barrier, and the scan finds it, or the writer's load comes after the
-//! barrier and finds *sleeping* set. The barrier reaches processes that called [`register_membarrier`]; what it does not
-//! reach (a guest's CPUs, other kernels) is covered by the time-out. Where the sleeper has no barrier at all
-//! ([`BarrierKind::WriterMustFence`]), the writer has to fence or to live with the time-out.
+//! Either the record is in memory before the barrier, and the scan finds it, or the writer's load
+//! comes after the barrier, and finds the word set.
 //!
-//! The traits exist so that a model checker can run the same code: it has no asymmetric barrier, and models it with a
-//! sequentially consistent fence on both sides.
+//! The barrier reaches processes that called [`register_membarrier`]. The time-out covers writers
+//! that it does not reach, such as a guest's CPUs and other kernels. If the sleeper has no barrier
+//! at all ([`BarrierKind::WriterMustFence`]), the writer must use a fence or accept the time-out.
 //!
-//! UNSAFETY: calls `membarrier`, which touches no memory of ours.
+//! The traits let a model checker run the same code. It has no asymmetric barrier, and models one
+//! as a sequentially consistent fence on both sides.
+//!
+//! UNSAFETY: calls `membarrier`, which touches no memory of the process.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_long};
@@ -29,7 +33,7 @@ use thiserror::Error;
 
 use crate::word::SharedU32;
 
-/// The longest sleep in one go: what a kick that got lost costs at most.
+/// Longest duration of one sleep. It bounds the cost of a lost kick.
 pub const SAFETY_TIMEOUT: Duration = Duration::from_millis(10);
 
 // Linux, include/uapi/linux/membarrier.h.
@@ -38,15 +42,15 @@ const GLOBAL: c_int = 1 << 0;
 const GLOBAL_EXPEDITED: c_int = 1 << 1;
 const REGISTER_GLOBAL_EXPEDITED: c_int = 1 << 2;
 
-/// Why the barrier is not to be had.
+/// Reason why the barrier is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum WakeError {
-    /// `membarrier` failed in a way that does not mean that the kernel or the container lacks it.
+    /// `membarrier` failed for another reason than that the kernel or the container lacks it.
     #[error("membarrier command {command}: {errno}")]
     Membarrier {
-        /// The command.
+        /// Number of the command.
         command: c_int,
-        /// What the kernel said.
+        /// Error number from the kernel.
         errno: Errno,
     },
 }
@@ -56,12 +60,14 @@ fn membarrier(command: c_int) -> Result<c_long, Errno> {
     Errno::result(unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) })
 }
 
-/// Lets sleepers of other processes reach this one with their barrier. Both sides call it once when they open.
+/// Registers this process, so that barriers of sleepers in other processes reach it. Both sides
+/// call it once when they open.
 ///
-/// Gives false where the kernel or the container does not allow it: see [`BarrierKind::WriterMustFence`].
+/// Returns false if the kernel or the container does not permit it: see
+/// [`BarrierKind::WriterMustFence`].
 ///
 /// # Errors
-/// [`WakeError::Membarrier`] for a failure that says neither.
+/// [`WakeError::Membarrier`] for other failures.
 pub fn register_membarrier() -> Result<bool, WakeError> {
     match membarrier(REGISTER_GLOBAL_EXPEDITED) {
         Ok(_) => Ok(true),
@@ -70,37 +76,41 @@ pub fn register_membarrier() -> Result<bool, WakeError> {
     }
 }
 
-/// What orders a sleeper's store of *sleeping* before its last scan, on its CPU and on the writers'.
+/// Barrier that orders a sleeper's store of *sleeping* before its last scan, on its own CPU and on
+/// the writers'.
 pub trait SleeperBarrier {
     /// Executes the barrier.
     fn barrier(&self);
 }
 
-/// What orders a writer's record before its load of *sleeping*.
+/// Barrier that orders a writer's record before its load of *sleeping*.
 pub trait WriterBarrier {
     /// Executes the barrier.
     fn barrier(&self);
 }
 
-/// What the sleeper's side of the barrier is on this kernel.
+/// Kind of the sleeper's barrier on this kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarrierKind {
-    /// Interrupts the CPUs that run registered processes: under a microsecond.
+    /// The barrier interrupts the CPUs that run registered processes. It takes less than a
+    /// microsecond.
     GlobalExpedited,
-    /// Waits until every CPU has scheduled: milliseconds, but no registration is needed.
+    /// The barrier waits until every CPU has scheduled. It takes milliseconds, but needs no
+    /// registration.
     Global,
-    /// There is none: a writer must use [`FullFence`], or a kick can come as late as [`SAFETY_TIMEOUT`].
+    /// There is no barrier. A writer must use [`FullFence`], or a kick can come as late as
+    /// [`SAFETY_TIMEOUT`].
     WriterMustFence,
 }
 
-/// The kernel's asymmetric barrier, in the best form there is.
+/// The kernel's asymmetric barrier, in the best form available.
 #[derive(Clone, Copy, Debug)]
 pub struct Membarrier {
     kind: BarrierKind,
 }
 
 impl Membarrier {
-    /// Asks the kernel what it has.
+    /// Queries the kernel for the best form of the barrier.
     pub fn open() -> Self {
         let commands = membarrier(QUERY).unwrap_or(0) as c_int;
         let works = |command| commands & command != 0 && membarrier(command).is_ok();
@@ -111,10 +121,11 @@ impl Membarrier {
         } else {
             BarrierKind::WriterMustFence
         };
+
         Membarrier { kind }
     }
 
-    /// What it found.
+    /// Returns the kind of the barrier.
     pub fn kind(&self) -> BarrierKind {
         self.kind
     }
@@ -122,17 +133,19 @@ impl Membarrier {
 
 impl SleeperBarrier for Membarrier {
     fn barrier(&self) {
-        // The call fails only when a filter was put on this process since `open`; the time-out covers that.
+        // The call fails only if a system call filter was added to this process after `open`. The
+        // time-out covers that case.
         let _ = match self.kind {
             BarrierKind::GlobalExpedited => membarrier(GLOBAL_EXPEDITED),
             BarrierKind::Global => membarrier(GLOBAL),
             BarrierKind::WriterMustFence => Ok(0),
         };
+
         fence(Ordering::SeqCst);
     }
 }
 
-/// The writer's side when the sleeper has a barrier: nothing that a CPU executes.
+/// The writer's side if the sleeper has a barrier. It executes no instruction.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct NoFence;
 
@@ -143,7 +156,8 @@ impl WriterBarrier for NoFence {
     }
 }
 
-/// The writer's side when the sleeper has none: a full fence, which costs several times what a record does.
+/// The writer's side if the sleeper has no barrier: a full fence, which costs several times as much
+/// as a record.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct FullFence;
 
@@ -154,11 +168,12 @@ impl WriterBarrier for FullFence {
     }
 }
 
-/// A *sleeping* word as its writer, the sleeper, and its readers see it. Relaxed accesses: the barriers order them.
+/// A *sleeping* word, for the sleeper that writes it and for its readers. Accesses are relaxed,
+/// because the barriers order them.
 pub trait SleepFlag {
-    /// Sets it to 1 or 0.
+    /// Sets the word to 1 or 0.
     fn set(&self, sleeping: bool);
-    /// Whether it is not 0.
+    /// Returns whether the word is not 0.
     fn is_set(&self) -> bool;
 }
 
@@ -173,19 +188,19 @@ impl SleepFlag for SharedU32 {
     }
 }
 
-/// Whether the sleeper must be kicked, asked by a writer after it stored a record.
+/// Returns whether the sleeper must be kicked. A writer calls it after it has stored a record.
 #[inline]
 pub fn must_kick(sleeping: &impl SleepFlag, barrier: &impl WriterBarrier) -> bool {
     barrier.barrier();
     sleeping.is_set()
 }
 
-/// How a sleep ended.
+/// Result of a sleep.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Slept {
-    /// The last scan found work: there was no sleep.
+    /// The last scan found work, and there was no sleep.
     FoundWork,
-    /// Slept, and was kicked or timed out: look again.
+    /// The sleep ended by a kick or by its time-out. The caller should scan again.
     Woken,
 }
 
@@ -196,27 +211,28 @@ pub struct Sleeper<B> {
 }
 
 impl Sleeper<Membarrier> {
-    /// With the kernel's barrier.
+    /// Returns a sleeper with the kernel's barrier.
     pub fn open() -> Self {
         Sleeper { barrier: Membarrier::open() }
     }
 
-    /// What the barrier is.
+    /// Returns the kind of the barrier.
     pub fn kind(&self) -> BarrierKind {
         self.barrier.kind()
     }
 }
 
 impl<B: SleeperBarrier> Sleeper<B> {
-    /// With a barrier of the caller's.
+    /// Returns a sleeper with a barrier of the caller's.
     pub fn new(barrier: B) -> Self {
         Sleeper { barrier }
     }
 
-    /// Announces the sleep in every flag, scans once more, and sleeps when there was nothing.
+    /// Sets every flag, scans once more, and sleeps if there was no work. The flags are clear
+    /// afterwards.
     ///
-    /// `scan` tells whether there is work. `sleep` blocks until a kick or for at most the time it is given; a kick that
-    /// came before it blocks must end it at once (an eventfd's counter does that). The flags are clear afterwards.
+    /// `scan` returns whether there is work. `sleep` blocks until a kick, and at most for the given
+    /// time. A kick that comes before it blocks must end it at once, as an eventfd's counter does.
     pub fn sleep<'a, F: SleepFlag + 'a>(
         &self,
         flags: impl Iterator<Item = &'a F> + Clone,
@@ -225,19 +241,23 @@ impl<B: SleeperBarrier> Sleeper<B> {
     ) -> Slept {
         flags.clone().for_each(|flag| flag.set(true));
         self.barrier.barrier();
+
         let slept = if scan() {
             Slept::FoundWork
         } else {
             sleep(SAFETY_TIMEOUT);
             Slept::Woken
         };
+
         flags.for_each(|flag| flag.set(false));
+
         slept
     }
 
-    /// The barrier alone, for a sleeper whose flags and scan are spread over its own loop.
+    /// Executes the barrier alone, for a sleeper whose flags and scan are spread over its own loop.
     ///
-    /// The order is the one of [`Sleeper::sleep`]: set the flags, this, scan, sleep, clear the flags.
+    /// The order is that of [`Sleeper::sleep`]: set the flags, call this, scan, sleep, clear the
+    /// flags.
     pub fn barrier(&self) {
         self.barrier.barrier();
     }

@@ -1,7 +1,7 @@
 //! Sub-ranges of shared memory, and the accessors of the hot path.
 //!
-//! UNSAFETY: dereferences addresses in a mapping. Each is computed from the window's base after a comparison with its
-//! length, and the window keeps the mapping alive.
+//! UNSAFETY: dereferences addresses in a mapping. Each is computed from the window's base after a
+//! comparison with its length. The window keeps the mapping alive.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -15,20 +15,23 @@ use crate::word::{SharedU32, SharedU64};
 
 /// A range of shared memory. Offsets are relative to its start.
 ///
-/// Two kinds of access are offered: copies ([`Window::read`], [`Window::write`] and their kin), which take any alignment
-/// and may be seen half done by the peer, and words (`load_*`, `store_*`), which must be aligned in memory and are
-/// atomic. The bytes of one copy become visible in no particular order unless said otherwise; publish them with a
-/// release store of a word after it.
+/// There are two kinds of access:
+///
+/// - **Copies** ([`Window::read`], [`Window::write`] and related functions) take any alignment. A
+///   peer may see a copy half done. The bytes of one copy become visible in no particular order
+///   unless the function says otherwise. A release store of a word after the copy publishes it.
+/// - **Words** (`load_*`, `store_*`) must be aligned in memory, and are atomic.
 #[derive(Clone)]
 pub struct Window {
     base: *mut u8,
     len: usize,
-    /// `len` when stores are allowed and 0 when not, so that one comparison checks both.
+    /// `len` if stores are allowed, otherwise 0. One comparison thus checks both.
     writable: usize,
     mapping: Arc<Mapping>,
 }
 
-// SAFETY: `base` points into the mapping, which is `Send` and `Sync`, and is only used for volatile and atomic accesses.
+// SAFETY: `base` points into the mapping, which is `Send` and `Sync`. All accesses through it are
+// volatile or atomic.
 unsafe impl Send for Window {}
 // SAFETY: as above.
 unsafe impl Sync for Window {}
@@ -42,11 +45,13 @@ macro_rules! word_accessors {
                     #[doc = concat!("Loads the ", $size, "-byte word at `offset` with `", stringify!($load_order), "` order.")]
                     ///
                     /// # Errors
-                    /// [`MemoryError::OutOfBounds`]; [`MemoryError::Misaligned`] when it is not aligned to its size.
+                    /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`] if it is not
+                    /// aligned to its size.
                     #[inline]
                     pub fn $load(&self, offset: u64) -> Result<$value, MemoryError> {
                         let word = self.aligned(offset, $size)?.cast::<$value>();
-                        // SAFETY: in bounds and aligned by the check; the mapping is alive as long as `self`.
+                        // SAFETY: in bounds and aligned by the check; the mapping lives as long as
+                        // `self`.
                         Ok(unsafe { <$atomic>::from_ptr(word) }.load(Ordering::$load_order))
                     }
                 )+
@@ -54,12 +59,13 @@ macro_rules! word_accessors {
                     #[doc = concat!("Stores the ", $size, "-byte word at `offset` with `", stringify!($store_order), "` order.")]
                     ///
                     /// # Errors
-                    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`]; [`MemoryError::Misaligned`] when it is
-                    /// not aligned to its size.
+                    /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`],
+                    /// [`MemoryError::Misaligned`] if it is not aligned to its size.
                     #[inline]
                     pub fn $store(&self, offset: u64, value: $value) -> Result<(), MemoryError> {
                         let word = self.aligned_mut(offset, $size)?.cast::<$value>();
-                        // SAFETY: in bounds, aligned and writable by the check; the mapping is alive as long as `self`.
+                        // SAFETY: in bounds, aligned and writable by the check; the mapping lives
+                        // as long as `self`.
                         unsafe { <$atomic>::from_ptr(word) }.store(value, Ordering::$store_order);
                         Ok(())
                     }
@@ -94,60 +100,64 @@ impl Window {
         self.mapping.clone()
     }
 
-    /// Whether something else has the mapping, too.
+    /// Returns whether the mapping has other holders.
     pub(crate) fn is_shared(&self) -> bool {
         Arc::strong_count(&self.mapping) > 1
     }
 
-    /// The first byte, for accesses of this crate that were checked against the whole window.
+    /// Returns the address of the first byte, for accesses of this crate that have been checked
+    /// against the whole window.
     pub(crate) fn base_pointer(&self) -> *mut u8 {
         self.base
     }
 
-    /// Size in bytes.
+    /// Returns the size in bytes.
     #[inline]
     pub fn len(&self) -> u64 {
         self.len as u64
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the window has no bytes.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
 
-    /// Whether stores are allowed.
+    /// Returns whether stores are allowed.
     #[inline]
     pub fn is_writable(&self) -> bool {
         self.mapping.access() == Access::ReadWrite
     }
 
-    /// Where it is mapped, for identification and registration only; dereferencing it breaks this crate's rules.
+    /// Returns the address of the window, for identification and registration only. Dereferencing
+    /// it breaks this crate's rules.
     pub fn base_address(&self) -> usize {
         self.base as usize
     }
 
-    /// Stores a record of a word behind its header: `word` at `offset + 8`, then `header` at `offset` with *release* order.
+    /// Stores a record of one word behind its header: `word` at `offset + 8`, then `header` at
+    /// `offset` with *release* order.
     ///
     /// # Errors
-    /// As the stores of words.
+    /// Those of the word stores.
     #[inline]
     pub fn store_record(&self, offset: u64, header: u64, word: u64) -> Result<(), MemoryError> {
         let first = self.aligned_mut(offset, 16)?.cast::<u64>();
-        // SAFETY: 16 bytes from `offset` on are in bounds, aligned and writable by the check; the mapping is alive as long as `self`.
+        // SAFETY: 16 bytes at `offset` are in bounds, aligned and writable by the check; the
+        // mapping lives as long as `self`.
         unsafe { AtomicU64::from_ptr(first.wrapping_add(1)) }.store(word, Ordering::Relaxed);
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(first) }.store(header, Ordering::Release);
         Ok(())
     }
 
-    /// As [`crate::SharedMemory::faulted`].
+    /// Returns whether an access has met the end of the file: see [`crate::SharedMemory::faulted`].
     #[inline]
     pub fn faulted(&self) -> bool {
         self.mapping.faulted()
     }
 
-    /// The sub-range `[offset, offset + len)`, checked here once.
+    /// Returns the sub-range `[offset, offset + len)`. This call checks its bounds.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`].
@@ -157,7 +167,7 @@ impl Window {
         Ok(unsafe { Window::from_raw(base, len as usize, self.mapping.clone()) })
     }
 
-    /// The 32-bit word at `offset`, aligned to 4 bytes in memory.
+    /// Returns the 32-bit word at `offset`, aligned to 4 bytes in memory.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`].
@@ -167,7 +177,7 @@ impl Window {
         Ok(unsafe { SharedU32::from_raw(word.cast(), self.keep()) })
     }
 
-    /// The 64-bit word at `offset`, aligned to 8 bytes in memory.
+    /// Returns the 64-bit word at `offset`, aligned to 8 bytes in memory.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::Misaligned`].
@@ -177,31 +187,33 @@ impl Window {
         Ok(unsafe { SharedU64::from_raw(word.cast(), self.keep()) })
     }
 
-    /// Copies from the window. Any alignment; not atomic.
+    /// Copies from the window, at any alignment. The copy is not atomic.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`].
     #[inline]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), MemoryError> {
         let source = self.at(offset, out.len() as u64)?;
-        // SAFETY: the source is in bounds by the check, the target is a slice of ours.
+        // SAFETY: the source is in bounds by the check, and the target is a private slice.
         unsafe { copy::copy_from_shared(out.as_mut_ptr(), source, out.len()) };
         Ok(())
     }
 
-    /// Copies into the window. Any alignment; not atomic.
+    /// Copies into the window, at any alignment. The copy is not atomic.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
     #[inline]
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), MemoryError> {
         let target = self.at_mut(offset, data.len() as u64)?;
-        // SAFETY: the target is in bounds and writable by the check, the source is a slice of ours.
+        // SAFETY: the target is in bounds and writable by the check, and the source is a private
+        // slice.
         unsafe { copy::copy_to_shared(target, data.as_ptr(), data.len()) };
         Ok(())
     }
 
-    /// As [`Window::read`], for a length known at compile time: unrolled when the source is aligned to 16 bytes.
+    /// Copies from the window as [`Window::read`] does, with a length known at compile time. The
+    /// copy is unrolled if the source is aligned to the widest vector.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`].
@@ -213,7 +225,8 @@ impl Window {
         Ok(())
     }
 
-    /// As [`Window::write`], for a length known at compile time: unrolled when the target is aligned to 16 bytes.
+    /// Copies into the window as [`Window::write`] does, with a length known at compile time. The
+    /// copy is unrolled if the target is aligned to the widest vector.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
@@ -225,7 +238,7 @@ impl Window {
         Ok(())
     }
 
-    /// Stores 16 bytes with one 16-byte instruction (where the target has one), aligned to 16 bytes in memory.
+    /// Stores 16 bytes, aligned to 16 bytes in memory, with one instruction if the target has one.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`], [`MemoryError::Misaligned`].
@@ -237,7 +250,8 @@ impl Window {
         Ok(())
     }
 
-    /// Stores 64 bytes with the widest stores the target has, lowest address first, aligned to 64 bytes in memory.
+    /// Stores 64 bytes, aligned to 64 bytes in memory, with the widest stores of the target, lowest
+    /// address first.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`], [`MemoryError::Misaligned`].
@@ -249,10 +263,11 @@ impl Window {
         Ok(())
     }
 
-    /// Copies `len` bytes from this window at `offset` into `target` at `target_offset`, once and without a buffer.
+    /// Copies `len` bytes from this window at `offset` into `target` at `target_offset`, without a
+    /// buffer.
     ///
-    /// The two ranges may belong to different mappings of the same file. What an overlap contains afterwards is not
-    /// specified.
+    /// The two ranges may belong to different mappings of the same file. If they overlap, the
+    /// result there is unspecified.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].
@@ -266,12 +281,13 @@ impl Window {
     ) -> Result<(), MemoryError> {
         let source = self.at(offset, len)?;
         let target = target.at_mut(target_offset, len)?;
-        // SAFETY: both ranges are in bounds and the target is writable by the checks; both mappings are borrowed.
+        // SAFETY: both ranges are in bounds and the target is writable by the checks; both mappings
+        // are borrowed.
         unsafe { copy::copy_shared_to_shared(target, source, len as usize) };
         Ok(())
     }
 
-    /// Writes zeros.
+    /// Writes zeros to `len` bytes at `offset`.
     ///
     /// # Errors
     /// [`MemoryError::OutOfBounds`], [`MemoryError::ReadOnly`].

@@ -1,7 +1,7 @@
 //! Atomic words in shared memory.
 //!
-//! UNSAFETY: makes references to atomics from addresses in a mapping. The address was checked for bounds and alignment
-//! when the word was made, and the word keeps the mapping alive.
+//! UNSAFETY: creates references to atomics from addresses in a mapping. The constructor requires a
+//! checked address, and the word keeps the mapping alive.
 #![allow(unsafe_code)]
 
 use std::fmt;
@@ -14,8 +14,8 @@ macro_rules! shared_word {
     ($(#[$doc:meta])* $name:ident, $atomic:ty, $value:ty) => {
         $(#[$doc])*
         ///
-        /// It keeps its mapping alive. In memory that is mapped read-only it can be loaded; stores have no effect,
-        /// as with a read-only register ([`Self::is_writable`] tells), and a compare-exchange fails.
+        /// It keeps its mapping alive. In memory that is mapped read-only, loads work, stores have
+        /// no effect, and a compare-exchange fails. [`Self::is_writable`] tells the cases apart.
         #[derive(Clone)]
         pub struct $name {
             word: *mut $value,
@@ -23,7 +23,8 @@ macro_rules! shared_word {
             _mapping: Arc<Mapping>,
         }
 
-        // SAFETY: the address points into the mapping, which is `Send` and `Sync`, and is only accessed atomically.
+        // SAFETY: the address points into the mapping, which is `Send` and `Sync`. All accesses to
+        // it are atomic.
         unsafe impl Send for $name {}
         // SAFETY: as above.
         unsafe impl Sync for $name {}
@@ -41,7 +42,7 @@ macro_rules! shared_word {
                 unsafe { <$atomic>::from_ptr(self.word) }
             }
 
-            /// Whether stores have an effect.
+            /// Returns whether stores have an effect.
             #[inline]
             pub fn is_writable(&self) -> bool {
                 self.writable
@@ -50,7 +51,7 @@ macro_rules! shared_word {
             /// Loads the word.
             ///
             /// # Panics
-            /// When `order` is `Release` or `AcqRel`, which no load can have.
+            /// If `order` is `Release` or `AcqRel`, which loads can't have.
             #[inline]
             pub fn load(&self, order: Ordering) -> $value {
                 self.atomic().load(order)
@@ -59,7 +60,7 @@ macro_rules! shared_word {
             /// Stores the word.
             ///
             /// # Panics
-            /// When `order` is `Acquire` or `AcqRel`, which no store can have.
+            /// If `order` is `Acquire` or `AcqRel`, which stores can't have.
             #[inline]
             pub fn store(&self, value: $value, order: Ordering) {
                 if self.writable {
@@ -67,13 +68,14 @@ macro_rules! shared_word {
                 }
             }
 
-            /// Stores `new` if the word is `current`. Gives the word found: `Ok` when it was stored.
+            /// Stores `new` if the word is `current`. Returns the word found: in `Ok` if `new` was
+            /// stored.
             ///
             /// # Errors
-            /// The word found, when it was not `current` or the memory is read-only.
+            /// The word found, if it was not `current` or the memory is read-only.
             ///
             /// # Panics
-            /// When `failure` is `Release` or `AcqRel`, which no load can have.
+            /// If `failure` is `Release` or `AcqRel`, which loads can't have.
             #[inline]
             pub fn compare_exchange(
                 &self,
@@ -89,25 +91,25 @@ macro_rules! shared_word {
                 }
             }
 
-            /// Adds with wrap-around and gives the value before.
+            /// Adds with wrap-around. Returns the previous value.
             #[inline]
             pub fn fetch_add(&self, value: $value, order: Ordering) -> $value {
                 if self.writable { self.atomic().fetch_add(value, order) } else { self.load(Ordering::SeqCst) }
             }
 
-            /// Sets the bits of `value` and gives the value before.
+            /// Sets the bits of `value`. Returns the previous value.
             #[inline]
             pub fn fetch_or(&self, value: $value, order: Ordering) -> $value {
                 if self.writable { self.atomic().fetch_or(value, order) } else { self.load(Ordering::SeqCst) }
             }
 
-            /// Keeps only the bits of `value` and gives the value before.
+            /// Clears all bits except those of `value`. Returns the previous value.
             #[inline]
             pub fn fetch_and(&self, value: $value, order: Ordering) -> $value {
                 if self.writable { self.atomic().fetch_and(value, order) } else { self.load(Ordering::SeqCst) }
             }
 
-            /// Stores `value` and gives the value before.
+            /// Stores `value`. Returns the previous value.
             #[inline]
             pub fn swap(&self, value: $value, order: Ordering) -> $value {
                 if self.writable { self.atomic().swap(value, order) } else { self.load(Ordering::SeqCst) }

@@ -1,10 +1,11 @@
-//! Copies into, out of and between shared memory against copies of slices, for all alignments and lengths.
+//! Tests of copies into, out of and between shared memory. They compare with copies of slices, for
+//! all alignments and lengths.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use nicforge_shm::SharedMemory;
 use proptest::prelude::*;
 
-/// Bytes in the memories under test.
+/// Size of the memories under test in bytes.
 const SIZE: usize = 8192;
 
 fn pattern(seed: u8) -> Vec<u8> {
@@ -23,7 +24,8 @@ fn contents(memory: &SharedMemory) -> Vec<u8> {
     bytes
 }
 
-/// Lengths around every block size of the loops, and some that take the long way.
+/// Returns lengths around every block size of the loops, and some that the string instruction
+/// copies.
 fn lengths() -> impl Strategy<Value = usize> {
     prop_oneof![8 => 0usize..600, 1 => 2000usize..2100, 1 => 4000usize..4100]
 }
@@ -149,6 +151,7 @@ proptest! {
         expected[2000 + to..2256 + to].copy_from_slice(&bytes[from..from + 256]);
         expected[3000 + to..3064 + to].copy_from_slice(&bytes[from..from + 64]);
         expected[4000 + to..4077 + to].copy_from_slice(&bytes[from..from + 77]);
+
         prop_assert_eq!(contents(&memory), expected);
     }
 }

@@ -1,10 +1,14 @@
-//! The ring and the wake protocol under every interleaving that the memory model allows.
+//! Tests of the ring and the wake protocol under every interleaving that the memory model allows.
 //!
-//! Run with `RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p nicforge-shm --test loom --release`.
+//! Run with:
+//! ```sh
+//! RUSTFLAGS="--cfg loom" LOOM_MAX_PREEMPTIONS=3 cargo test -p nicforge-shm --test loom --release
+//! ```
 //!
-//! The data of a cell are plain memory here, so that an access which the headers do not order is an error. The checker has
-//! no asymmetric barrier: it is modelled by a sequentially consistent fence on both sides, which orders no more than
-//! `membarrier` does with the writer's program order.
+//! The data of a cell is plain memory here, so that an access which the headers do not order is an
+//! error. The checker has no asymmetric barrier. A sequentially consistent fence on both sides
+//! replaces it. Together with the writer's program order, that orders no more than `membarrier`
+//! does.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 #![cfg(loom)]
 
@@ -27,7 +31,7 @@ struct ModelCell {
 #[derive(Clone)]
 struct ModelCells(Arc<Vec<ModelCell>>);
 
-// Like shared memory: the cells' data are accessed by both threads, and the checker sees to the order.
+// As in shared memory, both threads access the cells' data. The checker verifies the order.
 #[allow(unsafe_code)]
 // SAFETY: `loom::cell::UnsafeCell` fails the test when two threads' accesses are not ordered.
 unsafe impl Send for ModelCells {}
@@ -94,7 +98,7 @@ impl SleepFlag for Flag {
     }
 }
 
-/// Record `index`: `cells` cells of data that tell the record apart.
+/// Returns record `index`, whose data fills `cells` cells and identifies the record.
 fn data(index: u32, cells: usize) -> Vec<u8> {
     vec![index as u8 + 1; cells * 56 - 3]
 }
@@ -123,15 +127,19 @@ fn transfer(count: usize, records: &'static [usize]) {
         let head = Arc::new(AtomicU32::new(0));
         let (mut producer, mut consumer) = (Producer::new(cells.clone()), Consumer::new(cells));
         let consumed = head.clone();
+
         let writer = thread::spawn(move || {
             for (index, cells) in records.iter().enumerate() {
                 push(&mut producer, &consumed, index as u32, *cells);
             }
         });
+
         for (index, cells) in records.iter().enumerate() {
             pop(&mut consumer, &head, index as u32, *cells);
         }
+
         writer.join().unwrap();
+
         assert_eq!(consumer.peek(), Peek::Empty);
     });
 }
@@ -148,6 +156,7 @@ fn records_taken_in_a_row_arrive_whole_and_in_order_around_the_end_of_the_ring()
         let head = Arc::new(AtomicU32::new(0));
         let (mut producer, mut consumer) = (Producer::new(cells.clone()), Consumer::new(cells));
         let consumed = head.clone();
+
         let writer = thread::spawn(move || (0..3).for_each(|index| push(&mut producer, &consumed, index, 1)));
         let mut next = 0;
         while next < 3 {
@@ -163,7 +172,9 @@ fn records_taken_in_a_row_arrive_whole_and_in_order_around_the_end_of_the_ring()
                 thread::yield_now();
             }
         }
+
         writer.join().unwrap();
+
         assert!(consumer.is_empty());
     });
 }
@@ -183,7 +194,8 @@ fn record_is_not_seen_where_a_longer_one_was_continued() {
     transfer(2, &[2, 1]);
 }
 
-/// One writer that kicks, one consumer that sleeps without a time-out: a kick that is lost is a deadlock.
+/// Runs a writer that kicks and a consumer that sleeps without a time-out: a lost kick is a
+/// deadlock.
 fn sleep_and_kick<B: WriterBarrier + Send + Sync + 'static>(barrier: fn() -> B, records: u32) {
     loom::model(move || {
         let cells = ModelCells::new(2);
@@ -202,6 +214,7 @@ fn sleep_and_kick<B: WriterBarrier + Send + Sync + 'static>(barrier: fn() -> B, 
                 }
             })
         };
+
         let sleeper = Sleeper::new(Fence);
         let mut next = 0;
         while next < records {
@@ -215,6 +228,7 @@ fn sleep_and_kick<B: WriterBarrier + Send + Sync + 'static>(barrier: fn() -> B, 
                 sleeper.sleep([&*sleeping].into_iter(), work, |_: Duration| kick.wait());
             }
         }
+
         writer.join().unwrap();
     });
 }
@@ -242,21 +256,25 @@ fn ring_that_is_reset_takes_records_of_the_next_producer() {
         let head = Arc::new(AtomicU32::new(0));
         let mut consumer = Consumer::new(cells.clone());
         let consumed = head.clone();
-        // The first client leaves a record, perhaps seen and perhaps not, and is gone.
+
+        // The first client leaves a record, which the consumer may have seen.
         let first = {
             let cells = cells.clone();
             thread::spawn(move || push(&mut Producer::new(cells), &consumed, 7, 1))
         };
+
         let _ = consumer.peek();
         first.join().unwrap();
         consumer.reset();
         head.store(consumer.consumed(), Ordering::Release);
         let consumed = head.clone();
+
         let second = thread::spawn(move || {
             let mut producer = Producer::new(cells);
             push(&mut producer, &consumed, 0, 1);
             push(&mut producer, &consumed, 1, 2);
         });
+
         pop(&mut consumer, &head, 0, 1);
         pop(&mut consumer, &head, 1, 2);
         second.join().unwrap();
@@ -274,19 +292,22 @@ fn producer_that_attaches_to_an_emptied_ring_goes_on_where_it_was() {
             let cells = cells.clone();
             thread::spawn(move || push(&mut Producer::new(cells), &consumed, 0, 1))
         };
+
         pop(&mut consumer, &head, 0, 1);
         first.join().unwrap();
         let (cell, phase) = consumer.state();
         let consumed = head.clone();
+
         let second = thread::spawn(move || push(&mut Producer::resume(cells, cell, phase), &consumed, 1, 2));
         pop(&mut consumer, &head, 1, 2);
         second.join().unwrap();
+
         assert_eq!(consumer.state(), (1, false));
     });
 }
 
-/// A tenant that posts and leaves at once. Its end comes on its socket, which ends a sleep as a kick does: what it posted
-/// before is carried out, and nothing of its ring is looked at later.
+/// A tenant posts and leaves at once. Its end arrives on its socket, and ends a sleep as a kick
+/// does. The records that it posted before are carried out, and its ring is not read later.
 #[test]
 fn record_posted_right_before_the_end_of_an_attachment_is_taken() {
     loom::model(|| {
@@ -304,6 +325,7 @@ fn record_posted_right_before_the_end_of_an_attachment_is_taken() {
                 kick.notify();
             })
         };
+
         let mut consumer = Consumer::new(cells);
         let sleeper = Sleeper::new(Fence);
         let mut taken = 0;
@@ -316,18 +338,21 @@ fn record_posted_right_before_the_end_of_an_attachment_is_taken() {
                 taken += 1;
             }
         }
-        // Detaching drains the ring once more.
+
+        // Detach drains the ring once more.
         if consumer.peek() != Peek::Empty {
             consumer.pop();
             taken += 1;
         }
+
         assert_eq!(taken, 1);
         tenant.join().unwrap();
     });
 }
 
-/// One tenant stays while the other attachment's goes and the next one comes, under one sleeper who has them all: which flags
-/// it sets changes from sleep to sleep, and no kick of who stays is lost.
+/// One tenant stays while another attachment's tenant leaves and the next one comes. One sleeper
+/// serves both. It sets different flags from sleep to sleep, and must lose no kick of the tenant
+/// that stays.
 #[test]
 fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
     loom::model(|| {
@@ -343,14 +368,17 @@ fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
                 }
             })
         };
-        // Who leaves kicks, whatever its flag says: the end of its connection does.
+
+        // The end of the connection wakes the sleeper, whatever the flag says.
         let leaver = {
             let kick = kick.clone();
             thread::spawn(move || kick.notify())
         };
+
         let sleeper = Sleeper::new(Fence);
         let mut consumer = Consumer::new(stays);
-        // Flag 1 is the leaver's, flag 2 the next tenant's.
+
+        // Flag 1 belongs to the tenant that leaves, flag 2 to the next one.
         let mut other = 1;
         while consumer.peek() == Peek::Empty {
             let set = [&flags[0], &flags[other]];
@@ -358,14 +386,16 @@ fn kick_is_not_lost_while_another_ring_is_detached_and_attached() {
             sleeper.sleep(set.into_iter(), work, |_: Duration| kick.wait());
             other = 2;
         }
+
         writer.join().unwrap();
         leaver.join().unwrap();
+
         assert!(flags.iter().all(|flag| !flag.is_set()));
     });
 }
 
-/// A reset while the client pushes: that record is lost, or comes out whole. The client, told of the reset by its generation,
-/// asks where the ring is and goes on there.
+/// A reset happens while the client pushes: the record is lost, or comes out whole. The client sees
+/// the reset in its generation, reads the ring's state and resumes there.
 #[test]
 fn push_into_a_reset_is_whole_or_lost_and_the_next_generation_goes_on() {
     loom::model(|| {
@@ -376,10 +406,12 @@ fn push_into_a_reset_is_whole_or_lost_and_the_next_generation_goes_on() {
             let cells = cells.clone();
             thread::spawn(move || Producer::new(cells).try_push(|| 0, 1, 7, &data(7, 1)).unwrap())
         };
+
         consumer.reset();
         head.store(consumer.consumed(), Ordering::Release);
         before.join().unwrap();
-        // The push was behind the reset, or seen by nobody.
+
+        // The push came after the reset, or was lost.
         let expected = data(7, 1);
         let late = match consumer.peek() {
             Peek::Empty => false,
@@ -388,17 +420,21 @@ fn push_into_a_reset_is_whole_or_lost_and_the_next_generation_goes_on() {
                 true
             }
         };
+
         if late {
             consumer.pop();
             head.store(consumer.consumed(), Ordering::Release);
         }
+
         let (cell, phase) = consumer.state();
         let after = {
             let head = head.clone();
             thread::spawn(move || push(&mut Producer::resume(cells, cell, phase), &head, 0, 1))
         };
+
         pop(&mut consumer, &head, 0, 1);
         after.join().unwrap();
+
         assert_eq!(consumer.peek(), Peek::Empty);
     });
 }

@@ -1,4 +1,4 @@
-//! Creating, sealing, mapping and accessing shared memory.
+//! Tests of creating, sealing, mapping and accessing shared memory.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -70,6 +70,7 @@ fn write_protected_file_can_only_be_mapped_read_only() {
     let refused = SharedMemory::map(fd, 0, PAGE, Access::ReadWrite).unwrap_err();
     let theirs = SharedMemory::map(fd, 0, PAGE, Access::ReadOnly).unwrap();
     ours.u32(0x40).unwrap().store(7, Ordering::Release);
+
     assert_eq!(refused, MemoryError::Map { offset: 0, len: PAGE as u64, errno: Errno::EPERM });
     assert_eq!(theirs.u32(0x40).unwrap().load(Ordering::Acquire), 7);
     assert_eq!(nix::unistd::write(fd, b"x"), Err(Errno::EPERM));
@@ -77,7 +78,8 @@ fn write_protected_file_can_only_be_mapped_read_only() {
 
 #[test]
 fn create_huge_of_a_page_and_a_half_is_refused() {
-    // 1 MiB + 4 KiB is a multiple of no huge page size; kernels without huge pages refuse to create the file.
+    // 1 MiB + 4 KiB is not a multiple of any huge page size. Kernels without huge pages refuse to
+    // create the file.
     let error = SharedMemory::create_huge("test", (1 << 20) + PAGE).unwrap_err();
     assert!(matches!(error, MemoryError::UnalignedLength { .. } | MemoryError::Create { .. }), "{error}");
 }
@@ -124,10 +126,13 @@ fn map_guarded_refuses_what_is_not_shared_memory() {
     let executable = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
     let from_pipe = SharedMemory::map_guarded(reader.as_fd(), 0, PAGE, Access::ReadOnly);
     let from_disk = SharedMemory::map_guarded(executable.as_fd(), 0, PAGE, Access::ReadOnly);
+
     assert_eq!(from_pipe.unwrap_err(), MemoryError::ForeignFile { magic: 0 });
-    // Unless the test itself was built on a tmpfs, where the file is as good as any memory.
+
+    // The test may run on a tmpfs, where this file is accepted.
     let tmpfs =
         nix::sys::statfs::fstatfs(&executable).unwrap().filesystem_type() == nix::sys::statfs::TMPFS_MAGIC;
+
     assert!(tmpfs || matches!(from_disk, Err(MemoryError::ForeignFile { magic: 1.. })), "{from_disk:?}");
 }
 
@@ -137,6 +142,7 @@ fn read_only_mapping_refuses_every_kind_of_store() {
     let theirs = SharedMemory::map(ours.fd().unwrap(), 0, PAGE, Access::ReadOnly).unwrap();
     let window = theirs.window(0, 0x100).unwrap();
     let refused = Err(MemoryError::ReadOnly { offset: 0x40 });
+
     assert_eq!(theirs.write(0x40, b"x"), refused);
     assert_eq!(theirs.zero(0x40, 1), refused);
     assert_eq!(window.store_u8_relaxed(0x40, 1), refused);
@@ -156,6 +162,7 @@ fn word_of_a_read_only_mapping_ignores_stores() {
     let word = theirs.u64(8).unwrap();
     ours.u64(8).unwrap().store(5, Ordering::Relaxed);
     word.store(6, Ordering::Relaxed);
+
     assert!(!word.is_writable());
     assert_eq!(word.compare_exchange(5, 6, Ordering::AcqRel, Ordering::Acquire), Err(5));
     assert_eq!(word.fetch_add(1, Ordering::AcqRel), 5);
@@ -168,6 +175,7 @@ fn words_do_what_atomics_do() {
     let memory = SharedMemory::create("test", PAGE).unwrap();
     let word = memory.u32(4).unwrap();
     word.store(5, Ordering::Release);
+
     assert_eq!(word.compare_exchange(5, 6, Ordering::AcqRel, Ordering::Acquire), Ok(5));
     assert_eq!(word.compare_exchange(5, 7, Ordering::AcqRel, Ordering::Acquire), Err(6));
     assert_eq!(word.fetch_add(u32::MAX, Ordering::AcqRel), 6);
@@ -187,8 +195,10 @@ fn word_keeps_its_mapping_alive() {
 #[test]
 fn misaligned_words_are_refused() {
     let memory = SharedMemory::create("test", PAGE).unwrap();
-    // A window may start anywhere; alignment is that of the memory.
+
+    // A window may start at any offset. Alignment is that of the address.
     let window = memory.window(4, 0x100).unwrap();
+
     assert_eq!(memory.u32(2).unwrap_err(), MemoryError::Misaligned { offset: 2, align: 4 });
     assert_eq!(memory.u64(4).unwrap_err(), MemoryError::Misaligned { offset: 4, align: 8 });
     assert_eq!(window.load_u64_acquire(0), Err(MemoryError::Misaligned { offset: 0, align: 8 }));
@@ -203,6 +213,7 @@ fn out_of_bounds_accesses_are_refused() {
     let memory = SharedMemory::create("test", 2 * PAGE).unwrap();
     let window = memory.window(0x100, 0x40).unwrap();
     let out = |offset, len| MemoryError::OutOfBounds { offset, len, size: 0x40 };
+
     assert_eq!(window.load_u32_acquire(0x40), Err(out(0x40, 4)));
     assert_eq!(window.load_u32_acquire(u64::MAX), Err(out(u64::MAX, 4)));
     assert_eq!(window.store_u64_release(0x39, 0), Err(out(0x39, 8)));
@@ -241,6 +252,7 @@ fn window_stores_land_at_their_offset_only() {
 
     let mut found = vec![0u8; PAGE];
     memory.read(0, &mut found).unwrap();
+
     assert_eq!(found, expected);
     assert_eq!(window.load_u8_relaxed(1), Ok(0x11));
     assert_eq!(window.load_u16_relaxed(2), Ok(0x2233));
@@ -256,6 +268,7 @@ fn dropped_memory_is_unmapped() {
     drop(memory);
     let mapped_by_window = mapped();
     drop(window);
+
     assert!(mapped_by_window);
     assert!(!mapped());
 }
@@ -272,7 +285,9 @@ fn device_memory_has_its_areas_where_they_lie_in_the_file() {
 
     let mut found = [0; 6];
     memory.read(2 * 4096, &mut found[..5]).unwrap();
+
     assert_eq!(&found[..5], b"first");
+
     memory.read(5 * 4096, &mut found).unwrap();
     assert_eq!(&found, b"second");
     assert!(!memory.faulted());

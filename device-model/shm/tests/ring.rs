@@ -1,4 +1,5 @@
-//! The posted-write ring in shared memory: against a model, hostile contents, and two threads.
+//! Tests of the posted-write ring in shared memory: against a model, with hostile contents, and
+//! with two threads.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use std::collections::VecDeque;
@@ -17,7 +18,7 @@ fn ring(cells: usize) -> (SharedMemory, SharedCells) {
     (memory, SharedCells::new(window).unwrap())
 }
 
-/// A ring of the smallest size with both of its ends.
+/// Returns both ends of a ring of the smallest size.
 fn ends() -> (SharedMemory, Producer<SharedCells>, Consumer<SharedCells>) {
     let (memory, cells) = ring(MIN_RING_CELLS);
     (memory, Producer::new(cells.clone()), Consumer::new(cells))
@@ -60,7 +61,9 @@ fn record_comes_out_as_it_went_in() {
     let (_memory, mut producer, mut consumer) = ends();
     producer.try_push(|| 0, 4, 0xdead_bee0, b"doorbell").unwrap();
     let expected = RecordRef { bar: 4, offset: 0xdead_bee0, data: b"doorbell" };
+
     assert_eq!(consumer.peek(), Peek::Record(expected));
+
     consumer.pop();
     assert_eq!(consumer.peek(), Peek::Empty);
     assert_eq!(consumer.consumed(), 1);
@@ -100,8 +103,10 @@ fn full_ring_refuses_until_cells_are_consumed() {
 #[test]
 fn place_has_passed_when_all_before_it_is_consumed() {
     let (_memory, mut producer, mut consumer) = ends();
+
     assert!(producer.has_passed(consumer.consumed(), producer.position()), "nothing was pushed");
-    // Records of two cells, for some laps.
+
+    // Records of two cells, for several laps.
     for _ in 0..3 * MIN_RING_CELLS {
         let before = producer.position();
         producer.try_push(|| consumer.consumed(), 0, 0, &[1; 100]).unwrap();
@@ -122,7 +127,7 @@ fn place_has_passed_when_all_before_it_is_consumed() {
 fn count_from_beyond_what_was_pushed_frees_nothing() {
     let (_memory, mut producer, _consumer) = ends();
     fill(&mut producer, 0);
-    // The producer is at 64: a count of 65 and on claims cells that were never written.
+    // The producer is at 64. A count of 65 or more claims cells that were never written.
     for bogus in [65, 66, 100, 127] {
         assert_eq!(producer.try_push(|| bogus, 0, 0, &[1]), Err(PushError::Full), "count {bogus}");
     }
@@ -142,9 +147,12 @@ fn peeked_record_does_not_change_when_its_memory_does() {
     let (memory, mut producer, mut consumer) = ends();
     producer.try_push(|| 0, 1, 8, &[5; 100]).unwrap();
     let expected = Peek::Record(RecordRef { bar: 1, offset: 8, data: &[5; 100] });
+
     assert_eq!(consumer.peek(), expected);
+
     memory.write(0, &[0xff; 256]).unwrap();
     assert_eq!(consumer.peek(), expected);
+
     consumer.pop();
     assert_eq!(consumer.consumed(), 2);
 }
@@ -166,11 +174,13 @@ fn malformed_headers_take_one_cell_each() {
     for (cell, header) in headers.iter().enumerate() {
         memory.u64((cell * CELL) as u64).unwrap().store(*header, Ordering::Release);
     }
+
     for header in headers {
         assert_eq!(consumer.peek(), Peek::Malformed { header });
         assert_eq!(consumer.peek(), Peek::Malformed { header });
         consumer.pop();
     }
+
     assert_eq!(consumer.peek(), Peek::Empty);
     assert_eq!(consumer.consumed(), 3);
 }
@@ -185,6 +195,7 @@ fn ring_full_of_garbage_is_consumed_in_bounded_steps() {
         steps += 1;
         assert!(steps <= MIN_RING_CELLS);
     }
+
     assert_eq!(consumer.state(), (0, false));
 }
 
@@ -199,6 +210,7 @@ fn reset_empties_the_ring_and_starts_it_again() {
     let emptied = consumer.peek() == Peek::Empty;
     let mut producer = Producer::new(consumer.cells().clone());
     producer.try_push(|| consumer.consumed(), 3, 16, &[7]).unwrap();
+
     assert!(emptied);
     assert_eq!(consumer.state(), (0, true));
     assert_eq!(consumer.peek(), Peek::Record(RecordRef { bar: 3, offset: 16, data: &[7] }));
@@ -207,15 +219,18 @@ fn reset_empties_the_ring_and_starts_it_again() {
 #[test]
 fn resumed_producer_goes_on_where_the_consumer_is() {
     let (_memory, mut producer, mut consumer) = ends();
+
     // A lap and a half, so that the phase has changed.
     for at in 0..96u32 {
         producer.try_push(|| consumer.consumed(), 0, at, &[1]).unwrap();
         consumer.peek();
         consumer.pop();
     }
+
     let (cell, phase) = consumer.state();
     let mut resumed = Producer::resume(consumer.cells().clone(), cell, phase);
     resumed.try_push(|| consumer.consumed(), 5, 77, &[9; 60]).unwrap();
+
     assert_eq!((cell, phase), (32, false));
     assert_eq!(consumer.peek(), Peek::Record(RecordRef { bar: 5, offset: 77, data: &[9; 60] }));
     assert_eq!(resumed.state(), (34, false));
@@ -224,21 +239,27 @@ fn resumed_producer_goes_on_where_the_consumer_is() {
 #[test]
 fn half_a_record_of_a_killed_producer_is_not_seen_after_resume() {
     let (memory, _killed, mut consumer) = ends();
-    // Killed before the first header: two cells that continue a record, behind one that is not valid yet.
+
+    // A producer killed before its first header leaves two continuation cells behind an invalid
+    // first cell.
     for cell in [1, 2] {
         memory.u64((cell * CELL) as u64).unwrap().store(PHASE, Ordering::Release);
     }
+
     let (cell, phase) = consumer.state();
     let mut resumed = Producer::resume(consumer.cells().clone(), cell, phase);
     resumed.try_push(|| consumer.consumed(), 0, 4, &[1]).unwrap();
+
     assert_eq!(consumer.peek(), Peek::Record(RecordRef { bar: 0, offset: 4, data: &[1] }));
+
     consumer.pop();
     assert_eq!(consumer.peek(), Peek::Empty);
 }
 
 #[test]
 fn counts_survive_their_wrap_around() {
-    // 2^32 cells take too long; the laps of the smallest ring wrap often enough to meet every phase.
+    // 2^32 cells take too long. The laps of the smallest ring wrap often enough to meet every
+    // phase.
     let (_memory, mut producer, mut consumer) = ends();
     for at in 0..10_000u32 {
         let len = 1 + (at as usize * 7) % MAX_DATA;
@@ -258,7 +279,7 @@ enum Step {
     },
     Peek,
     Pop,
-    /// Up to so many records in a row, of which the one with that number is refused.
+    /// A run of at most so many records. `take` refuses the record with the given number.
     Take(u32, u32),
     Reset,
 }
@@ -271,6 +292,7 @@ fn step() -> impl Strategy<Value = Step> {
     ];
     let alike =
         prop::collection::vec(any::<u8>(), 8).prop_map(|data| Step::Push { bar: 1, offset: 64, data });
+
     prop_oneof![
         20 => (0u8..8, any::<u32>(), data).prop_map(|(bar, offset, data)| Step::Push { bar, offset, data }),
         10 => alike,
@@ -342,6 +364,7 @@ proptest! {
         for (at, word) in words.iter().enumerate() {
             memory.write(at as u64 * 8, &word.to_le_bytes()).unwrap();
         }
+
         let mut steps = 0;
         while consumer.peek() != Peek::Empty && steps < 10 * MIN_RING_CELLS {
             if steps % 3 == 0 {
@@ -357,6 +380,7 @@ proptest! {
             consumer.pop();
             steps += 1;
         }
+
         prop_assert!(consumer.consumed() as usize >= steps);
     }
 }
@@ -372,6 +396,7 @@ fn two_threads_transfer_every_record_in_order() {
         let len = if record.is_multiple_of(16) { 1 + record as usize % MAX_DATA } else { 8 };
         (len, record.wrapping_mul(0x9e37_79b9).to_le_bytes())
     };
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let mut buffer = [0u8; MAX_DATA];
@@ -397,5 +422,6 @@ fn two_threads_transfer_every_record_in_order() {
             head.store(consumer.consumed(), Ordering::Release);
         }
     });
+
     assert_eq!(consumer.peek(), Peek::Empty);
 }

@@ -1,4 +1,4 @@
-//! Files that their owner truncates while they are mapped.
+//! Tests of files that their owner truncates while they are mapped.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use nix::unistd::ftruncate;
 
 /// The page size of every target that the tests run on.
 const PAGE: usize = 4096;
-/// Set in the process that dies on purpose.
+/// Environment variable of the process that is meant to die.
 const VICTIM: &str = "NICFORGE_SIGBUS_VICTIM";
 
 fn file(pages: usize) -> OwnedFd {
@@ -75,6 +75,7 @@ fn fault_of_one_mapping_leaves_the_others_alone() {
 
     let mut bytes = [0; 4];
     kept.read(0, &mut bytes).unwrap();
+
     assert!(truncated.faulted());
     assert!(!kept.faulted());
     assert_eq!(&bytes, b"kept");
@@ -83,7 +84,8 @@ fn fault_of_one_mapping_leaves_the_others_alone() {
 #[test]
 fn slot_of_a_mapping_that_is_gone_is_used_again_unmarked() {
     let file = file(1);
-    // More than the first chunk of the table holds, one after the other and many at once.
+
+    // More ranges than the first chunk of the table holds, one after the other and then at once.
     for _ in 0..3 {
         let all: Vec<_> = (0..1500)
             .map(|_| SharedMemory::map_guarded(file.as_fd(), 0, PAGE, Access::ReadWrite).unwrap())
@@ -111,6 +113,7 @@ fn threads_that_fault_at_once_all_survive() {
             });
         }
     });
+
     assert!(memory.faulted());
 }
 
@@ -124,7 +127,9 @@ fn fault_of_an_unguarded_mapping_still_kills() {
         let _ = memory.read(0, &mut [0; 8]);
         return;
     }
+
     let test = ["--exact", "fault_of_an_unguarded_mapping_still_kills"];
     let output = Command::new(std::env::current_exe().unwrap()).args(test).env(VICTIM, "1").output().unwrap();
+
     assert_eq!(output.status.signal(), Some(Signal::SIGBUS as i32), "{output:?}");
 }

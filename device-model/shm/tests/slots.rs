@@ -1,4 +1,4 @@
-//! Rings of packet slots: bounds, order, and numbers that wrap around.
+//! Tests of rings of packet slots: bounds, order, and numbers that wrap around.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use nicforge_shm::{Access, MemoryError, SharedMemory, Slots, Window};
@@ -6,7 +6,7 @@ use nicforge_shm::{Access, MemoryError, SharedMemory, Slots, Window};
 const STRIDE: usize = 320;
 const COUNT: u32 = 8;
 const SIZE: u64 = COUNT as u64 * STRIDE as u64;
-/// A bit of the tag that stops a run.
+/// Bit of the tag that ends a run.
 const STOP: u32 = 1 << 4;
 
 type Ring = Slots<STRIDE, 64, 256>;
@@ -30,10 +30,12 @@ fn a_packet_is_found_by_its_number_with_its_tag() {
     let mut out = [0; 256];
     ring.put(3, 0xabcd, &payload);
     ring.payload(3, &mut out);
+
     assert_eq!(ring.holds(3), Some(0xabcd_0000_0004));
     assert_eq!(out, payload);
     assert_eq!(ring.holds(2), None);
-    // The slot's next packet is another one.
+
+    // The slot's next packet has another number.
     assert_eq!(ring.holds(3 + COUNT), None);
 }
 
@@ -43,8 +45,10 @@ fn slots_lie_where_the_layout_says() {
     let [payload] = payloads();
     let mut out = [0; 256];
     Ring::new(&window, 640, COUNT).unwrap().put(9, 7, &payload);
+
     // The second slot.
     window.read(640 + 320 + 64, &mut out).unwrap();
+
     assert_eq!(out, payload);
     assert_eq!(window.load_u64_acquire(640 + 320).unwrap(), 7 << 32 | 10);
 }
@@ -57,9 +61,12 @@ fn nothing_outside_of_the_ring_is_written() {
     for number in 0..3 * COUNT {
         ring.put_run(number, u32::MAX, &payloads::<20>());
     }
+
     let mut around = [0; STRIDE];
     window.read(0, &mut around).unwrap();
+
     assert_eq!(around, [0xee; STRIDE]);
+
     window.read(SIZE + STRIDE as u64, &mut around).unwrap();
     assert_eq!(around, [0xee; STRIDE]);
 }
@@ -80,13 +87,16 @@ fn a_run_of_takes_ends_with_the_ring_an_empty_slot_or_a_tag() {
     let sent = payloads::<5>();
     ring.put_run(0, 0xf, &sent);
     let mut out = [[0; 256]; 16];
+
     assert_eq!(ring.take_run(0, STOP, &mut out), 5);
     assert_eq!(out[..5], sent);
     assert_eq!(ring.take_run(0, STOP, &mut out[..2]), 2);
     assert_eq!(ring.take_run(5, STOP, &mut out), 0);
+
     ring.put(2, STOP, &sent[0]);
     assert_eq!(ring.take_run(0, STOP, &mut out), 2);
     assert_eq!(ring.take_run(0, 0, &mut out), 5);
+
     ring.put_run(5, 0, &sent);
     assert_eq!(ring.take_run(6, STOP, &mut out), 2);
 }
@@ -96,9 +106,11 @@ fn numbers_wrap_around_without_touching_the_tag() {
     let ring = ring(&window());
     let last = u32::MAX;
     let [sent] = payloads();
+
     assert_eq!(ring.put_run(last - 1, 0xffff_ffef, &[sent; 2]), 2);
     assert_eq!(ring.holds(last - 1), Some(0xffff_ffef_ffff_ffff));
     assert_eq!(ring.holds(last), Some(0xffff_ffef_0000_0000));
+
     let mut out = [[0; 256]; 4];
     assert_eq!(ring.take_run(last - 1, STOP, &mut out), 2);
     assert_eq!(out[1], sent);
@@ -117,7 +129,8 @@ fn payloads_of_every_size_are_moved_whole() {
         assert_eq!(ring.take_run(1, 0, &mut out), 3);
         assert!(out == sent, "{N}");
     }
-    // An odd number of 16 bytes is not a multiple of the widest moves.
+
+    // An odd multiple of 16 bytes, which is not a multiple of the widest moves.
     moved::<128, 16>();
     moved::<128, 48>();
     moved::<128, 64>();
@@ -142,9 +155,11 @@ fn the_start_of_a_payload_is_as_long_as_its_target_and_no_longer_than_the_payloa
 #[test]
 fn a_ring_that_does_not_fit_is_refused() {
     let window = window();
+
     assert_eq!(Ring::new(&window, 0, 0).unwrap_err(), MemoryError::SlotCount { count: 0 });
     assert_eq!(Ring::new(&window, 0, 6).unwrap_err(), MemoryError::SlotCount { count: 6 });
     assert!(matches!(Ring::new(&window, 0, 1 << 31), Err(MemoryError::OutOfBounds { .. })));
+
     let offset = SIZE + 64;
     assert_eq!(
         Ring::new(&window, offset, COUNT).unwrap_err(),
@@ -162,9 +177,12 @@ fn nothing_is_put_into_memory_that_is_mapped_read_only() {
     let ring = ring(&reader.window(0, SIZE).unwrap());
     let writer = Ring::new(&memory.window(0, SIZE).unwrap(), 0, COUNT).unwrap();
     let [sent] = payloads();
+
     assert_eq!(ring.put_run(0, 0, &[sent]), 0);
+
     ring.put(0, 0, &sent);
     assert_eq!(ring.holds(0), None);
+
     writer.put(0, 0, &sent);
     assert_eq!(ring.holds(0), Some(1));
 }

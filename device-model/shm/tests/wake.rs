@@ -1,4 +1,4 @@
-//! Sleeping and waking with the kernel's own barrier.
+//! Tests of sleeping and waking with the kernel's own barrier.
 #![allow(clippy::unwrap_used, reason = "a failure to set up is a failed test")]
 
 use std::sync::atomic::Ordering;
@@ -21,7 +21,7 @@ impl SleeperBarrier for CompilerBarrier {
 
 #[test]
 fn registration_and_the_expedited_barrier_agree() {
-    // Both are there since Linux 4.16, or a filter forbids both.
+    // Linux has both since 4.16, unless a filter forbids both.
     let registered = register_membarrier().unwrap();
     let again = register_membarrier().unwrap();
     assert_eq!(registered, again);
@@ -50,6 +50,7 @@ fn flags_are_set_while_asleep_and_clear_afterwards() {
             assert!(flags.iter().all(|flag| must_kick(flag, &NoFence)));
         },
     );
+
     assert_eq!(slept, Slept::Woken);
     assert_eq!(timeout, SAFETY_TIMEOUT);
     assert!(flags.iter().all(|flag| !must_kick(flag, &NoFence)));

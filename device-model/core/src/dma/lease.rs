@@ -1,11 +1,15 @@
-//! Client memory that a device holds on to between calls.
+//! Leases: client memory that a device holds between calls.
 //!
-//! Looking an address up for every packet costs more than the packet. A device that goes on using one place (a receive ring, the source of a
-//! transfer under way) takes a lease of it and asks each time whether it still has it. The core ends leases when any of their memory is
-//! unmapped, when the function loses *bus master*, and when the client ends; from then on nothing of them is touched.
+//! A lookup of an address for every packet costs more than the packet. A device that keeps using
+//! one range, such as a receive ring or the source of a transfer, takes a lease of it. Each access
+//! then checks that the lease is still valid.
 //!
-//! A lease may lie in several mappings side by side: a guest's memory does, behind an IOMMU that maps pages. They are found when the lease is taken. From
-//! then on a place is found by its page where the mappings are of one length, as pages are, and by a binary search where they are not.
+//! The core ends a lease when any of its memory is unmapped, when the function loses *bus master*,
+//! and when the client leaves. After that, no access touches the memory.
+//!
+//! A lease may lie in several adjacent mappings; a guest's memory does, behind an IOMMU that maps
+//! pages. The mappings are found when the lease is taken. An access finds its mapping by page
+//! number if the mappings have one length, as pages do, and by binary search otherwise.
 
 use std::sync::{
     Arc, Weak,
@@ -15,205 +19,214 @@ use std::sync::{
 use nicforge_shm::{MemoryError, Window};
 use thiserror::Error;
 
-/// The most mappings that one lease lies in: 16 MiB of pages of 4 KiB. Taking a lease takes a time that is bounded.
+/// Largest number of mappings of one lease: 16 MiB in pages of 4 KiB. It bounds the time of taking
+/// a lease.
 pub const MAX_LEASE: usize = 4096;
 
-/// How long a lease is good, or several that end together. Clones are the same term.
+/// Validity of one lease, or of several that end together. Clones are the same term.
 #[derive(Clone, Debug, Default)]
 pub struct Term(Arc<AtomicBool>);
 
 impl Term {
-    /// Ends it: nothing of its leases is touched any more.
+    /// Ends the term. No access touches the memory of its leases afterwards.
     pub fn end(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it was ended.
+    /// Returns whether the term has ended.
     #[inline]
     pub fn is_over(&self) -> bool {
         self.0.load(Ordering::Relaxed)
     }
 }
 
-/// The terms that end with a mapping. Most mappings are of one lease or of none, and take no memory for it.
+/// The terms that end with a mapping. Most mappings have one lease or none, which need no memory on
+/// the heap.
 #[derive(Default)]
-pub(super) enum Lessor {
+pub(super) enum LeaseTerms {
     #[default]
-    Nobody,
+    Empty,
     One(Weak<AtomicBool>),
-    Many(Box<Terms>),
+    Many(Box<TermList>),
 }
 
-pub(super) struct Terms {
+/// The terms of a mapping with several leases.
+pub(super) struct TermList {
     pub(super) terms: Vec<Weak<AtomicBool>>,
-    /// How many there are when those that nobody has any more are taken out: twice as many as were left the last time, so that a look costs
-    /// no more than what was added in between.
-    full: usize,
+    /// Number of terms at which those without a lease are removed. It is twice the number left by
+    /// the last removal, so that a removal costs no more than the additions before it.
+    prune_at: usize,
 }
 
-/// Terms of a mapping before those that nobody has are looked for.
-const FEW: usize = 4;
+/// Number of terms up to which a mapping does not search for terms without a lease.
+const MIN_PRUNE: usize = 4;
 
-impl Lessor {
-    /// Ends this term too.
+impl LeaseTerms {
+    /// Adds a term that ends with the mapping.
     pub(super) fn add(&mut self, term: &Term) {
         let added = Arc::downgrade(&term.0);
         match self {
-            Self::Nobody => *self = Self::One(added),
-            Self::One(there) if there.strong_count() == 0 => *there = added,
-            Self::One(there) => {
-                let terms = vec![std::mem::take(there), added];
-                *self = Self::Many(Box::new(Terms { terms, full: FEW }));
+            Self::Empty => *self = Self::One(added),
+            Self::One(only) if only.strong_count() == 0 => *only = added,
+            Self::One(only) => {
+                let terms = vec![std::mem::take(only), added];
+                *self = Self::Many(Box::new(TermList { terms, prune_at: MIN_PRUNE }));
             }
-            Self::Many(there) => {
-                if there.terms.len() >= there.full {
-                    there.terms.retain(|term| term.strong_count() > 0);
-                    there.full = FEW.max(2 * there.terms.len());
+            Self::Many(list) => {
+                if list.terms.len() >= list.prune_at {
+                    list.terms.retain(|term| term.strong_count() > 0);
+                    list.prune_at = MIN_PRUNE.max(2 * list.terms.len());
                 }
-                there.terms.push(added);
+                list.terms.push(added);
             }
         }
     }
 
-    /// Ends all terms there are. Later ones are new.
+    /// Ends all current terms. Terms added later are not affected.
     pub(super) fn end(&mut self) {
         let end = |term: Weak<AtomicBool>| {
             if let Some(term) = term.upgrade() {
                 Term(term).end();
             }
         };
+
         match std::mem::take(self) {
-            Self::Nobody => {}
+            Self::Empty => {}
             Self::One(term) => end(term),
-            Self::Many(there) => there.terms.into_iter().for_each(end),
+            Self::Many(list) => list.terms.into_iter().for_each(end),
         }
     }
 }
 
-/// Why leased memory was not read or written. Of a copy the pieces before may have been.
+/// Reason why leased memory was not read or written. A copy may have moved earlier parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum LeaseError {
-    /// Its term is over, or a client cut the file behind it short.
+    /// The term is over, or a client truncated the file behind the memory.
     #[error("the lease is over: its memory was unmapped or deregistered, or its file cut short")]
     Over,
-    /// The access leaves the lease, or is a word that lies in two mappings, or is not aligned.
+    /// The access leaves the lease, or is a word that is not aligned or lies in two mappings.
     #[error(transparent)]
     Memory(#[from] MemoryError),
 }
 
-/// Client memory, or a device's own, for a term.
+/// Client memory, or a device's own, for a term. Clones are the same lease.
 ///
-/// Clones are of the same lease. Whoever drives the machine also unmaps, so that a lease that is good stays good for the length of one call of a
-/// device.
+/// The thread that calls a device also carries out unmapping. A valid lease therefore stays valid
+/// during one call of the device.
 #[derive(Clone, Debug)]
 pub struct DmaLease {
-    memory: Memory,
+    memory: LeaseMemory,
     term: Term,
 }
 
 #[derive(Clone, Debug)]
-enum Memory {
+enum LeaseMemory {
     One(Window),
-    Many(Arc<Mosaic>),
+    Many(Arc<LeaseParts>),
 }
 
-/// A part of a lease that lies in one mapping.
+/// The part of a lease that lies in one mapping.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Part<'a> {
     memory: &'a Window,
-    /// Where it begins in the lease.
+    /// Offset of the part in the lease.
     start: u64,
 }
 
 impl DmaLease {
-    /// A lease of `memory` until the end of `term`.
+    /// Returns a lease of `memory` until the end of `term`.
     pub fn new(memory: Window, term: Term) -> Self {
-        Self { memory: Memory::One(memory), term }
+        Self { memory: LeaseMemory::One(memory), term }
     }
 
-    /// A lease of windows side by side, none of them empty. `None` when one of them is not there.
+    /// Returns a lease of adjacent windows, none of them empty, or `None` if one of them is
+    /// missing.
     pub(super) fn of_many(
         windows: impl ExactSizeIterator<Item = Option<Window>>,
         term: Term,
     ) -> Option<Self> {
-        Some(Self { memory: Memory::Many(Arc::new(Mosaic::new(windows)?)), term })
+        Some(Self { memory: LeaseMemory::Many(Arc::new(LeaseParts::new(windows)?)), term })
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         match &self.memory {
-            Memory::One(window) => window.len(),
-            Memory::Many(mosaic) => mosaic.length,
+            LeaseMemory::One(window) => window.len(),
+            LeaseMemory::Many(many) => many.length,
         }
     }
 
-    /// Whether it has none.
+    /// Returns whether the lease has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// All of it, when it is in one mapping. `None` also when the lease is over, or the file behind it was cut short.
+    /// Returns all the memory if it lies in one mapping. Returns `None` if it lies in several, or
+    /// the lease is over, or the file behind it was truncated.
     #[inline]
     pub fn whole(&self) -> Option<&Window> {
         match &self.memory {
-            Memory::One(memory) if !self.term.is_over() && !memory.faulted() => Some(memory),
+            LeaseMemory::One(memory) if !self.term.is_over() && !memory.faulted() => Some(memory),
             _ => None,
         }
     }
 
-    /// Whether none of its aligned units of `unit` bytes (a power of two) lies in two mappings.
+    /// Returns whether each aligned unit of `unit` bytes (a power of two) lies in one mapping.
     pub fn keeps_whole(&self, unit: u64) -> bool {
         match &self.memory {
-            Memory::One(_) => true,
-            Memory::Many(mosaic) => mosaic.pieces.iter().all(|piece| piece.start.is_multiple_of(unit)),
+            LeaseMemory::One(_) => true,
+            LeaseMemory::Many(many) => many.parts.iter().all(|part| part.start.is_multiple_of(unit)),
         }
     }
 
-    /// The part that `offset` lies in, unless the lease is over or the part's file was cut short. Where there is one only, it is that one whatever
-    /// the offset; accesses to it are checked.
+    /// Returns the part that contains `offset`, or `None` if the lease is over or the part's file
+    /// was truncated. A lease with a single part returns it for any offset; accesses to it are
+    /// checked.
     #[inline]
     pub(super) fn part(&self, offset: u64) -> Option<Part<'_>> {
         if self.term.is_over() {
             return None;
         }
+
         let part = match &self.memory {
-            Memory::One(memory) => Part { memory, start: 0 },
-            Memory::Many(mosaic) => mosaic.find(offset)?,
+            LeaseMemory::One(memory) => Part { memory, start: 0 },
+            LeaseMemory::Many(many) => many.find(offset)?,
         };
+
         (!part.memory.faulted()).then_some(part)
     }
 
-    /// Copies from it. Not atomic.
+    /// Copies from the lease. The copy is not atomic.
     ///
     /// # Errors
-    /// [`LeaseError`]. What was read before its file was found to be cut short is zeros, in part.
+    /// [`LeaseError`]. If the file was truncated meanwhile, part of `out` may hold zeros.
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), LeaseError> {
         let mut rest = out;
-        self.pieces(offset, rest.len() as u64, |memory, within, count| {
+        self.for_each_part(offset, rest.len() as u64, |memory, within, count| {
             let (piece, behind) = std::mem::take(&mut rest).split_at_mut(count as usize);
             rest = behind;
             memory.read(within, piece)
         })
     }
 
-    /// Copies into it. Not atomic.
+    /// Copies into the lease. The copy is not atomic.
     ///
     /// # Errors
     /// [`LeaseError`].
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), LeaseError> {
         let mut rest = data;
-        self.pieces(offset, rest.len() as u64, |memory, within, count| {
+        self.for_each_part(offset, rest.len() as u64, |memory, within, count| {
             let (piece, behind) = rest.split_at(count as usize);
             rest = behind;
             memory.write(within, piece)
         })
     }
 
-    /// Copies `length` bytes at `offset` to `target` at `target_offset`, once and without a buffer. What an overlap contains afterwards is not
-    /// specified.
+    /// Copies `length` bytes at `offset` to `target` at `target_offset`, without a buffer. If the
+    /// ranges overlap, the result there is unspecified.
     ///
     /// # Errors
-    /// [`LeaseError`], of either.
+    /// [`LeaseError`] of either lease.
     #[inline]
     pub fn copy_to(
         &self,
@@ -222,12 +235,14 @@ impl DmaLease {
         target_offset: u64,
         length: u64,
     ) -> Result<(), LeaseError> {
-        // Nothing is copied when a part would go elsewhere.
+        // Nothing is copied if a part would miss the target.
         target.check(target_offset, length)?;
+
         let mut to = target_offset;
-        self.pieces(offset, length, |source, within, count| {
+
+        self.for_each_part(offset, length, |source, within, count| {
             let mut from = within;
-            let copied = target.pieces(to, count, |memory, at, part| {
+            let copied = target.for_each_part(to, count, |memory, at, part| {
                 let copied = source.copy_to(from, memory, at, part);
                 from += part;
                 copied
@@ -240,23 +255,25 @@ impl DmaLease {
     /// Stores a word at a multiple of 8 with *release* order.
     ///
     /// # Errors
-    /// [`LeaseError`]: also for a word that lies in two mappings, of which there are none when [`DmaLease::keeps_whole`] says so.
+    /// [`LeaseError`], also for a word that lies in two mappings. [`DmaLease::keeps_whole`] says
+    /// whether there are such words.
     #[inline]
     pub fn store_u64_release(&self, offset: u64, value: u64) -> Result<(), LeaseError> {
         let part = self.part(offset).ok_or(LeaseError::Over)?;
         Ok(part.memory.store_u64_release(offset - part.start, value)?)
     }
 
-    /// As [`DmaLease::store_u64_release`], in no order.
+    /// Stores a word as [`DmaLease::store_u64_release`] does, with *relaxed* order.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`DmaLease::store_u64_release`].
     #[inline]
     pub fn store_u64_relaxed(&self, offset: u64, value: u64) -> Result<(), LeaseError> {
         let part = self.part(offset).ok_or(LeaseError::Over)?;
         Ok(part.memory.store_u64_relaxed(offset - part.start, value)?)
     }
 
+    /// Checks that a range lies in the lease.
     #[inline]
     fn check(&self, offset: u64, length: u64) -> Result<(), MemoryError> {
         let size = self.len();
@@ -264,9 +281,10 @@ impl DmaLease {
         if inside { Ok(()) } else { Err(MemoryError::OutOfBounds { offset, len: length, size }) }
     }
 
-    /// Calls `access` with each piece of a range: its memory, where in it, and how many bytes.
+    /// Calls `access` for each part of a range, with its memory, the offset in that, and the
+    /// length.
     #[inline]
-    fn pieces<E>(
+    fn for_each_part<E>(
         &self,
         offset: u64,
         length: u64,
@@ -283,73 +301,88 @@ impl DmaLease {
             let within = at - start;
             let count = (length - done).min(memory.len() - within);
             access(memory, within, count)?;
-            // Zeros may have been read, and what was written is lost.
+
+            // The access may have read zeros, or its write may be lost.
             if memory.faulted() {
                 return Err(LeaseError::Over);
             }
+
             done += count;
         }
+
         Ok(())
     }
 }
 
+/// One mapping of a lease, and its offset in the lease.
 #[derive(Debug)]
-struct Piece {
+struct MappedPart {
     start: u64,
     memory: Window,
 }
 
-/// Pieces side by side.
+/// Adjacent mappings of a lease.
 #[derive(Debug)]
-struct Mosaic {
-    pieces: Box<[Piece]>,
+struct LeaseParts {
+    parts: Box<[MappedPart]>,
     length: u64,
-    /// Where all pieces but the first and the last are pages of one size, and those no longer.
-    pages: Option<Pages>,
+    /// Set if all mappings have one length that is a power of two. The first and the last may be
+    /// shorter.
+    pages: Option<PageLayout>,
 }
 
+/// Sizes that turn an offset into a page number.
 #[derive(Clone, Copy, Debug)]
-struct Pages {
-    /// Log2 of a page's bytes.
+struct PageLayout {
+    /// Log2 of the page size in bytes.
     shift: u32,
-    /// What the first one lacks.
+    /// Bytes that the first mapping lacks to a whole page.
     missing: u64,
 }
 
-impl Mosaic {
+impl LeaseParts {
     fn new(windows: impl ExactSizeIterator<Item = Option<Window>>) -> Option<Self> {
-        let mut pieces = Vec::with_capacity(windows.len());
+        let mut parts = Vec::with_capacity(windows.len());
         let mut length = 0;
         for memory in windows {
             let memory = memory?;
             let start = length;
             length += memory.len();
-            pieces.push(Piece { start, memory });
+            parts.push(MappedPart { start, memory });
         }
-        let pages = pages(&pieces);
-        Some(Self { pieces: pieces.into_boxed_slice(), length, pages })
+
+        let pages = page_layout(&parts);
+
+        Some(Self { parts: parts.into_boxed_slice(), length, pages })
     }
 
+    /// Returns the mapping that contains `offset`.
     #[inline]
     fn find(&self, offset: u64) -> Option<Part<'_>> {
         if offset >= self.length {
             return None;
         }
+
         let index = match self.pages {
-            Some(Pages { shift, missing }) => ((offset + missing) >> shift) as usize,
-            None => self.pieces.partition_point(|piece| piece.start <= offset).checked_sub(1)?,
+            Some(PageLayout { shift, missing }) => ((offset + missing) >> shift) as usize,
+            None => self.parts.partition_point(|part| part.start <= offset).checked_sub(1)?,
         };
-        let Piece { start, memory } = self.pieces.get(index)?;
+
+        let MappedPart { start, memory } = self.parts.get(index)?;
+
         Some(Part { memory, start: *start })
     }
 }
 
-fn pages(pieces: &[Piece]) -> Option<Pages> {
-    let [first, inner @ .., last] = pieces else { return None };
-    let length = |piece: &Piece| piece.memory.len();
+/// Returns the page size of the mappings, if they have one.
+fn page_layout(parts: &[MappedPart]) -> Option<PageLayout> {
+    let [first, inner @ .., last] = parts else { return None };
+    let length = |part: &MappedPart| part.memory.len();
     let page = inner.first().map(length)?;
+
     let alike = page.is_power_of_two()
-        && inner.iter().all(|piece| length(piece) == page)
+        && inner.iter().all(|part| length(part) == page)
         && length(first).max(length(last)) <= page;
-    alike.then(|| Pages { shift: page.trailing_zeros(), missing: page - length(first) })
+
+    alike.then(|| PageLayout { shift: page.trailing_zeros(), missing: page - length(first) })
 }

@@ -1,9 +1,9 @@
-//! Leases: how far they reach, what ends them, and where their bytes go.
+//! Tests of leases: their extent, their end, and the memory that they reach.
 
 use nicforge_shm::SharedMemory;
 use proptest::prelude::*;
 
-use super::{lease::Lessor, *};
+use super::{lease::LeaseTerms, *};
 
 const PAGE: u64 = 4096;
 const BOTH: DmaPermission = DmaPermission::READ_WRITE;
@@ -16,7 +16,7 @@ fn backing(memory: &SharedMemory, offset: u64, len: u64) -> DmaBacking {
     DmaBacking::Memory(memory.window(offset, len).unwrap())
 }
 
-/// Maps ranges side by side from `iova` on, each with its length, backwards in one file.
+/// Maps adjacent ranges of the given lengths from `iova` on. They lie in one file in reverse order.
 fn side_by_side(map: &mut DmaMap, iova: u64, lengths: &[u64]) -> SharedMemory {
     let total: u64 = lengths.iter().sum();
     let memory = memory(total);
@@ -25,6 +25,7 @@ fn side_by_side(map: &mut DmaMap, iova: u64, lengths: &[u64]) -> SharedMemory {
         map.map(iova + at, length, BOTH, backing(&memory, total - at - length, length)).unwrap();
         at += length;
     }
+
     memory
 }
 
@@ -57,12 +58,14 @@ fn a_lease_is_of_memory_side_by_side_that_permits_it() {
     let mut refused =
         |iova, length, write| map.lease(iova, length, write).map(|lease| lease.len()).unwrap_err();
     let length = PAGE as usize;
+
     assert_eq!(refused(0x5000, 1, false), DmaError::Unmapped { iova: 0x5000, length: 1 });
     assert_eq!(refused(0x1000, 0, false), DmaError::Unmapped { iova: 0x1000, length: 0 });
     assert_eq!(refused(u64::MAX, 2, false), DmaError::Unmapped { iova: u64::MAX, length: 2 });
     assert_eq!(refused(0x3800, PAGE, false), DmaError::Remote { iova: 0x4000 });
     assert_eq!(refused(0x2000, 2 * PAGE, true), DmaError::Permission { iova: 0x3000, length, write: true });
     assert_eq!(map.lease(0x1000, 3 * PAGE, false).unwrap().len(), 3 * PAGE);
+
     map.unmap(0x4000, PAGE).unwrap();
     let hole = map.lease(0x3800, PAGE, false).map(|lease| lease.len());
     assert_eq!(hole.unwrap_err(), DmaError::Unmapped { iova: 0x4000, length: 0x800 });
@@ -76,10 +79,13 @@ fn a_lease_lies_in_a_bounded_number_of_mappings() {
     for index in 0..count {
         map.map(index * 8, 8, BOTH, backing(&memory, 0, 8)).unwrap();
     }
+
     assert!(map.lease(4, 8 * (count - 1) - 4, true).is_ok());
+
     let refused = map.lease(4, 8 * (count - 1), true).map(|lease| lease.len());
     let scattered = DmaError::Scattered { iova: 4, length: 8 * (count - 1), limit: MAX_LEASE };
     assert_eq!(refused, Err(scattered));
+
     let piece = map.piece(4, 8 * count, &Term::default()).unwrap();
     assert_eq!((piece.length, piece.mappings), (8 * (count - 1) - 4, MAX_LEASE));
 }
@@ -95,7 +101,9 @@ fn mappings_are_counted_from_the_first_to_the_last_without_a_look_between() {
     for (iova, length, count) in cases {
         assert_eq!(map.count(iova, length), Ok(count), "{length:#x} bytes at {iova:#x}");
     }
+
     assert_eq!(map.count(0x1000, u64::MAX - 0xfff), Ok(5), "to the last address there is");
+
     for (iova, length) in
         [(0x1000, 0), (0xfff, 2), (0x2fff, 2), (0x5fff, 1), (0x6000, 0x1001), (0x2000, u64::MAX)]
     {
@@ -121,28 +129,34 @@ fn a_piece_is_of_one_kind_and_ends_with_its_term() {
         pieces.push((piece.length, piece.mappings, piece.permission, piece.lease.is_some()));
         at += piece.length;
     }
+
     let read = DmaPermission::READ;
+
     assert_eq!(
         pieces,
         [(0x2800, 3, BOTH, true), (PAGE, 1, read, true), (PAGE, 1, read, false), (0x800, 1, read, false)]
     );
-    // Also with memory that is reached by messages.
+
+    // Memory that only messages reach also ends the term.
     assert!(!term.is_over());
+
     map.unmap(0x5000, PAGE).unwrap();
     assert!(term.is_over());
     assert_eq!(map.piece(0x5000, 1, &term).map(|_| ()), Err(DmaError::Unmapped { iova: 0x5000, length: 1 }));
 }
 
 #[test]
-fn who_holds_a_term_ends_its_own_leases_only() {
+fn ending_a_term_ends_its_own_leases_only() {
     let mut map = DmaMap::new(16);
     let _memory = side_by_side(&mut map, 0x1000, &[PAGE; 2]);
     let (one, two) = (Term::default(), Term::default());
     let mut lease = |term| map.piece(0x1000, 2 * PAGE, term).unwrap().lease.unwrap();
     let (first, second) = (lease(&one), lease(&two));
     one.end();
+
     assert!(!is_good(&first) && is_good(&second));
-    map.take_back_leases();
+
+    map.revoke_leases();
     assert!(!is_good(&second));
     assert!(is_good(&map.lease(0x1000, PAGE, false).unwrap()));
 }
@@ -158,7 +172,9 @@ fn a_word_in_two_mappings_is_refused_and_leases_say_whether_there_can_be_one() {
         assert_eq!(lease.store_u64_release(at, 1).is_ok(), boundary != 4);
         assert!(matches!(lease.store_u64_release(8192, 1), Err(LeaseError::Over | LeaseError::Memory(_))));
     }
+
     let lease = DmaLease::new(memory(PAGE).whole(), Term::default());
+
     assert!(lease.keeps_whole(1 << 40));
 }
 
@@ -178,52 +194,56 @@ fn accesses_that_leave_a_lease_are_refused_as_a_whole() {
         }
         assert_eq!(lease.read(length, &mut []), Ok(()));
     }
+
     let mut all = vec![1; 4 * PAGE as usize];
     memory.read(0, &mut all).unwrap();
+
     assert!(all.iter().all(|&byte| byte == 0));
 }
 
 #[test]
-fn a_mapping_forgets_terms_that_nobody_has_any_more() {
-    let mut lessor = Lessor::default();
+fn a_mapping_drops_terms_without_a_lease() {
+    let mut lease_terms = LeaseTerms::default();
     let kept: Vec<_> = (0..100)
         .map(|_| {
             for _ in 0..100 {
-                lessor.add(&Term::default());
+                lease_terms.add(&Term::default());
             }
             let term = Term::default();
-            lessor.add(&term);
+            lease_terms.add(&term);
             term
         })
         .collect();
-    let Lessor::Many(terms) = &lessor else { panic!("there are many") };
-    assert!(terms.terms.len() <= 2 * kept.len() + 1, "{}", terms.terms.len());
+    let LeaseTerms::Many(list) = &lease_terms else { panic!("there are many") };
+
+    assert!(list.terms.len() <= 2 * kept.len() + 1, "{}", list.terms.len());
     assert!(!kept.iter().any(Term::is_over));
-    lessor.end();
+
+    lease_terms.end();
     assert!(kept.iter().all(Term::is_over));
 }
 
-/// Addresses that steps use, and how long those mappings are that come in rows.
+/// Number of addresses in the property test, and length of the mappings that come in rows.
 const ADDRESSES: u64 = 512;
 const ROW: u64 = 16;
 
-/// What an address is mapped to.
+/// Mapping of one address.
 #[derive(Clone, Copy, Debug, PartialEq)]
 struct Place {
     mapping: u64,
     permission: DmaPermission,
-    /// The byte of the file; `None`: reached by messages.
+    /// Offset in the file, or `None` if only messages reach the address.
     byte: Option<usize>,
 }
 
-/// A lease, as its bytes in the file and the mappings that they are of.
+/// A lease: the offsets of its bytes in the file, and its mappings.
 struct ModelLease {
     bytes: Vec<usize>,
     mappings: Vec<u64>,
     good: bool,
 }
 
-/// The naive map: what each address is mapped to.
+/// The reference map: the mapping of each address.
 struct Model {
     addresses: Vec<Option<Place>>,
     file: Vec<u8>,
@@ -236,17 +256,20 @@ impl Model {
         let Some(range) = self.addresses.get_mut(iova as usize..(iova + length) as usize) else {
             return false;
         };
+
         if length == 0 || range.iter().any(Option::is_some) {
             return false;
         }
+
         self.next += 1;
         for (offset, address) in range.iter_mut().enumerate() {
             *address = Some(Place { mapping: self.next, permission, byte: byte.map(|byte| byte + offset) });
         }
+
         true
     }
 
-    /// Ends the mapping of an address.
+    /// Ends the mapping that holds an address.
     fn unmap(&mut self, iova: u64) -> Option<(u64, u64)> {
         let gone = self.addresses[iova as usize]?.mapping;
         let its = |place: &Option<Place>| place.is_some_and(|place| place.mapping == gone);
@@ -256,6 +279,7 @@ impl Model {
         for lease in self.leases.iter_mut().filter(|lease| lease.mappings.contains(&gone)) {
             lease.good = false;
         }
+
         Some((first as u64, length as u64))
     }
 
@@ -273,13 +297,14 @@ impl Model {
             mappings: places.iter().map(|(_, place)| place.mapping).collect(),
             good: true,
         });
+
         true
     }
 }
 
 #[derive(Clone, Debug)]
 enum Step {
-    /// Mappings side by side, as far as there is room.
+    /// Adjacent mappings, as long as there is room.
     Row {
         iova: u64,
         lengths: Vec<u64>,
@@ -289,7 +314,7 @@ enum Step {
         iova: u64,
         length: u64,
     },
-    /// The mapping at an address.
+    /// Unmaps the mapping at an address.
     Unmap {
         iova: u64,
     },
@@ -330,6 +355,7 @@ fn step() -> impl Strategy<Value = Step> {
     let pages = (1..24_usize).prop_map(|pages| vec![ROW; pages]);
     let lengths = prop_oneof![2 => pages, 1 => prop::collection::vec(1..40_u64, 1..12)];
     let start = prop_oneof![2 => (0..ADDRESSES / ROW).prop_map(|row| row * ROW), 1 => iova.clone()];
+
     prop_oneof![
         6 => (start, lengths, permission)
             .prop_map(|(iova, lengths, permission)| Step::Row { iova, lengths, permission }),
@@ -349,16 +375,17 @@ fn step() -> impl Strategy<Value = Step> {
     ]
 }
 
-/// Bytes of the file, more than all steps map.
+/// Size of the file in bytes. All steps together map less.
 const FILE: u64 = 1 << 20;
 
-/// What both sides have.
+/// The map under test and the reference.
 struct Both {
     map: DmaMap,
     memory: SharedMemory,
     leases: Vec<DmaLease>,
     model: Model,
-    /// Where the last mapping begins in the file. They are made from its end on, so that neighbours are not side by side there.
+    /// Offset of the last mapping in the file. Mappings take the file from its end, so that
+    /// neighbours in the address space are not adjacent in it.
     used: u64,
 }
 
@@ -381,7 +408,7 @@ impl Both {
         }
     }
 
-    /// Whether an access may go to a lease, and which bytes of the file it is of.
+    /// Returns the bytes of the file that an access to a lease reaches, if it is permitted.
     fn access(&self, lease: usize, offset: u64, length: u64) -> Option<&[usize]> {
         let lease = &self.model.leases[lease];
         let bytes = lease.bytes.get(offset as usize..(offset + length) as usize)?;
@@ -408,7 +435,7 @@ impl Both {
                 None => prop_assert!(self.map.unmap(iova, 1).is_err()),
             },
             Step::TakeBack => {
-                self.map.take_back_leases();
+                self.map.revoke_leases();
                 self.model.leases.iter_mut().for_each(|lease| lease.good = false);
             }
             Step::Lease { iova, length, write } => {
@@ -466,9 +493,12 @@ impl Both {
                 }
             }
         }
+
         let good: Vec<_> = self.leases.iter().map(is_good).collect();
         let expected: Vec<_> = self.model.leases.iter().map(|lease| lease.good).collect();
+
         prop_assert_eq!(good, expected);
+
         Ok(())
     }
 }

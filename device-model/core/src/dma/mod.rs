@@ -1,9 +1,14 @@
-//! An attachment's view of client memory: which addresses (*IOVAs*) a device may read and write, and what lies behind them.
+//! An attachment's view of client memory: the addresses (*IOVAs*) that its device may read and
+//! write, and the memory behind them.
 //!
-//! In: mappings that a client makes ([`DmaMap::map`]; what overlaps and what unmapping cuts is refused as in VFIO's type 1 version 2 container, but
-//! they may be of any size: who takes them from a client has it map pages), as memory of this
-//! process or as memory that only messages reach. Out: checked pieces of it, and copies.
-//! May touch: shared memory through `nicforge-shm`. It sends no message: [`DmaMap::is_local`] says when one is needed.
+//! A client's mappings come in through [`DmaMap::map`]. A mapping is either memory of this process
+//! or memory that only messages reach. The module resolves accesses to checked pieces of that
+//! memory, and copies data. It touches shared memory through `nicforge-shm`, and sends no messages:
+//! [`DmaMap::is_local`] says when one is needed.
+//!
+//! Overlapping mappings, and unmapping a part of one, are refused as in VFIO's type 1 version 2
+//! container. Mappings may have any size; the server that takes them from a client must demand
+//! whole pages.
 //!
 //! An access is checked as a whole before its first byte moves. Lookups allocate nothing.
 
@@ -19,5 +24,5 @@ pub use error::{DmaError, DmaMapError};
 pub use lease::{DmaLease, LeaseError, MAX_LEASE, Term};
 pub use map::{DmaBacking, DmaMap, DmaPermission, DmaPiece, DmaRange, Segment, Segments};
 
-/// The most bytes that one DMA read or write moves.
+/// Largest number of bytes that one DMA read or write moves.
 pub const MAX_DMA: usize = 65536;

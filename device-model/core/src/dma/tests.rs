@@ -1,4 +1,4 @@
-//! The map of client memory, and DMA through it.
+//! Tests of the map of client memory, and of DMA through it.
 
 use std::{fs::File, os::fd::AsFd};
 
@@ -19,7 +19,8 @@ fn backing(memory: &SharedMemory, offset: u64, len: u64) -> DmaBacking {
     DmaBacking::Memory(memory.window(offset, len).unwrap())
 }
 
-/// Two pages at 0x1000 and one at 0x3000, backwards in one file, then a hole, then a page at 0x5000 that messages reach.
+/// Returns a map of two pages at 0x1000, one at 0x3000, and one at 0x5000 that only messages reach.
+/// The first two ranges lie in one file in reverse order.
 fn mapped() -> (DmaMap, SharedMemory) {
     let memory = memory(3 * PAGE);
     let mut map = DmaMap::new(16);
@@ -45,6 +46,7 @@ fn map_that_overlaps_is_refused_and_names_what_is_in_the_way() {
     let (mut map, _memory) = mapped();
 
     let in_the_way = Err(DmaMapError::Overlap { iova: 0x3000, length: PAGE });
+
     assert_eq!(map.map(0x3000, PAGE, BOTH, DmaBacking::Remote), in_the_way);
     assert_eq!(map.map(0x3fff, 1, BOTH, DmaBacking::Remote), in_the_way);
     assert_eq!(
@@ -140,7 +142,9 @@ fn unmap_lets_go_of_the_memory() {
     map.unmap(0x1000, 2 * PAGE).unwrap();
 
     let mut out = [0; 1];
+
     assert_eq!(map.read_local(0x1000, &mut out), Err(DmaError::Unmapped { iova: 0x1000, length: 1 }));
+
     let mut kept = [0; 6];
     memory.read(PAGE, &mut kept).unwrap();
     assert_eq!(&kept, b"before");
@@ -166,6 +170,7 @@ fn whole_address_space_in_two_ranges_counts_without_overflow() {
 
     assert_eq!(map.bytes(), u64::MAX);
     assert_eq!(pieces(&map, (1 << 63) - 1, 2), [((1 << 63) - 1, 1, (1 << 63) - 1), (1 << 63, 1, 0)]);
+
     map.unmap(0, 1 << 63).unwrap();
     assert_eq!(map.bytes(), 1 << 63);
 }
@@ -234,6 +239,7 @@ fn write_that_is_partly_remote_or_unmapped_writes_nothing() {
 
     assert_eq!(unmapped, Err(DmaError::Unmapped { iova: 0x4000, length: 8 }));
     assert_eq!(remote, Err(DmaError::Remote { iova: 0x4000 }));
+
     let mut out = [1; 8];
     memory.read(0xff8, &mut out).unwrap();
     assert_eq!(out, [0; 8]);
@@ -249,7 +255,9 @@ fn copy_between_pieces_that_do_not_line_up_moves_every_byte() {
 
     let mut out = vec![0; pattern.len()];
     map.read_local(0x2a00, &mut out).unwrap();
+
     assert_eq!(out, pattern);
+
     let mut behind = vec![0; 0x300];
     memory.read(0, &mut behind).unwrap();
     assert_eq!(behind, pattern[0x600..], "the second piece is at the front of the file");
@@ -266,32 +274,35 @@ fn dma_to_a_truncated_file_faults_and_gives_zeros() {
     file.set_len(0).unwrap();
 
     let mut out = [1; 8];
+
     assert_eq!(map.read_local(0x2000, &mut out), Err(DmaError::Faulted { iova: 0x2000 }));
     assert_eq!(out, [0; 8]);
     assert_eq!(map.write_local(0x1000, &[7; 8]), Err(DmaError::Faulted { iova: 0x1000 }));
     assert_eq!(map.copy_local(0x1000, 0x2000, 8), Err(DmaError::Faulted { iova: 0x1000 }));
 }
 
-/// Two pages that their owner can cut short.
+/// Returns a file of two pages that its owner can truncate.
 fn resizable_file() -> File {
     let file = File::from(memfd_create("dma-test", MFdFlags::MFD_CLOEXEC).unwrap());
     file.set_len(2 * PAGE).unwrap();
     file
 }
 
-/// Bytes of the test's file that the mapping at an address has for itself.
+/// Bytes of the file that belong to a mapping at each address.
 const SHARE: u64 = 64;
-/// Addresses that steps use.
+/// Number of addresses in the property test.
 const ADDRESSES: u64 = 256;
 
-/// The naive map: for each address the start of its mapping and what is allowed, and the bytes of the file behind all of them.
+/// The reference map: for each address the start of its mapping and its permission, and the bytes
+/// of the file.
 struct Model {
     addresses: Vec<Option<(u64, DmaPermission)>>,
     file: Vec<u8>,
 }
 
 impl Model {
-    /// Where in the file each address of an access lies, if all of it is mapped and allowed.
+    /// Returns the offset in the file of each address of an access, if all of it is mapped and
+    /// permitted.
     fn places(&self, iova: u64, length: usize, write: bool) -> Option<Vec<usize>> {
         (iova..iova + length as u64)
             .map(|at| {
@@ -309,11 +320,13 @@ impl Model {
         let of_these = |address: &Option<(u64, DmaPermission)>| {
             address.is_some_and(|(start, _)| starts.contains(&start))
         };
+
         let all = self.addresses.iter().filter(|address| of_these(address)).count();
         let whole = !starts.is_empty() && all == starts.len();
         if whole {
             self.addresses[range].fill(None);
         }
+
         whole
     }
 }
@@ -399,8 +412,10 @@ proptest! {
             prop_assert_eq!(map.bytes(), mapped as u64);
             prop_assert_eq!(map.ranges().map(|range| range.length).sum::<u64>(), mapped as u64);
         }
+
         let mut file = vec![0; memory.len()];
         memory.read(0, &mut file).unwrap();
+
         prop_assert_eq!(file, model.file);
     }
 }

@@ -1,4 +1,4 @@
-//! Links: two directions, each with virtual channels that have their own buffers and credits.
+//! Links. Each of the two directions has virtual channels with their own buffers and credits.
 
 use std::collections::VecDeque;
 
@@ -9,16 +9,16 @@ use super::{
 };
 use crate::{device::FunctionId, time::Nanos};
 
-/// Virtual channels of a link at most.
+/// Largest number of virtual channels of a link.
 pub const MAX_CHANNELS: usize = 16;
-/// Credits of a virtual channel at most.
+/// Largest number of credits of a virtual channel.
 pub const MAX_CREDITS: u32 = 4096;
 
-/// A link of a fabric.
+/// Number of a link in its fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LinkId(pub u32);
 
-/// A direction of a link, by the ends that were given to [`super::Fabric::connect`].
+/// Direction of a link, named after the ends given to [`super::Fabric::connect`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Direction {
     /// From the first end to the second.
@@ -27,56 +27,60 @@ pub enum Direction {
     Backward,
 }
 
-/// What a link is like; the same in both directions.
+/// Properties of a link, the same in both directions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
-    /// Time from the end of a transmission to the packet being visible, in nanoseconds; also the time a credit takes back.
+    /// Time from the end of a transmission to the packet's arrival, in nanoseconds. A credit takes
+    /// the same time back.
     pub delay: u64,
-    /// Bits a second of all virtual channels together; 0 is infinitely fast.
+    /// Bandwidth of all virtual channels together, in bits per second. 0 means infinite.
     pub bits_per_second: u64,
-    /// Packets of buffer at the receiving end, a number a virtual channel: 1 to [`MAX_CREDITS`] each.
+    /// Packet buffers at the receiving end for each virtual channel, 1 to [`MAX_CREDITS`].
     pub credits: Vec<u32>,
 }
 
 impl Default for LinkSpec {
-    /// Two virtual channels of 4 packets, no delay, infinitely fast.
+    /// Returns two virtual channels of 4 packets, without delay, of infinite bandwidth.
     fn default() -> Self {
         Self { delay: 0, bits_per_second: 0, credits: vec![4, 4] }
     }
 }
 
-/// What a virtual channel of one direction of a link has carried.
+/// Statistics of a virtual channel in one direction of a link.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LaneStats {
     /// Packets sent.
     pub packets: u64,
-    /// Bytes of them on the wire, repeats not counted.
+    /// Bytes of these packets on the wire, without retransmissions.
     pub bytes: u64,
-    /// Times a sender found no credit, counted once until one came back.
+    /// Stalls: times that a sender found no credit. The next stall counts only after a credit has
+    /// returned.
     pub stalls: u64,
     /// Transmissions repeated because of a checksum error.
     pub retransmissions: u64,
 }
 
-/// One direction of a link: what its virtual channels share.
+/// One direction of a link: the state that its virtual channels share.
 pub(super) struct Path {
-    /// The end that sends: a node as an index into the fabric's table, and its port.
+    /// Sending end: index of the node in the fabric's table, and port.
     pub(super) sender: (u32, u8),
+    /// Receiving end: function and port.
     pub(super) receiver_end: (FunctionId, u8),
-    /// Its lanes in the fabric's table: one a virtual channel from here on.
+    /// Index of its first lane in the fabric's table. The lanes of the other virtual channels
+    /// follow.
     pub(super) first_lane: u32,
     pub(super) channels: u8,
     delay: u64,
-    /// Time a byte takes in 2^-32 ns.
+    /// Transmission time of a byte in 2^-32 ns.
     per_byte: u128,
-    /// When the last transmission ends, in 2^-32 ns.
+    /// End of the last transmission in 2^-32 ns.
     busy_until: u128,
-    /// Transmissions since the hook was put on.
+    /// Transmissions since the hook was set.
     pub(super) transmissions: u64,
     pub(super) hook: Option<FaultHook>,
 }
 
-/// Bits behind the point of a time in 2^-32 ns.
+/// Fractional bits of a time in 2^-32 ns.
 const FRACTION: u32 = 32;
 
 impl Path {
@@ -90,6 +94,7 @@ impl Path {
             0 => 0,
             bits => ((8 * 1_000_000_000u128) << FRACTION) / u128::from(bits),
         };
+
         Self {
             sender,
             receiver_end,
@@ -103,51 +108,58 @@ impl Path {
         }
     }
 
-    /// The path's lanes in the fabric's table.
+    /// Returns the indices of the path's lanes in the fabric's table.
     pub(super) fn lanes(&self) -> std::ops::Range<usize> {
         self.first_lane as usize..self.first_lane as usize + usize::from(self.channels)
     }
 
-    /// Whether a packet takes the delay and nothing else, so that nobody has to look here.
+    /// Returns whether only the delay affects a packet, so that a send can skip the path.
     pub(super) fn is_plain(&self) -> bool {
         self.per_byte == 0 && self.hook.is_none()
     }
 
-    /// Puts `bytes` on the wire as soon as it is free; returns when the last of them is at the other end.
+    /// Transmits `bytes` as soon as the wire is free. Returns the time at which the last byte
+    /// arrives.
     pub(super) fn transmit(&mut self, now: Nanos, bytes: u64) -> Nanos {
         self.transmissions += 1;
         let start = self.busy_until.max(u128::from(now.0) << FRACTION);
         self.busy_until = start + self.per_byte * u128::from(bytes);
-        // Rounded up: a packet is not there before its last bit.
+
+        // Rounded up, because a packet has arrived only with its last bit.
         let end = (self.busy_until + ((1 << FRACTION) - 1)) >> FRACTION;
         Nanos(u64::try_from(end).unwrap_or(u64::MAX)).after(self.delay)
     }
 
-    /// Keeps the wire quiet for the time in which the receiver asks for a packet again.
+    /// Keeps the wire idle for the round trip in which the receiver requests a retransmission.
     pub(super) fn wait_for_repeat(&mut self, now: Nanos) {
         let start = self.busy_until.max(u128::from(now.0) << FRACTION);
         self.busy_until = start + (u128::from(self.delay) << (FRACTION + 1));
     }
 }
 
-/// A virtual channel of one direction.
+/// A virtual channel in one direction of a link.
 pub(super) struct Lane {
-    /// Packets sent and not yet taken.
+    /// Packets sent and not taken.
     pub(super) queue: Queue,
-    /// How many of them have arrived, from the front.
+    /// Number of packets that have arrived, from the front of `queue`.
     pub(super) visible: u32,
+    /// Packets that the sender can still send.
     pub(super) credits: u32,
-    /// The nodes at the ends, the receiver's port, and the virtual channel.
+    /// Index of the sending node.
     pub(super) sender: u32,
+    /// Index of the receiving node, and its port.
     pub(super) receiver: u32,
     pub(super) port: u8,
+    /// Number of the virtual channel.
     pub(super) channel: u8,
-    /// Nothing but the delay happens to a packet: see [`Path::is_plain`].
+    /// Only the delay affects a packet: see [`Path::is_plain`].
     pub(super) plain: bool,
-    pub(super) starved: bool,
+    /// A stall was counted since the last credit returned.
+    pub(super) stall_counted: bool,
+    /// Index of the path, and its delay in nanoseconds.
     pub(super) path: u32,
     pub(super) delay: u64,
-    /// When the last packet arrives, so that a delayed one is not overtaken.
+    /// Arrival time of the last packet. A later packet must not arrive before it.
     pub(super) last_arrival: Nanos,
     pub(super) stats: LaneStats,
 }
@@ -164,7 +176,7 @@ impl Lane {
             port,
             channel,
             plain: spec.bits_per_second == 0,
-            starved: false,
+            stall_counted: false,
             path,
             delay: spec.delay,
             last_arrival: Nanos::ZERO,
@@ -172,30 +184,32 @@ impl Lane {
         }
     }
 
-    /// Whether a packet sent at `now` is visible then: nothing delays it, nor one in front of it (a fault hook may have).
+    /// Returns whether a packet sent at `now` arrives at `now`. An earlier packet that a fault hook
+    /// has delayed also prevents this.
     #[inline]
     pub(super) fn is_instant(&self, now: Nanos) -> bool {
         self.plain && self.delay == 0 && self.last_arrival <= now
     }
 
-    /// Adds a packet that arrives at `arrival`, on one of the sender's credits.
+    /// Adds a packet that arrives at `arrival`, and takes one credit.
     #[inline]
     pub(super) fn push(&mut self, arrival: Nanos, packet: Packet) {
-        self.sent(1, packet.wire_bytes(), arrival);
+        self.count_sent(1, packet.wire_bytes(), arrival);
         self.queue.push(packet);
     }
 
-    /// Counts packets that were sent, the last of which arrives at `arrival`.
+    /// Counts sent packets. The last of them arrives at `arrival`.
     #[inline]
-    pub(super) fn sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
+    pub(super) fn count_sent(&mut self, packets: u32, bytes: u64, arrival: Nanos) {
         self.credits -= packets;
         self.last_arrival = arrival;
         self.stats.packets += u64::from(packets);
         self.stats.bytes += bytes;
     }
 
-    /// Sends packets that have arrived here on through `out`, where they arrive at once, as long as `goes` says so: at most `limit`, and
-    /// what `out` has credits for. Gives how many.
+    /// Moves packets that arrived here to `out`, where they arrive at once, while `goes` returns
+    /// true. At most `limit` packets move, and at most as many as `out` has credits. Returns their
+    /// number.
     #[inline(always)]
     pub(super) fn forward(
         &mut self,
@@ -210,31 +224,36 @@ impl Lane {
         let (moved, bytes) = self.queue.move_to(&mut out.queue, arrived.min(out.credits) as usize, &goes);
         let moved = moved as u32;
         if moved == out.credits && moved < arrived && self.queue.front().is_some_and(&goes) {
-            out.note_stall();
+            out.count_stall();
         }
+
         if moved != 0 {
-            self.taken(moved, nodes);
-            self.give_credits(moved, nodes, woken);
-            out.sent(moved, bytes, now);
-            out.show(moved, nodes, woken);
+            self.count_taken(moved, nodes);
+            self.return_credits(moved, nodes, woken);
+            out.count_sent(moved, bytes, now);
+            out.deliver(moved, nodes, woken);
         }
+
         moved
     }
 
-    /// Takes the first packet, if it has arrived.
+    /// Takes the first packet if it has arrived.
     #[inline]
     pub(super) fn pop_arrived(&mut self, nodes: &mut [Node]) -> Option<Packet> {
         if self.visible == 0 {
             return None;
         }
+
         let packet = self.queue.pop()?;
-        self.taken(1, nodes);
+        self.count_taken(1, nodes);
+
         Some(packet)
     }
 
-    /// The first packets have left the queue at `now` ([`Queue::take`]): their places, and their credits on the way back to the sender.
+    /// Finishes the removal of the first packets at `now` (see [`Queue::take`]): frees their slots,
+    /// and sends their credits back.
     #[inline(always)]
-    pub(super) fn left(
+    pub(super) fn release(
         &mut self,
         packets: u32,
         index: u32,
@@ -244,10 +263,10 @@ impl Lane {
         schedule: &mut Schedule,
     ) {
         self.queue.skip(packets as usize);
-        self.taken(packets, nodes);
+        self.count_taken(packets, nodes);
         let back = now.after(self.delay);
         if back <= now {
-            self.give_credits(packets, nodes, woken);
+            self.return_credits(packets, nodes, woken);
         } else {
             for _ in 0..packets {
                 schedule.add(back, Event::Credit { lane: index });
@@ -255,9 +274,9 @@ impl Lane {
         }
     }
 
-    /// Packets that had arrived were taken.
+    /// Counts packets that were taken after their arrival.
     #[inline(always)]
-    pub(super) fn taken(&mut self, packets: u32, nodes: &mut [Node]) {
+    pub(super) fn count_taken(&mut self, packets: u32, nodes: &mut [Node]) {
         self.visible -= packets;
         if self.visible == 0 {
             nodes[self.receiver as usize].arrived[usize::from(self.channel) % MAX_CHANNELS] &=
@@ -265,29 +284,30 @@ impl Lane {
         }
     }
 
-    /// The next packets have arrived.
+    /// Makes the next packets of the queue visible to the receiver.
     #[inline(always)]
-    pub(super) fn show(&mut self, packets: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+    pub(super) fn deliver(&mut self, packets: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
         self.visible += packets;
         let node = &mut nodes[self.receiver as usize];
         node.arrived[usize::from(self.channel) % MAX_CHANNELS] |= 1 << (self.port % 64);
         node.wake(self.receiver, woken);
     }
 
-    /// Credits have come back.
+    /// Returns credits to the sender, and wakes it if it had none.
     #[inline(always)]
-    pub(super) fn give_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
+    pub(super) fn return_credits(&mut self, credits: u32, nodes: &mut [Node], woken: &mut VecDeque<u32>) {
         if self.credits == 0 {
             nodes[self.sender as usize].wake(self.sender, woken);
         }
         self.credits += credits;
-        self.starved = false;
+        self.stall_counted = false;
     }
 
+    /// Counts a stall, unless one was counted since the last credit returned.
     #[cold]
-    pub(super) fn note_stall(&mut self) {
-        if !self.starved {
-            self.starved = true;
+    pub(super) fn count_stall(&mut self) {
+        if !self.stall_counted {
+            self.stall_counted = true;
             self.stats.stalls += 1;
         }
     }

@@ -1,19 +1,25 @@
-//! The fabric: links between the ports of functions, with virtual channels, credits, time and faults; and the wires of the
-//! global interrupt network.
+//! The fabric: links between the ports of functions, with virtual channels, credits, time and
+//! faults. It also holds the wires of the global interrupt network.
 //!
-//! In: packets that devices send through their [`Ports`], and the time. Out: packets that have arrived, credits that have
-//! come back, and the functions that should therefore be stepped ([`Fabric::pop_woken`]). It may touch nothing else: no clock, no
-//! thread, no lock. Whoever holds the machine holds the fabric.
+//! Devices send packets through their [`Ports`], and the machine supplies the time. The fabric
+//! delivers the packets, returns the credits, and names the functions that should run because of
+//! that ([`Fabric::pop_woken`]). It has no clock, thread or lock: it belongs to the machine.
 //!
 //! Rules
-//! - A packet is owned: it moves from the sender to a buffer at the receiving end, and from there to whoever takes it.
-//! - A virtual channel holds as many packets as it has credits. A sender without credit keeps its packet; nothing is dropped, and
-//!   no virtual channel waits for another one. The order within a virtual channel is kept whatever happens.
-//! - There is one path for all timings. A packet sent at `now` is visible at max(now, link free) + bytes / bandwidth + delay; with zero
-//!   delay and infinite bandwidth that is at once. Packets that go or come in a row ([`Run`], [`Arrivals`]) share what is the same for all of them,
-//!   and nothing else: their order, credits and faults are those of packets that go one by one.
-//! - After the first packets nothing allocates: queues have room for all credits, buffers come from a pool.
-//! - [`Fabric::advance`] costs what is due, not what exists.
+//!
+//! - A packet has one owner. It moves from the sender to a buffer at the receiving end, and from
+//!   there to the receiver.
+//! - A virtual channel holds as many packets as it has credits. A sender without credit keeps its
+//!   packet. Nothing is dropped, and no virtual channel waits for another. Packets of one virtual
+//!   channel stay in order.
+//! - A packet sent at `now` arrives at max(now, link free) + bytes / bandwidth + delay. With zero
+//!   delay and infinite bandwidth it arrives at once.
+//! - Operations on several packets in a row ([`Run`], [`Arrivals`]) share fixed costs only. Order,
+//!   credits and faults are those of single packets.
+//! - Nothing allocates after the first packets: queues have room for all credits, and buffers come
+//!   from a pool.
+//! - The cost of [`Fabric::advance`] grows with the events that are due, not with the size of the
+//!   fabric.
 
 mod fault;
 mod link;
@@ -44,101 +50,107 @@ use self::{
 };
 use crate::{device::FunctionId, time::Nanos};
 
-/// Function numbers that a fabric takes: 0 to this, less one.
+/// Limit of function numbers: a fabric takes numbers below this.
 pub const MAX_FUNCTIONS: u32 = 1 << 16;
-/// Ports of a function at most.
+/// Largest number of ports of a function.
 pub const MAX_PORTS: u8 = 64;
-/// Size of packet buffers in bytes unless [`Fabric::set_max_packet`] says otherwise.
+/// Default size of packet buffers in bytes. [`Fabric::set_max_packet`] changes it.
 pub const DEFAULT_MAX_PACKET: usize = 2048;
-/// Packets that a fabric's pool makes at most, beside as many as its links have credits, unless [`Fabric::set_pool_bound`] says
-/// otherwise.
+/// Default bound of a fabric's packet pool, beyond the credits of its links.
+/// [`Fabric::set_pool_bound`] changes it.
 pub const DEFAULT_POOL_BOUND: usize = 1 << 16;
 
-/// Why a fabric can't be built as asked.
+/// Reason why a fabric can't be built as requested.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum FabricError {
-    /// A port can hold one link.
+    /// The port has a link. A port holds one.
     #[error("port {port} of function {} has a link already", function.0)]
     PortTaken {
-        /// The function.
+        /// Number of the function.
         function: FunctionId,
-        /// Its port.
+        /// Number of the port.
         port: u8,
     },
-    /// A function has at most [`MAX_PORTS`] ports.
+    /// The port number is not below [`MAX_PORTS`].
     #[error("port {port} of function {} is not below {MAX_PORTS}", function.0)]
     PortOutOfRange {
-        /// The function.
+        /// Number of the function.
         function: FunctionId,
-        /// Its port.
+        /// Number of the port.
         port: u8,
     },
-    /// The function's number is too high.
+    /// The function's number is not below [`MAX_FUNCTIONS`].
     #[error("function {} is not below {MAX_FUNCTIONS}", function.0)]
     FunctionOutOfRange {
-        /// The function.
+        /// Number of the function.
         function: FunctionId,
     },
-    /// A link has 1 to [`MAX_CHANNELS`] virtual channels.
+    /// The number of virtual channels is not 1 to [`MAX_CHANNELS`].
     #[error("{count} virtual channels: a link has 1 to {MAX_CHANNELS}")]
     Channels {
-        /// Channels asked for.
+        /// Number of channels requested.
         count: usize,
     },
-    /// A virtual channel has 1 to [`MAX_CREDITS`] credits.
+    /// The number of credits of a virtual channel is not 1 to [`MAX_CREDITS`].
     #[error("{credits} credits: a virtual channel has 1 to {MAX_CREDITS}")]
     Credits {
-        /// Credits asked for.
+        /// Number of credits requested.
         credits: u32,
     },
-    /// There is no such link.
+    /// The link does not exist.
     #[error("there is no link {}", link.0)]
     NoLink {
-        /// The link.
+        /// Number of the link.
         link: LinkId,
     },
-    /// There is no such virtual channel.
+    /// The virtual channel does not exist.
     #[error("link {} has no virtual channel {channel}", link.0)]
     NoChannel {
-        /// The link.
+        /// Number of the link.
         link: LinkId,
-        /// The virtual channel.
+        /// Number of the virtual channel.
         channel: usize,
     },
 }
 
-/// A port's link.
+/// The link of a port, seen from that port.
 #[derive(Clone, Copy, Debug)]
-struct End {
-    /// First lane out, and first lane in.
+struct PortLink {
+    /// First lane out.
     out: u32,
+    /// First lane in.
     inward: u32,
-    /// Virtual channels.
+    /// Number of virtual channels.
     channels: u8,
-    /// Whether it takes packets.
+    /// Whether the link takes packets.
     up: bool,
 }
 
-/// What the fabric knows of a function.
+/// State of one function in the fabric.
 #[derive(Debug)]
 struct Node {
     function: FunctionId,
-    ends: Vec<Option<End>>,
-    /// Ports with a link, a bit a port.
+    /// Links by port number.
+    ends: Vec<Option<PortLink>>,
+    /// Bit mask of the ports with a link.
     plugged: u64,
-    /// Ports at which packets wait, a bit a port, by virtual channel.
+    /// Bit mask of the ports with a packet to take, for each virtual channel.
     arrived: [u64; MAX_CHANNELS],
-    /// It is in [`Fabric::woken`], or its function is looked at anyway ([`Fabric::take_woken`]).
+    /// The node needs no further wake-up: it is in [`Fabric::woken`], or the machine polls its
+    /// function ([`Fabric::take_woken`]).
     woken: bool,
-    /// Wires it takes part in, those it drives high, and those where it fired: a bit a wire.
+    /// Bit mask of the wires that the node is a member of.
     member: u8,
+    /// Bit mask of the wires that it drives high.
     high: u8,
+    /// Bit mask of the wires on which it fired and waits for the AND.
     fired_and: u8,
+    /// Bit mask of the wires on which it fired and waits for the OR.
     fired_or: u8,
 }
 
 impl Node {
-    /// Queues the node, whose index is `index`, to be stepped.
+    /// Queues the node, whose index is `index`, for a wake-up of its function.
     #[inline]
     fn wake(&mut self, index: u32, woken: &mut VecDeque<u32>) {
         if !self.woken {
@@ -148,21 +160,26 @@ impl Node {
     }
 }
 
-/// The links of a machine. See the module.
+/// The links of a machine, and the packets on them. The module documentation states the rules.
 pub struct Fabric {
     /// Index into `nodes` by function number.
     index: Vec<Option<u32>>,
+    /// Functions that have a port or a wire.
     nodes: Vec<Node>,
-    /// Two a link: forward, backward.
+    /// Directions of links, two for each link: forward, then backward.
     paths: Vec<Path>,
+    /// Virtual channels of the paths.
     lanes: Vec<Lane>,
-    /// Credits of all lanes together.
+    /// Sum of the credits of all lanes.
     credits: usize,
     pool: Pool,
     schedule: Schedule,
+    /// Indices of the nodes whose functions should run.
     woken: VecDeque<u32>,
     wires: [Wire; GI_WIRES as usize],
+    /// Time until members of a wire see a change, in nanoseconds.
     wire_delay: u64,
+    /// Counter behind [`Ports::wire_changes`].
     wire_changes: u64,
 }
 
@@ -173,7 +190,7 @@ impl Default for Fabric {
 }
 
 impl Fabric {
-    /// A fabric without links.
+    /// Returns a fabric without links.
     pub fn new() -> Self {
         Self {
             index: Vec::new(),
@@ -190,7 +207,7 @@ impl Fabric {
         }
     }
 
-    /// Puts a link between two ports. The first end is where [`Direction::Forward`] starts.
+    /// Connects two ports by a link. [`Direction::Forward`] is from `a` to `b`.
     pub fn connect(
         &mut self,
         a: (FunctionId, u8),
@@ -200,12 +217,15 @@ impl Fabric {
         if spec.credits.is_empty() || spec.credits.len() > MAX_CHANNELS {
             return Err(FabricError::Channels { count: spec.credits.len() });
         }
+
         if let Some(&credits) = spec.credits.iter().find(|&&credits| credits == 0 || credits > MAX_CREDITS) {
             return Err(FabricError::Credits { credits });
         }
+
         if a == b {
             return Err(FabricError::PortTaken { function: b.0, port: b.1 });
         }
+
         for (function, port) in [a, b] {
             if port >= MAX_PORTS {
                 return Err(FabricError::PortOutOfRange { function, port });
@@ -215,18 +235,21 @@ impl Fabric {
                 return Err(FabricError::PortTaken { function, port });
             }
         }
+
         let (from, to) = (self.node_of(a.0)?, self.node_of(b.0)?);
         let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
         let (_, back) = self.add_path((to, b.1), (from, a), &spec);
         let channels = spec.credits.len() as u8;
-        self.plug(from, a.1, End { out, inward: back, channels, up: true });
-        self.plug(to, b.1, End { out: back, inward: out, channels, up: true });
+        self.plug(from, a.1, PortLink { out, inward: back, channels, up: true });
+        self.plug(to, b.1, PortLink { out: back, inward: out, channels, up: true });
         self.wake(from);
         self.wake(to);
+
         Ok(LinkId(forward / 2))
     }
 
-    fn plug(&mut self, node: u32, port: u8, end: End) {
+    /// Records a link at a port of a node.
+    fn plug(&mut self, node: u32, port: u8, end: PortLink) {
         let node = &mut self.nodes[node as usize];
         node.plugged |= 1 << (port % MAX_PORTS);
         let ends = &mut node.ends;
@@ -236,7 +259,7 @@ impl Fabric {
         ends[usize::from(port)] = Some(end);
     }
 
-    /// Adds a path and its lanes; returns its index and that of its first lane.
+    /// Adds a path and its lanes. Returns the indices of the path and of its first lane.
     fn add_path(&mut self, from: (u32, u8), to: (u32, (FunctionId, u8)), spec: &LinkSpec) -> (u32, u32) {
         let (path, first_lane) = (self.paths.len() as u32, self.lanes.len() as u32);
         self.paths.push(Path::new(from, to.1, first_lane, spec));
@@ -246,23 +269,29 @@ impl Fabric {
             self.credits += credits as usize;
             self.pool.raise_bound(credits as usize);
         }
-        // A credit is with the sender, under a packet, or on its way back: one event at a time.
+
+        // Each credit needs at most one event: it is with the sender, under a packet, or on its way
+        // back.
         self.schedule.reserve(self.credits + self.wires.len());
+
         (path, first_lane)
     }
 
-    /// The node of a function, made if need be.
+    /// Returns the node of a function, and creates it if necessary.
     fn node_of(&mut self, function: FunctionId) -> Result<u32, FabricError> {
         if function.0 >= MAX_FUNCTIONS {
             return Err(FabricError::FunctionOutOfRange { function });
         }
+
         let slot = function.0 as usize;
         if self.index.len() <= slot {
             self.index.resize(slot + 1, None);
         }
+
         if let Some(node) = self.index[slot] {
             return Ok(node);
         }
+
         let node = self.nodes.len() as u32;
         self.nodes.push(Node {
             function,
@@ -275,39 +304,42 @@ impl Fabric {
             fired_and: 0,
             fired_or: 0,
         });
+
         self.woken.reserve(self.nodes.len());
         self.index[slot] = Some(node);
+
         Ok(node)
     }
 
-    /// Size of packet buffers from now on, in bytes; 1 to 65,536 and limited to that.
+    /// Sets the size of new packet buffers in bytes. Values outside 1 to 65,536 are clamped.
     pub fn set_max_packet(&mut self, bytes: usize) {
         self.pool.set_size(bytes.clamp(1, 1 << 16));
     }
 
-    /// Size of packet buffers in bytes.
+    /// Returns the size of packet buffers in bytes.
     pub fn max_packet(&self) -> usize {
         self.pool.size()
     }
 
-    /// The most packets that may exist at once, whatever links are added later.
+    /// Sets the largest number of packets that may exist at once. Links added later do not raise
+    /// it.
     pub fn set_pool_bound(&mut self, packets: usize) {
         self.pool.set_bound(packets);
     }
 
-    /// Packets that exist and are not in the pool.
+    /// Returns the number of packets that are not in the pool.
     pub fn packets_in_use(&self) -> usize {
         self.pool.in_use()
     }
 
-    /// A function's ports at the time `now`.
+    /// Returns a function's ports at the time `now`.
     #[inline]
     pub fn ports(&mut self, function: FunctionId, now: Nanos) -> Ports<'_> {
         let node = self.index.get(function.0 as usize).copied().flatten();
-        Ports::new(self, node.map_or(Ports::NOWHERE, |node| node as usize), function, now)
+        Ports::new(self, node.map_or(Ports::NO_NODE, |node| node as usize), function, now)
     }
 
-    /// Makes what is due until `now` visible and wakes whom it concerns.
+    /// Carries out the events due until `now`, and queues the functions they concern for a wake-up.
     #[inline]
     pub fn advance(&mut self, now: Nanos) {
         if self.next_event() <= now {
@@ -317,18 +349,18 @@ impl Fabric {
 
     fn advance_until(&mut self, now: Nanos) {
         while let Some((due, event)) = self.schedule.pop(now) {
-            self.happen(due, event);
+            self.carry_out(due, event);
         }
     }
 
-    /// When [`Fabric::advance`] has something to do next; [`Nanos::NEVER`] if nothing is under way.
+    /// Returns the time of the next event, or [`Nanos::NEVER`] if there is none.
     #[inline]
     pub fn next_event(&self) -> Nanos {
         self.schedule.next()
     }
 
-    /// Gives `wake` the functions that [`Fabric::pop_woken`] would give. They are looked at every turn from now on, so that they need not be
-    /// named again, until [`Fabric::let_rest`].
+    /// Passes the functions of [`Fabric::pop_woken`] to `wake`. The caller polls them from now on.
+    /// They are not named again until [`Fabric::end_polling`].
     #[inline]
     pub(crate) fn take_woken(&mut self, wake: impl FnMut(FunctionId)) {
         if !self.woken.is_empty() {
@@ -342,8 +374,9 @@ impl Fabric {
         }
     }
 
-    /// The function is not looked at by itself any more: it has to be named when there is something for it.
-    pub(crate) fn let_rest(&mut self, function: FunctionId) {
+    /// Reports that the machine no longer polls the function. The fabric names it again at its next
+    /// event.
+    pub(crate) fn end_polling(&mut self, function: FunctionId) {
         if let Some(node) = self.index.get(function.0 as usize).copied().flatten()
             && !self.woken.contains(&node)
         {
@@ -351,8 +384,9 @@ impl Fabric {
         }
     }
 
-    /// A function to step: a packet arrived, a channel without credit has one again, a wire changed, or a link was plugged in,
-    /// went down or came up. Each is named once until it is taken here.
+    /// Returns the next function to run. A packet arrived there, a virtual channel has credit
+    /// again, a wire changed, or a link was connected or changed its state. A function is queued at
+    /// most once at a time.
     #[inline]
     pub fn pop_woken(&mut self) -> Option<FunctionId> {
         let node = &mut self.nodes[self.woken.pop_front()? as usize];
@@ -360,7 +394,7 @@ impl Fabric {
         Some(node.function)
     }
 
-    /// Puts a fault hook on a direction of a link, or takes it off.
+    /// Sets or removes the fault hook on one direction of a link.
     pub fn set_fault(
         &mut self,
         link: LinkId,
@@ -375,10 +409,12 @@ impl Fabric {
         for lane in &mut self.lanes[lanes] {
             lane.plain = plain;
         }
+
         Ok(())
     }
 
-    /// Takes a link down or up. While it is down nothing can be sent over it in either direction; what was sent arrives.
+    /// Takes a link down or up. A link that is down accepts no packet in either direction. Packets
+    /// sent earlier still arrive.
     pub fn set_link_up(&mut self, link: LinkId, up: bool) -> Result<(), FabricError> {
         for direction in [Direction::Forward, Direction::Backward] {
             let path = self.path(link, direction)?;
@@ -388,10 +424,11 @@ impl Fabric {
             }
             self.wake(node);
         }
+
         Ok(())
     }
 
-    /// What a virtual channel of a link has carried.
+    /// Returns the statistics of a virtual channel of a link.
     pub fn link_stats(
         &self,
         link: LinkId,
@@ -403,44 +440,46 @@ impl Fabric {
         Ok(self.lanes[lane].stats)
     }
 
-    /// The links there are: 0 to this, less one.
+    /// Returns the number of links. Their ids are the numbers below it.
     pub fn links(&self) -> u32 {
         (self.paths.len() / 2) as u32
     }
 
-    /// The two ends of a link.
+    /// Returns the two ends of a link, in the order given to [`Fabric::connect`].
     pub fn link_ends(&self, link: LinkId) -> Result<[(FunctionId, u8); 2], FabricError> {
         let (forward, backward) =
             (self.path(link, Direction::Forward)?, self.path(link, Direction::Backward)?);
         Ok([self.paths[backward].receiver_end, self.paths[forward].receiver_end])
     }
 
-    /// Time until members of a wire see a change, in nanoseconds. 0 unless set.
+    /// Sets the time until members of a wire see a change, in nanoseconds. The default is 0.
     pub fn set_wire_delay(&mut self, nanoseconds: u64) {
         self.wire_delay = nanoseconds;
     }
 
+    /// Returns the index of a path.
     fn path(&self, link: LinkId, direction: Direction) -> Result<usize, FabricError> {
         let path = link.0 as usize * 2 + usize::from(direction == Direction::Backward);
         if path < self.paths.len() { Ok(path) } else { Err(FabricError::NoLink { link }) }
     }
 
-    /// Lets `event` happen at `due`: now, or when [`Fabric::advance`] comes to it.
+    /// Carries out `event` now if it is due, and schedules it otherwise.
     #[inline]
     fn at(&mut self, now: Nanos, due: Nanos, event: Event) {
         if due <= now {
-            self.happen(due, event);
+            self.carry_out(due, event);
         } else {
             self.schedule.add(due, event);
         }
     }
 
+    /// Carries out one event.
     #[inline]
-    fn happen(&mut self, due: Nanos, event: Event) {
+    fn carry_out(&mut self, due: Nanos, event: Event) {
         match event {
-            Event::Arrival { lane } => self.lanes[lane as usize].show(1, &mut self.nodes, &mut self.woken),
+            Event::Arrival { lane } => self.lanes[lane as usize].deliver(1, &mut self.nodes, &mut self.woken),
             Event::Credit { lane } => {
-                self.lanes[lane as usize].give_credits(1, &mut self.nodes, &mut self.woken)
+                self.lanes[lane as usize].return_credits(1, &mut self.nodes, &mut self.woken)
             }
             Event::Wire { wire } => self.show_wire(wire, due),
         }
@@ -450,13 +489,15 @@ impl Fabric {
         self.nodes[node as usize].wake(node, &mut self.woken);
     }
 
-    /// Sets the level a node drives a wire with. `fire` tells whether it is to fall by itself.
+    /// Sets the level that a node drives on a wire. `fire` says on which result the level falls by
+    /// itself.
     fn drive(&mut self, node: u32, wire: u8, level: bool, fire: Option<Combine>, now: Nanos) {
         let bit = 1u8 << wire;
         let entry = &mut self.nodes[node as usize];
         if entry.member & bit == 0 {
             return;
         }
+
         let line = &mut self.wires[usize::from(wire)];
         line.high -= u32::from(entry.high & bit != 0);
         line.high += u32::from(level);
@@ -466,7 +507,7 @@ impl Fabric {
         self.wire_changed(wire, now);
     }
 
-    /// Makes a node a member of a wire that drives it low, or no member.
+    /// Makes a node a member of a wire, which drives it low at first, or ends its membership.
     fn set_member(&mut self, node: u32, wire: u8, member: bool, now: Nanos) {
         self.drive(node, wire, false, None, now);
         let bit = 1u8 << wire;
@@ -483,6 +524,7 @@ impl Fabric {
         }
     }
 
+    /// Schedules a change of a wire's levels for its members.
     fn wire_changed(&mut self, wire: u8, now: Nanos) {
         self.wire_changes += 1;
         let line = &mut self.wires[usize::from(wire)];
@@ -496,6 +538,7 @@ impl Fabric {
         }
     }
 
+    /// Shows its members the levels that are due, and lets fall the levels of those that fired.
     fn show_wire(&mut self, wire: u8, due: Nanos) {
         let bit = 1u8 << wire;
         let line = &mut self.wires[usize::from(wire)];
@@ -504,6 +547,7 @@ impl Fabric {
         let rises = (and && !line.shown.and, or && !line.shown.or);
         line.shown.and_rises += u64::from(rises.0);
         line.shown.or_rises += u64::from(rises.1);
+
         let mut fell = false;
         for &member in &line.members {
             let entry = &mut self.nodes[member as usize];
@@ -517,12 +561,14 @@ impl Fabric {
             }
             entry.wake(member, &mut self.woken);
         }
+
         (line.shown.and, line.shown.or) = (and, or);
         if fell {
-            // What fell by itself did so at this moment: nobody can see it high any more.
+            // The levels that fell did so at this time: no member may see them high afterwards.
             (line.shown.and, line.shown.or) = line.driven();
             line.later = line.later.map(|(at, _)| (at, line.driven()));
         }
+
         if let Some((at, levels)) = line.later.take()
             && levels != (line.shown.and, line.shown.or)
         {

@@ -1,4 +1,4 @@
-//! Packets and the pool that their buffers come from.
+//! Packets, and the pool of their buffers.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -7,10 +7,10 @@ use std::{
 
 use crate::dma::DmaLease;
 
-/// A packet on its way through the fabric. It is moved from hop to hop, never copied: what moves is a pointer.
+/// A packet on its way through the fabric. Each hop moves a pointer; the content is not copied.
 ///
-/// Its buffer belongs to the fabric's pool: a NIC that is done with one gives it back by
-/// [`super::Ports::recycle`]. One that is dropped is lost to the pool's bound.
+/// The buffer belongs to the fabric's pool. A NIC must return it with [`super::Ports::recycle`]. A
+/// dropped packet still counts against the pool's bound.
 #[derive(Debug)]
 pub struct Packet(Box<Contents>);
 
@@ -30,95 +30,98 @@ impl DerefMut for Packet {
     }
 }
 
-/// What a [`Packet`] holds.
+/// Content and headers of a [`Packet`].
 #[derive(Debug)]
 pub struct Contents {
     buffer: Box<[u8]>,
     length: u32,
-    /// Bytes that the link carries beside [`Contents::bytes`] (header, checksum); they count for its bandwidth only.
+    /// Bytes that the link carries in addition to [`Contents::bytes`], such as header and checksum.
+    /// They only use bandwidth.
     pub framing: u32,
-    /// For the NIC: a header, a route, a tag. The fabric does not look at it.
+    /// Word for the NIC's use, such as a header, a route or a tag. The fabric ignores it.
     pub header: u64,
-    /// Memory that the packet refers to instead of carrying it, for NICs that copy bulk data once, on arrival. What of it is meant is the
-    /// NIC's affair, and that [`Contents::framing`] counts it. Gone when the packet is recycled.
+    /// Memory that the packet refers to instead of carrying it, for NICs that copy bulk data once,
+    /// on arrival. The NIC defines which part of it the packet means, and counts that part in
+    /// [`Contents::framing`]. Recycling the packet drops it.
     pub memory: Option<Arc<DmaLease>>,
 }
 
 impl Contents {
-    /// The content.
+    /// Returns the content.
     #[inline]
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[..self.length as usize]
     }
 
-    /// The content, to be written.
+    /// Returns the content for writing.
     #[inline]
     pub fn bytes_mut(&mut self) -> &mut [u8] {
         &mut self.buffer[..self.length as usize]
     }
 
-    /// Makes `bytes`, of the same length, the content.
+    /// Copies `bytes` into the content. Their length must be the content's.
     #[inline]
     pub(super) fn fill(&mut self, bytes: &[u8]) {
         let content = self.bytes_mut();
         match (content.first_chunk_mut::<8>(), <[u8; 8]>::try_from(bytes)) {
-            // A word, as many have, without a call.
+            // Many packets hold one word. This case needs no call of `memcpy`.
             (Some(content), Ok(word)) => *content = word,
             _ => content.copy_from_slice(bytes),
         }
     }
 
-    /// Length of the content in bytes.
+    /// Returns the length of the content in bytes.
     #[inline]
     pub fn len(&self) -> usize {
         self.length as usize
     }
 
-    /// Whether the content is empty.
+    /// Returns whether the content is empty.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// Bytes on the wire.
+    /// Returns the number of bytes on the wire.
     #[inline]
     pub(super) fn wire_bytes(&self) -> u64 {
         u64::from(self.length) + u64::from(self.framing)
     }
 }
 
-/// Buffers, all of one size, up to a bound.
+/// A pool of buffers of one size, up to a bound.
 #[derive(Debug)]
 pub(super) struct Pool {
     size: usize,
     free: Vec<Packet>,
-    /// Buffers that exist, free or not.
-    made: usize,
+    /// Number of buffers in existence, free or not.
+    allocated: usize,
     bound: usize,
-    /// The bound was given and does not follow the links.
+    /// The bound was set explicitly, and new links do not raise it.
     fixed: bool,
 }
 
 impl Pool {
     pub(super) fn new(size: usize, bound: usize) -> Self {
-        Self { size, free: Vec::new(), made: 0, bound, fixed: false }
+        Self { size, free: Vec::new(), allocated: 0, bound, fixed: false }
     }
 
-    /// Changes the size of new buffers. Those of another size are dropped when they come back.
+    /// Changes the size of new buffers. A returned buffer of another size is freed.
     pub(super) fn set_size(&mut self, size: usize) {
         if size != self.size {
-            self.made -= self.free.len();
+            self.allocated -= self.free.len();
             self.free.clear();
             self.size = size;
         }
     }
 
+    /// Sets the bound, which new links no longer raise.
     pub(super) fn set_bound(&mut self, bound: usize) {
         self.bound = bound;
         self.fixed = true;
     }
 
-    /// Makes room for packets on a link, so that no link can take what others need.
+    /// Raises the bound for the packets of a new link, so that no link can use up what others need.
     pub(super) fn raise_bound(&mut self, packets: usize) {
         if !self.fixed {
             self.bound += packets;
@@ -130,34 +133,42 @@ impl Pool {
     }
 
     pub(super) fn in_use(&self) -> usize {
-        self.made - self.free.len()
+        self.allocated - self.free.len()
     }
 
+    /// Takes a buffer for a packet of `length` bytes, whose content is arbitrary.
     #[inline]
     pub(super) fn take(&mut self, length: usize) -> Option<Packet> {
         if length > self.size {
             return None;
         }
+
         let mut packet = match self.free.pop() {
             Some(packet) => packet,
-            None => self.make()?,
+            None => self.allocate()?,
         };
+
         packet.length = length as u32;
         packet.framing = 0;
         packet.header = 0;
+
         Some(packet)
     }
 
+    /// Allocates a buffer, unless the bound is reached.
     #[cold]
-    fn make(&mut self) -> Option<Packet> {
-        if self.made >= self.bound {
+    fn allocate(&mut self) -> Option<Packet> {
+        if self.allocated >= self.bound {
             return None;
         }
-        self.made += 1;
-        // The free list can hold every buffer there is, so that giving one back never allocates.
-        if self.free.capacity() < self.made {
-            self.free.reserve(self.made.next_power_of_two().max(64));
+
+        self.allocated += 1;
+
+        // The free list has room for every buffer, so that returning one never allocates.
+        if self.free.capacity() < self.allocated {
+            self.free.reserve(self.allocated.next_power_of_two().max(64));
         }
+
         Some(Packet(Box::new(Contents {
             buffer: vec![0; self.size].into_boxed_slice(),
             length: 0,
@@ -167,13 +178,14 @@ impl Pool {
         })))
     }
 
+    /// Returns a buffer to the pool, or frees it if its size is not the pool's.
     #[inline(always)]
-    pub(super) fn give(&mut self, mut packet: Packet) {
+    pub(super) fn put_back(&mut self, mut packet: Packet) {
         packet.memory = None;
         if packet.buffer.len() == self.size {
             self.free.push(packet);
         } else {
-            self.made = self.made.saturating_sub(1);
+            self.allocated = self.allocated.saturating_sub(1);
         }
     }
 }

@@ -1,4 +1,4 @@
-//! The fabric as one function's device sees it.
+//! A device's view of the fabric.
 
 use std::collections::VecDeque;
 
@@ -11,20 +11,20 @@ use super::{
 };
 use crate::{device::FunctionId, time::Nanos};
 
-/// A function's ports and wires, for the time of one call of its device.
+/// The ports and wires of a function, for one call of its device.
 ///
-/// Ports and virtual channels that do not exist have no credits and deliver nothing.
+/// Ports and virtual channels that do not exist have no credits and deliver no packets.
 pub struct Ports<'a> {
     fabric: &'a mut Fabric,
-    /// Index of the node; [`Ports::NOWHERE`] if the function has no port or wire.
+    /// Index of the node, or [`Ports::NO_NODE`] if the function has no port or wire.
     node: usize,
     function: FunctionId,
     now: Nanos,
 }
 
 impl<'a> Ports<'a> {
-    /// No node has this index.
-    pub(super) const NOWHERE: usize = usize::MAX;
+    /// Index of no node.
+    pub(super) const NO_NODE: usize = usize::MAX;
 
     #[inline]
     pub(super) fn new(fabric: &'a mut Fabric, node: usize, function: FunctionId, now: Nanos) -> Self {
@@ -36,124 +36,135 @@ impl<'a> Ports<'a> {
         self.fabric.nodes.get(self.node)
     }
 
-    /// The time of this call.
+    /// Returns the time of this call.
     #[inline]
     pub fn now(&self) -> Nanos {
         self.now
     }
 
-    /// Highest connected port and one.
+    /// Returns the highest connected port plus 1.
     pub fn count(&self) -> u8 {
         self.node().map_or(0, |node| node.ends.len() as u8)
     }
 
-    /// Whether a link is plugged in.
+    /// Returns whether a port has a link.
     pub fn connected(&self, port: u8) -> bool {
         self.end(port).is_some()
     }
 
-    /// Ports with a link, a bit a port.
+    /// Returns a bit mask of the ports with a link.
     #[inline]
     pub fn plugged(&self) -> u64 {
         self.node().map_or(0, |node| node.plugged)
     }
 
-    /// Whether a link is plugged in and takes packets.
+    /// Returns whether a port has a link that takes packets.
     pub fn is_up(&self, port: u8) -> bool {
         self.end(port).is_some_and(|end| end.up)
     }
 
     #[inline]
-    fn end(&self, port: u8) -> Option<super::End> {
+    fn end(&self, port: u8) -> Option<super::PortLink> {
         *self.node()?.ends.get(usize::from(port))?
     }
 
-    /// Index of the lane out of a port, if it is there and up.
+    /// Returns the index of the lane out of a port, if it exists and is up.
     #[inline]
     fn lane_out(&self, port: u8, channel: usize) -> Option<usize> {
         let end = self.end(port)?;
         (channel < usize::from(end.channels) && end.up).then_some(end.out as usize + channel)
     }
 
+    /// Returns the index of the lane into a port, if it exists.
     #[inline]
     fn lane_in(&self, port: u8, channel: usize) -> Option<usize> {
         let end = self.end(port)?;
         (channel < usize::from(end.channels)).then_some(end.inward as usize + channel)
     }
 
-    /// Ports at which a packet has arrived on a virtual channel, a bit a port.
+    /// Returns a bit mask of the ports with a packet to take on a virtual channel.
     #[inline]
     pub fn arrived(&self, channel: usize) -> u64 {
         self.node().and_then(|node| node.arrived.get(channel)).copied().unwrap_or(0)
     }
 
-    /// As [`Ports::arrived`], of all virtual channels.
+    /// Returns the masks of [`Ports::arrived`] for all virtual channels.
     #[inline]
     pub fn arrivals(&self) -> &[u64; MAX_CHANNELS] {
         const NONE: &[u64; MAX_CHANNELS] = &[0; MAX_CHANNELS];
         self.node().map_or(NONE, |node| &node.arrived)
     }
 
-    /// Packets that can be sent now on a virtual channel. When it is 0, the function is woken once it no longer is.
+    /// Returns the number of packets that can be sent now on a virtual channel. After 0, the
+    /// function is woken when a credit returns.
     #[inline]
     pub fn credits(&self, port: u8, channel: usize) -> u32 {
         self.lane_out(port, channel).map_or(0, |lane| self.fabric.lanes[lane].credits)
     }
 
-    /// Whether a packet can be sent now; counts a stall if not.
+    /// Returns whether a packet can be sent now. A negative result counts as a stall.
     #[inline]
     pub fn ready(&mut self, port: u8, channel: usize) -> bool {
         let Some(lane) = self.lane_out(port, channel) else { return false };
         let lane = &mut self.fabric.lanes[lane];
         if lane.credits == 0 {
-            lane.note_stall();
+            lane.count_stall();
         }
         lane.credits > 0
     }
 
-    /// Sends a packet: it is visible at the other end when the link has been free, has carried it, and its delay has passed.
-    /// Gives the packet back when there is no credit, no such channel, or the link is down.
+    /// Sends a packet. It arrives when the link has become free and carried it, and the delay has
+    /// passed.
+    ///
+    /// Returns the packet if there is no credit or no such channel, or the link is down.
     #[inline]
     pub fn send(&mut self, port: u8, channel: usize, packet: Packet) -> Result<(), Packet> {
         let Some(index) = self.lane_out(port, channel) else { return Err(packet) };
         let lane = &mut self.fabric.lanes[index];
         if lane.credits == 0 {
-            lane.note_stall();
+            lane.count_stall();
             return Err(packet);
         }
+
         if lane.is_instant(self.now) {
-            // What `put` does, in one go.
+            // The same as `put`, for a packet that arrives at once.
             lane.push(self.now, packet);
-            lane.show(1, &mut self.fabric.nodes, &mut self.fabric.woken);
+            lane.deliver(1, &mut self.fabric.nodes, &mut self.fabric.woken);
         } else {
             self.put(index, packet);
         }
+
         Ok(())
     }
 
-    /// The way out of a port on a virtual channel, for packets that are sent in a row. `None` when packets do not arrive at once there, or it
-    /// takes none: then they are sent one by one.
+    /// Returns the way out of a port on a virtual channel, for sending several packets at once.
+    /// Returns `None` if the lane is not instant or takes no packets. The caller must then use
+    /// [`Ports::send`].
     #[inline]
     pub fn run(&mut self, port: u8, channel: usize) -> Option<Run<'_>> {
         let index = self.lane_out(port, channel)?;
         let Fabric { lanes, nodes, woken, pool, .. } = &mut *self.fabric;
         let lane = lanes.get_mut(index).filter(|lane| lane.is_instant(self.now))?;
         let room = lane.credits;
-        Some(Run { lane, nodes, woken, pool, now: self.now, room, at_first: room, bytes: 0 })
+        Some(Run { lane, nodes, woken, pool, now: self.now, room, initial_room: room, bytes: 0 })
     }
 
-    /// Sends the packet that arrived first at port `from` on through port `to`. False when there is none, or it can't be sent
-    /// now; then nothing has changed.
+    /// Forwards the first packet that arrived at port `from` through port `to`. Returns false, and
+    /// changes nothing, if there is none or it can't be sent now.
     #[inline]
     pub fn forward(&mut self, from: u8, to: u8, channel: usize) -> bool {
         self.forward_row(from, channel, 1, |_| Some((to, |_: &Packet| true)))
             .is_some_and(|(moved, _)| moved == 1)
     }
 
-    /// Sends packets that have arrived at port `from` on in a row: through the port that `way` gives for the first one, as long as they can be
-    /// sent and the function that it gives says of the next one that it goes there too, at most `limit`.
+    /// Forwards up to `limit` packets that arrived at port `from`.
     ///
-    /// Gives how many have gone, and whether there are more at port `from`; `None` when there was none, or `way` gave nothing.
+    /// `way` receives the first packet. It returns the port to forward through, and a function that
+    /// says of each packet whether it goes there too. Forwarding ends at the first packet that goes
+    /// elsewhere or can't be sent.
+    ///
+    /// Returns the number of packets moved, and whether more are waiting at port `from`. Returns
+    /// `None` if no packet was waiting, or `way` returned `None`.
     #[inline]
     pub fn forward_row<G: Fn(&Packet) -> bool>(
         &mut self,
@@ -167,23 +178,29 @@ impl<'a> Ports<'a> {
         let end = (*ends.get(usize::from(from))?)?;
         let index = end.inward as usize + channel;
         let lane = lanes.get(index).filter(|lane| channel < usize::from(end.channels) && lane.visible > 0)?;
+
         let (to, goes) = way(lane.queue.front()?)?;
         let out = ends.get(usize::from(to)).copied().flatten();
         let Some(out) = out.filter(|out| channel < usize::from(out.channels) && out.up) else {
             return Some((0, true));
         };
+
         let out = out.out as usize + channel;
         let Ok([lane, out_lane]) = lanes.get_disjoint_mut([index, out]) else { return None };
         if out_lane.is_instant(self.now) && lane.delay == 0 {
-            // What the other way does, in one go.
+            // The same as `forward_one_by_one`, for lanes on which packets and credits arrive at
+            // once.
             let moved = lane.forward(out_lane, self.now, limit, (nodes, woken), goes);
             return Some((moved, lane.visible > 0));
         }
+
         let moved = self.forward_one_by_one((from, to), channel, out, limit, goes);
+
         Some((moved, self.peek(from, channel).is_some()))
     }
 
-    /// As [`Ports::forward_row`], over links that take time; `out` is the index of the lane out.
+    /// Does the work of [`Ports::forward_row`] over links that take time. `out` is the index of the
+    /// lane out.
     #[cold]
     #[inline(never)]
     fn forward_one_by_one(
@@ -203,7 +220,7 @@ impl<'a> Ports<'a> {
         moved
     }
 
-    /// Puts a packet on a lane that has a credit.
+    /// Puts a packet on a lane. The lane must have a credit.
     #[inline]
     fn put(&mut self, index: usize, mut packet: Packet) {
         let fabric = &mut *self.fabric;
@@ -215,25 +232,26 @@ impl<'a> Ports<'a> {
             lane.stats.retransmissions += repeats;
             arrival
         };
+
         arrival = arrival.max(lane.last_arrival);
         lane.push(arrival, packet);
         fabric.at(self.now, arrival, Event::Arrival { lane: index as u32 });
     }
 
-    /// What a virtual channel out of a port has carried, as the function's link errors show it.
+    /// Returns the statistics of a virtual channel out of a port, which include the link errors.
     pub fn sent(&self, port: u8, channel: usize) -> super::LaneStats {
         let end = self.end(port).filter(|end| channel < usize::from(end.channels));
         end.map_or_else(Default::default, |end| self.fabric.lanes[end.out as usize + channel].stats)
     }
 
-    /// The packet that arrived first on a virtual channel.
+    /// Returns the first packet that arrived on a virtual channel.
     #[inline]
     pub fn peek(&self, port: u8, channel: usize) -> Option<&Packet> {
         let lane = &self.fabric.lanes[self.lane_in(port, channel)?];
         if lane.visible == 0 { None } else { lane.queue.front() }
     }
 
-    /// As [`Ports::peek`], to be changed in place.
+    /// Returns the packet of [`Ports::peek`] for changes in place.
     #[inline]
     pub fn peek_mut(&mut self, port: u8, channel: usize) -> Option<&mut Packet> {
         let lane = self.lane_in(port, channel)?;
@@ -241,7 +259,7 @@ impl<'a> Ports<'a> {
         if lane.visible == 0 { None } else { lane.queue.front_mut() }
     }
 
-    /// Takes the packet that arrived first; its buffer's credit goes back to the sender.
+    /// Takes the first packet that arrived. Its credit returns to the sender.
     #[inline]
     pub fn take(&mut self, port: u8, channel: usize) -> Option<Packet> {
         let index = self.lane_in(port, channel)?;
@@ -252,13 +270,15 @@ impl<'a> Ports<'a> {
         Some(packet)
     }
 
-    /// The packets that have arrived at a port on a virtual channel, at most `limit`, to be taken in a row.
+    /// Returns access to the packets that arrived at a port on a virtual channel, at most
+    /// `limit`. Their credits return together.
     #[inline]
     pub fn take_run(&mut self, port: u8, channel: usize, limit: u32) -> Option<Arrivals<'_>> {
         let index = self.lane_in(port, channel)?;
         let Fabric { lanes, nodes, woken, pool, schedule, .. } = &mut *self.fabric;
         let lane = lanes.get_mut(index)?;
         let left = limit.min(lane.visible);
+
         Some(Arrivals {
             lane,
             index: index as u32,
@@ -272,8 +292,11 @@ impl<'a> Ports<'a> {
         })
     }
 
-    /// Shows `take` the packets that have arrived at a port on a virtual channel, in order, at most `limit`, until it refuses one; those that it
-    /// takes go back to the pool, and their credits to the sender, together. Gives how many.
+    /// Passes the packets that arrived at a port on a virtual channel to `take`, in order, at most
+    /// `limit`, until it returns false.
+    ///
+    /// A packet for which it returns true goes back to the pool, and its credit to the sender.
+    /// Returns the number of these packets.
     #[inline]
     pub fn take_while(
         &mut self,
@@ -290,75 +313,80 @@ impl<'a> Ports<'a> {
         while taken < most
             && let Some(packet) = lane.queue.take_if(taken as usize, &mut take)
         {
-            pool.give(packet);
+            pool.put_back(packet);
             taken += 1;
         }
+
         if taken > 0 {
-            lane.left(taken, index as u32, self.now, nodes, woken, schedule);
+            lane.release(taken, index as u32, self.now, nodes, woken, schedule);
         }
+
         taken
     }
 
-    /// A packet of `length` bytes whose content is arbitrary and must be overwritten. `None` when it is longer than the
-    /// fabric's packets, or when the pool has no more.
+    /// Returns a packet of `length` bytes with arbitrary content, which the caller must overwrite.
+    /// Returns `None` if it exceeds the fabric's packet size, or the pool is empty.
     #[inline]
     pub fn new_packet(&mut self, length: usize) -> Option<Packet> {
         self.fabric.pool.take(length)
     }
 
-    /// Gives a packet's buffer back to the pool.
+    /// Returns a packet's buffer to the pool.
     #[inline]
     pub fn recycle(&mut self, packet: Packet) {
-        self.fabric.pool.give(packet);
+        self.fabric.pool.put_back(packet);
     }
 
-    /// Takes part in a wire of the global interrupt network, driving it low at first, or no longer. Ignored if there is no
-    /// such wire.
+    /// Makes the function a member of a wire of the global interrupt network, or ends its
+    /// membership. A new member drives the wire low. A wire that does not exist is ignored.
     pub fn join_wire(&mut self, wire: u8, member: bool) {
         if wire < GI_WIRES {
-            if self.node == Self::NOWHERE
+            if self.node == Self::NO_NODE
                 && let Ok(node) = self.fabric.node_of(self.function)
             {
                 self.node = node as usize;
             }
-            if self.node != Self::NOWHERE {
+
+            if self.node != Self::NO_NODE {
                 self.fabric.set_member(self.node as u32, wire, member, self.now);
             }
         }
     }
 
-    /// Drives a wire with a level. Ignored unless the function takes part in it.
+    /// Drives a wire with a level. Only members of the wire can; others are ignored.
     pub fn drive_wire(&mut self, wire: u8, level: bool) {
-        if wire < GI_WIRES && self.node != Self::NOWHERE {
+        if wire < GI_WIRES && self.node != Self::NO_NODE {
             self.fabric.drive(self.node as u32, wire, level, None, self.now);
         }
     }
 
-    /// Drives a wire high until its AND or OR has been seen to rise. Ignored unless the function takes part in it.
+    /// Drives a wire high until its AND or OR has risen. Only members of the wire can; others are
+    /// ignored.
     pub fn fire_wire(&mut self, wire: u8, until: Combine) {
-        if wire < GI_WIRES && self.node != Self::NOWHERE {
+        if wire < GI_WIRES && self.node != Self::NO_NODE {
             self.fabric.drive(self.node as u32, wire, true, Some(until), self.now);
         }
     }
 
-    /// Counts up whenever what any wire shows, or what is driven, changes.
+    /// Returns a counter that changes whenever a wire's visible state or its driven levels change.
     #[inline]
     pub fn wire_changes(&self) -> u64 {
         self.fabric.wire_changes
     }
 
-    /// Whether the function drives a wire high.
+    /// Returns whether the function drives a wire high.
     pub fn drives_wire(&self, wire: u8) -> bool {
         wire < GI_WIRES && self.node().is_some_and(|node| node.high & (1 << wire) != 0)
     }
 
-    /// What a wire shows; low if there is no such wire.
+    /// Returns the visible state of a wire. A wire that does not exist is low.
     pub fn wire(&self, wire: u8) -> WireState {
         self.fabric.wires.get(usize::from(wire)).map_or(WireState::default(), |wire| wire.shown)
     }
 }
 
-/// Packets that are taken in a row: see [`Ports::take_run`]. Their credits go back to the sender together, when this is dropped.
+/// The packets that arrived on a lane, to be taken in order: see [`Ports::take_run`]. The credits
+/// return to the sender together, on drop.
 pub struct Arrivals<'a> {
     lane: &'a mut Lane,
     index: u32,
@@ -367,31 +395,31 @@ pub struct Arrivals<'a> {
     pool: &'a mut Pool,
     schedule: &'a mut Schedule,
     now: Nanos,
-    /// Packets that may still be taken.
+    /// Number of packets that may still be taken.
     left: u32,
     taken: u32,
 }
 
 impl Arrivals<'_> {
-    /// The packet in front.
+    /// Returns the packet in front.
     #[inline(always)]
     pub fn front(&self) -> Option<&Packet> {
         if self.left == 0 { None } else { self.lane.queue.get(self.taken as usize) }
     }
 
-    /// Goes past the packet in front; its buffer goes back to the pool.
+    /// Takes the packet in front and returns its buffer to the pool.
     #[inline(always)]
     pub fn pass(&mut self) {
         if self.left > 0
             && let Some(packet) = self.lane.queue.take(self.taken as usize)
         {
-            self.pool.give(packet);
+            self.pool.put_back(packet);
             self.left -= 1;
             self.taken += 1;
         }
     }
 
-    /// How many packets were taken so far.
+    /// Returns the number of packets taken so far.
     pub fn taken(&self) -> u32 {
         self.taken
     }
@@ -403,34 +431,38 @@ impl Drop for Arrivals<'_> {
         if self.taken == 0 {
             return;
         }
+
         let Self { lane, index, now, taken, .. } = self;
-        lane.left(*taken, *index, *now, self.nodes, self.woken, self.schedule);
+        lane.release(*taken, *index, *now, self.nodes, self.woken, self.schedule);
     }
 }
 
-/// Packets that are sent in a row: see [`Ports::run`]. They arrive together, when this is dropped.
+/// The way out of a port for several packets: see [`Ports::run`]. They arrive together, on drop.
 pub struct Run<'a> {
     lane: &'a mut Lane,
     nodes: &'a mut [Node],
     woken: &'a mut VecDeque<u32>,
     pool: &'a mut Pool,
     now: Nanos,
-    /// Packets that may still be sent, and that might be at first.
+    /// Number of packets that may still be sent.
     room: u32,
-    at_first: u32,
+    /// Value of `room` at the start.
+    initial_room: u32,
+    /// Bytes of the packets sent, on the wire.
     bytes: u64,
 }
 
 impl Run<'_> {
-    /// Sends at most `packets` of them, even if there are more credits.
+    /// Limits the run to `packets` packets, even if there are more credits.
     #[inline]
     pub fn at_most(mut self, packets: u32) -> Self {
         self.room = self.room.min(packets);
-        self.at_first = self.room;
+        self.initial_room = self.room;
         self
     }
 
-    /// Sends a packet with these bytes; `prepare` sets the rest. False, without a call, when there is no credit or no packet.
+    /// Sends a packet with these bytes. `prepare` sets its header and framing. Returns false,
+    /// without calling it, if there is no credit or no free buffer.
     #[inline(always)]
     pub fn send(&mut self, bytes: &[u8], prepare: impl FnOnce(&mut Contents)) -> bool {
         self.send_with(bytes.len(), |packet| {
@@ -439,22 +471,26 @@ impl Run<'_> {
         })
     }
 
-    /// As [`Run::send`], of a packet of `length` bytes that `fill` overwrites.
+    /// Sends a packet of `length` bytes, which `fill` must overwrite. Otherwise the same as
+    /// [`Run::send`].
     #[inline(always)]
     pub fn send_with(&mut self, length: usize, fill: impl FnOnce(&mut Contents)) -> bool {
         if self.room == 0 {
-            self.lane.note_stall();
+            self.lane.count_stall();
             return false;
         }
+
         let Some(mut packet) = self.pool.take(length) else { return false };
         fill(&mut packet);
         self.bytes += packet.wire_bytes();
         self.lane.queue.push(packet);
         self.room -= 1;
+
         true
     }
 
-    /// Credits that are left: 0 after a send that failed for want of one, and more when it failed for want of a packet.
+    /// Returns the number of credits left. After a failed send, 0 means that credits were missing;
+    /// otherwise the pool was empty.
     #[inline]
     pub fn room(&self) -> u32 {
         self.room
@@ -464,15 +500,16 @@ impl Run<'_> {
 impl Drop for Run<'_> {
     #[inline]
     fn drop(&mut self) {
-        let sent = self.at_first - self.room;
+        let sent = self.initial_room - self.room;
         if sent > 0 {
-            self.lane.sent(sent, self.bytes, self.now);
-            self.lane.show(sent, self.nodes, self.woken);
+            self.lane.count_sent(sent, self.bytes, self.now);
+            self.lane.deliver(sent, self.nodes, self.woken);
         }
     }
 }
 
-/// Transmits until the hook, if any, lets the packet pass; returns its arrival and how often it was repeated.
+/// Transmits until the hook, if any, lets the packet pass. Returns its arrival time and the number
+/// of retransmissions.
 fn transmit(path: &mut super::link::Path, now: Nanos, packet: &mut Packet) -> (Nanos, u64) {
     let mut repeats = 0;
     let bytes = packet.wire_bytes();

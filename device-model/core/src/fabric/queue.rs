@@ -1,81 +1,86 @@
-//! Packets on a lane, in order: a ring with room for as many as the lane has credits.
+//! The packets on a lane, in order: a ring with one slot for each credit of the lane.
 
 use super::Packet;
 
-/// See the module.
+/// A ring of packets.
 pub(super) struct Queue {
-    /// A power of two of places; those that hold a packet begin at `first` and are `length`.
-    places: Box<[Option<Packet>]>,
+    /// Slots, a power of two. Those from `first` on hold `length` packets.
+    slots: Box<[Option<Packet>]>,
     first: usize,
     length: usize,
 }
 
 impl Queue {
-    /// Room for `packets`.
+    /// Returns a queue with room for `packets` packets.
     pub(super) fn new(packets: u32) -> Self {
-        let places = (0..packets.next_power_of_two()).map(|_| None).collect();
-        Self { places, first: 0, length: 0 }
+        let slots = (0..packets.next_power_of_two()).map(|_| None).collect();
+        Self { slots, first: 0, length: 0 }
     }
 
-    /// Where the packet is that `behind` others are in front of.
+    /// Returns the slot of the packet at position `behind`, counted from the front.
     #[inline]
-    fn place(&self, behind: usize) -> usize {
-        (self.first + behind) & (self.places.len() - 1)
+    fn slot(&self, behind: usize) -> usize {
+        (self.first + behind) & (self.slots.len() - 1)
     }
 
-    /// Adds a packet. There is room: each packet on a lane has one of its credits.
+    /// Adds a packet. There is a free slot, because each packet on a lane uses one of its credits.
     #[inline(always)]
     pub(super) fn push(&mut self, packet: Packet) {
-        debug_assert!(self.length < self.places.len(), "more packets than credits");
-        let place = self.place(self.length);
-        // An empty place, so that nothing is dropped.
-        if let Some(place @ None) = self.places.get_mut(place) {
-            *place = Some(packet);
+        debug_assert!(self.length < self.slots.len(), "more packets than credits");
+
+        let slot = self.slot(self.length);
+        // The slot is empty, so the assignment drops nothing. The pattern shows that to the
+        // compiler.
+        if let Some(slot @ None) = self.slots.get_mut(slot) {
+            *slot = Some(packet);
             self.length += 1;
         }
     }
 
-    /// Takes the first packet.
+    /// Removes the first packet.
     #[inline]
     pub(super) fn pop(&mut self) -> Option<Packet> {
-        let place = self.place(0);
-        let packet = self.places.get_mut(place)?.take()?;
-        self.first = place + 1;
+        let slot = self.slot(0);
+        let packet = self.slots.get_mut(slot)?.take()?;
+        self.first = slot + 1;
         self.length -= 1;
+
         Some(packet)
     }
 
-    /// The packet that `behind` others are in front of.
+    /// Returns the packet at position `behind`, counted from the front.
     #[inline]
     pub(super) fn get(&self, behind: usize) -> Option<&Packet> {
-        self.places.get(self.place(behind))?.as_ref()
+        self.slots.get(self.slot(behind))?.as_ref()
     }
 
-    /// Takes the packet that `behind` others were in front of, which were taken so too: [`Queue::skip`] follows.
+    /// Takes the packet at position `behind`, after all packets in front of it were taken in the
+    /// same way. The caller must call [`Queue::skip`] afterwards.
     #[inline]
     pub(super) fn take(&mut self, behind: usize) -> Option<Packet> {
-        let place = self.place(behind);
-        self.places.get_mut(place)?.take()
+        let slot = self.slot(behind);
+        self.slots.get_mut(slot)?.take()
     }
 
-    /// As [`Queue::take`], if `wanted` says so of the packet.
+    /// Takes the packet as [`Queue::take`] does, if `wanted` returns true for it.
     #[inline(always)]
     pub(super) fn take_if(&mut self, behind: usize, wanted: impl FnOnce(&Packet) -> bool) -> Option<Packet> {
-        let place = self.place(behind);
-        let place = self.places.get_mut(place)?;
-        if place.as_ref().is_some_and(wanted) { place.take() } else { None }
+        let slot = self.slot(behind);
+        let slot = self.slots.get_mut(slot)?;
+        if slot.as_ref().is_some_and(wanted) { slot.take() } else { None }
     }
 
-    /// So many of the first packets were taken.
+    /// Frees the slots of the first `packets` packets, which [`Queue::take`] has emptied.
     #[inline]
     pub(super) fn skip(&mut self, packets: usize) {
-        self.first = self.place(packets);
+        self.first = self.slot(packets);
         self.length -= packets;
     }
 
-    /// Moves the first packets to the end of another queue as long as `goes` says so: `most` of them at most, and no more than there are
-    /// and there is room for. Gives how many, and how many bytes they have on the wire.
-    // By itself the loop has all it needs in registers.
+    /// Moves the first packets to the end of another queue while `goes` returns true. At most
+    /// `most` packets move, and no more than the other queue has room for. Returns their number and
+    /// their bytes on the wire.
+    // Not inlined: on its own, the loop keeps all its variables in registers.
     #[inline(never)]
     pub(super) fn move_to(
         &mut self,
@@ -83,11 +88,12 @@ impl Queue {
         most: usize,
         goes: impl Fn(&Packet) -> bool,
     ) -> (usize, u64) {
-        let most = most.min(self.length).min(to.places.len() - to.length);
+        let most = most.min(self.length).min(to.slots.len() - to.length);
         let (first, behind) = (self.first, to.first + to.length);
-        let (from, into) = (&mut *self.places, &mut *to.places);
+        let (from, into) = (&mut *self.slots, &mut *to.slots);
         let (from_mask, into_mask) = (from.len() - 1, into.len() - 1);
         let (mut moved, mut bytes) = (0, 0);
+
         while moved < most {
             let (Some(from), Some(into)) =
                 (from.get_mut((first + moved) & from_mask), into.get_mut((behind + moved) & into_mask))
@@ -98,25 +104,28 @@ impl Queue {
                 Some(packet) if goes(packet) => bytes += packet.wire_bytes(),
                 _ => break,
             }
-            // With the empty place: nothing to drop.
+
+            // A swap with the empty slot drops nothing.
             std::mem::swap(from, into);
             moved += 1;
         }
+
         self.skip(moved);
         to.length += moved;
+
         (moved, bytes)
     }
 
-    /// The first packet.
+    /// Returns the first packet.
     #[inline]
     pub(super) fn front(&self) -> Option<&Packet> {
         self.get(0)
     }
 
-    /// The first packet, to be changed in place.
+    /// Returns the first packet for changes in place.
     #[inline]
     pub(super) fn front_mut(&mut self) -> Option<&mut Packet> {
-        let place = self.place(0);
-        self.places.get_mut(place)?.as_mut()
+        let slot = self.slot(0);
+        self.slots.get_mut(slot)?.as_mut()
     }
 }

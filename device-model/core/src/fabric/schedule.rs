@@ -1,21 +1,21 @@
-//! What is due when.
+//! The fabric's event queue.
 
 use std::{cmp::Reverse, collections::BinaryHeap};
 
 use crate::time::Nanos;
 
-/// Something that happens in the fabric at a time.
+/// An event in the fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {
     /// The next packet of the lane arrives.
     Arrival { lane: u32 },
-    /// A credit comes back to the lane's sender.
+    /// A credit returns to the lane's sender.
     Credit { lane: u32 },
-    /// The state of a wire is seen by its members.
+    /// The members of a wire see its new state.
     Wire { wire: u8 },
 }
 
-/// Events in the order of their time; those of the same time in the order they were scheduled.
+/// Events in order of time. Events of the same time stay in the order in which they were scheduled.
 #[derive(Debug, Default)]
 pub(super) struct Schedule {
     events: BinaryHeap<Reverse<(Nanos, u64, Event)>>,
@@ -23,7 +23,7 @@ pub(super) struct Schedule {
 }
 
 impl Schedule {
-    /// Makes room for this many events in all.
+    /// Reserves room for this many events in total.
     pub(super) fn reserve(&mut self, events: usize) {
         self.events.reserve(events.saturating_sub(self.events.len()));
     }
@@ -33,7 +33,7 @@ impl Schedule {
         self.events.push(Reverse((due, self.scheduled, event)));
     }
 
-    /// The next event that is due.
+    /// Removes and returns the next event if it is due.
     #[inline]
     pub(super) fn pop(&mut self, now: Nanos) -> Option<(Nanos, Event)> {
         if self.next() > now {
@@ -42,6 +42,7 @@ impl Schedule {
         self.events.pop().map(|Reverse((due, _, event))| (due, event))
     }
 
+    /// Returns the time of the next event, or [`Nanos::NEVER`].
     #[inline]
     pub(super) fn next(&self) -> Nanos {
         self.events.peek().map_or(Nanos::NEVER, |Reverse((due, ..))| *due)

@@ -1,4 +1,4 @@
-//! The fabric through its public interface.
+//! Tests of the fabric through its public interface.
 
 use proptest::prelude::*;
 
@@ -50,7 +50,7 @@ fn a_packet_over_a_link_without_delay_is_there_at_once() {
     assert_eq!(receive(&mut fabric, 5, 0), None);
 }
 
-/// A, B and C in a row, by links like `spec`; B has A at port 0 and C at port 1.
+/// Returns A, B and C connected in a row by links of `spec`. B has A at port 0 and C at port 1.
 fn row(spec: &LinkSpec) -> (Fabric, LinkId) {
     let mut fabric = Fabric::new();
     fabric.connect((A, 0), (B, 0), spec.clone()).unwrap();
@@ -59,12 +59,14 @@ fn row(spec: &LinkSpec) -> (Fabric, LinkId) {
     (fabric, onward)
 }
 
-/// What C has got after B has passed on what it may; packets 1 to 4 were sent.
+/// Sends packets 1 to 4 from A, and lets B forward them. Returns the number that B moved, and the
+/// headers that C received.
 fn pass_on(fabric: &mut Fabric, limit: u32, goes: impl Fn(&Packet) -> bool) -> (u32, Vec<u64>) {
     let late = Nanos(1 << 20);
     for number in 1..=4 {
         assert!(send(fabric, 0, 0, number));
     }
+
     fabric.advance(late);
     let forwarded = fabric.ports(B, late).forward_row(0, 0, limit, |_| Some((1, &goes)));
     let moved = forwarded.map_or(0, |(moved, _)| moved);
@@ -77,6 +79,7 @@ fn pass_on(fabric: &mut Fabric, limit: u32, goes: impl Fn(&Packet) -> bool) -> (
         ports.recycle(packet);
         Some(header)
     });
+
     (moved, headers.collect())
 }
 
@@ -112,10 +115,13 @@ fn a_burst_that_is_passed_on_gives_its_credits_back_and_wakes_both_neighbours_on
     for number in 0..4 {
         assert!(send(&mut fabric, 0, 0, number));
     }
+
     assert!(!send(&mut fabric, 0, 0, 4), "no credit is left");
+
     while fabric.pop_woken().is_some() {}
 
     let way = |first: &Packet| (first.header == 0).then_some((1, |_: &Packet| true));
+
     assert_eq!(fabric.ports(B, Nanos(0)).forward_row(0, 0, 8, way), Some((4, false)));
 
     assert_eq!((fabric.pop_woken(), fabric.pop_woken()), (Some(A), Some(C)));
@@ -136,15 +142,19 @@ fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
     assert_eq!(sent, [true, true, true, false]);
     assert_eq!(fabric.link_stats(link, Direction::Forward, 0).unwrap().stalls, 1);
     assert_eq!((fabric.pop_woken(), fabric.pop_woken()), (Some(B), None));
+
     let mut ports = fabric.ports(B, Nanos(1));
     let mut run = ports.take_run(0, 0, 2).unwrap();
     for number in [1, 2] {
         assert_eq!(run.front().unwrap().bytes(), u64::to_le_bytes(number));
         run.pass();
     }
+
     assert!(run.front().is_none(), "the limit");
+
     run.pass();
     assert_eq!(run.taken(), 2);
+
     drop(run);
     assert_eq!((fabric.pop_woken(), fabric.packets_in_use()), (Some(A), 1));
     assert_eq!(fabric.ports(A, Nanos(1)).credits(0, 0), 2);
@@ -210,15 +220,17 @@ fn a_function_that_is_looked_at_anyway_is_named_again_only_when_it_may_rest() {
         fabric.take_woken(|function| named.push(function));
         named
     };
+
     assert!(send(&mut fabric, 0, 0, 1));
     assert_eq!(named(&mut fabric), [B]);
     assert!(send(&mut fabric, 0, 0, 1));
     assert_eq!(named(&mut fabric), []);
 
-    fabric.let_rest(B);
+    fabric.end_polling(B);
     assert!(send(&mut fabric, 0, 0, 2));
-    // What has not been taken yet is not forgotten.
-    fabric.let_rest(B);
+
+    // The function is still queued, and stays so.
+    fabric.end_polling(B);
     assert!(send(&mut fabric, 0, 0, 3));
 
     assert_eq!(named(&mut fabric), [B]);
@@ -227,12 +239,16 @@ fn a_function_that_is_looked_at_anyway_is_named_again_only_when_it_may_rest() {
 #[test]
 fn packets_do_not_go_in_a_row_where_they_take_time_or_a_hook_looks_at_them() {
     let (mut slow, _) = pair(LinkSpec { delay: 1, ..LinkSpec::default() });
+
     assert!(slow.ports(A, Nanos(1)).run(0, 0).is_none());
+
     let (mut hooked, link) = pair(LinkSpec::default());
     hooked.set_fault(link, Direction::Forward, Some(Box::new(|_, _| Fault::None))).unwrap();
     assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_none());
+
     hooked.set_fault(link, Direction::Forward, None).unwrap();
     assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_some());
+
     hooked.set_link_up(link, false).unwrap();
     assert!(hooked.ports(A, Nanos(1)).run(0, 0).is_none());
 }
@@ -249,6 +265,7 @@ fn ports_with_a_link_are_plugged() {
 fn a_packet_is_visible_after_serialisation_and_delay() {
     // 256 bytes at 1 Gb/s: 2048 ns.
     let (mut fabric, _) = pair(LinkSpec { delay: 100, bits_per_second: 1_000_000_000, credits: vec![4] });
+
     assert!(send(&mut fabric, 1000, 0, 1));
     assert!(send(&mut fabric, 1000, 0, 2));
 
@@ -281,6 +298,7 @@ fn framing_counts_for_the_bandwidth_and_fractions_of_a_nanosecond_add_up() {
 #[test]
 fn credits_bound_what_is_under_way_and_come_back_after_the_delay() {
     let (mut fabric, link) = pair(LinkSpec { delay: 10, bits_per_second: 0, credits: vec![2, 1] });
+
     assert!(send(&mut fabric, 0, 0, 1) && send(&mut fabric, 0, 0, 2));
 
     assert!(!send(&mut fabric, 0, 0, 3));
@@ -288,6 +306,7 @@ fn credits_bound_what_is_under_way_and_come_back_after_the_delay() {
 
     assert_eq!(receive(&mut fabric, 10, 0), Some(1));
     assert!(!send(&mut fabric, 19, 0, 3));
+
     while fabric.pop_woken().is_some() {}
     fabric.advance(Nanos(20));
     assert_eq!(fabric.pop_woken(), Some(A));
@@ -305,6 +324,7 @@ fn a_function_is_woken_once_until_it_is_popped() {
 
     assert_eq!(fabric.pop_woken(), Some(B));
     assert_eq!(fabric.pop_woken(), None);
+
     send(&mut fabric, 0, 0, 3);
     assert_eq!(fabric.pop_woken(), Some(B));
 }
@@ -327,6 +347,7 @@ fn a_link_that_is_down_takes_nothing_and_delivers_what_it_has() {
     assert!(!send(&mut fabric, 0, 0, 2));
     assert_eq!(fabric.ports(A, Nanos(0)).credits(0, 0), 0);
     assert_eq!(receive(&mut fabric, 10, 0), Some(1));
+
     while fabric.pop_woken().is_some() {}
     fabric.set_link_up(link, true).unwrap();
     assert_eq!(fabric.pop_woken(), Some(A));
@@ -342,6 +363,7 @@ fn a_corrupt_packet_costs_another_transmission_and_a_round_trip() {
     send(&mut fabric, 0, 0, 1);
 
     let arrival = 2048 + 200 + 2048 + 100;
+
     assert_eq!(receive(&mut fabric, arrival - 1, 0), None);
     assert_eq!(receive(&mut fabric, arrival, 0), Some(1));
     assert_eq!(fabric.link_stats(link, Direction::Forward, 0).unwrap().retransmissions, 1);
@@ -355,6 +377,7 @@ fn a_hook_that_always_corrupts_slows_the_link_down_only() {
     assert!(send(&mut fabric, 0, 0, 1));
 
     assert_eq!(receive(&mut fabric, 0, 0), Some(1));
+
     let retries = fabric.link_stats(link, Direction::Forward, 0).unwrap().retransmissions;
     assert_eq!(retries, u64::from(MAX_RETRIES));
 }
@@ -380,6 +403,7 @@ fn the_pool_makes_no_more_packets_than_its_bound_and_reuses_them() {
     fabric.set_pool_bound(2);
     let mut ports = fabric.ports(A, Nanos(0));
     let packets: Vec<_> = (0..3).map(|_| ports.new_packet(10)).collect();
+
     assert_eq!(packets.iter().flatten().count(), 2);
 
     for packet in packets.into_iter().flatten() {
@@ -398,6 +422,7 @@ fn packets_of_an_old_size_make_room_when_they_come_back() {
     let old = fabric.ports(A, Nanos(0)).new_packet(4).unwrap();
     fabric.set_max_packet(64);
     let mut ports = fabric.ports(A, Nanos(0));
+
     assert!(ports.new_packet(64).is_none());
 
     ports.recycle(old);
@@ -439,6 +464,7 @@ fn ports_that_do_not_exist_take_and_give_nothing() {
     assert_eq!(ports.count(), 0);
     assert!(ports.send(0, 0, packet).is_err());
     assert!(ports.peek(0, 0).is_none());
+
     let mut ports = fabric.ports(A, Nanos(0));
     assert_eq!((ports.count(), ports.connected(0), ports.connected(1)), (1, true, false));
     assert_eq!(ports.credits(0, 2), 0);
@@ -476,10 +502,13 @@ fn members_see_a_wire_after_its_delay() {
     fabric.ports(B, Nanos(100)).drive_wire(0, true);
 
     fabric.advance(Nanos(1299));
+
     assert_eq!(fabric.ports(A, Nanos(1299)).wire(0), WireState::default());
+
     fabric.advance(Nanos(1300));
     assert!(fabric.ports(A, Nanos(1300)).wire(0).or);
     assert!(!fabric.ports(A, Nanos(1300)).wire(0).and);
+
     fabric.advance(Nanos(1400));
 
     assert!(fabric.ports(A, Nanos(1400)).wire(0).and);
@@ -494,18 +523,19 @@ fn who_leaves_a_wire_is_not_waited_for() {
     fabric.ports(B, Nanos(0)).join_wire(0, false);
 
     assert_eq!(fabric.ports(A, Nanos(0)).wire(0).and_rises, 1);
+
     fabric.ports(B, Nanos(0)).drive_wire(0, true);
     assert!(!fabric.ports(A, Nanos(0)).wire(0).or);
 }
 
-/// What a client of the fabric does next in the property test.
+/// A step of the property test.
 #[derive(Clone, Copy, Debug)]
 enum Action {
     Send(usize),
     Receive(usize),
-    /// So many in a row, where that is possible.
+    /// Packets to send in one run, if the lane permits a run.
     SendRun(usize, u32),
-    /// Up to so many in a row, after a look at one more.
+    /// Packets to take in one run, at most. The run looks at one more.
     ReceiveRun(usize, u32),
     Wait(u64),
 }
@@ -518,6 +548,7 @@ fn actions() -> impl Strategy<Value = Vec<Action>> {
         2 => (0usize..2, 1u32..8).prop_map(|(channel, most)| Action::ReceiveRun(channel, most)),
         1 => (0u64..2000).prop_map(Action::Wait),
     ];
+
     prop::collection::vec(action, 1..400)
 }
 
@@ -541,6 +572,7 @@ proptest! {
             });
             fabric.set_fault(link, Direction::Forward, Some(hook)).unwrap();
         }
+
         let (mut now, mut sent, mut received) = (0, [0u64; 2], [0u64; 2]);
         for action in actions {
             match action {
@@ -587,23 +619,28 @@ proptest! {
             }
         }
 
-        // In the end everything arrives, and every credit comes back.
+        // At the end every packet arrives, and every credit returns.
         while fabric.next_event() != Nanos::NEVER {
             now = fabric.next_event().0;
             fabric.advance(Nanos(now));
         }
+
         for (channel, received) in received.iter_mut().enumerate() {
             while let Some(number) = receive(&mut fabric, now, channel) {
                 prop_assert_eq!(number, *received);
                 *received += 1;
             }
         }
+
         prop_assert_eq!(sent, received);
+
         while fabric.next_event() != Nanos::NEVER {
             now = fabric.next_event().0;
             fabric.advance(Nanos(now));
         }
+
         let ports = fabric.ports(A, Nanos(now));
+
         prop_assert_eq!([ports.credits(0, 0), ports.credits(0, 1)], [credits[0], credits[1]]);
         prop_assert_eq!(fabric.packets_in_use(), 0);
     }

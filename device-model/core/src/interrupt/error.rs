@@ -1,38 +1,38 @@
-//! Requests that make no sense.
+//! Errors of interrupt requests.
 
 use thiserror::Error;
 
-/// Why an interrupt request was refused (VFIO: `EINVAL`). Nothing was changed.
+/// Reason why an interrupt request was refused (VFIO: `EINVAL`). Nothing was changed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum IrqError {
-    /// There is no such index.
+    /// The index does not exist.
     #[error("interrupt index {index} does not exist: 0 (INTx) to 4 (request)")]
     Index {
-        /// The index asked for.
+        /// Index of the request.
         index: u32,
     },
-    /// Some of the interrupts don't exist.
+    /// Some of the interrupts do not exist.
     #[error("interrupts {start} to {start} + {count} of index {index} go past its {available}")]
     Range {
-        /// The index.
+        /// Index of the request.
         index: u32,
-        /// First interrupt asked for.
+        /// First interrupt of the request.
         start: u32,
-        /// How many were asked for.
+        /// Number of interrupts requested.
         count: u32,
-        /// How many the index has.
+        /// Number of interrupts of the index.
         available: u32,
     },
-    /// No interrupt was named.
+    /// The request names no interrupt.
     #[error("the request for index {index} names no interrupt: give at least one, or disable the index")]
     Empty {
-        /// The index.
+        /// Index of the request.
         index: u32,
     },
-    /// The interrupts of this index can't be masked this way.
+    /// Interrupts of this index can't be masked by this request.
     #[error("interrupts of index {index} can't be masked here: only INTx can, MSI-X is masked in its table")]
     NotMaskable {
-        /// The index.
+        /// Index of the request.
         index: u32,
     },
 }

@@ -1,15 +1,18 @@
-//! The interrupts of one attachment, as VFIO numbers them: INTx, MSI (none), MSI-X, error, request.
+//! The interrupts of one attachment, by VFIO's indices: INTx, MSI (none), MSI-X, error, request.
 //!
-//! In: sinks that a client binds (an eventfd, a condition variable), masks, and what a device raises. Out: signals to the sinks.
-//! May touch: nothing else. The MSI-X table is apart ([`crate::pci::MsixTable`]): a bound vector fires whatever the table says,
-//! because a client that binds one (a virtual machine monitor) keeps the table itself.
+//! A client binds sinks (an eventfd, a condition variable) and sets masks. A device raises
+//! interrupts. The module signals the sinks, and touches nothing else.
 //!
-//! INTx is a level. It is masked by its delivery, and fires again when it is unmasked while still asserted. A server that was
-//! given an eventfd to unmask by polls it and calls [`Interrupts::unmask`]; this module need not know.
-//!
-//! An interrupt must not overtake the DMA writes before it. While any write is on its way to the client as a message, the
-//! interrupts are held ([`Interrupts::hold`]); they are let go, in order, once all of those writes are acknowledged
-//! ([`Interrupts::release`]). The answers may come in any order, so that nothing less would do.
+//! - **MSI-X.** The table is apart ([`crate::pci::MsixTable`]). A bound vector fires whatever the
+//!   table says, because a client that binds one, such as a virtual machine monitor, keeps the
+//!   table itself.
+//! - **INTx** is a level. Its delivery masks it, and it fires again when it is unmasked while still
+//!   asserted. A server that received an eventfd for unmasking polls that and calls
+//!   [`Interrupts::unmask`].
+//! - **Order.** An interrupt must not overtake earlier DMA writes. While any write is in flight as
+//!   a message, interrupts are held ([`Interrupts::hold`]). They are delivered in order when all
+//!   writes are acknowledged ([`Interrupts::release`]). Answers may come in any order, so the
+//!   release waits for all of them.
 
 mod error;
 #[cfg(test)]
@@ -23,50 +26,52 @@ pub use error::IrqError;
 
 use crate::spec::FunctionSpec;
 
-/// The function's INTx line.
+/// Index of the INTx line.
 pub const INTX: u32 = vfio::VFIO_PCI_INTX_IRQ_INDEX;
-/// MSI, which no function has: MSI-X takes its place.
+/// Index of MSI. No function has it; MSI-X replaces it.
 pub const MSI: u32 = vfio::VFIO_PCI_MSI_IRQ_INDEX;
-/// The MSI-X vectors.
+/// Index of the MSI-X vectors.
 pub const MSIX: u32 = vfio::VFIO_PCI_MSIX_IRQ_INDEX;
-/// An uncorrectable error of the function.
+/// Index of the interrupt for an uncorrectable error of the function.
 pub const ERROR: u32 = vfio::VFIO_PCI_ERR_IRQ_INDEX;
-/// The function is wanted back: the client should let go of it.
+/// Index of the request interrupt, which asks the client to release the function.
 pub const REQUEST: u32 = vfio::VFIO_PCI_REQ_IRQ_INDEX;
 /// Number of indices.
 pub const INDICES: u32 = vfio::VFIO_PCI_NUM_IRQS;
 
-/// INTx in the queue of held interrupts. MSI-X vectors are below 2048.
+/// Entry of INTx in the queue of held interrupts. MSI-X vectors are below 2048.
 const HELD_INTX: u16 = u16::MAX;
 
-/// Where an interrupt goes.
+/// Destination of an interrupt.
 pub trait InterruptSink: Send + Sync {
-    /// Tell it. Called on the data path: it must not wait. Signals that were not seen yet may be taken as one.
+    /// Signals the destination. The machine calls it on the data path: it must not block. Several
+    /// signals before the receiver looks may merge into one.
     fn signal(&self);
 }
 
-/// A sink, or none: `-1` in VFIO's list of eventfds.
+/// A sink, or `None` for `-1` in VFIO's list of eventfds.
 pub type Sink = Option<Arc<dyn InterruptSink>>;
 
-/// What an index has, in VFIO's terms.
+/// Properties of an interrupt index, in VFIO's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IrqInfo {
-    /// Interrupts in it.
+    /// Number of interrupts.
     pub count: u32,
-    /// `VFIO_IRQ_INFO_*`.
+    /// Flags: `VFIO_IRQ_INFO_*`.
     pub flags: u32,
 }
 
-/// Which interrupts of a range are meant.
+/// Selection of interrupts from the first one of a request on.
 #[derive(Clone, Copy, Debug)]
 pub enum Selection<'a> {
-    /// So many, all of them.
+    /// All of this number of interrupts.
     Count(u32),
-    /// So many as there are entries, those that are true.
+    /// The interrupts whose entry is true.
     Each(&'a [bool]),
 }
 
 impl Selection<'_> {
+    /// Returns the number of interrupts in the request.
     fn count(self) -> u32 {
         match self {
             Self::Count(count) => count,
@@ -74,7 +79,8 @@ impl Selection<'_> {
         }
     }
 
-    fn has(self, position: usize) -> bool {
+    /// Returns whether the interrupt at a position of the request is selected.
+    fn selects(self, position: usize) -> bool {
         match self {
             Self::Count(_) => true,
             Self::Each(flags) => flags.get(position).copied().unwrap_or(false),
@@ -94,57 +100,59 @@ impl<'a> From<&'a [bool]> for Selection<'a> {
     }
 }
 
-/// What became of an MSI-X vector that was raised.
+/// Result of raising an MSI-X vector.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Raised {
-    /// The sink was told.
+    /// The sink was signalled.
     Delivered,
-    /// It waits for DMA writes before it; [`Interrupts::release`] delivers it.
+    /// The interrupt waits for earlier DMA writes; [`Interrupts::release`] delivers it.
     Held,
-    /// Nothing is bound to it: its pending bit is to be set.
+    /// No sink is bound to the vector. The caller must set its pending bit.
     Pending,
-    /// There is no such vector.
+    /// The vector does not exist.
     Spurious,
 }
 
-/// How often what happened since the attachment was made.
+/// Statistics since the attachment was created.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InterruptCounters {
-    /// Sinks told because a device raised an interrupt.
+    /// Signals to sinks after a device raised an interrupt.
     pub delivered: u64,
-    /// Raised without a sink, or INTx asserted while masked.
+    /// Interrupts raised without a sink, and assertions of INTx while masked.
     pub pending: u64,
-    /// Raised, but not there.
+    /// Interrupts raised that do not exist.
     pub spurious: u64,
 }
 
+/// State of the INTx line.
 #[derive(Default)]
-struct Line {
+struct IntxLine {
     sink: Sink,
     asserted: bool,
     masked: bool,
 }
 
-/// The interrupts of one attachment.
+/// State of one attachment's interrupts.
 pub struct Interrupts {
-    line: Option<Line>,
+    line: Option<IntxLine>,
     vectors: Vec<Sink>,
     error: Sink,
     request: Sink,
+    /// DMA writes are in flight, and interrupts wait for them.
     holding: bool,
-    /// Held interrupts in order, each once. After a release: the vectors that had no sink.
+    /// Held interrupts in order, each once. After a release it holds the vectors that had no sink.
     held: Vec<u16>,
-    /// A bit an MSI-X vector: whether it is in `held`.
+    /// Bit mask of the MSI-X vectors in `held`.
     is_held: Vec<u64>,
     counters: InterruptCounters,
 }
 
 impl Interrupts {
-    /// The interrupts that a function of this description has, none of them bound.
+    /// Returns the interrupts that `spec` describes, none of them bound.
     pub fn new(spec: &FunctionSpec) -> Self {
         let vectors = spec.msix.map_or(0, |msix| usize::from(msix.vectors));
         Self {
-            line: spec.intx.then(Line::default),
+            line: spec.intx.then(IntxLine::default),
             vectors: vec![None; vectors],
             error: None,
             request: None,
@@ -155,7 +163,8 @@ impl Interrupts {
         }
     }
 
-    /// What an index has; `None` when there is no such index. MSI-X vectors may be bound and unbound one by one.
+    /// Returns the properties of an index, or `None` if it does not exist. MSI-X vectors may be
+    /// bound and unbound one by one.
     pub fn info(&self, index: u32) -> Option<IrqInfo> {
         let flags = match index {
             INTX => {
@@ -164,27 +173,31 @@ impl Interrupts {
             MSIX => vfio::VFIO_IRQ_INFO_EVENTFD,
             _ => vfio::VFIO_IRQ_INFO_EVENTFD | vfio::VFIO_IRQ_INFO_NORESIZE,
         };
+
         self.available(index).map(|count| IrqInfo { count, flags })
     }
 
-    /// Bind interrupts `start`, `start + 1` and so on to `sinks`; `None` unbinds one. An INTx line is unmasked by it, and fires
-    /// at once when it is asserted.
+    /// Binds the interrupts from `start` on to `sinks`. `None` unbinds an interrupt. Binding
+    /// unmasks an INTx line, which fires at once if it is asserted.
     ///
     /// # Errors
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`].
     pub fn bind(&mut self, index: u32, start: u32, sinks: Vec<Sink>) -> Result<(), IrqError> {
         let count = u32::try_from(sinks.len()).unwrap_or(u32::MAX);
         let range = self.range(index, start, count)?;
+
         for (slot, sink) in self.slots(index, range).iter_mut().zip(sinks) {
             *slot = sink;
         }
+
         if index == INTX {
             self.unmask_line();
         }
+
         Ok(())
     }
 
-    /// Unbind all interrupts of an index.
+    /// Unbinds all interrupts of an index.
     ///
     /// # Errors
     /// [`IrqError::Index`].
@@ -193,7 +206,7 @@ impl Interrupts {
         if available > 0 { self.disable_range(index, 0, available) } else { Ok(()) }
     }
 
-    /// Unbind exactly these interrupts of an index.
+    /// Unbinds these interrupts of an index.
     ///
     /// # Errors
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`].
@@ -206,7 +219,7 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Mask INTx.
+    /// Masks INTx.
     ///
     /// # Errors
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`], [`IrqError::NotMaskable`].
@@ -216,7 +229,7 @@ impl Interrupts {
         start: u32,
         which: impl Into<Selection<'a>>,
     ) -> Result<(), IrqError> {
-        if self.names_line(index, start, which.into())?
+        if self.selects_intx(index, start, which.into())?
             && let Some(line) = &mut self.line
         {
             line.masked = true;
@@ -224,7 +237,7 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Unmask INTx; it fires at once when it is asserted.
+    /// Unmasks INTx, which fires at once if it is asserted.
     ///
     /// # Errors
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`], [`IrqError::NotMaskable`].
@@ -234,14 +247,14 @@ impl Interrupts {
         start: u32,
         which: impl Into<Selection<'a>>,
     ) -> Result<(), IrqError> {
-        if self.names_line(index, start, which.into())? {
+        if self.selects_intx(index, start, which.into())? {
             self.unmask_line();
         }
         Ok(())
     }
 
-    /// Signal sinks as if their interrupts were raised: VFIO's loop-back test. What is not bound is passed over; no mask, hold
-    /// or level is looked at or changed.
+    /// Signals sinks as if their interrupts were raised, which is VFIO's loop-back test. Unbound
+    /// interrupts are skipped. Masks, holds and levels have no effect and do not change.
     ///
     /// # Errors
     /// [`IrqError::Index`], [`IrqError::Empty`], [`IrqError::Range`].
@@ -254,19 +267,21 @@ impl Interrupts {
         let which = which.into();
         let range = self.range(index, start, which.count())?;
         for (position, sink) in self.slots(index, range).iter().enumerate() {
-            if which.has(position) {
+            if which.selects(position) {
                 signal(sink);
             }
         }
+
         Ok(())
     }
 
-    /// Raise an MSI-X vector. A vector raised again while it is held is delivered once.
+    /// Raises an MSI-X vector. A vector raised again while it is held is delivered once.
     pub fn raise_msix(&mut self, vector: u16) -> Raised {
         let Some(sink) = self.vectors.get(usize::from(vector)) else {
             self.counters.spurious += 1;
             return Raised::Spurious;
         };
+
         if self.holding {
             let (word, bit) = (usize::from(vector) / 64, 1 << (vector % 64));
             if let Some(word) = self.is_held.get_mut(word)
@@ -277,6 +292,7 @@ impl Interrupts {
             }
             return Raised::Held;
         }
+
         if signal(sink) {
             self.counters.delivered += 1;
             Raised::Delivered
@@ -286,12 +302,14 @@ impl Interrupts {
         }
     }
 
-    /// Drive the INTx line. A function without one counts it as spurious.
+    /// Sets the level of the INTx line. For a function without INTx, an assertion counts as
+    /// spurious.
     pub fn set_intx(&mut self, asserted: bool) {
         let Some(line) = &mut self.line else {
             self.counters.spurious += u64::from(asserted);
             return;
         };
+
         let rises = asserted && !line.asserted;
         line.asserted = asserted;
         if rises {
@@ -301,12 +319,13 @@ impl Interrupts {
         }
     }
 
-    /// Ask the client to let go of the function. Whether anybody was listening.
+    /// Asks the client to release the function. Returns whether a sink was bound.
     pub fn raise_request(&mut self) -> bool {
         signal(&self.request)
     }
 
-    /// A DMA write is on its way: remember what is raised from now on. Once is enough, however many writes there are.
+    /// Holds interrupts from now on, because a DMA write is in flight. Further calls before
+    /// [`Interrupts::release`] have no effect.
     pub fn hold(&mut self) {
         if !self.holding {
             self.held.clear();
@@ -314,14 +333,17 @@ impl Interrupts {
         }
     }
 
-    /// No DMA write is on its way any more: deliver in order what was raised since [`Interrupts::hold`]. Gives the MSI-X
-    /// vectors among them that nothing is bound to: their pending bits are to be set.
+    /// Delivers in order the interrupts raised since [`Interrupts::hold`], because no DMA write is
+    /// in flight any more. Returns the MSI-X vectors among them without a sink; the caller must set
+    /// their pending bits.
     pub fn release(&mut self) -> &[u16] {
         if !self.holding {
             return &[];
         }
+
         self.holding = false;
         self.is_held.fill(0);
+
         let mut unbound = 0;
         for position in 0..self.held.len() {
             let vector = self.held[position];
@@ -332,27 +354,30 @@ impl Interrupts {
                 unbound += 1;
             }
         }
+
         self.held.truncate(unbound);
+
         &self.held
     }
 
-    /// Whether interrupts are held.
+    /// Returns whether interrupts are held.
     pub fn is_holding(&self) -> bool {
         self.holding
     }
 
-    /// Whether something waits for [`Interrupts::release`], whoever brought it there: the device, or a client that has just unmasked, enabled or
-    /// bound what was raised before.
+    /// Returns whether an interrupt waits for [`Interrupts::release`]. The device raised it, or the
+    /// client has just unmasked, enabled or bound one that was raised before.
     pub fn has_held(&self) -> bool {
         self.holding && !self.held.is_empty()
     }
 
-    /// How often what happened.
+    /// Returns the statistics.
     pub fn counters(&self) -> InterruptCounters {
         self.counters
     }
 
-    /// The function was reset: INTx is not asserted, nothing is held. What is bound stays bound, what is masked stays masked.
+    /// Resets the state after a reset of the function: deasserts INTx and drops held interrupts.
+    /// Bindings and masks stay.
     pub fn clear(&mut self) {
         self.holding = false;
         self.held.clear();
@@ -362,17 +387,19 @@ impl Interrupts {
         }
     }
 
-    /// The client is gone: as [`Interrupts::clear`], and nothing is bound or masked any more.
+    /// Resets the state after the client left: the same as [`Interrupts::clear`], without bindings
+    /// and masks.
     pub fn reset(&mut self) {
         self.clear();
         self.vectors.fill(None);
         self.error = None;
         self.request = None;
         if let Some(line) = &mut self.line {
-            *line = Line::default();
+            *line = IntxLine::default();
         }
     }
 
+    /// Returns the number of interrupts of an index, or `None` if it does not exist.
     fn available(&self, index: u32) -> Option<u32> {
         match index {
             INTX => Some(self.line.is_some().into()),
@@ -383,17 +410,20 @@ impl Interrupts {
         }
     }
 
+    /// Checks that a range of interrupts exists and is not empty.
     fn range(&self, index: u32, start: u32, count: u32) -> Result<Range<usize>, IrqError> {
         let available = self.available(index).ok_or(IrqError::Index { index })?;
         if count == 0 {
             return Err(IrqError::Empty { index });
         }
+
         match start.checked_add(count) {
             Some(end) if end <= available => Ok(start as usize..end as usize),
             _ => Err(IrqError::Range { index, start, count, available }),
         }
     }
 
+    /// Returns the sinks of a range that was checked.
     fn slots(&mut self, index: u32, range: Range<usize>) -> &mut [Sink] {
         let all = match index {
             INTX => self.line.as_mut().map_or(&mut [][..], |line| slice::from_mut(&mut line.sink)),
@@ -402,12 +432,14 @@ impl Interrupts {
             REQUEST => slice::from_mut(&mut self.request),
             _ => &mut [],
         };
+
         all.get_mut(range).unwrap_or_default()
     }
 
-    fn names_line(&self, index: u32, start: u32, which: Selection<'_>) -> Result<bool, IrqError> {
+    /// Checks a mask request, and returns whether it selects the INTx line.
+    fn selects_intx(&self, index: u32, start: u32, which: Selection<'_>) -> Result<bool, IrqError> {
         self.range(index, start, which.count())?;
-        if index == INTX { Ok(which.has(0)) } else { Err(IrqError::NotMaskable { index }) }
+        if index == INTX { Ok(which.selects(0)) } else { Err(IrqError::NotMaskable { index }) }
     }
 
     fn unmask_line(&mut self) {
@@ -417,23 +449,27 @@ impl Interrupts {
         self.deliver_line();
     }
 
+    /// Signals INTx if it is asserted, unmasked and bound, or adds it to the held interrupts.
     fn deliver_line(&mut self) {
         let Some(line) = &mut self.line else { return };
         if !line.asserted || line.masked || line.sink.is_none() {
             return;
         }
+
         if self.holding {
             if !self.held.contains(&HELD_INTX) {
                 self.held.push(HELD_INTX);
             }
             return;
         }
+
         line.masked = true;
         signal(&line.sink);
         self.counters.delivered += 1;
     }
 }
 
+/// Signals a sink. Returns whether there is one.
 fn signal(sink: &Sink) -> bool {
     sink.as_ref().inspect(|sink| sink.signal()).is_some()
 }

@@ -1,4 +1,4 @@
-//! Interrupts of one attachment: binding, masking, holding back.
+//! Tests of one attachment's interrupts: binding, masking, holding.
 
 use std::sync::{Arc, Mutex};
 
@@ -16,7 +16,7 @@ fn function(intx: bool) -> FunctionSpec {
     FunctionSpec { intx, ..FunctionSpec::nic(identity, attachments, 0x1000, VECTORS, 64, 0, 0) }
 }
 
-/// What was signalled, in order.
+/// Names of the signalled sinks, in order.
 #[derive(Clone, Default)]
 struct Log(Arc<Mutex<Vec<u32>>>);
 
@@ -45,7 +45,7 @@ impl InterruptSink for Named {
     }
 }
 
-/// All vectors bound to sinks 0 to 3, INTx to sink 100.
+/// Returns interrupts whose vectors are bound to sinks 0 to 3, and INTx to sink 100.
 fn bound() -> (Interrupts, Log) {
     let mut interrupts = Interrupts::new(&function(true));
     let log = Log::default();
@@ -63,6 +63,7 @@ fn info_has_five_indices_as_vfio_numbers_them() {
 
     let eventfd = 1;
     let (maskable, automasked, noresize) = (2, 4, 8);
+
     assert_eq!(
         info,
         [
@@ -122,6 +123,7 @@ fn bind_in_chunks_binds_each_where_it_belongs() {
     interrupts.bind(MSIX, 0, vec![log.sink(10), None]).unwrap();
 
     let raised: Vec<_> = (0..VECTORS).map(|vector| interrupts.raise_msix(vector)).collect();
+
     assert_eq!(raised, [Raised::Delivered, Raised::Pending, Raised::Delivered, Raised::Delivered]);
     assert_eq!(log.take(), [10, 12, 13]);
 }
@@ -152,6 +154,7 @@ fn requests_that_make_no_sense_are_refused() {
     let (mut interrupts, log) = bound();
 
     let range = |index, start, count, available| Err(IrqError::Range { index, start, count, available });
+
     assert_eq!(interrupts.bind(5, 0, log.sinks([1])), Err(IrqError::Index { index: 5 }));
     assert_eq!(interrupts.bind(MSIX, 0, Vec::new()), Err(IrqError::Empty { index: MSIX }));
     assert_eq!(interrupts.bind(MSI, 0, log.sinks([1])), range(MSI, 0, 1, 0));
@@ -374,6 +377,7 @@ fn reset_unbinds_everything_and_lets_go_of_the_sinks() {
     assert_eq!(Arc::strong_count(&log.0), 1);
     assert_eq!(interrupts.raise_msix(0), Raised::Pending);
     assert!(!interrupts.raise_request());
+
     interrupts.set_intx(true);
     interrupts.bind(INTX, 0, log.sinks([9])).unwrap();
     assert_eq!(log.take(), [9], "the new tenant finds it unmasked");
@@ -382,7 +386,7 @@ fn reset_unbinds_everything_and_lets_go_of_the_sinks() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
-    /// Whatever a client asks for, raised vectors are delivered exactly to what a plain array says is bound.
+    /// After any requests, exactly the vectors that a plain array calls bound are delivered.
     #[test]
     fn random_requests_keep_bindings_exact(
         requests in prop::collection::vec((0_u32..7, 0_u32..6, 0_u32..6, any::<bool>()), 1..60),

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use super::{
     Machine, MachineError,
-    place::{self, Place},
+    decode::{self, BarSpace},
     region,
 };
 use crate::{
@@ -18,42 +18,43 @@ const MAX_WRITE: usize = nicforge_hwi::posted::MAX_DATA;
 /// The widest read that a device answers in one piece, in bytes.
 const MAX_READ: usize = 64;
 
-/// What became of an access.
+/// Result of an access.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[must_use]
 pub enum Access {
-    /// Done.
+    /// The access was carried out.
     Done,
-    /// It waits behind a write that the device can't take yet, or is that write. Offer it again after a step.
+    /// The access waits behind a write that the device can't take yet, or is that write. The caller
+    /// should retry it after a step.
     Stalled,
 }
 
-/// Why an access was refused. A refused access had no effect.
+/// Reason why an access was refused. A refused access had no effect.
 #[derive(Debug, Error)]
 pub enum AccessError {
-    /// No such attachment, or nobody has it.
+    /// The attachment does not exist, or has no client.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// The region does not exist, the access passes its end, or it is a write that passes a border between mapped memory,
-    /// registers, the control page and MSI-X.
+    /// The region does not exist, or the access passes its end. A write may also not cross a border
+    /// between mapped memory, registers, the control page and MSI-X.
     #[error("region {region}: {length} bytes at {offset:#x} are outside, or a write across a border")]
     OutOfRange {
         /// VFIO region index.
         region: u32,
-        /// Offset in it.
+        /// Offset in the region.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// A write to registers longer than a device can take in one piece.
+    /// A write to registers is longer than a device can take in one piece.
     #[error("region {region}: a write of {length} bytes to registers; at most 512 go in one piece")]
     TooWide {
         /// VFIO region index.
         region: u32,
-        /// Bytes.
+        /// Length in bytes.
         length: usize,
     },
-    /// The region can't be written.
+    /// The region is read-only.
     #[error("region {region} is read-only")]
     ReadOnly {
         /// VFIO region index.
@@ -62,14 +63,19 @@ pub enum AccessError {
 }
 
 impl Machine {
-    /// A trapped read of a region. The attachment's rings are drained first; while a record in them is stalled the read waits
-    /// behind it, except in the control page (of which the generation does wait: reading it is a flush). While a record of any of several
-    /// clients is stalled, the rings are drained in the function's turns only, and the read waits for that: what the device has for all of them
-    /// is not taken by accesses out of turn.
+    /// Carries out a trapped read of a region.
     ///
-    /// Who does not offer a stalled access again says so by [`Machine::give_up_access`].
+    /// The read is ordered behind the attachment's earlier posted writes: the machine drains its
+    /// rings first. While a record is stalled, the read stalls behind it. Two kinds of read wait
+    /// for nothing: configuration space, and the control page without the generation word. A read
+    /// of the generation waits, and thus serves as a flush.
     ///
-    /// Configuration space is apart: it waits for nothing.
+    /// While clients compete for a resource of the device, rings are drained only in the function's
+    /// turns, and the read waits for those. Accesses between turns could otherwise take more than
+    /// their share.
+    ///
+    /// After [`Access::Stalled`], the caller should retry the read after a step. A caller that
+    /// stops retrying must call [`Machine::give_up_access`].
     pub fn read(
         &mut self,
         function: FunctionId,
@@ -83,29 +89,34 @@ impl Machine {
         if data.is_empty() {
             return Ok(Access::Done);
         }
+
         data.fill(0xff);
         if region_index == region::CONFIG {
             self.attachment_mut(function, who)?.config.read(offset, data);
             return Ok(Access::Done);
         }
+
         let length = data.len();
         let at = Address { bar: region_index as u8, offset };
         self.wake(function);
-        let passes = place::passes_rings(&self.slot(function, who)?.0.state.spec, at, length, false);
-        if !passes && !self.is_next(function, who) {
+        let passes = decode::passes_rings(&self.slot(function, who)?.0.state.spec, at, length, false);
+        if !passes && !self.drain_before_access(function, who) {
             return Ok(Access::Stalled);
         }
+
         self.attachment_mut(function, who)?.counters.trapped_reads += 1;
         self.shared.trace(function, who, Event::Read { at, length });
+
         let mut done = 0;
         while done < length {
             let at = Address { bar: at.bar, offset: offset + done as u64 };
             done += self.read_piece(function, who, at, &mut data[done..])?;
         }
+
         Ok(Access::Done)
     }
 
-    /// Read what lies in one place. Gives how many bytes that were, at least 1.
+    /// Reads the part of a range that one kind of space holds. Returns its length, at least 1 byte.
     fn read_piece(
         &mut self,
         function: FunctionId,
@@ -114,36 +125,37 @@ impl Machine {
         data: &mut [u8],
     ) -> Result<usize, AccessError> {
         let (slot, index) = self.slot(function, who)?;
-        let (place, left) = place::place(&slot.state.spec, at);
+        let (space, left) = decode::decode(&slot.state.spec, at);
         let length = data.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let attachment = &mut slot.state.attachments[index];
-        match place {
-            Place::Memory | Place::Mirror => {
+
+        match space {
+            BarSpace::Memory | BarSpace::Mirror => {
                 if let Some(memory) = &attachment.memories[usize::from(at.bar)] {
                     memory.read(at.offset, &mut data[..length]).map_err(MachineError::from)?;
                 }
                 Ok(length)
             }
-            Place::MsixTable(offset) => {
+            BarSpace::MsixTable(offset) => {
                 if let Some(msix) = &attachment.msix {
                     msix.read(offset, &mut data[..length]);
                 }
                 Ok(length)
             }
-            Place::PendingBits(offset) => {
+            BarSpace::PendingBits(offset) => {
                 if let Some(msix) = &attachment.msix {
                     msix.read_pba(offset, &mut data[..length]);
                 }
                 Ok(length)
             }
-            Place::Control(offset) => {
+            BarSpace::Control(offset) => {
                 let (word, within) = (offset & !3, (offset & 3) as usize);
                 let take = length.min(4 - within);
                 let value = self.read_control(function, who, word).to_le_bytes();
                 data[..take].copy_from_slice(&value[within..within + take]);
                 Ok(take)
             }
-            Place::Device => {
+            BarSpace::Device => {
                 let take = if length <= MAX_READ { length } else { natural(at.offset).min(length) };
                 self.call(function, |device, context| device.read(context, who, at, &mut data[..take]));
                 Ok(take)
@@ -151,10 +163,12 @@ impl Machine {
         }
     }
 
-    /// A trapped write to a region. Rings are drained first, as for [`Machine::read`].
+    /// Carries out a trapped write to a region. It is ordered behind the attachment's posted writes
+    /// as [`Machine::read`] is, and the caller retries it in the same way.
     ///
-    /// It lies in one place as a whole: the device's registers, mapped memory, the control page, the MSI-X table. Of the control
-    /// page only aligned 32-bit words are taken.
+    /// The write must lie in one kind of space as a whole: the device's registers, mapped memory,
+    /// the control page, or the MSI-X table. The control page takes aligned 32-bit words and
+    /// ignores others.
     pub fn write(
         &mut self,
         function: FunctionId,
@@ -168,48 +182,54 @@ impl Machine {
         if data.is_empty() {
             return Ok(Access::Done);
         }
+
         if region_index == region::CONFIG {
             self.write_config(function, who, offset, data)?;
             return Ok(Access::Done);
         }
+
         let length = data.len();
+
         let at = Address { bar: region_index as u8, offset };
         let spec = &self.slot(function, who)?.0.state.spec;
-        let (place, left) = place::place(spec, at);
-        match place {
-            Place::Mirror => return Err(AccessError::ReadOnly { region: region_index }),
-            Place::Device if length > MAX_WRITE => {
+        let (space, left) = decode::decode(spec, at);
+        match space {
+            BarSpace::Mirror => return Err(AccessError::ReadOnly { region: region_index }),
+            BarSpace::Device if length > MAX_WRITE => {
                 return Err(AccessError::TooWide { region: region_index, length });
             }
-            Place::Device if place::is_device(spec, at, length) => {}
-            Place::Device => return Err(AccessError::OutOfRange { region: region_index, offset, length }),
+            BarSpace::Device if decode::is_device(spec, at, length) => {}
+            BarSpace::Device => return Err(AccessError::OutOfRange { region: region_index, offset, length }),
             _ if length as u64 > left => {
                 return Err(AccessError::OutOfRange { region: region_index, offset, length });
             }
             _ => {}
         }
-        let passes = place::passes_rings(spec, at, length, true);
+
+        let passes = decode::passes_rings(spec, at, length, true);
         self.wake(function);
-        if !passes && !self.is_next(function, who) {
+        if !passes && !self.drain_before_access(function, who) {
             return Ok(Access::Stalled);
         }
-        match place {
-            // Memory of a mirror was refused, and pending bits are not written by software.
-            Place::Mirror | Place::PendingBits(_) => {}
-            Place::Memory => {
+
+        match space {
+            // A write to a mirror was refused above. Software does not write pending bits.
+            BarSpace::Mirror | BarSpace::PendingBits(_) => {}
+            BarSpace::Memory => {
                 if let Some(memory) = &self.attachment_mut(function, who)?.memories[usize::from(at.bar)] {
                     memory.write(offset, data).map_err(MachineError::from)?;
                 }
             }
-            Place::MsixTable(table) => {
+            BarSpace::MsixTable(table) => {
                 if let Some(msix) = &mut self.attachment_mut(function, who)?.msix {
                     for (index, piece) in data.chunks(MAX_TABLE_WRITE).enumerate() {
-                        // Whatever this unmasks is not bound, or its interrupt would not be pending.
+                        // The result is of no use: a vector whose interrupt is pending is not
+                        // bound.
                         let _ = msix.write(table + (index * MAX_TABLE_WRITE) as u64, piece);
                     }
                 }
             }
-            Place::Control(control_offset) => {
+            BarSpace::Control(control_offset) => {
                 for (index, word) in data.chunks(4).enumerate() {
                     let offset = control_offset + 4 * index as u64;
                     if let (Ok(word), true) = (<[u8; 4]>::try_from(word), offset.is_multiple_of(4)) {
@@ -217,27 +237,32 @@ impl Machine {
                     }
                 }
             }
-            Place::Device => {
+            BarSpace::Device => {
                 let outcome = self.call(function, |device, context| device.write(context, who, at, data));
                 let stalled = outcome == Some(Write::Stalled);
                 let attachment = self.attachment_mut(function, who)?;
                 let newly = stalled && !attachment.write_stalled;
+
                 attachment.write_stalled = stalled;
                 attachment.counters.stalls += u64::from(newly);
                 if newly {
                     self.shared.trace(function, who, Event::Stalled { at });
                 }
+
                 if stalled {
                     return Ok(Access::Stalled);
                 }
             }
         }
+
         self.attachment_mut(function, who)?.counters.trapped_writes += 1;
         self.shared.trace(function, who, Event::Write { at, length });
+
         Ok(Access::Done)
     }
 
-    /// A stalled access of the attachment is not offered again: the next one waits for all that is in front of it.
+    /// Ends the wait of a stalled access that the caller does not retry. The attachment's next
+    /// access waits for all the records in front of it.
     pub fn give_up_access(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         for ring in &mut self.tenant(function, who)?.rings {
             ring.waited_from = None;
@@ -245,6 +270,8 @@ impl Machine {
         Ok(())
     }
 
+    /// Writes configuration space, and carries out the effects: a function-level reset, a change of
+    /// INTx, or the end of bus mastering.
     fn write_config(
         &mut self,
         function: FunctionId,
@@ -256,17 +283,21 @@ impl Machine {
         let effect = attachment.config.write(offset, data);
         let stopped = !attachment.config.bus_master();
         if stopped {
-            attachment.dma.take_back_leases();
+            attachment.dma.revoke_leases();
         }
+
         if effect.function_level_reset {
             return self.reset_attachment(function, who);
         }
+
         if effect.interrupts_changed {
             attachment.drive_intx();
         }
+
         if stopped { self.stop_messages(function, who) } else { Ok(()) }
     }
 
+    /// Checks that a range lies in a region.
     fn check(
         &mut self,
         function: FunctionId,
@@ -283,7 +314,7 @@ impl Machine {
     }
 }
 
-/// The widest naturally aligned access at `offset`, at most 8 bytes.
+/// Returns the widest naturally aligned access at `offset`, at most 8 bytes.
 fn natural(offset: u64) -> usize {
     1 << offset.trailing_zeros().min(3)
 }

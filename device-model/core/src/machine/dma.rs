@@ -1,4 +1,4 @@
-//! Client memory: mapping it, and what clients answer to DMA messages.
+//! Client memory: mappings, and the replies to DMA messages.
 
 use super::{Machine, MachineError};
 use crate::{
@@ -8,7 +8,7 @@ use crate::{
 };
 
 impl Machine {
-    /// Let the attachment's DMA reach memory.
+    /// Maps memory for the attachment's DMA.
     pub fn dma_map(
         &mut self,
         function: FunctionId,
@@ -22,8 +22,10 @@ impl Machine {
         Ok(self.attachment_mut(function, who)?.dma.map(iova, length, permission, backing)?)
     }
 
-    /// Take memory back. When this returns, no DMA of this process reaches it any more. Messages about it that nobody has taken yet still
-    /// wait: who sends them fails them ([`Machine::take_outgoing`]).
+    /// Unmaps memory. When this returns, no DMA of this process reaches it.
+    ///
+    /// Messages for it that the caller has not taken stay queued. The caller must take them with
+    /// [`Machine::take_outgoing`] and answer them with an error.
     pub fn dma_unmap(
         &mut self,
         function: FunctionId,
@@ -35,19 +37,19 @@ impl Machine {
         Ok(self.attachment_mut(function, who)?.dma.unmap(iova, length)?)
     }
 
-    /// Take all memory back.
+    /// Unmaps all memory.
     pub fn dma_unmap_all(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         self.tenant(function, who)?;
         self.attachment_mut(function, who)?.dma.unmap_all();
         Ok(())
     }
 
-    /// The next DMA message for a client.
+    /// Removes and returns the next DMA message for a client.
     pub fn pop_outgoing(&mut self) -> Option<Outgoing> {
         self.shared.outgoing.pop_front()
     }
 
-    /// The function may start no DMA any more: messages that nobody has taken yet fail.
+    /// Fails the messages that the caller has not taken, after the function lost bus mastering.
     pub(super) fn stop_messages(
         &mut self,
         function: FunctionId,
@@ -63,15 +65,17 @@ impl Machine {
                 }
             }
         }
+
         Ok(())
     }
 
-    /// The DMA messages for one client, whatever waits for others in between.
+    /// Removes and returns the DMA messages of one client, past those of others.
     pub fn take_outgoing(&mut self, function: FunctionId, who: AttachmentId) -> Vec<Outgoing> {
         self.shared.take_outgoing(function, who)
     }
 
-    /// A client answered a DMA read. An answer nobody waits for (after a reset) is ignored.
+    /// Takes a client's answer to a DMA read. An answer without a read in flight, as after a reset,
+    /// is ignored.
     pub fn dma_read_done(
         &mut self,
         function: FunctionId,
@@ -82,25 +86,30 @@ impl Machine {
         let tenant = self.tenant(function, who)?;
         let Some(position) = tenant.remote_reads.iter().position(|read| read.id == id) else { return Ok(()) };
         let read = tenant.remote_reads.swap_remove(position);
+
         let result = match result {
             Ok(data) if data.len() == read.length => {
-                Ok(Filled { buffer: self.shared.buffer_with(data), length: data.len() })
+                Ok(Filled { buffer: self.shared.buffer_from(data), length: data.len() })
             }
             Ok(data) => Err(DmaError::ShortAnswer { length: data.len(), wanted: read.length }),
             Err(error) => Err(error),
         };
+
         let attachment = self.attachment_mut(function, who)?;
         match &result {
             Ok(filled) => attachment.counters.dma_read_bytes += filled.length as u64,
-            Err(error) => attachment.note(error),
+            Err(error) => attachment.count_dma_error(error),
         }
+
         let (slot, _) = self.slot(function, who)?;
         slot.state.complete(Completion { who, token: read.token, result });
         self.wake(function);
+
         Ok(())
     }
 
-    /// A client answered a DMA write.
+    /// Takes a client's answer to a DMA write. The last answer releases the interrupts held behind
+    /// the writes.
     pub fn dma_write_done(
         &mut self,
         function: FunctionId,
@@ -112,12 +121,14 @@ impl Machine {
         let Some(position) = tenant.remote_writes.iter().position(|&write| write == id) else {
             return Ok(());
         };
+
         tenant.remote_writes.swap_remove(position);
         let last = tenant.remote_writes.is_empty();
         let attachment = self.attachment_mut(function, who)?;
         if let Err(error) = &result {
-            attachment.note(error);
+            attachment.count_dma_error(error);
         }
+
         if last {
             for &vector in attachment.interrupts.release() {
                 if let Some(msix) = &mut attachment.msix {
@@ -125,7 +136,9 @@ impl Machine {
                 }
             }
         }
+
         self.wake(function);
+
         Ok(())
     }
 }

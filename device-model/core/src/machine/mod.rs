@@ -1,18 +1,22 @@
 //! A machine: functions, their attachments, and the fabric between them.
 //!
-//! Nothing here waits, does I/O or knows the time. Who holds a machine drives it: it brings accesses ([`Machine::read`],
-//! [`Machine::write`]), calls [`Machine::step`] with the time, and takes what comes out ([`Machine::pop_outgoing`]).
+//! A machine never blocks, does no I/O and reads no clock. Its owner drives it: the owner passes
+//! accesses in ([`Machine::read`], [`Machine::write`]), calls [`Machine::step`] with the current
+//! time, and takes the DMA messages out ([`Machine::pop_outgoing`]).
 //!
-//! - `mod.rs`: building, coming and going of clients, resets;
-//! - `access.rs`: accesses to regions, `place.rs`: what lies where in them;
-//! - `rings.rs`: posted writes, and the control page;
-//! - `dma.rs`: client memory and the answers to DMA messages;
-//! - `schedule.rs`: stepping, going to sleep, waking up;
-//! - `query.rs`: what can be asked without changing anything.
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | construction, attach and detach, resets |
+//! | `access.rs` | accesses to regions |
+//! | `decode.rs` | decoding of BAR offsets |
+//! | `rings.rs` | posted writes and the control page |
+//! | `dma.rs` | client memory, and replies to DMA messages |
+//! | `schedule.rs` | stepping, sleeping and waking |
+//! | `query.rs` | queries, which change nothing |
 
 mod access;
+mod decode;
 mod dma;
-mod place;
 mod query;
 mod rings;
 mod schedule;
@@ -30,7 +34,7 @@ use nicforge_shm::{
 };
 use thiserror::Error;
 
-pub(crate) use self::place::Registers;
+pub(crate) use self::decode::RegisterRange;
 pub use self::{
     access::{Access, AccessError},
     query::{RegionView, region},
@@ -50,81 +54,87 @@ use crate::{
     trace::{Event, TraceSink},
 };
 
-/// How many DMA mappings an attachment can have at a time.
+/// Largest number of DMA mappings of an attachment.
 pub const DMA_QUOTA: usize = 65_536;
 
-/// Whether the machine looks at a function's mapped memory.
+/// Whether the machine polls a function's mapped memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Heat {
-    /// Every turn; nothing was found since the time given, which is `None` until the first turn.
+pub(crate) enum PollState {
+    /// The machine polls it in every turn. `idle_since` is the time of the first turn of the
+    /// current run of turns without work, and `None` until the first turn.
     Hot { idle_since: Option<Nanos> },
-    /// Not until somebody wakes it.
+    /// The machine does not poll it until an event wakes the function.
     Cold,
 }
 
+/// A function of the machine: its state, its device, and its place in the schedule.
 struct Slot {
     state: FunctionState,
     device: Box<dyn Device>,
-    heat: Heat,
-    /// In [`Machine::hot`], or about to be.
+    poll_state: PollState,
+    /// The function is in [`Machine::hot`], or being put there.
     queued: bool,
-    /// When the device wants its next step; [`Nanos::NEVER`] when it does not say. An entry of [`Machine::timers`] with
-    /// another time is stale.
+    /// Time of the device's next step, or [`Nanos::NEVER`] if it requested none. An entry of
+    /// [`Machine::timers`] with another time is stale.
     timer: Nanos,
 }
 
-/// See the module.
+/// Functions and the fabric between them. The module documentation says how to drive it.
 pub struct Machine {
     slots: Vec<Slot>,
     fabric: Fabric,
     shared: Shared,
+    /// Functions to run in the next turns.
     hot: VecDeque<FunctionId>,
+    /// Timers of the functions, earliest first. Some entries are stale: see [`Slot::timer`].
     timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
+    /// Time without work after which a function goes cold, in nanoseconds.
     cool_after: u64,
     heartbeat_due: Nanos,
     heartbeat: u64,
+    /// Functions that go cold at the end of this step.
     cooling: Vec<FunctionId>,
     sleeper: Sleeper<Membarrier>,
 }
 
-/// Why something could not be done with an attachment.
+/// Reason why an operation on an attachment failed.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum MachineError {
-    /// No such function or attachment.
+    /// The function or the attachment does not exist.
     #[error("there is no attachment {attachment} of function {function}")]
     NoSuchAttachment {
-        /// Function asked for.
+        /// Number of the function.
         function: u32,
-        /// Attachment asked for.
+        /// Number of the attachment.
         attachment: u16,
     },
-    /// Another client has it.
+    /// Another client has the attachment.
     #[error("attachment {attachment} of function {function} has a client already; wait until it is gone")]
     Taken {
-        /// Function asked for.
+        /// Number of the function.
         function: u32,
-        /// Attachment asked for.
+        /// Number of the attachment.
         attachment: u16,
     },
-    /// No client has it.
+    /// The attachment has no client.
     #[error("attachment {attachment} of function {function} has no client")]
     NotAttached {
-        /// Function asked for.
+        /// Number of the function.
         function: u32,
-        /// Attachment asked for.
+        /// Number of the attachment.
         attachment: u16,
     },
-    /// Its memory could not be made.
+    /// The attachment's memory could not be created.
     #[error(transparent)]
     Memory(#[from] MemoryError),
-    /// A ring could not be made in it: the device's description is wrong.
+    /// A ring could not be created: the device's description is wrong.
     #[error(transparent)]
     Ring(#[from] RingError),
-    /// The DMA map refused.
+    /// The DMA map refused the operation.
     #[error(transparent)]
     DmaMap(#[from] DmaMapError),
-    /// The interrupts refused.
+    /// The interrupts refused the operation.
     #[error(transparent)]
     Irq(#[from] IrqError),
 }
@@ -136,7 +146,7 @@ impl Default for Machine {
 }
 
 impl Machine {
-    /// An empty machine.
+    /// Returns a machine without functions.
     pub fn new() -> Self {
         Self {
             slots: Vec::new(),
@@ -152,10 +162,14 @@ impl Machine {
         }
     }
 
-    /// Add a device as a function called `name` (for sockets and tables).
+    /// Adds a device as a function called `name`, which sockets and tables show.
+    ///
+    /// # Errors
+    /// The device's description is inconsistent: see [`crate::spec::FunctionSpec::validate`].
     pub fn add_function(&mut self, name: &str, device: Box<dyn Device>) -> Result<FunctionId, SpecError> {
         let spec = device.spec();
         spec.validate()?;
+
         let id = FunctionId(self.slots.len() as u32);
         let config = ConfigSpace::new(&spec);
         let attachments = spec.attachments.iter().map(|_| Attachment::new(&spec, config.clone())).collect();
@@ -169,28 +183,43 @@ impl Machine {
             completions: VecDeque::new(),
             wake_at: Nanos::NEVER,
         };
-        self.slots.push(Slot { state, device, heat: Heat::Cold, queued: false, timer: Nanos::NEVER });
+
+        self.slots.push(Slot {
+            state,
+            device,
+            poll_state: PollState::Cold,
+            queued: false,
+            timer: Nanos::NEVER,
+        });
+
         Ok(id)
     }
 
-    /// The fabric, for connecting functions and setting faults.
+    /// Returns the fabric, for connecting functions and setting faults.
     pub fn fabric(&mut self) -> &mut Fabric {
         &mut self.fabric
     }
 
-    /// Send events to `sink`, or to nobody.
+    /// Sends trace events to `sink`, or discards them if it is `None`.
     pub fn set_trace(&mut self, sink: Option<Box<dyn TraceSink>>) {
         self.shared.trace = sink;
     }
 
-    /// Give an attachment to a client. Its windows are new; those of its group are new when it is the group's only client.
+    /// Attaches a client to an attachment. The attachment's own windows are new. The windows of its
+    /// group are new if the group has no other client.
+    ///
+    /// # Errors
+    /// [`MachineError::Taken`] if the attachment has a client, and the errors of creating its
+    /// memory. The attachment is free after an error of the second kind.
     pub fn attach(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         let (slot, _) = self.slot(function, who)?;
         let state = &mut slot.state;
         let index = usize::from(who.0);
+
         if state.attachments[index].tenant.is_some() {
             return Err(MachineError::Taken { function: function.0, attachment: who.0 });
         }
+
         let group = state.spec.attachments[index].group;
         let neighbour = state
             .spec
@@ -199,6 +228,7 @@ impl Machine {
             .zip(&state.attachments)
             .find(|(spec, attachment)| spec.group == group && attachment.tenant.is_some())
             .map(|(_, attachment)| attachment.memories.clone());
+
         let mut memories: [Option<_>; 6] = Default::default();
         for (bar, (spec, memory)) in state.spec.bars.iter().zip(&mut memories).enumerate() {
             let Some(spec) = spec else { continue };
@@ -207,21 +237,24 @@ impl Machine {
                 _ => memory_for(&memory_name(&state.name, &state.spec.attachments[index].name, bar), spec)?,
             };
         }
+
         let attachment = &mut state.attachments[index];
         attachment.memories = memories;
         if let Err(error) = attachment.occupy(&state.spec) {
             attachment.vacate(&state.spec);
             return Err(error);
         }
-        state.count_clients();
+
+        state.refresh_clients();
         self.shared.trace(function, who, Event::Attached);
         self.call(function, |device, context| device.attached(context, who));
         self.wake(function);
+
         Ok(())
     }
 
-    /// Take an attachment from its client: what it posted before is still carried out as far as it can be at once, then it is
-    /// reset and its memory dropped.
+    /// Takes an attachment from its client. The records in its rings are carried out as far as the
+    /// device takes them at once. Then the attachment is reset and its memory dropped.
     pub fn detach(
         &mut self,
         function: FunctionId,
@@ -232,21 +265,24 @@ impl Machine {
         if why == Ended::Evicted {
             self.mark_dead(function, who)?;
         }
+
         self.drain_rings(function, who);
         self.call(function, |device, context| {
             device.detached(context, who, why);
             device.reset(context, Reset::Attachment(who));
         });
+
         self.forget_dma(function, Some(who));
         let (slot, index) = self.slot(function, who)?;
         slot.state.attachments[index].vacate(&slot.state.spec);
-        slot.state.count_clients();
+        slot.state.refresh_clients();
         self.shared.trace(function, who, Event::Detached);
         self.wake(function);
+
         Ok(())
     }
 
-    /// Reset an attachment whose client stays.
+    /// Resets an attachment whose client stays.
     pub fn reset_attachment(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         self.tenant(function, who)?;
         self.forget_dma(function, Some(who));
@@ -256,12 +292,16 @@ impl Machine {
         self.call(function, |device, context| device.reset(context, Reset::Attachment(who)));
         self.attachment_mut(function, who)?.next_generation();
         self.wake(function);
+
         Ok(zeroed?)
     }
 
-    /// Reset a whole function, clients or not. This is the operator's: it always works, whatever clients did. Memory of
-    /// [`Scope::Group`] is left to the device. Configuration space and the MSI-X table stay as the clients set them up: the kernel of
-    /// a guest has no part in this reset, and would go on without bus mastering and interrupts.
+    /// Resets a whole function, with or without clients, on the operator's request. No state that
+    /// clients can set makes it fail.
+    ///
+    /// The device clears memory of [`Scope::Group`]. Configuration space and the MSI-X table keep
+    /// the clients' settings. A guest's kernel does not take part in this reset, and would go on
+    /// without bus mastering and interrupts.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
         self.slot(function, AttachmentId(0))?;
         self.forget_dma(function, None);
@@ -274,30 +314,37 @@ impl Machine {
                 clients.push(AttachmentId(index as u16));
             }
         }
+
         for &who in &clients {
             self.shared.trace(function, who, Event::Reset);
         }
+
         self.call(function, |device, context| device.reset(context, Reset::Function));
         for who in clients {
             self.attachment_mut(function, who)?.next_generation();
         }
+
         self.wake(function);
+
         Ok(zeroed?)
     }
 
-    /// Tell the attachment's client, in its mirror, that it was given up.
+    /// Reports to the client, through its mirror, that it lost the attachment.
     pub fn mark_dead(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         if let Some(words) = &self.tenant(function, who)?.mirror {
             words.flags.store(mirror::FLAG_DEAD, Ordering::Release);
         }
-        // A client without the mirror, as QEMU, is asked to let go of it. VFIO's error interrupt would say that the device is not to be
-        // trusted any more, and QEMU would halt the whole guest.
+
+        // A client that does not read the mirror, such as QEMU, gets a request to release the
+        // device. VFIO's error interrupt would be wrong: it reports an untrustworthy device, and
+        // QEMU then halts the guest.
         self.attachment_mut(function, who)?.interrupts.raise_request();
+
         Ok(())
     }
 
-    /// Connect vectors `start..` of VFIO interrupt index `index` to sinks, or to nothing. An MSI-X vector that is pending fires
-    /// when it is connected.
+    /// Connects the vectors from `start` on of VFIO interrupt index `index` to sinks, or
+    /// disconnects them. An MSI-X vector that is pending is raised when it is connected.
     pub fn bind_interrupts(
         &mut self,
         function: FunctionId,
@@ -307,23 +354,26 @@ impl Machine {
         sinks: Vec<Sink>,
     ) -> Result<(), MachineError> {
         self.tenant(function, who)?;
+
         let count = sinks.len() as u32;
         let attachment = self.attachment_mut(function, who)?;
+
         attachment.interrupts.bind(index, start, sinks)?;
         if index == MSIX
             && let Some(msix) = &mut attachment.msix
         {
-            // The range was found to exist, so that the vectors are below 2048.
+            // `bind` has checked the range, so that every vector is below 2048.
             for vector in (start..start + count).map(|vector| vector as u16) {
                 if msix.clear_pending(vector) && attachment.interrupts.raise_msix(vector) == Raised::Pending {
                     msix.set_pending(vector);
                 }
             }
         }
+
         Ok(())
     }
 
-    /// The interrupts of an attachment, for masking, triggering and taking apart.
+    /// Returns the interrupts of an attachment, for masking, triggering and unbinding.
     pub fn interrupts(
         &mut self,
         function: FunctionId,
@@ -333,7 +383,7 @@ impl Machine {
         Ok(&mut self.attachment_mut(function, who)?.interrupts)
     }
 
-    /// Call a device with its context.
+    /// Calls a device with its context, and takes over its timer request.
     fn call<R>(
         &mut self,
         function: FunctionId,
@@ -342,18 +392,20 @@ impl Machine {
         let slot = self.slots.get_mut(function.0 as usize)?;
         let mut context =
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
+
         let result = f(slot.device.as_mut(), &mut context);
         self.arm(function);
         Some(result)
     }
 
-    /// Forget DMA messages that were not sent, and reads that are over and were not handed to the device.
+    /// Drops unsent DMA messages and undelivered results of `who`, or of the whole function.
     fn forget_dma(&mut self, function: FunctionId, who: Option<AttachmentId>) {
         if let Some(slot) = self.slots.get_mut(function.0 as usize) {
             self.shared.forget(&mut slot.state, who);
         }
     }
 
+    /// Returns a function and the index of an attachment that exists in it.
     fn slot(&mut self, function: FunctionId, who: AttachmentId) -> Result<(&mut Slot, usize), MachineError> {
         let missing = MachineError::NoSuchAttachment { function: function.0, attachment: who.0 };
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return Err(missing) };
@@ -361,6 +413,7 @@ impl Machine {
         if index < slot.state.attachments.len() { Ok((slot, index)) } else { Err(missing) }
     }
 
+    /// Returns an attachment, with or without a client.
     fn attachment_mut(
         &mut self,
         function: FunctionId,
@@ -370,6 +423,7 @@ impl Machine {
         Ok(&mut slot.state.attachments[index])
     }
 
+    /// Returns the state of an attachment's client, or [`MachineError::NotAttached`].
     fn tenant(
         &mut self,
         function: FunctionId,
@@ -383,7 +437,8 @@ impl Machine {
     }
 }
 
-/// What a BAR's memory is called in `/proc`, where a name of the function's that is too long or odd would be refused.
+/// Returns the name of a BAR's memory in `/proc`. A long or odd function name is shortened, because
+/// the kernel would refuse it.
 fn memory_name(function: &str, attachment: &str, bar: usize) -> String {
     let function: String = function.chars().filter(char::is_ascii_graphic).take(MAX_NAME).collect();
     format!("{function}-{attachment}-bar{bar}")

@@ -1,8 +1,8 @@
-//! What can be asked of a machine.
+//! Queries of a machine, which change nothing.
 
 use nicforge_shm::SharedMemory;
 
-use super::{Heat, Machine, MachineError};
+use super::{Machine, MachineError, PollState};
 use crate::{
     attachment::AttachmentCounters,
     device::{AttachmentId, Counter, FunctionId},
@@ -14,7 +14,7 @@ use crate::{
 pub mod region {
     use crate::spec::FunctionSpec;
 
-    /// BAR 0; the others follow.
+    /// Index of BAR 0. The other BARs follow it.
     pub const BAR0: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_BAR0_REGION_INDEX;
     /// Configuration space.
     pub const CONFIG: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_CONFIG_REGION_INDEX;
@@ -23,7 +23,7 @@ pub mod region {
     /// Bytes of configuration space.
     pub const CONFIG_SIZE: u64 = 4096;
 
-    /// Size of a region in bytes; 0 when there is none.
+    /// Returns the size of a region in bytes, 0 if it does not exist.
     pub fn size(spec: &FunctionSpec, index: u32) -> u64 {
         match index {
             CONFIG => CONFIG_SIZE,
@@ -35,35 +35,36 @@ pub mod region {
 /// A region as a client sees it.
 #[derive(Clone)]
 pub struct RegionView {
-    /// Size in bytes; 0 when there is none.
+    /// Size in bytes, 0 if the region does not exist.
     pub size: u64,
-    /// Whether it can be read.
+    /// Whether the client can read it.
     pub readable: bool,
-    /// Whether it can be written.
+    /// Whether the client can write it.
     pub writable: bool,
-    /// The parts that can be mapped.
+    /// The parts that the client can map.
     pub areas: Vec<Area>,
     /// The file behind the areas, as long as the region.
     pub memory: Option<SharedMemory>,
 }
 
 impl Machine {
-    /// How many functions there are.
+    /// Returns the number of functions.
     pub fn functions(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// A function's description.
+    /// Returns a function's description.
     pub fn spec(&self, function: FunctionId) -> Option<&FunctionSpec> {
         self.slots.get(function.0 as usize).map(|slot| &slot.state.spec)
     }
 
-    /// A function's name.
+    /// Returns a function's name.
     pub fn name(&self, function: FunctionId) -> Option<&str> {
         self.slots.get(function.0 as usize).map(|slot| slot.state.name.as_str())
     }
 
-    /// A region as the attachment's client sees it. An index with nothing behind it has size 0.
+    /// Returns a region as the attachment's client sees it. A region that does not exist has size
+    /// 0.
     pub fn region(
         &self,
         function: FunctionId,
@@ -73,10 +74,12 @@ impl Machine {
         let missing = MachineError::NoSuchAttachment { function: function.0, attachment: who.0 };
         let Some(slot) = self.slots.get(function.0 as usize) else { return Err(missing) };
         let Some(attachment) = slot.state.attachments.get(usize::from(who.0)) else { return Err(missing) };
+
         let spec = &slot.state.spec;
         let bar = spec.bars.get(index as usize).and_then(Option::as_ref);
         let size = region::size(spec, index);
         let mirrored = bar.is_some_and(BarSpec::is_mirrored);
+
         Ok(RegionView {
             size,
             readable: size > 0,
@@ -86,13 +89,14 @@ impl Machine {
         })
     }
 
-    /// What VFIO tells of an interrupt index; `None` when there is no such index.
+    /// Returns the information that VFIO reports for an interrupt index, or `None` if it does not
+    /// exist.
     pub fn irq_info(&self, function: FunctionId, who: AttachmentId, index: u32) -> Option<IrqInfo> {
         let slot = self.slots.get(function.0 as usize)?;
         slot.state.attachments.get(usize::from(who.0))?.interrupts.info(index)
     }
 
-    /// Whether a client has the attachment.
+    /// Returns whether a client has the attachment.
     pub fn is_attached(&self, function: FunctionId, who: AttachmentId) -> bool {
         self.slots
             .get(function.0 as usize)
@@ -100,8 +104,8 @@ impl Machine {
             .is_some_and(|attachment| attachment.tenant.is_some())
     }
 
-    /// Whether DMA met a file that the client had truncated. Give the attachment up then: [`Machine::detach`], as
-    /// evicted.
+    /// Returns whether DMA met a file that the client has truncated. The caller should then evict
+    /// the client with [`Machine::detach`].
     pub fn is_faulted(&self, function: FunctionId, who: AttachmentId) -> bool {
         self.slots
             .get(function.0 as usize)
@@ -109,19 +113,19 @@ impl Machine {
             .is_some_and(|attachment| attachment.faulted)
     }
 
-    /// What the device counts.
+    /// Returns the device's statistics.
     pub fn counters(&self, function: FunctionId) -> Vec<Counter> {
         self.slots.get(function.0 as usize).map(|slot| slot.device.counters()).unwrap_or_default()
     }
 
-    /// What the core counts for an attachment.
+    /// Returns the statistics that the core keeps for an attachment.
     pub fn attachment_counters(&self, function: FunctionId, who: AttachmentId) -> Option<AttachmentCounters> {
         let slot = self.slots.get(function.0 as usize)?;
         slot.state.attachments.get(usize::from(who.0)).map(|attachment| attachment.counters)
     }
 
-    /// Functions whose mapped memory is looked at every turn.
+    /// Returns the number of functions whose mapped memory the machine polls.
     pub fn hot_functions(&self) -> usize {
-        self.slots.iter().filter(|slot| matches!(slot.heat, Heat::Hot { .. })).count()
+        self.slots.iter().filter(|slot| matches!(slot.poll_state, PollState::Hot { .. })).count()
     }
 }

@@ -1,4 +1,4 @@
-//! Taking records out of posted-write rings.
+//! Draining of posted-write rings, and the control page.
 
 use nicforge_hwi::attachment::control;
 use nicforge_shm::{Cells, Peek};
@@ -10,51 +10,60 @@ use crate::{
     posted::Posted,
 };
 
-/// What draining a ring did.
+/// Result of draining a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Drained {
-    /// Records were taken out.
+    /// At least one record was removed.
     pub(super) moved: bool,
-    /// The device could not take the next one.
+    /// The device refused the next record.
     pub(super) stalled: bool,
 }
 
 impl Machine {
-    /// Carry out what an attachment's rings hold now: at most as many records a ring as it has cells, so that a client that goes
-    /// on posting does not keep the caller here. False when a ring is stalled.
+    /// Carries out the records in an attachment's rings. Returns false if a ring is stalled.
+    ///
+    /// Each ring yields at most as many records as it has cells. A client that keeps posting thus
+    /// can't hold the caller.
     pub(super) fn drain_rings(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let mut all_drained = true;
         for ring in 0..self.rings(function, who) {
             all_drained &= !self.drain_ring(function, who, ring, u32::MAX).stalled;
         }
+
         all_drained
     }
 
-    /// Whether what an attachment's rings held when a trapped access was first offered has been carried out: then it is next. It is here and now
-    /// unless clients of the function wait for something that only its turns share out.
-    pub(super) fn is_next(&mut self, function: FunctionId, who: AttachmentId) -> bool {
+    /// Drains an attachment's rings for a trapped access, and returns whether the access may go
+    /// now. It may when the records that the rings held at its first attempt have been carried out.
+    ///
+    /// While clients compete for a resource, only turns drain the rings, and this call does not.
+    pub(super) fn drain_before_access(&mut self, function: FunctionId, who: AttachmentId) -> bool {
         let contended = self.slots.get(function.0 as usize).is_some_and(|slot| slot.state.contended);
         if !contended && !self.drain_rings(function, who) {
             return false;
         }
+
         let Ok(tenant) = self.tenant(function, who) else { return true };
-        let mut next = true;
+        let mut ready = true;
         if contended {
             for ring in &mut tenant.rings {
                 let read = ring.consumer.consumed();
                 let from = *ring.waited_from.get_or_insert(read);
-                // All cells have been read since: what a client goes on posting is behind the access.
+                // As many records as the ring has cells have been read since. Whatever the client
+                // posts now is behind the access.
                 let all = read.wrapping_sub(from) >= ring.consumer.cells().count() as u32;
-                next &= all || ring.consumer.is_empty();
+                ready &= all || ring.consumer.is_empty();
             }
         }
-        if next {
+
+        if ready {
             tenant.rings.iter_mut().for_each(|ring| ring.waited_from = None);
         }
-        next
+
+        ready
     }
 
-    /// How many rings an attachment has. None while nobody has it.
+    /// Returns the number of an attachment's rings, 0 without a client.
     pub(super) fn rings(&self, function: FunctionId, who: AttachmentId) -> usize {
         self.slots
             .get(function.0 as usize)
@@ -63,7 +72,7 @@ impl Machine {
             .map_or(0, |tenant| tenant.rings.len())
     }
 
-    /// Carry out at most `limit` records of a ring, and no more than it has cells.
+    /// Carries out at most `limit` records of a ring, and at most as many as it has cells.
     pub(super) fn drain_ring(
         &mut self,
         function: FunctionId,
@@ -79,16 +88,19 @@ impl Machine {
         if matches!(ring.consumer.peek(), Peek::Empty) {
             return Drained::default();
         }
-        // The rings are taken out of the function while its device is called, which gets the rest of the function.
+
+        // The device's call borrows the whole function, so the rings leave it for that time.
         let mut rings = std::mem::take(&mut tenant.rings);
         let ring = &mut rings[ring_index];
         let left = limit.min(ring.consumer.cells().count() as u32);
         let mut posted = Posted::new(ring, who, left, self.shared.trace.is_some());
+
         let mut context =
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
         let stalled = slot.device.drain(&mut context, who, &mut posted) == Write::Stalled;
-        let newly_stalled = stalled && posted.note_stall(&mut context);
+        let newly_stalled = stalled && posted.mark_stalled(&mut context);
         let (carried_out, malformed) = posted.counts();
+
         ring.publish();
         if let Some(attachment) = slot.state.attachments.get_mut(index) {
             attachment.counters.posted_writes += carried_out;
@@ -98,10 +110,13 @@ impl Machine {
                 tenant.rings = rings;
             }
         }
+
         self.arm(function);
+
         Drained { moved: carried_out + malformed > 0, stalled }
     }
 
+    /// Reads a word of the control page. An unknown offset reads as ones.
     pub(super) fn read_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64) -> u32 {
         let Ok(attachment) = self.attachment_mut(function, who) else { return u32::MAX };
         match offset {
@@ -120,6 +135,7 @@ impl Machine {
         }
     }
 
+    /// Writes a word of the control page. An unknown offset is ignored.
     pub(super) fn write_control(&mut self, function: FunctionId, who: AttachmentId, offset: u64, value: u32) {
         let Ok(attachment) = self.attachment_mut(function, who) else { return };
         match offset {

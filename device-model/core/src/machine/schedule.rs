@@ -1,47 +1,59 @@
-//! Stepping the machine, and when it may rest.
+//! Stepping the machine, and the decision when it may sleep.
 //!
-//! A function is *hot* while its mapped memory is looked at every turn, *cold* otherwise. It goes cold when nothing was
-//! found for a while: the machine sets the sleeping word of all its clients, makes that visible to every running thread with one
-//! barrier for all the functions that go cold together, and looks once more. From then on a client that stores something
-//! finds the word set and wakes the function by a trapped write. So the writer needs no fence.
+//! A function is *hot* while the machine polls its mapped memory in every turn, and *cold*
+//! otherwise. It goes cold after a time without work:
+//!
+//! 1. The machine sets the sleeping word in the mirror of each of the function's clients.
+//! 2. One barrier makes the words visible to every running thread. Functions that go cold together
+//!    share it.
+//! 3. The machine looks once more at the memory, and wakes the function if it finds work.
+//!
+//! From then on, a client that stores to the memory finds the word set, and wakes the function by a
+//! trapped write. The client needs no fence for this.
 
 use std::{cmp::Reverse, collections::VecDeque, sync::atomic::Ordering};
 
-use super::{Heat, Machine, Slot};
+use super::{Machine, PollState, Slot};
 use crate::{
     context::Context,
     device::{AttachmentId, FunctionId, Progress},
     time::Nanos,
 };
 
-/// How long a function stays hot without work, in nanoseconds, unless [`Machine::set_cool_after`] says otherwise.
+/// Default time without work after which a function goes cold, in nanoseconds.
+/// [`Machine::set_cool_after`] changes it.
 pub(super) const COOL_AFTER: u64 = 50_000;
-/// Bytes of client memory that DMA may touch in a step before the functions that are left wait for the next one. Each page
-/// may have to be made first, which takes a thousand times longer than copying it.
+/// Bytes of client memory that DMA may touch in a step, beyond which the remaining functions wait for
+/// the next step. The kernel may have to allocate each page first, which takes far longer than the copy.
 const MOST_TOUCHED: usize = 512 << 10;
-/// How often the heartbeat of every client's mirror moves, in nanoseconds.
+/// Interval of the heartbeat in every client's mirror, in nanoseconds.
 const HEARTBEAT: u64 = 50_000_000;
 
-/// When to step again.
+/// Time of the next [`Machine::step`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
-    /// At once: there is more to do.
+    /// At once, because there is more to do.
     Now,
-    /// Soon: nothing was found, but clients may write to memory that is looked at.
+    /// Soon. The step found no work, but clients may write to memory that the machine polls.
     Poll,
-    /// At the time given, or when a client wakes the machine by an access; [`Nanos::NEVER`] for "not by itself".
+    /// At the given time, or earlier when a client's access wakes the machine. [`Nanos::NEVER`]
+    /// means that only an access causes work.
     At(Nanos),
 }
 
 impl Machine {
-    /// Do work for about `budget` packets a function (at least 1), for each function once.
+    /// Runs one turn of each function that is awake, and returns the time of the next step.
+    /// `budget` is the approximate number of packets for each function, at least 1.
     ///
-    /// While there are clients, call it every 50 ms or so whatever it said last: it moves the heartbeat in their mirrors.
+    /// `now` is the current time; a time earlier than before counts as the time before. While there
+    /// are clients, the caller should step every 50 ms or so, whatever the last result: a step
+    /// advances the heartbeat in their mirrors.
     pub fn step(&mut self, now: Nanos, budget: u32) -> Next {
         self.shared.now = self.shared.now.max(now);
         let now = self.shared.now;
         let budget = budget.max(1);
         self.beat(now);
+
         while let Some((time, function)) = self.next_timer()
             && time <= now
         {
@@ -49,7 +61,9 @@ impl Machine {
             self.slots[function.0 as usize].timer = Nanos::NEVER;
             self.wake(function);
         }
+
         self.collect_woken();
+
         let mut busy = false;
         self.shared.touched = 0;
         for _ in 0..self.hot.len() {
@@ -59,13 +73,16 @@ impl Machine {
             }
             let Some(function) = self.hot.pop_front() else { break };
             busy |= self.turn(function, budget);
-            // Whom this turn gave packets to runs in this step too, if its turn is still to come, else in the next.
+            // A function that got packets from this turn runs in this step if its turn is still to
+            // come, and in the next step otherwise.
             self.collect_woken();
         }
+
         if !self.cooling.is_empty() {
             busy |= self.cool_down(budget);
             self.collect_woken();
         }
+
         if busy || !self.shared.outgoing.is_empty() {
             Next::Now
         } else if !self.hot.is_empty() {
@@ -76,13 +93,15 @@ impl Machine {
         }
     }
 
-    /// How long a function without work stays hot, in nanoseconds.
+    /// Sets the time without work after which a function goes cold, in nanoseconds.
     pub fn set_cool_after(&mut self, nanoseconds: u64) {
         self.cool_after = nanoseconds;
     }
 
-    /// Look at the mapped memory of every function that has a client, whatever it promised. Who lets the machine sleep calls
-    /// this every 10 ms or so: it covers clients that the barrier does not reach (a guest's processors).
+    /// Polls the mapped memory of every function that has a client, in the next step.
+    ///
+    /// A caller that lets the machine sleep should call this every 10 ms or so. It finds the stores
+    /// of clients that the barrier does not reach, such as a guest's processors.
     pub fn rescan(&mut self) {
         for index in 0..self.slots.len() {
             if self.slots[index].state.attachments.iter().any(|attachment| attachment.tenant.is_some()) {
@@ -91,13 +110,13 @@ impl Machine {
         }
     }
 
-    /// Look at a function in the next step, and for a while afterwards.
+    /// Makes a function hot: the next step runs it, and polling goes on for a while afterwards.
     #[inline]
     pub fn wake(&mut self, function: FunctionId) {
         wake(&mut self.slots, &mut self.hot, function);
     }
 
-    /// Take over a device's wish for a step.
+    /// Takes over the device's timer request.
     #[inline]
     pub(super) fn arm(&mut self, function: FunctionId) {
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return };
@@ -108,11 +127,13 @@ impl Machine {
         }
     }
 
-    /// Apart from [`Machine::arm`], which every step calls and which seldom comes here.
+    /// Adds a timer. It is apart from [`Machine::arm`], which every step calls and which rarely
+    /// needs it.
     #[inline(never)]
     fn add_timer(&mut self, wish: Nanos, function: FunctionId) {
         self.timers.push(Reverse((wish, function)));
-        // Stale entries are dropped when their time comes, or here when they are many.
+
+        // Stale entries leave when their time comes, or here when there are many of them.
         if self.timers.len() > 2 * self.slots.len() + 64 {
             self.timers.clear();
             for (index, slot) in self.slots.iter().enumerate() {
@@ -123,7 +144,7 @@ impl Machine {
         }
     }
 
-    /// The first timer that is not stale. It stays in the heap.
+    /// Returns the first timer that is not stale. It stays in the heap.
     fn next_timer(&mut self) -> Option<(Nanos, FunctionId)> {
         while let Some(&Reverse((time, function))) = self.timers.peek() {
             if self.slots.get(function.0 as usize).is_some_and(|slot| slot.timer == time) {
@@ -134,6 +155,7 @@ impl Machine {
         None
     }
 
+    /// Delivers the fabric's due packets, and wakes the functions that have received some.
     #[inline]
     fn collect_woken(&mut self) {
         self.fabric.advance(self.shared.now);
@@ -141,60 +163,75 @@ impl Machine {
         self.fabric.take_woken(|function| wake(slots, hot, function));
     }
 
-    /// Give a function its turn and queue it again unless it may go cold. True when it did something.
+    /// Runs a function for one turn, and queues it for the next unless it may go cold. Returns
+    /// whether it did work.
     fn turn(&mut self, function: FunctionId, budget: u32) -> bool {
         let busy = self.run(function, budget);
         let now = self.shared.now;
         let cool_after = self.cool_after;
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return false };
-        let Heat::Hot { idle_since } = &mut slot.heat else {
+
+        let PollState::Hot { idle_since } = &mut slot.poll_state else {
             slot.queued = false;
-            self.fabric.let_rest(function);
+            self.fabric.end_polling(function);
             return busy;
         };
+
         if busy {
             *idle_since = Some(now);
         } else if now >= idle_since.get_or_insert(now).after(cool_after) {
             slot.queued = false;
-            // What it was woken for in this turn is found by the look that follows.
-            self.fabric.let_rest(function);
+            // Events of this turn need no wake-up: the machine looks once more before the function
+            // is cold.
+            self.fabric.end_polling(function);
             self.cooling.push(function);
             return false;
         }
+
         self.hot.push_back(function);
+
         busy
     }
 
-    /// Rings, completions and the device itself. True when anything moved.
+    /// Runs one turn: drains the rings, delivers DMA results and steps the device. Returns whether
+    /// there was work.
     #[inline(always)]
     fn run(&mut self, function: FunctionId, budget: u32) -> bool {
         let handed_over = self.complete(function, budget);
         let mut busy = handed_over > 0;
         let mut from = (0, 0);
         let mut stalled = false;
+
         while let Some((who, ring)) = self.next_posted(function, &mut from) {
             let drained = self.drain_ring(function, who, ring, budget);
             busy |= drained.moved;
             stalled |= drained.stalled;
         }
+
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return busy };
         slot.state.contended = stalled && slot.state.clients.len() > 1;
         if slot.state.contended {
             slot.state.reorder_clients(budget);
         }
+
         let mut context =
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
         busy |= slot.device.step(&mut context, budget) == Progress::Busy;
-        // Most steps wish for no timer and end no DMA.
+
+        // Most steps set no timer and finish no DMA.
         let (wishes, ended) = (slot.state.wake_at < Nanos::NEVER, !slot.state.completions.is_empty());
         if wishes {
             self.arm(function);
         }
+
         busy | (ended && self.complete_some(function, budget - handed_over) > 0)
     }
 
-    /// The next ring in which there is something, from a place on (a client among the function's clients, and a ring of it), which then is the
-    /// one behind it. Most nodes on a packet's way have no client, and most clients have nothing to say.
+    /// Returns the next ring that has records, and advances `from` past it. `from` is an index into
+    /// the function's clients, and a ring of that client.
+    ///
+    /// The search is on the packet path: most functions there have no client, and most clients no
+    /// records.
     #[inline]
     fn next_posted(&self, function: FunctionId, from: &mut (usize, usize)) -> Option<(AttachmentId, usize)> {
         let state = &self.slots.get(function.0 as usize)?.state;
@@ -209,17 +246,19 @@ impl Machine {
             }
             *from = (from.0 + 1, 0);
         }
+
         None
     }
 
-    /// Hands finished DMA reads to the device, no more than `most` and no more bytes than a step may touch. Returns how
-    /// many there were.
+    /// Delivers finished DMA reads to the device, at most `most` and within the bytes that a step may
+    /// touch. Returns their number.
     #[inline]
     fn complete(&mut self, function: FunctionId, most: u32) -> u32 {
         let any = self.slots.get(function.0 as usize).is_some_and(|slot| !slot.state.completions.is_empty());
         if any { self.complete_some(function, most) } else { 0 }
     }
 
+    /// Slow path of [`Machine::complete`]: there are results to deliver.
     fn complete_some(&mut self, function: FunctionId, most: u32) -> u32 {
         for done in 0..most {
             if self.shared.touched >= MOST_TOUCHED {
@@ -230,16 +269,18 @@ impl Machine {
             else {
                 return done;
             };
+
             if let Ok(attachment) = self.attachment_mut(function, completion.who) {
                 attachment.waiting_reads = attachment.waiting_reads.saturating_sub(1);
             }
+
             match completion.result {
                 Ok(filled) => {
                     let data = &filled.buffer[..filled.length];
                     self.call(function, |device, context| {
                         device.dma_done(context, completion.who, completion.token, Ok(data));
                     });
-                    self.shared.give_back(filled.buffer);
+                    self.shared.return_buffer(filled.buffer);
                 }
                 Err(error) => {
                     self.call(function, |device, context| {
@@ -248,22 +289,26 @@ impl Machine {
                 }
             }
         }
+
         most
     }
 
-    /// Let the functions in `cooling` go cold, unless a client wrote something in the meantime.
+    /// Makes the functions in `cooling` cold, unless a client has written in the meantime. Returns
+    /// whether any of them found work.
     fn cool_down(&mut self, budget: u32) -> bool {
-        // Those that somebody woke after their turn have another one.
+        // A function that an event woke after its turn stays hot and runs again.
         let slots = &mut self.slots;
         self.cooling.retain(|function| !slots[function.0 as usize].queued);
         for function in &self.cooling {
             let slot = &mut slots[function.0 as usize];
-            slot.heat = Heat::Cold;
+            slot.poll_state = PollState::Cold;
             for attachment in &slot.state.attachments {
                 attachment.set_sleeping(true);
             }
         }
+
         self.sleeper.barrier();
+
         let mut busy = false;
         while let Some(function) = self.cooling.pop() {
             if self.run(function, budget) {
@@ -271,13 +316,16 @@ impl Machine {
                 busy = true;
             }
         }
+
         busy
     }
 
+    /// Advances the heartbeat in every client's mirror when it is due.
     fn beat(&mut self, now: Nanos) {
         if now < self.heartbeat_due {
             return;
         }
+
         self.heartbeat_due = now.after(HEARTBEAT);
         self.heartbeat += 1;
         for slot in &self.slots {
@@ -290,20 +338,23 @@ impl Machine {
     }
 }
 
-/// See [`Machine::wake`].
+/// Makes a function hot: see [`Machine::wake`]. The arguments are parts of the machine, so that the
+/// fabric can stay borrowed.
 #[inline]
 fn wake(slots: &mut [Slot], hot: &mut VecDeque<FunctionId>, function: FunctionId) {
     let Some(slot) = slots.get_mut(function.0 as usize) else { return };
-    if slot.heat == Heat::Cold {
+    if slot.poll_state == PollState::Cold {
         wake_up(slot);
     }
-    slot.heat = Heat::Hot { idle_since: None };
+
+    slot.poll_state = PollState::Hot { idle_since: None };
     if !slot.queued {
         slot.queued = true;
         hot.push_back(function);
     }
 }
 
+/// Clears the sleeping words of a function's clients.
 #[cold]
 fn wake_up(slot: &Slot) {
     for attachment in &slot.state.attachments {

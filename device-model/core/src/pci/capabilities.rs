@@ -15,9 +15,9 @@ const ID_EXPRESS: u8 = 0x10;
 const ID_MSIX: u8 = 0x11;
 const ID_SERIAL_NUMBER: u16 = 0x0003;
 
-/// Where the first capability lies, behind the header.
+/// Offset of the first capability, behind the header.
 const FIRST: usize = 0x40;
-/// Where extended configuration space starts.
+/// Offset of extended configuration space.
 const EXTENDED: usize = 0x100;
 
 /// Low byte of the power management control and status register: the power state.
@@ -31,24 +31,25 @@ pub(super) const MSIX_ENABLE: u16 = 1 << 15;
 /// MSI-X message control: mask all vectors.
 pub(super) const MSIX_FUNCTION_MASK: u16 = 1 << 14;
 
-/// Where the registers lie that mean something to the rest of the function.
-pub(super) struct Places {
+/// Offsets of the registers that affect the rest of the function, and the kinds of its BARs.
+pub(super) struct RegisterOffsets {
     pub(super) power_control: usize,
     pub(super) device_control: usize,
     pub(super) msix_control: Option<usize>,
     pub(super) bars: [Option<BarKind>; 6],
 }
 
-/// Writes a linked list of capabilities.
+/// Builder of a linked list of capabilities.
 struct List<'a> {
     image: &'a mut Image,
-    /// Where the pointer to the next capability goes.
+    /// Offset of the pointer to the next capability.
     link: usize,
+    /// Offset of the next capability.
     free: usize,
 }
 
 impl List<'_> {
-    /// Room for a capability of `length` bytes; gives its offset.
+    /// Reserves room for a capability of `length` bytes, links it, and returns its offset.
     fn add(&mut self, id: u8, length: usize) -> usize {
         let at = self.free;
         self.image.put(self.link, [at as u8]);
@@ -59,8 +60,8 @@ impl List<'_> {
     }
 }
 
-/// Write all capabilities. Together they take 0x40 to 0xac at most, and 0x100 to 0x10c.
-pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
+/// Writes all capabilities. They take at most 0x40 to 0xac, and 0x100 to 0x10c.
+pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> RegisterOffsets {
     let mut list = List { image, link: header::CAPABILITIES, free: FIRST };
     let power_control = put_power(&mut list);
     let legacy = spec.bars.iter().flatten().any(|bar| bar.kind == BarKind::Io);
@@ -69,8 +70,10 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
     if let Some(rings) = spec.rings {
         put_attachment(&mut list, rings, spec);
     }
+
     put_serial_number(image, &spec.identity);
-    Places {
+
+    RegisterOffsets {
         power_control,
         device_control,
         msix_control,
@@ -78,18 +81,19 @@ pub(super) fn put(image: &mut Image, spec: &FunctionSpec) -> Places {
     }
 }
 
-/// Power management, version 3: D0 and D3hot, no PME, no soft reset between them.
+/// Writes power management, version 3: D0 and D3hot, no PME, no soft reset between them.
 fn put_power(list: &mut List<'_>) -> usize {
     const CONTROL: usize = 4;
     const NO_SOFT_RESET: u8 = 0x08;
+
     let at = list.add(ID_POWER, 8);
     list.image.put(at + 2, 0x0003u16.to_le_bytes());
     list.image.field(at + CONTROL, [NO_SOFT_RESET], [POWER_STATE]);
     at + CONTROL
 }
 
-/// PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up, without ASPM. Only a *legacy* endpoint may
-/// ask for I/O ports (PCI Express Base 4.0, 1.3.2).
+/// Writes PCI Express, version 2: an endpoint behind a link of eight lanes at 5 GT/s that is up,
+/// without ASPM. Only a *legacy* endpoint may request I/O ports (PCI Express Base 4.0, 1.3.2).
 fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
     const VERSION: u16 = 2;
     const LEGACY_ENDPOINT: u16 = 1 << 4;
@@ -108,25 +112,34 @@ fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
 
     /// Maximum payload of 256 bytes, 8-bit tags, role-based error reporting, function-level reset.
     const DEVICE: u32 = 1 | 1 << 5 | 1 << 15 | 1 << 28;
-    /// Relaxed ordering and no snoop allowed, read requests of at most 512 bytes.
+
+    /// Relaxed ordering and no snoop enabled, read requests of at most 512 bytes.
     const CONTROL: u16 = 1 << 4 | 1 << 11 | 2 << 12;
-    /// All but phantom functions and auxiliary power, which there are not, and the reset, which reads as zero.
+
+    /// All bits except phantom functions and auxiliary power, which do not exist, and the reset
+    /// bit, which reads as zero.
     const CONTROL_WRITABLE: u16 = 0x79ff;
     const CONTROL_PAYLOAD: u8 = 0xe0;
     const STATUS_ERRORS: u8 = 0x0f;
     const SPEED_5GT: u16 = 2;
     const WIDTH_8: u16 = 8 << 4;
+
     /// ASPM optionality compliance.
     const LINK: u32 = (SPEED_5GT | WIDTH_8) as u32 | 1 << 22;
+
     /// Slot clock.
     const LINK_STATE: u16 = SPEED_5GT | WIDTH_8 | 1 << 12;
+
     /// ASPM control, read completion boundary, common clock, extended synch.
     const LINK_WRITABLE: u16 = 0x00cb;
     const TIMEOUT_DISABLE: u32 = 1 << 4;
+
     /// 2.5 and 5 GT/s.
     const SPEEDS: u32 = 0x06;
+
     /// Target speed and autonomous speed disable.
     const LINK_2_WRITABLE: u16 = 0x002f;
+
     /// De-emphasis of -3.5 dB.
     const LINK_2_STATE: u16 = 1;
 
@@ -147,9 +160,11 @@ fn put_express(list: &mut List<'_>, legacy: bool) -> usize {
     image.field(at + LINK_CONTROL_2, SPEED_5GT.to_le_bytes(), LINK_2_WRITABLE.to_le_bytes());
     image.sticky[at + LINK_CONTROL_2] = LINK_2_WRITABLE as u8;
     image.put(at + LINK_STATUS_2, LINK_2_STATE.to_le_bytes());
+
     at + DEVICE_CONTROL
 }
 
+/// Writes MSI-X: table size, and the locations of the table and of the pending bits.
 fn put_msix(list: &mut List<'_>, msix: MsixSpec) -> usize {
     let at = list.add(ID_MSIX, 12);
     let size = msix.vectors.saturating_sub(1) & 0x7ff;
@@ -159,14 +174,16 @@ fn put_msix(list: &mut List<'_>, msix: MsixSpec) -> usize {
     at + 2
 }
 
-/// A bit for each BAR of which it holds.
+/// Returns a bit mask of the BARs for which `holds` returns true.
 fn bars_that(spec: &FunctionSpec, holds: impl Fn(&BarSpec) -> bool) -> u8 {
     let bit = |(index, bar): (usize, &Option<BarSpec>)| u8::from(bar.as_ref().is_some_and(&holds)) << index;
     spec.bars.iter().enumerate().map(bit).sum()
 }
 
+/// Writes the vendor capability that locates rings, control page and mirror for a driver.
 fn put_attachment(list: &mut List<'_>, rings: RingSpec, spec: &FunctionSpec) {
     const LENGTH: usize = size_of::<AttachmentCapability>();
+
     let at = list.add(CAP_ID_VENDOR, LENGTH);
     let capability = AttachmentCapability {
         cap_id: CAP_ID_VENDOR,
@@ -186,11 +203,14 @@ fn put_attachment(list: &mut List<'_>, rings: RingSpec, spec: &FunctionSpec) {
         memory_bars: bars_that(spec, BarSpec::is_memory),
         mirrored_bars: bars_that(spec, BarSpec::is_mirrored),
     };
+
     list.image.value[at..at + LENGTH].copy_from_slice(capability.as_bytes());
 }
 
-/// The only extended capability, so that the list there ends as it must. The number is an EUI-64 of the locally
-/// administered kind made of the identity: every function of a kind has the same.
+/// Writes the device serial number. It is the only extended capability, and ends that list.
+///
+/// The number is a locally administered EUI-64 made from the identity. Every function with the same
+/// identity has the same number.
 fn put_serial_number(image: &mut Image, identity: &Identity) {
     let [device_high, device_low] = identity.device.to_be_bytes();
     let [vendor_high, vendor_low] = identity.vendor.to_be_bytes();
@@ -204,6 +224,7 @@ fn put_serial_number(image: &mut Image, identity: &Identity) {
         device_low,
         identity.revision,
     ]);
+
     image.put(EXTENDED, (u32::from(ID_SERIAL_NUMBER) | 1 << 16).to_le_bytes());
     image.put(EXTENDED + 4, number.to_le_bytes());
 }

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use crate::spec::{BarKind, FunctionSpec};
 
-use super::capabilities::{self, Places};
+use super::capabilities::{self, RegisterOffsets};
 
-/// Bytes of configuration space.
+/// Size of configuration space in bytes.
 pub const CONFIG_SIZE: usize = 4096;
 
 /// Offsets in the type 0 header.
@@ -34,41 +34,44 @@ const COMMAND_INTX_DISABLE: u16 = 1 << 10;
 const STATUS_INTERRUPT: u16 = 1 << 3;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const STATUS_RECEIVED_MASTER_ABORT: u16 = 1 << 13;
-/// Master data parity error, signaled and received aborts, signaled system error, detected parity error.
+/// The error bits: master data parity error, signaled and received aborts, signaled system error,
+/// detected parity error.
 const STATUS_ERRORS: u16 = 0xf900;
 
 /// Power state of a function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PowerState {
-    /// On.
+    /// Full power.
     D0,
-    /// Asleep with power: the function starts no DMA. Of what a card does besides, answering at no BAR, nothing is modelled: its registers and rings
-    /// go on working.
+    /// Sleep with power. The function starts no DMA. Its registers and rings go on working, unlike
+    /// those of a card, which answers at no BAR.
     D3Hot,
 }
 
-/// What a write to configuration space means for the rest of the function.
+/// Effect of a write to configuration space on the rest of the function.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ConfigEffect {
-    /// A function-level reset was asked for: reset the attachment, then answer the write.
+    /// The write requested a function-level reset. The caller must reset the attachment, then
+    /// answer the write.
     pub function_level_reset: bool,
-    /// Some bit has another value than before.
+    /// A bit has changed its value.
     pub changed: bool,
-    /// Among them INTx disable, MSI-X enable, or the MSI-X function mask: what is pending may be delivered now.
+    /// INTx disable, MSI-X enable or the MSI-X function mask has changed. Pending interrupts may be
+    /// deliverable now.
     pub interrupts_changed: bool,
 }
 
-/// A byte map of all of configuration space.
+/// One byte for each byte of configuration space.
 pub(super) type Bytes = Box<[u8]>;
 
-/// Values and rules while they are put together.
+/// Values and rules during construction.
 pub(super) struct Image {
     pub(super) value: Bytes,
-    /// Bits that software writes.
+    /// Bits that software can write.
     pub(super) writable: Bytes,
     /// Bits that software clears by writing ones.
     pub(super) clears: Bytes,
-    /// Bits that a function-level reset leaves alone.
+    /// Bits that a function-level reset keeps.
     pub(super) sticky: Bytes,
 }
 
@@ -78,41 +81,42 @@ impl Image {
         Self { value: zeros(), writable: zeros(), clears: zeros(), sticky: zeros() }
     }
 
-    /// A read-only field.
+    /// Sets a read-only field.
     pub(super) fn put<const N: usize>(&mut self, at: usize, value: [u8; N]) {
         self.value[at..at + N].copy_from_slice(&value);
     }
 
-    /// A field of which `writable` bits can be written.
+    /// Sets a field of which the bits in `writable` can be written.
     pub(super) fn field<const N: usize>(&mut self, at: usize, value: [u8; N], writable: [u8; N]) {
         self.put(at, value);
         self.writable[at..at + N].copy_from_slice(&writable);
     }
 }
 
-/// What configuration spaces of one function have in common: the values of power-on, and the rules.
-struct Function {
+/// State shared by the configuration spaces of one function: the power-on values and the rules.
+struct ConfigLayout {
     power_on: Image,
-    places: Places,
+    offsets: RegisterOffsets,
 }
 
-/// Configuration space of a function as one attachment sees it. Clones are of the same function, and otherwise apart.
+/// Configuration space of a function as one attachment sees it. A clone belongs to the same
+/// function and has its own values.
 #[derive(Clone)]
 pub struct ConfigSpace {
     value: Bytes,
-    function: Arc<Function>,
+    layout: Arc<ConfigLayout>,
 }
 
 impl ConfigSpace {
-    /// Configuration space at power-on. `spec` has been validated.
+    /// Returns configuration space at power-on. The caller has validated `spec`.
     pub fn new(spec: &FunctionSpec) -> Self {
         let mut image = Image::new();
         put_header(&mut image, spec);
-        let places = capabilities::put(&mut image, spec);
-        Self { value: image.value.clone(), function: Arc::new(Function { power_on: image, places }) }
+        let offsets = capabilities::put(&mut image, spec);
+        Self { value: image.value.clone(), layout: Arc::new(ConfigLayout { power_on: image, offsets }) }
     }
 
-    /// Read bytes; ones where there is no configuration space.
+    /// Reads bytes. Bytes beyond configuration space read as ones.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         let there = self.value.get(start..).unwrap_or_default();
@@ -122,72 +126,77 @@ impl ConfigSpace {
         behind.fill(0xff);
     }
 
-    /// Write bytes, each by its own rules; those behind the end are ignored.
+    /// Writes bytes, each by its own rules. Bytes beyond the end are ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> ConfigEffect {
         let mut effect = ConfigEffect::default();
         let before = self.interrupt_controls();
+
         let start = usize::try_from(offset).unwrap_or(usize::MAX);
         for (at, &byte) in (start..CONFIG_SIZE).zip(data) {
             let old = self.value[at];
-            let mut writable = self.function.power_on.writable[at];
-            if at == self.function.places.power_control && !matches!(byte & capabilities::POWER_STATE, 0 | 3)
-            {
-                // D1 and D2 don't exist; a write of them is completed and changes no state.
+            let mut writable = self.layout.power_on.writable[at];
+            if at == self.layout.offsets.power_control && !matches!(byte & capabilities::POWER_STATE, 0 | 3) {
+                // The function has no D1 and D2. A write of them completes and changes no state.
                 writable &= !capabilities::POWER_STATE;
             }
-            if at == self.function.places.device_control + 1 && byte & capabilities::INITIATE_RESET != 0 {
+
+            if at == self.layout.offsets.device_control + 1 && byte & capabilities::INITIATE_RESET != 0 {
                 effect.function_level_reset = true;
             }
-            let new = ((old & !writable) | (byte & writable)) & !(byte & self.function.power_on.clears[at]);
+
+            let new = ((old & !writable) | (byte & writable)) & !(byte & self.layout.power_on.clears[at]);
             self.value[at] = new;
             effect.changed |= new != old;
         }
+
         effect.interrupts_changed = self.interrupt_controls() != before;
+
         effect
     }
 
-    /// Whether the function may start DMA.
+    /// Returns whether the function may start DMA.
     pub fn bus_master(&self) -> bool {
         self.enabled(COMMAND_BUS_MASTER)
     }
 
-    /// Whether its memory BARs answer.
+    /// Returns whether the memory BARs answer.
     pub fn memory_enabled(&self) -> bool {
         self.enabled(COMMAND_MEMORY)
     }
 
-    /// Whether its I/O BARs answer.
+    /// Returns whether the I/O BARs answer.
     pub fn io_enabled(&self) -> bool {
         self.enabled(COMMAND_IO)
     }
 
-    /// Whether software forbade INTx.
+    /// Returns whether software disabled INTx.
     pub fn intx_disabled(&self) -> bool {
         self.command() & COMMAND_INTX_DISABLE != 0
     }
 
-    /// Whether software enabled MSI-X. INTx is not used then.
+    /// Returns whether software enabled MSI-X. INTx is not used then.
     pub fn msix_enabled(&self) -> bool {
         self.msix_control() & capabilities::MSIX_ENABLE != 0
     }
 
-    /// Whether software masked all MSI-X vectors.
+    /// Returns whether software masked all MSI-X vectors.
     pub fn msix_function_masked(&self) -> bool {
         self.msix_control() & capabilities::MSIX_FUNCTION_MASK != 0
     }
 
-    /// The power state that software set.
+    /// Returns the power state that software set.
     pub fn power_state(&self) -> PowerState {
-        match self.value[self.function.places.power_control] & capabilities::POWER_STATE {
+        match self.value[self.layout.offsets.power_control] & capabilities::POWER_STATE {
             0 => PowerState::D0,
             _ => PowerState::D3Hot,
         }
     }
 
-    /// Where software put a BAR: its address, or for the I/O kind its port. `None` when there is no such BAR.
+    /// Returns the address of a BAR that software set, or its port for the I/O kind. Returns `None`
+    /// if there is no such BAR.
     pub fn bar_address(&self, bar: u8) -> Option<u64> {
         let index = usize::from(bar);
-        let wide = *self.function.places.bars.get(index)?;
+        let wide = *self.layout.offsets.bars.get(index)?;
         let at = header::BARS + 4 * index;
         let low = u64::from(u32::from_le_bytes(self.get(at)));
         match wide? {
@@ -199,35 +208,38 @@ impl ConfigSpace {
         }
     }
 
-    /// Show in the status register whether the function asserts INTx (which *INTx disable* does not hide).
+    /// Shows in the status register whether the function asserts INTx. *INTx disable* does not hide
+    /// this bit.
     pub fn set_interrupt_status(&mut self, asserted: bool) {
         let status = u16::from_le_bytes(self.get(header::STATUS));
         let status = if asserted { status | STATUS_INTERRUPT } else { status & !STATUS_INTERRUPT };
         self.set(header::STATUS, status.to_le_bytes());
     }
 
-    /// Show that nothing answered a request of the function, as with DMA to an address that is not mapped: *received master
-    /// abort* in the status register, *unsupported request detected* in the device status register.
+    /// Records a request of the function without an answer, such as DMA to an unmapped address. It
+    /// sets *received master abort* in the status register and *unsupported request detected* in
+    /// the device status register.
     pub fn set_master_abort(&mut self) {
         let status = u16::from_le_bytes(self.get(header::STATUS)) | STATUS_RECEIVED_MASTER_ABORT;
         self.set(header::STATUS, status.to_le_bytes());
-        self.value[self.function.places.device_control + 2] |= capabilities::UNSUPPORTED_REQUEST;
+        self.value[self.layout.offsets.device_control + 2] |= capabilities::UNSUPPORTED_REQUEST;
     }
 
-    /// As it was made.
+    /// Restores the power-on values.
     pub fn power_on(&mut self) {
-        self.value.copy_from_slice(&self.function.power_on.value);
+        self.value.copy_from_slice(&self.layout.power_on.value);
     }
 
-    /// A function-level reset: values of power-on, but for the few fields that it leaves alone (PCI Express Base 4.0,
-    /// 6.6.2): maximum payload size and the settings of the link.
+    /// Carries out a function-level reset. It restores the power-on values except maximum payload
+    /// size and the link settings, which it keeps (PCI Express Base 4.0, 6.6.2).
     pub fn reset(&mut self) {
         for (at, value) in self.value.iter_mut().enumerate() {
-            let sticky = self.function.power_on.sticky[at];
-            *value = (*value & sticky) | (self.function.power_on.value[at] & !sticky);
+            let sticky = self.layout.power_on.sticky[at];
+            *value = (*value & sticky) | (self.layout.power_on.value[at] & !sticky);
         }
     }
 
+    /// Returns whether a command bit is set in power state D0.
     fn enabled(&self, bit: u16) -> bool {
         self.command() & bit != 0 && self.power_state() == PowerState::D0
     }
@@ -236,26 +248,30 @@ impl ConfigSpace {
         u16::from_le_bytes(self.get(header::COMMAND))
     }
 
+    /// Returns the message control word of MSI-X, 0 without MSI-X.
     fn msix_control(&self) -> u16 {
-        self.function.places.msix_control.map_or(0, |at| u16::from_le_bytes(self.get(at)))
+        self.layout.offsets.msix_control.map_or(0, |at| u16::from_le_bytes(self.get(at)))
     }
 
+    /// Returns the values whose change may make interrupts deliverable.
     fn interrupt_controls(&self) -> (bool, u16) {
         (self.intx_disabled(), self.msix_control())
     }
 
-    /// At a place that the layout fixed.
+    /// Returns a field at an offset that the layout fixed.
     fn get<const N: usize>(&self, at: usize) -> [u8; N] {
         let mut out = [0; N];
         out.copy_from_slice(&self.value[at..at + N]);
         out
     }
 
+    /// Sets a field, whatever bits software can write.
     fn set<const N: usize>(&mut self, at: usize, value: [u8; N]) {
         self.value[at..at + N].copy_from_slice(&value);
     }
 }
 
+/// Fills in the type 0 header.
 fn put_header(image: &mut Image, spec: &FunctionSpec) {
     let identity = &spec.identity;
     image.put(header::VENDOR, identity.vendor.to_le_bytes());
@@ -279,11 +295,13 @@ fn put_header(image: &mut Image, spec: &FunctionSpec) {
             BarKind::Memory32 => (0x0, mask & !0xf),
             BarKind::Memory64 { prefetchable } => (0x4 | u32::from(prefetchable) << 3, mask & !0xf),
         };
+
         command |= if bar.kind == BarKind::Io { COMMAND_IO } else { COMMAND_MEMORY };
         image.field(at, kind.to_le_bytes(), (mask as u32).to_le_bytes());
         if matches!(bar.kind, BarKind::Memory64 { .. }) {
             image.field(at + 4, [0; 4], ((mask >> 32) as u32).to_le_bytes());
         }
     }
+
     image.field(header::COMMAND, [0; 2], command.to_le_bytes());
 }

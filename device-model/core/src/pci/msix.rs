@@ -6,22 +6,24 @@ use std::ops::Range;
 const ENTRY: usize = 16;
 /// Offset of the vector control word in an entry. Bit 0 masks the vector.
 const CONTROL: usize = 12;
+/// Bit of the vector control word that masks the vector.
 const MASK: u8 = 1;
 
-/// The most bytes that one write changes; what is behind them is ignored.
+/// Largest number of bytes that one write changes. Bytes beyond it are ignored.
 pub const MAX_TABLE_WRITE: usize = 512;
 
-/// The table of a function's (1 to 2048) vectors, and their pending bits.
+/// The table of a function's vectors (1 to 2048), and their pending bits.
 pub struct MsixTable {
     entries: Vec<[u8; ENTRY]>,
     pending: Vec<u64>,
 }
 
-/// Vectors that a write unmasked and that are pending: they can be delivered, unless the whole function is masked.
+/// Pending vectors that a write unmasked. They can be delivered unless the function mask is set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unmasked {
     first: usize,
-    /// Bit `i`: vector `first + i`. A write of [`MAX_TABLE_WRITE`] bytes touches fewer than 64 entries.
+    /// Bit `i` stands for vector `first + i`. A write of [`MAX_TABLE_WRITE`] bytes touches fewer
+    /// than 64 entries.
     bits: u64,
 }
 
@@ -32,14 +34,16 @@ impl Iterator for Unmasked {
         if self.bits == 0 {
             return None;
         }
+
         let bit = self.bits.trailing_zeros() as usize;
         self.bits &= self.bits - 1;
+
         u16::try_from(self.first + bit).ok()
     }
 }
 
 impl MsixTable {
-    /// A table in which every vector is masked.
+    /// Returns a table in which every vector is masked.
     pub fn new(vectors: u16) -> Self {
         let vectors = usize::from(vectors);
         let mut table = Self { entries: vec![[0; ENTRY]; vectors], pending: vec![0; vectors.div_ceil(64)] };
@@ -47,65 +51,70 @@ impl MsixTable {
         table
     }
 
-    /// Number of vectors.
+    /// Returns the number of vectors.
     pub fn vectors(&self) -> u16 {
         self.entries.len() as u16
     }
 
-    /// Read the table at a byte offset; zeros behind its end.
+    /// Reads the table at a byte offset. Bytes behind its end read as zero.
     pub fn read(&self, offset: u64, data: &mut [u8]) {
         for (position, byte) in data.iter_mut().enumerate() {
-            *byte = place(offset, position)
+            *byte = byte_offset(offset, position)
                 .and_then(|at| Some(self.entries.get(at / ENTRY)?[at % ENTRY]))
                 .unwrap_or(0);
         }
     }
 
-    /// Write the table at a byte offset, at most [`MAX_TABLE_WRITE`] bytes. Reserved bits stay zero; what is behind the end
-    /// is ignored.
+    /// Writes the table at a byte offset, at most [`MAX_TABLE_WRITE`] bytes. Reserved bits stay
+    /// zero. Bytes behind the end are ignored.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Unmasked {
         let first = usize::try_from(offset).map_or(usize::MAX, |offset| offset / ENTRY);
         let mut unmasked = Unmasked { first, bits: 0 };
         for (position, byte) in data.iter().take(MAX_TABLE_WRITE).enumerate() {
-            let Some(at) = place(offset, position) else { break };
+            let Some(at) = byte_offset(offset, position) else { break };
             let Some(entry) = self.entries.get_mut(at / ENTRY) else { break };
+
             let writable = match at % ENTRY {
                 0 => 0xfc,
                 CONTROL => MASK,
                 13..=15 => 0,
                 _ => 0xff,
             };
+
             let old = std::mem::replace(&mut entry[at % ENTRY], byte & writable);
             if at % ENTRY == CONTROL && old & !byte & MASK != 0 && self.is_pending((at / ENTRY) as u16) {
                 unmasked.bits |= 1 << (at / ENTRY - first);
             }
         }
+
         unmasked
     }
 
-    /// Read the pending bits at a byte offset; zeros behind their end. They can't be written by software.
+    /// Reads the pending bits at a byte offset. Bytes behind their end read as zero. Software can't
+    /// write them.
     pub fn read_pba(&self, offset: u64, data: &mut [u8]) {
         for (position, byte) in data.iter_mut().enumerate() {
-            *byte = place(offset, position)
+            *byte = byte_offset(offset, position)
                 .and_then(|at| Some(self.pending.get(at / 8)?.to_le_bytes()[at % 8]))
                 .unwrap_or(0);
         }
     }
 
-    /// Whether a vector may not be delivered, given the function mask in the capability. So with a vector that does not exist.
+    /// Returns whether a vector may not be delivered, given the function mask of the capability. A
+    /// vector that does not exist counts as masked.
     pub fn is_masked(&self, vector: u16, function_masked: bool) -> bool {
         function_masked
             || self.entries.get(usize::from(vector)).is_none_or(|entry| entry[CONTROL] & MASK != 0)
     }
 
-    /// Set a vector's pending bit.
+    /// Sets a vector's pending bit.
     pub fn set_pending(&mut self, vector: u16) {
         if vector < self.vectors() {
             self.pending[usize::from(vector) / 64] |= 1 << (vector % 64);
         }
     }
 
-    /// Clear a vector's pending bit; whether it was set.
+    /// Clears a vector's pending bit. Returns whether it was set.
     pub fn clear_pending(&mut self, vector: u16) -> bool {
         let was = self.is_pending(vector);
         if was {
@@ -114,13 +123,13 @@ impl MsixTable {
         was
     }
 
-    /// Whether a vector's pending bit is set.
+    /// Returns whether a vector's pending bit is set.
     pub fn is_pending(&self, vector: u16) -> bool {
         self.pending.get(usize::from(vector) / 64).is_some_and(|word| word & (1 << (vector % 64)) != 0)
     }
 
-    /// The vectors that are pending and not masked one by one: what can be delivered when the function mask is cleared or MSI-X
-    /// is enabled.
+    /// Returns the pending vectors whose own mask is clear. They can be delivered when the function
+    /// mask is cleared or MSI-X is enabled.
     pub fn deliverable(&self) -> impl Iterator<Item = u16> {
         self.pending
             .iter()
@@ -129,21 +138,21 @@ impl MsixTable {
             .filter(|&vector| !self.is_masked(vector, false))
     }
 
-    /// Message address and data of a vector; zeros for one that does not exist.
+    /// Returns the message address and data of a vector, or zeros if it does not exist.
     pub fn address_data(&self, vector: u16) -> (u64, u32) {
         self.entries.get(usize::from(vector)).map_or((0, 0), |entry| {
             (u64::from_le_bytes(bytes(entry, 0..8)), u32::from_le_bytes(bytes(entry, 8..12)))
         })
     }
 
-    /// Nothing pending; what is masked stays masked.
-    pub fn forget_pending(&mut self) {
+    /// Clears all pending bits. Masks stay.
+    pub fn clear_all_pending(&mut self) {
         self.pending.fill(0);
     }
 
-    /// Every vector masked, its address and data zero, nothing pending.
+    /// Masks every vector, zeroes its address and data, and clears all pending bits.
     pub fn reset(&mut self) {
-        self.forget_pending();
+        self.clear_all_pending();
         for entry in &mut self.entries {
             *entry = [0; ENTRY];
             entry[CONTROL] = MASK;
@@ -151,7 +160,8 @@ impl MsixTable {
     }
 }
 
-fn place(offset: u64, position: usize) -> Option<usize> {
+/// Returns `offset + position`, or `None` on overflow.
+fn byte_offset(offset: u64, position: usize) -> Option<usize> {
     usize::try_from(offset).ok()?.checked_add(position)
 }
 

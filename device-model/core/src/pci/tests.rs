@@ -1,4 +1,4 @@
-//! Configuration space and the MSI-X table, as a client sees them.
+//! Tests of configuration space and the MSI-X table, from a client's view.
 
 use nicforge_hwi::pci::{AttachmentCapability, CAP_ID_VENDOR};
 use proptest::prelude::*;
@@ -12,7 +12,7 @@ const COMMAND: u64 = 0x04;
 const STATUS: u64 = 0x06;
 const BAR0: u64 = 0x10;
 
-/// A NIC with BARs 0 to 2, a 64-bit BAR 3 of 8 GiB, and I/O ports in BAR 5.
+/// Returns a NIC with BARs 0 to 2, a 64-bit BAR 3 of 8 GiB, and I/O ports in BAR 5.
 fn nic() -> FunctionSpec {
     let identity = Identity {
         vendor: 0x1efc,
@@ -22,16 +22,18 @@ fn nic() -> FunctionSpec {
         class: 0x02_80_01,
         revision: 7,
     };
+
     let attachments = vec![AttachmentSpec { name: "only".into(), group: 0 }];
     let mut spec = FunctionSpec::nic(identity, attachments, 0x1000, VECTORS, 64, 0, 0);
     let wide = BarKind::Memory64 { prefetchable: true };
     spec.bars[3] = Some(BarSpec { size: 8 << 30, kind: wide, ..BarSpec::trapped(0) });
     spec.bars[5] = Some(BarSpec::io(32));
     spec.validate().unwrap();
+
     spec
 }
 
-/// The plainest function: one BAR, no interrupts, no rings.
+/// Returns the smallest function: one BAR, no interrupts, no rings.
 fn plain() -> FunctionSpec {
     let mut bars: [Option<BarSpec>; 6] = Default::default();
     bars[0] = Some(BarSpec::trapped(16));
@@ -52,7 +54,7 @@ fn get32(config: &ConfigSpace, at: u64) -> u32 {
     u32::from_le_bytes(get(config, at))
 }
 
-/// Ids and offsets of the capability list, as software walks it, for at most the 48 that fit.
+/// Returns the ids and offsets of the capability list, read as software walks it. At most 48 fit.
 fn capabilities(config: &ConfigSpace) -> Vec<(u8, u64)> {
     let mut found = Vec::new();
     let mut at = get::<1>(config, 0x34)[0];
@@ -61,6 +63,7 @@ fn capabilities(config: &ConfigSpace) -> Vec<(u8, u64)> {
         found.push((id, u64::from(at)));
         at = next;
     }
+
     found
 }
 
@@ -92,19 +95,23 @@ fn capability_list_is_terminated_aligned_and_disjoint() {
     let list = capabilities(&config);
 
     let ids: Vec<u8> = list.iter().map(|&(id, _)| id).collect();
+
     assert_eq!(ids, [0x01, 0x10, 0x11, CAP_ID_VENDOR]);
+
     let length = |id| match id {
         0x01 => 8,
         0x10 => 0x3c,
         0x11 => 12,
         _ => 28,
     };
+
     let mut free = 0x40;
     for (id, at) in list {
         assert_eq!(at % 4, 0);
         assert!(at >= free, "capability {id:#x} at {at:#x} overlaps what is before it");
         free = at + length(id);
     }
+
     assert!(free <= 0x100);
 }
 
@@ -169,11 +176,14 @@ fn express_capability_is_a_version_2_endpoint_that_can_be_reset() {
     let at = capability(&config, 0x10);
 
     assert_eq!(get16(&config, at + 2) & 0xf, 2);
+
     let device = get32(&config, at + 4);
     assert_ne!(device & 1 << 28, 0, "function-level reset");
     assert_ne!(device & 1 << 15, 0, "role-based error reporting");
+
     let (link, state) = (get32(&config, at + 0x0c), u32::from(get16(&config, at + 0x12)));
     assert_eq!(link & 0x3ff, state & 0x3ff, "the link runs at its best speed and width");
+
     let speeds = get32(&config, at + 0x2c);
     assert_ne!(speeds & 1 << (link & 0xf), 0, "the best speed is among those supported");
 }
@@ -196,6 +206,7 @@ fn bar_sizing_gives_size_and_kind_of_each_bar() {
     let sized: Vec<u32> = (0..6).map(|index| size_bar(&mut config, index)).collect();
 
     let mask = |index: usize| !(spec.bars[index].as_ref().unwrap().size as u32 - 1);
+
     assert_eq!(sized[0], mask(0));
     assert_eq!(sized[1], mask(1), "32 bits, not prefetchable");
     assert_eq!(sized[3], 0xc, "64 bits, prefetchable");
@@ -345,6 +356,7 @@ fn reset_gives_power_on_values_but_keeps_payload_size_and_link() {
     config.reset();
 
     let fresh = ConfigSpace::new(&nic());
+
     assert_eq!(get::<64>(&config, 0), get::<64>(&fresh, 0));
     assert_eq!(get16(&config, express + 8), 0x2810 & !0xe0 | 0x20);
     assert_eq!(get16(&config, express + 0x10), 0x0040);
@@ -376,6 +388,7 @@ fn table_starts_masked_and_keeps_address_and_data() {
     assert!(table.is_masked(4, true));
     assert!(table.is_masked(VECTORS, false), "no such vector");
     assert_eq!(table.address_data(4), (0xfee0_1000, 0x41), "the address is dword aligned");
+
     let mut control = [0xff; 4];
     table.read(4 * 16 + 12, &mut control);
     assert_eq!(control, [0; 4], "reserved bits of vector control stay zero");
@@ -409,6 +422,7 @@ fn pending_bits_are_read_where_they_belong() {
     let mut expected = [0; 20];
     expected[0] = 0x02;
     expected[8] = 0x20;
+
     assert_eq!(bits, expected);
     assert!(table.clear_pending(69));
     assert!(!table.clear_pending(69));
@@ -442,7 +456,8 @@ fn reset_masks_every_vector_and_forgets_what_is_pending() {
     assert_eq!(table.address_data(2), (0, 0));
 }
 
-/// The bits of configuration space that software can give either value, found by trying.
+/// Returns the bits of configuration space that software can change. It writes both values to find
+/// them.
 fn changeable(spec: &FunctionSpec) -> Vec<u8> {
     let mut config = ConfigSpace::new(spec);
     let mut bits = get::<CONFIG_SIZE>(&config, 0);
@@ -456,6 +471,7 @@ fn changeable(spec: &FunctionSpec) -> Vec<u8> {
             *bits = if value == 0xff { before ^ after } else { *bits | (before ^ after) };
         }
     }
+
     bits.to_vec()
 }
 
@@ -482,6 +498,7 @@ fn writable_registers_are_the_expected_ones() {
         express + 0x30,
     ]);
     expected.push(msix + 3);
+
     assert_eq!(places, expected);
 }
 
@@ -536,6 +553,7 @@ proptest! {
         for vector in 0..vectors {
             table.set_pending(vector);
         }
+
         for (at, data) in &accesses {
             let unmasked: Vec<u16> = table.write(*at, data).collect();
             prop_assert!(unmasked.iter().all(|&vector| vector < vectors && !table.is_masked(vector, false)));
@@ -543,8 +561,10 @@ proptest! {
             table.read(*at, &mut out);
             table.read_pba(*at, &mut out);
         }
+
         let deliverable = table.deliverable().count();
         let open = (0..vectors).filter(|&vector| !table.is_masked(vector, false)).count();
+
         prop_assert_eq!(deliverable, open);
     }
 }

@@ -1,4 +1,4 @@
-//! A device that writes down what it is asked and does what a test tells it, and what tests do to a machine that holds it.
+//! A device that records its calls and runs a test's actions, and helpers for a machine with it.
 #![allow(dead_code, unreachable_pub, reason = "each test program uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "tests")]
 
@@ -22,25 +22,25 @@ use nicforge_core::{
 use nicforge_hwi::attachment::{control, mirror};
 use nicforge_shm::{Producer, PushError, SharedCells, SharedMemory};
 
-/// The first function of a machine, and its first attachments.
+/// The first function of a machine, and its attachments.
 pub const F: FunctionId = FunctionId(0);
 pub const A: AttachmentId = AttachmentId(0);
 pub const B: AttachmentId = AttachmentId(1);
 pub const C: AttachmentId = AttachmentId(2);
 
-/// Places in the BARs of [`spec`].
+/// Offsets in the BARs of [`spec`].
 pub const CONTROL: u64 = 0x1000;
 pub const MSIX_TABLE: u64 = 0x2000;
 pub const PENDING_BITS: u64 = 0x3000;
 pub const WINDOWS: u64 = 0x1_0000;
 pub const RING_CELLS: u32 = 64;
 pub const VECTORS: u16 = 4;
-/// BAR of the group's memory, and the one with an area between registers.
+/// BAR of the group's memory, and BAR with an area between registers.
 pub const BAR_GROUP: u32 = 3;
 pub const BAR_MIXED: u32 = 4;
 
-/// Registers, a ring and windows, a mirror, memory of the group, and a BAR of which a part is memory. Attachments 0 and 1 are
-/// one group, 2 is another.
+/// Returns a description with registers, a ring, windows, a mirror, memory of the group, and a BAR
+/// of which a part is memory. Attachments 0 and 1 are one group, 2 is another.
 pub fn spec() -> FunctionSpec {
     let identity = Identity {
         vendor: 0x1234,
@@ -50,6 +50,7 @@ pub fn spec() -> FunctionSpec {
         class: 0x02_80_00,
         revision: 1,
     };
+
     let attachments = [("a", 0), ("b", 0), ("c", 1)]
         .map(|(name, group)| AttachmentSpec { name: name.to_owned(), group })
         .to_vec();
@@ -61,10 +62,11 @@ pub fn spec() -> FunctionSpec {
         scope: Scope::Attachment,
         areas: vec![Area { offset: 0x1000, length: 0x1000, kind: AreaKind::Mapped }],
     });
+
     spec
 }
 
-/// What the device was asked.
+/// A call that the device received.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     Attached(AttachmentId),
@@ -78,19 +80,19 @@ pub enum Call {
 
 type Action = Box<dyn FnOnce(&mut Context<'_>) + Send>;
 
-/// What a test and its device share.
+/// State that a test shares with its device.
 #[derive(Default)]
 pub struct Script {
     pub calls: Vec<Call>,
-    /// Done in the next call that brings work: a step, or a write of the device's registers.
+    /// Actions for the next call that brings work: a step, or a write of the device's registers.
     pub actions: VecDeque<Action>,
-    /// Attachments whose writes are refused.
+    /// Attachments whose writes stall.
     pub stalled: Vec<AttachmentId>,
-    /// What steps say.
+    /// Result of steps: busy, or idle.
     pub busy: bool,
 }
 
-/// The test's hold on a device.
+/// A test's access to its device.
 #[derive(Clone, Default)]
 pub struct Probe(Arc<Mutex<Script>>);
 
@@ -99,12 +101,12 @@ impl Probe {
         self.0.lock().unwrap()
     }
 
-    /// Have the device do something when it is called next.
+    /// Adds an action for the device's next call.
     pub fn tell(&self, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
         self.script().actions.push_back(Box::new(action));
     }
 
-    /// Everything but steps, since the last time.
+    /// Returns the calls except steps since the last query.
     pub fn calls(&self) -> Vec<Call> {
         let calls = std::mem::take(&mut self.script().calls);
         calls.into_iter().filter(|call| !matches!(call, Call::Step(_))).collect()
@@ -115,13 +117,13 @@ impl Probe {
         calls.iter().filter(|call| matches!(call, Call::Step(_))).count()
     }
 
-    /// The data of the writes that the device accepted, since the last time.
+    /// Returns the data of the writes that the device accepted since the last query.
     pub fn written(&self) -> Vec<Vec<u8>> {
         let write = |call| if let Call::Write(_, _, data) = call { Some(data) } else { None };
         self.calls().into_iter().filter_map(write).collect()
     }
 
-    /// The DMA reads that ended since the last time.
+    /// Returns the DMA reads that ended since the last query.
     pub fn done(&self) -> Vec<(u64, Result<Vec<u8>, DmaError>)> {
         let done =
             |call| if let Call::Done(_, token, result) = call { Some((token.0, result)) } else { None };
@@ -152,7 +154,7 @@ impl Device for ProbeDevice {
         self.spec.clone()
     }
 
-    /// Each byte is the low byte of its offset.
+    /// Returns the low byte of the offset for each byte.
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
         self.note(Call::Read(from, at, data.len()));
         for (index, byte) in data.iter_mut().enumerate() {
@@ -202,21 +204,21 @@ impl Device for ProbeDevice {
     }
 }
 
-/// Add a device of this description.
+/// Adds a device with this description.
 pub fn add(machine: &mut Machine, name: &str, spec: FunctionSpec) -> (FunctionId, Probe) {
     let probe = Probe::default();
     let device = ProbeDevice { spec, probe: probe.clone() };
     (machine.add_function(name, Box::new(device)).unwrap(), probe)
 }
 
-/// A machine of one function that nobody has attached to.
+/// Returns a machine of one function without clients.
 pub fn machine() -> (Machine, Probe) {
     let mut machine = Machine::new();
     let (_, probe) = add(&mut machine, "node0", spec());
     (machine, probe)
 }
 
-/// A machine of one function whose first attachment has a client that may start DMA.
+/// Returns a machine of one function whose first attachment has a client that may start DMA.
 pub fn attached() -> (Machine, Probe) {
     let (mut machine, probe) = machine();
     attach(&mut machine, A);
@@ -233,12 +235,12 @@ pub fn set_bus_master(machine: &mut Machine, who: AttachmentId) {
     write(machine, who, region::CONFIG, 0x04, &0x0006u16.to_le_bytes());
 }
 
-/// A write that is carried out.
+/// Writes, and checks that the write was carried out.
 pub fn write(machine: &mut Machine, who: AttachmentId, region: u32, offset: u64, data: &[u8]) {
     assert_eq!(machine.write(F, who, region, offset, data).unwrap(), Access::Done);
 }
 
-/// A read of `N` bytes that is carried out.
+/// Reads `N` bytes, and checks that the read was carried out.
 pub fn read<const N: usize>(machine: &mut Machine, who: AttachmentId, region: u32, offset: u64) -> [u8; N] {
     let mut data = [0; N];
     assert_eq!(machine.read(F, who, region, offset, &mut data).unwrap(), Access::Done);
@@ -262,12 +264,12 @@ pub fn write_control(machine: &mut Machine, who: AttachmentId, register: u64, va
     write(machine, who, 0, CONTROL + register, &value.to_le_bytes());
 }
 
-/// A client's view of its memory.
+/// Returns the memory behind a BAR, as a client sees it.
 pub fn memory(machine: &Machine, who: AttachmentId, bar: u32) -> SharedMemory {
     machine.region(F, who, bar).unwrap().memory.unwrap()
 }
 
-/// A word of a client's mirror.
+/// Returns a word of a client's mirror.
 pub fn mirror_word(memory: &SharedMemory, offset: u64) -> u32 {
     memory.u32(offset).unwrap().load(Ordering::Acquire)
 }
@@ -276,7 +278,7 @@ pub fn is_sleeping(memory: &SharedMemory) -> bool {
     mirror_word(memory, mirror::SLEEPING) != 0
 }
 
-/// The writing end of a client's ring.
+/// The producer of a client's ring.
 pub struct Ring {
     producer: Producer<SharedCells>,
     mirror: SharedMemory,
@@ -284,7 +286,7 @@ pub struct Ring {
 }
 
 impl Ring {
-    /// Of a function in which [`spec`] puts one ring at the start of BAR 1.
+    /// Returns the producer for a function of [`spec`], which has one ring at the start of BAR 1.
     pub fn new(machine: &Machine, function: FunctionId, who: AttachmentId) -> Self {
         let memory = machine.region(function, who, 1).unwrap().memory.unwrap();
         let mirror = machine.region(function, who, 2).unwrap().memory.unwrap();
@@ -296,12 +298,12 @@ impl Ring {
         self.producer.try_push(consumed, bar, offset, data)
     }
 
-    /// Push a record that the device takes, with this number in it.
+    /// Posts this number to a register of the device.
     pub fn push_number(&mut self, number: u32) {
         self.push(0, 0x10, &number.to_le_bytes()).unwrap();
     }
 
-    /// Start again at cell 0, after a reset.
+    /// Restarts at cell 0, after a reset.
     pub fn restart(&mut self) {
         self.producer = producer(&self.memory);
     }
@@ -312,13 +314,13 @@ fn producer(memory: &SharedMemory) -> Producer<SharedCells> {
     Producer::new(SharedCells::new(memory.window(0, bytes).unwrap()).unwrap())
 }
 
-/// The numbers that [`Ring::push_number`] sent and the device took.
+/// Returns the numbers of [`Ring::push_number`] that the device took since the last query.
 pub fn numbers(probe: &Probe) -> Vec<u32> {
     let number = |data: Vec<u8>| u32::from_le_bytes(data.try_into().unwrap());
     probe.written().into_iter().map(number).collect()
 }
 
-/// Client memory of a page at `iova` that the device reaches directly.
+/// Maps client memory at `iova` that the device reaches directly.
 pub fn map_local(machine: &mut Machine, who: AttachmentId, iova: u64, length: usize) -> SharedMemory {
     let memory = SharedMemory::create("client", length).unwrap();
     let backing = DmaBacking::Memory(memory.whole());
@@ -326,12 +328,12 @@ pub fn map_local(machine: &mut Machine, who: AttachmentId, iova: u64, length: us
     memory
 }
 
-/// Client memory that the device reaches by messages.
+/// Maps client memory that the device reaches by messages.
 pub fn map_remote(machine: &mut Machine, who: AttachmentId, iova: u64, length: u64) {
     machine.dma_map(F, who, iova, length, DmaPermission::READ_WRITE, DmaBacking::Remote).unwrap();
 }
 
-/// The messages there are.
+/// Takes the DMA messages for clients.
 pub fn outgoing(machine: &mut Machine) -> Vec<Outgoing> {
     std::iter::from_fn(|| machine.pop_outgoing()).collect()
 }
@@ -342,7 +344,7 @@ pub fn id_of(message: &Outgoing) -> u64 {
     }
 }
 
-/// Counts its signals.
+/// A sink that counts its signals.
 #[derive(Default)]
 pub struct Count(AtomicU32);
 
@@ -358,14 +360,15 @@ impl InterruptSink for Count {
     }
 }
 
-/// Bind one interrupt of an index.
+/// Binds one interrupt of an index.
 pub fn bind(machine: &mut Machine, who: AttachmentId, index: u32, vector: u32) -> Arc<Count> {
     let count = Arc::new(Count::default());
     machine.bind_interrupts(F, who, index, vector, vec![Some(count.clone())]).unwrap();
     count
 }
 
-/// Step, always with the same time, until the machine has nothing to do at once. Gives what it said last.
+/// Steps at one time until the machine has nothing to do at once. Returns the result of the last
+/// step.
 pub fn settle(machine: &mut Machine, now: u64) -> Next {
     for _ in 0..10_000 {
         let next = machine.step(Nanos(now), 64);
@@ -376,7 +379,7 @@ pub fn settle(machine: &mut Machine, now: u64) -> Next {
     panic!("the machine does not come to rest");
 }
 
-/// Let the whole machine go cold. Gives the time when it has.
+/// Lets all functions go cold. Returns the time at which they are.
 pub fn go_cold(machine: &mut Machine, now: u64) -> u64 {
     settle(machine, now);
     let later = now + 1_000_000;

@@ -1,7 +1,7 @@
-//! A ring's cells in shared memory.
+//! The cells of a ring in shared memory.
 //!
-//! UNSAFETY: dereferences addresses in a window. The cell number is masked by the number of cells, which fit the window
-//! by the check in [`SharedCells::new`].
+//! UNSAFETY: dereferences addresses in a window. The cell number is masked by the number of cells.
+//! [`SharedCells::new`] has checked that the cells fit the window.
 #![allow(unsafe_code)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -13,23 +13,23 @@ use super::{CELL_WORDS, Cells};
 use crate::copy;
 use crate::window::Window;
 
-/// Why a window cannot hold a ring.
+/// Reason why a window can't hold a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum RingError {
-    /// Not a power of two of cells, or too few or too many.
+    /// The number of cells is not a power of two, or out of range.
     #[error("0x{len:x} bytes are no ring: a power of two from {min} to {max} cells of {CELL} bytes is",
         min = MIN_RING_CELLS, max = MAX_RING_CELLS)]
     BadSize {
         /// Size of the window in bytes.
         len: u64,
     },
-    /// Cells are cache lines.
+    /// The ring is not aligned to a cell, which is a cache line.
     #[error("a ring starts at a multiple of {CELL} bytes in memory, not at 0x{address:x}")]
     Misaligned {
-        /// Where the window is mapped.
+        /// Address of the window.
         address: u64,
     },
-    /// Both ends of a ring write it.
+    /// The memory is mapped read-only. Both ends of a ring write it.
     #[error("a ring needs memory that is mapped for writing")]
     ReadOnly,
 }
@@ -45,13 +45,13 @@ pub struct SharedCells {
 #[derive(Clone, Copy, Debug)]
 struct Base(*mut u8);
 
-// SAFETY: points into the window beside it, and is only used for volatile and atomic accesses.
+// SAFETY: points into the window beside it. All accesses through it are volatile or atomic.
 unsafe impl Send for Base {}
 // SAFETY: as above.
 unsafe impl Sync for Base {}
 
 impl SharedCells {
-    /// The ring that fills `window`.
+    /// Returns the ring that fills `window`.
     ///
     /// # Errors
     /// [`RingError::BadSize`], [`RingError::Misaligned`], [`RingError::ReadOnly`].
@@ -62,13 +62,16 @@ impl SharedCells {
         if !len.is_multiple_of(CELL as u64) || !count.is_power_of_two() || !sizes.contains(&count) {
             return Err(RingError::BadSize { len });
         }
+
         let address = window.base_address();
         if !address.is_multiple_of(CELL) {
             return Err(RingError::Misaligned { address: address as u64 });
         }
+
         if !window.is_writable() {
             return Err(RingError::ReadOnly);
         }
+
         Ok(SharedCells { base: Base(window.base_pointer()), mask: count as usize - 1, _window: window })
     }
 
@@ -80,7 +83,8 @@ impl SharedCells {
 
     #[inline]
     fn header(&self, cell: usize) -> &AtomicU64 {
-        // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as `self`.
+        // SAFETY: a cell starts at a multiple of 64 bytes in the window, which lives as long as
+        // `self`.
         unsafe { AtomicU64::from_ptr(self.cell(cell).cast()) }
     }
 
@@ -121,7 +125,8 @@ impl Cells for SharedCells {
     #[inline]
     fn data_read_bytes(&self, cell: usize, data: &mut [u64; CELL_WORDS], len: usize) {
         if len <= 8 {
-            // SAFETY: the first word of a cell's data lies in the window, and is aligned to 8 bytes.
+            // SAFETY: the first word of a cell's data lies in the window, and is aligned to 8
+            // bytes.
             data[0] = unsafe { self.data(cell).cast::<u64>().read_volatile() };
         } else {
             self.data_read(cell, data);
@@ -130,14 +135,16 @@ impl Cells for SharedCells {
 
     #[inline]
     fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]) {
-        // SAFETY: the data of a cell lie in the window, which is mapped for writing, and are aligned to 8 bytes.
+        // SAFETY: the data of a cell lie in the window, which is mapped for writing, and are
+        // aligned to 8 bytes.
         unsafe { copy::cell_to_shared(self.data(cell), data) };
     }
 
     #[inline]
     fn data_write_bytes(&self, cell: usize, bytes: &[u8]) {
         let len = bytes.len().min(CELL_DATA);
-        // SAFETY: at most the data of a cell, which lie in the window, which is mapped for writing, aligned to 8 bytes.
+        // SAFETY: at most the data of a cell, which lie in the window, which is mapped for writing,
+        // aligned to 8 bytes.
         unsafe { copy::up_to_cell_to_shared(self.data(cell), bytes.as_ptr(), len) };
     }
 }

@@ -1,78 +1,85 @@
-//! The reading end.
+//! The consumer of a ring.
 
 use nicforge_hwi::posted::{self, CELL_DATA, MAX_CELLS, MAX_DATA, PHASE};
 use zerocopy::IntoBytes;
 
 use super::{CELL_WORDS, Cells, phase_of};
 
-/// What is at the head of a ring.
+/// Content of the head of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Peek<'a> {
-    /// Nothing.
+    /// The ring is empty.
     Empty,
-    /// A record.
+    /// A complete record.
     Record(RecordRef<'a>),
-    /// A header that no record has: a length of 0 or above [`MAX_DATA`], or more cells than the ring. It takes one cell.
+    /// An invalid header: a length of 0 or above [`MAX_DATA`], or more cells than the ring. It
+    /// takes one cell.
     Malformed {
-        /// The header as it was read.
+        /// The header as read.
         header: u64,
     },
 }
 
-/// A register write, as read from the ring into the consumer's own memory.
+/// A register write, copied from the ring into the consumer's own memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordRef<'a> {
-    /// The BAR, 0 to 7: 6 and 7 are for the caller to refuse.
+    /// Number of the BAR, 0 to 7. The caller must refuse 6 and 7.
     pub bar: u8,
-    /// Offset in the BAR in bytes, which nobody has checked yet.
+    /// Offset in the BAR in bytes, unchecked.
     pub offset: u32,
-    /// What is written, 1 to [`MAX_DATA`] bytes.
+    /// Data to write, 1 to [`MAX_DATA`] bytes.
     pub data: &'a [u8],
 }
 
-/// The reading end of a ring.
+/// The consumer of a ring.
 #[derive(Debug)]
 pub struct Consumer<C: Cells> {
     cells: C,
     count: u32,
     /// Cells consumed so far, modulo 2^32.
     consumed: u32,
-    /// What was read and not popped yet: its header, how many cells it takes (0: there is nothing), and how many bytes (0: it is malformed).
+    /// Header of the record that was read and not popped.
     header: u64,
+    /// Number of its cells, or 0 if no record was read.
     taken: u32,
+    /// Length of its data in bytes, or 0 if it is malformed.
     len: u32,
     buffer: [[u64; CELL_WORDS]; MAX_CELLS],
 }
 
 impl<C: Cells> Consumer<C> {
-    /// Of a ring that is zeroed and that nobody wrote yet.
+    /// Returns the consumer of a ring that is zeroed and unwritten.
     pub fn new(cells: C) -> Self {
         let count = cells.count() as u32;
         let buffer = [[0; CELL_WORDS]; MAX_CELLS];
         Consumer { cells, count, consumed: 0, header: 0, taken: 0, len: 0, buffer }
     }
 
-    /// The oldest record. The memory is read once a record: until it is popped, this gives the same bytes.
+    /// Returns the oldest record. The memory of a record is read once: until the record is popped,
+    /// this returns the same bytes.
     #[inline]
     pub fn peek(&mut self) -> Peek<'_> {
         if self.taken == 0 && !self.look() {
             return Peek::Empty;
         }
+
         if self.len == 0 {
             return Peek::Malformed { header: self.header };
         }
+
         let (bar, offset, _) = posted::fields(self.header);
+
         Peek::Record(RecordRef { bar, offset, data: self.data() })
     }
 
-    /// Whether there is nothing, without reading more than a header.
+    /// Returns whether the ring is empty. It reads at most a header.
     #[inline]
     pub fn is_empty(&self) -> bool {
         let cell = (self.consumed & (self.count - 1)) as usize;
         self.taken == 0 && self.cells.header_acquire(cell) & PHASE != phase_of(self.consumed, self.count)
     }
 
-    /// Reads what is at the head. False when there is nothing.
+    /// Reads the record at the head. Returns false if the ring is empty.
     #[inline]
     fn look(&mut self) -> bool {
         let cell = (self.consumed & (self.count - 1)) as usize;
@@ -80,6 +87,7 @@ impl<C: Cells> Consumer<C> {
         if header & PHASE != phase_of(self.consumed, self.count) {
             return false;
         }
+
         self.header = header;
         let (.., len) = posted::fields(header);
         if len.wrapping_sub(1) < CELL_DATA {
@@ -88,10 +96,11 @@ impl<C: Cells> Consumer<C> {
         } else {
             self.look_further(len);
         }
+
         true
     }
 
-    /// Reads a record that takes several cells, or that is none.
+    /// Reads a record of several cells, or marks the head as malformed.
     #[inline(never)]
     fn look_further(&mut self, len: usize) {
         let cells = posted::cells(len);
@@ -99,29 +108,40 @@ impl<C: Cells> Consumer<C> {
             (self.taken, self.len) = (1, 0);
             return;
         }
+
         for (index, data) in self.buffer[..cells].iter_mut().enumerate() {
             let position = self.consumed.wrapping_add(index as u32);
             self.cells.data_read((position & (self.count - 1)) as usize, data);
         }
+
         (self.taken, self.len) = (cells as u32, len as u32);
     }
 
-    /// Shows `take` the records of one cell in front, in order, at most `most`, until it refuses one; goes past those that it takes. Gives how
-    /// many. Whatever stopped it is what [`Consumer::peek`] gives.
+    /// Passes the records in front to `take`, in order, until it returns false. A record for which
+    /// it returns true is popped. Returns the number of these.
     ///
-    /// The second argument of `take` says that BAR, offset and length are those of the record before, which it took.
+    /// At most `most` records are passed, and only records of one cell. [`Consumer::peek`] then
+    /// returns the record that ended the run. The second argument of `take` is true if the record
+    /// has the BAR, offset and length of the record that was taken just before.
+    ///
+    /// The second argument of `take` says that BAR, offset and length are those of the record
+    /// before, which it took.
     #[inline]
     pub fn take_while(&mut self, most: u32, mut take: impl FnMut(RecordRef<'_>, bool) -> bool) -> u32 {
-        // What was peeked at is the first one, if it is a record of one cell; it was read already.
+        // A record that was peeked is the first one, if it has one cell. Its memory is not read
+        // again.
         let mut read = self.taken != 0;
         if read && (self.taken != 1 || self.len == 0) {
             return 0;
         }
+
         let (mut header, mut refused) = (self.header, false);
         let (first, count) = (self.consumed, self.count);
-        // No header without its phase has all bits set.
+
+        // Without its phase bit, no header has all bits set: this value matches none.
         let (mut last, mut len) = (u64::MAX, self.len as usize);
         let mut done = 0;
+
         while done < most {
             let position = first.wrapping_add(done);
             let cell = (position & (count - 1)) as usize;
@@ -138,6 +158,7 @@ impl<C: Cells> Consumer<C> {
                 }
                 self.cells.data_read_bytes(cell, &mut self.buffer[0], len);
             }
+
             read = false;
             let (bar, offset, _) = posted::fields(header);
             let data = self.buffer[0].as_bytes().get(..len).unwrap_or_default();
@@ -145,44 +166,51 @@ impl<C: Cells> Consumer<C> {
                 refused = true;
                 break;
             }
+
             last = header & !PHASE;
             done += 1;
         }
+
         self.consumed = first.wrapping_add(done);
         if refused || read {
             (self.header, self.taken, self.len) = (header, 1, len as u32);
         } else {
             (self.taken, self.len) = (0, 0);
         }
+
         done
     }
 
-    /// The data of the record that [`Consumer::peek`] gave; nothing when it gave none.
+    /// Returns the data of the record that [`Consumer::peek`] returned, or nothing if it returned
+    /// none.
     #[inline]
     pub fn data(&self) -> &[u8] {
         self.buffer.as_bytes().get(..self.len as usize).unwrap_or_default()
     }
 
-    /// Goes past what [`Consumer::peek`] returned. Does nothing when that was [`Peek::Empty`].
+    /// Removes the head that [`Consumer::peek`] returned. Has no effect if that was
+    /// [`Peek::Empty`].
     #[inline]
     pub fn pop(&mut self) {
         self.consumed = self.consumed.wrapping_add(self.taken);
         (self.taken, self.len) = (0, 0);
     }
 
-    /// Cells consumed so far, modulo 2^32, to be published with *release* order in the mirror's `RING_HEAD`.
+    /// Returns the number of cells consumed so far, modulo 2^32. The caller must publish it with
+    /// *release* order in the mirror's `RING_HEAD`.
     #[inline]
     pub fn consumed(&self) -> u32 {
         self.consumed
     }
 
-    /// {cell, phase} expected next: what the control page's `RING_STATE` shows.
+    /// Returns {cell, phase} of the next record, which the control page's `RING_STATE` shows.
     pub fn state(&self) -> (u32, bool) {
         (self.consumed & (self.count - 1), phase_of(self.consumed, self.count) == PHASE)
     }
 
-    /// Empties the ring: clears all headers, and starts again at cell 0 with phase 1 and a count of 0, which has to be
-    /// published before the producer goes on. What was in it, and a record peeked and not popped, is lost.
+    /// Empties the ring. It clears all headers, and restarts at cell 0 with phase 1 and a count of
+    /// 0. The caller must publish the count before the producer goes on. All records, also one that
+    /// was peeked and not popped, are lost.
     pub fn reset(&mut self) {
         for cell in 0..self.count as usize {
             self.cells.set_header_relaxed(cell, 0);
@@ -191,7 +219,7 @@ impl<C: Cells> Consumer<C> {
         (self.taken, self.len) = (0, 0);
     }
 
-    /// The ring's memory.
+    /// Returns the ring's memory.
     pub fn cells(&self) -> &C {
         &self.cells
     }

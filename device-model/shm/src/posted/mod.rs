@@ -1,12 +1,14 @@
-//! The two ends of a posted-write ring. Its layout is [`nicforge_hwi::posted`]'s.
+//! The two ends of a posted-write ring. [`nicforge_hwi::posted`] defines its layout.
 //!
-//! A client *pushes* register writes; the engine *peeks* at the oldest, replays it, and *pops* it once the device took
-//! it. What flows back is one word, the number of cells consumed, in a page that the client cannot write. Either end can
-//! be hostile: the consumer reads each record once and takes nothing in it for granted; the producer believes no count
-//! that would let it overwrite what may not have been read.
+//! A client *pushes* register writes. The engine *peeks* at the oldest, replays it, and *pops* it
+//! once the device has taken it. One word flows back, in a page that the client can't write: the
+//! number of cells consumed.
 //!
-//! Both ends are generic over [`Cells`], so that a model checker can stand in for the memory. [`SharedCells`] is the
-//! implementation that shared memory has.
+//! Either end can be hostile. The consumer reads each record once and trusts nothing in it. The
+//! producer ignores any count that would let it overwrite unread cells.
+//!
+//! Both ends are generic over [`Cells`], so that a model checker can replace the memory.
+//! [`SharedCells`] implements it for shared memory.
 
 mod cells;
 mod consumer;
@@ -18,15 +20,16 @@ pub use producer::{Producer, PushError};
 
 use nicforge_hwi::posted::CELL_DATA;
 
-/// 64-bit words of data in a cell.
+/// Number of 64-bit words of data in a cell.
 pub const CELL_WORDS: usize = CELL_DATA / 8;
 
 /// The memory of a ring: `count` cells of a header and [`CELL_WORDS`] words of data.
 ///
-/// An implementation must accept every cell number below [`Cells::count`], and may do what it likes but fault with
-/// others. Headers are atomic 64-bit words. Data is not: the headers order it.
+/// An implementation must accept every cell number below [`Cells::count`]. With other numbers it
+/// may do anything except fault. Headers are atomic 64-bit words. Data is not atomic: the headers
+/// order it.
 pub trait Cells {
-    /// How many cells there are: a power of two, at most 2^30, the same at each call.
+    /// Returns the number of cells: a power of two, at most 2^30, the same at each call.
     fn count(&self) -> usize;
     /// Loads a header with acquire order.
     fn header_acquire(&self, cell: usize) -> u64;
@@ -39,14 +42,16 @@ pub trait Cells {
     /// Writes the data of a cell.
     fn data_write(&self, cell: usize, data: &[u64; CELL_WORDS]);
 
-    /// Reads the first `len` bytes of a cell's data, at most [`CELL_DATA`], each once; the others are arbitrary.
+    /// Reads the first `len` bytes of a cell's data, at most [`CELL_DATA`], each once. The rest of
+    /// `data` is arbitrary afterwards.
     #[inline]
     fn data_read_bytes(&self, cell: usize, data: &mut [u64; CELL_WORDS], len: usize) {
         let _ = len;
         self.data_read(cell, data);
     }
 
-    /// Writes the first bytes of a cell's data, at most [`CELL_DATA`]; the others keep or lose what they were.
+    /// Writes the first bytes of a cell's data, at most [`CELL_DATA`]. The content of the others is
+    /// unspecified afterwards.
     #[inline]
     fn data_write_bytes(&self, cell: usize, bytes: &[u8]) {
         let mut data = [0u64; CELL_WORDS];
@@ -58,7 +63,7 @@ pub trait Cells {
     }
 }
 
-/// The phase of the lap that a running count of cells is in, as header bit.
+/// Returns the phase, as a header bit, of the lap in which a running count of cells is.
 #[inline]
 fn phase_of(position: u32, count: u32) -> u64 {
     if position & count == 0 { nicforge_hwi::posted::PHASE } else { 0 }

@@ -1,4 +1,4 @@
-//! What lies where in the BARs of a function.
+//! Decoding of offsets in the BARs of a function.
 
 use nicforge_hwi::attachment::control;
 
@@ -7,8 +7,8 @@ use crate::{
     spec::{AreaKind, FunctionSpec},
 };
 
-/// What a piece of a BAR is.
-pub(super) enum Place {
+/// Kind of space at an offset of a BAR. The number is the offset in the table or page.
+pub(super) enum BarSpace {
     Memory,
     Mirror,
     Control(u64),
@@ -17,8 +17,9 @@ pub(super) enum Place {
     Device,
 }
 
-/// What is at `at`, and how many bytes from there on until something else may begin.
-pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
+/// Returns the kind of space at `at`, and the number of bytes up to the next offset that may be of
+/// another kind.
+pub(super) fn decode(spec: &FunctionSpec, at: Address) -> (BarSpace, u64) {
     // Everything but the device's registers starts at a multiple of 4096.
     let page_end = 4096 - at.offset % 4096;
     if let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) {
@@ -26,19 +27,21 @@ pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
             if (area.offset..area.offset + area.length).contains(&at.offset) {
                 let left = area.offset + area.length - at.offset;
                 return match area.kind {
-                    AreaKind::Mapped => (Place::Memory, left),
-                    AreaKind::Mirrored => (Place::Mirror, left),
+                    AreaKind::Mapped => (BarSpace::Memory, left),
+                    AreaKind::Mirrored => (BarSpace::Mirror, left),
                 };
             }
         }
     }
+
     if let Some(rings) = spec.rings
         && rings.control_bar == at.bar
         && let Some(offset) = at.offset.checked_sub(rings.control_offset.into())
         && offset < control::SIZE
     {
-        return (Place::Control(offset), control::SIZE - offset);
+        return (BarSpace::Control(offset), control::SIZE - offset);
     }
+
     if let Some(msix) = spec.msix
         && msix.bar == at.bar
     {
@@ -47,63 +50,70 @@ pub(super) fn place(spec: &FunctionSpec, at: Address) -> (Place, u64) {
         if let Some(offset) = at.offset.checked_sub(msix.table.into())
             && offset < table
         {
-            return (Place::MsixTable(offset), table - offset);
+            return (BarSpace::MsixTable(offset), table - offset);
         }
         if let Some(offset) = at.offset.checked_sub(msix.pba.into())
             && offset < pending
         {
-            return (Place::PendingBits(offset), pending - offset);
+            return (BarSpace::PendingBits(offset), pending - offset);
         }
     }
-    (Place::Device, page_end)
+
+    (BarSpace::Device, page_end)
 }
 
-/// Whether `length` bytes from `at` on are in a BAR, and all of them the device's registers.
+/// Returns whether `length` bytes at `at` lie in a BAR, and all of them are the device's registers.
 pub(super) fn is_device(spec: &FunctionSpec, at: Address, length: usize) -> bool {
     let Some(bar) = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref) else { return false };
     let Some(end) = at.offset.checked_add(length as u64).filter(|&end| end <= bar.size) else { return false };
     if is_all_device(spec, at.bar) {
         return true;
     }
+
     let mut offset = at.offset;
     while offset < end {
-        let (Place::Device, left) = place(spec, Address { bar: at.bar, offset }) else { return false };
+        let (BarSpace::Device, left) = decode(spec, Address { bar: at.bar, offset }) else { return false };
         offset += left;
     }
+
     true
 }
 
-/// Whether all of a BAR is the device's registers.
+/// Returns whether a whole BAR consists of the device's registers.
 fn is_all_device(spec: &FunctionSpec, bar: u8) -> bool {
     spec.bars.get(usize::from(bar)).and_then(Option::as_ref).is_some_and(|found| found.areas.is_empty())
         && spec.rings.is_none_or(|rings| rings.control_bar != bar)
         && spec.msix.is_none_or(|msix| msix.bar != bar)
 }
 
-/// A part of a BAR that is the device's registers, found once: most accesses go where the last one went.
+/// A range of a BAR that holds only the device's registers. It caches one lookup, because most
+/// accesses go where the last one went.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Registers {
+pub(crate) struct RegisterRange {
     bar: u8,
-    /// Offsets, the second one behind it.
+    /// First offset of the range.
     start: u64,
+    /// Offset behind the range.
     end: u64,
 }
 
-impl Registers {
-    /// Nothing was found yet.
+impl RegisterRange {
+    /// The empty range, before the first lookup.
     pub(crate) const NONE: Self = Self { bar: u8::MAX, start: 0, end: 0 };
 
-    /// Whether `length` bytes from `at` on are in it. What is not may be the device's too: see [`Registers::look`].
+    /// Returns whether `length` bytes at `at` lie in the range. Bytes outside it may be the
+    /// device's registers too: [`RegisterRange::look_up`] finds out.
     #[inline]
-    pub(crate) fn hold(&self, at: Address, length: usize) -> bool {
+    pub(crate) fn contains(&self, at: Address, length: usize) -> bool {
         at.bar == self.bar
             && at.offset >= self.start
             && at.offset.checked_add(length as u64).is_some_and(|end| end <= self.end)
     }
 
-    /// As [`is_device`]. Where all of the BAR, or of the page of 4096 bytes, is the device's, that is remembered.
+    /// Returns the same as [`is_device`]. It keeps the whole BAR as the new range, or else the page
+    /// of 4096 bytes, if that holds only registers.
     #[cold]
-    pub(crate) fn look(&mut self, spec: &FunctionSpec, at: Address, length: usize) -> bool {
+    pub(crate) fn look_up(&mut self, spec: &FunctionSpec, at: Address, length: usize) -> bool {
         let page = Address { bar: at.bar, offset: at.offset & !4095 };
         let size = spec.bars.get(usize::from(at.bar)).and_then(Option::as_ref).map_or(0, |bar| bar.size);
         if is_all_device(spec, at.bar) {
@@ -111,14 +121,15 @@ impl Registers {
         } else if is_device(spec, page, 4096) {
             *self = Self { bar: at.bar, start: page.offset, end: page.offset + 4096 };
         }
-        self.hold(at, length) || is_device(spec, at, length)
+
+        self.contains(at, length) || is_device(spec, at, length)
     }
 }
 
-/// Whether an access lies in the control page as a whole, and does not read the generation: it is answered whatever the rings
-/// hold. Reading the generation is a flush, and waits.
+/// Returns whether an access need not wait for the rings: it lies in the control page as a whole,
+/// and does not read the generation. A read of the generation is a flush, and waits.
 pub(super) fn passes_rings(spec: &FunctionSpec, at: Address, length: usize, write: bool) -> bool {
-    let (Place::Control(offset), left) = place(spec, at) else { return false };
+    let (BarSpace::Control(offset), left) = decode(spec, at) else { return false };
     let flushes = offset < control::GENERATION + 4 && control::GENERATION < offset + length as u64;
     length as u64 <= left && (write || !flushes)
 }
@@ -142,31 +153,35 @@ mod tests {
 
     #[test]
     fn a_page_of_registers_is_known_after_the_first_access() {
-        let (spec, mut known) = (spec(), Registers::NONE);
-        assert!(!known.hold(at(0x1ffc), 4));
-        assert!(known.look(&spec, at(0x1ffc), 4));
-        assert_eq!(known, Registers { bar: 0, start: 0x1000, end: 0x2000 });
-        assert!(known.hold(at(0x1000), 8));
+        let (spec, mut known) = (spec(), RegisterRange::NONE);
+        assert!(!known.contains(at(0x1ffc), 4));
+        assert!(known.look_up(&spec, at(0x1ffc), 4));
+        assert_eq!(known, RegisterRange { bar: 0, start: 0x1000, end: 0x2000 });
+
+        assert!(known.contains(at(0x1000), 8));
     }
 
     #[test]
     fn an_access_across_pages_or_to_the_control_page_is_not_found_by_page() {
-        let (spec, mut known) = (spec(), Registers { bar: 0, start: 0x1000, end: 0x2000 });
-        assert!(!known.hold(at(0xffc), 8));
-        assert!(known.look(&spec, at(0xffc), 8));
-        assert!(!known.hold(at(0x2000), 4) && !known.look(&spec, at(0x2000), 4));
+        let (spec, mut known) = (spec(), RegisterRange { bar: 0, start: 0x1000, end: 0x2000 });
+        assert!(!known.contains(at(0xffc), 8));
+        assert!(known.look_up(&spec, at(0xffc), 8));
+
+        assert!(!known.contains(at(0x2000), 4) && !known.look_up(&spec, at(0x2000), 4));
         let nowhere = Address { bar: 7, offset: 0x1000 };
-        assert!(!known.hold(nowhere, 4) && !known.look(&spec, nowhere, 4));
-        assert!(!known.hold(at(u64::MAX), 4) && !known.look(&spec, at(u64::MAX), 4));
+        assert!(!known.contains(nowhere, 4) && !known.look_up(&spec, nowhere, 4));
+
+        assert!(!known.contains(at(u64::MAX), 4) && !known.look_up(&spec, at(u64::MAX), 4));
     }
 
     #[test]
     fn a_bar_that_is_all_registers_is_known_as_a_whole() {
-        let (mut spec, mut known) = (spec(), Registers::NONE);
+        let (mut spec, mut known) = (spec(), RegisterRange::NONE);
         spec.bars[4] = Some(crate::spec::BarSpec::trapped(0x10000));
         let at = |offset| Address { bar: 4, offset };
-        assert!(known.look(&spec, at(0xfff8), 8));
-        assert!(known.hold(at(0), 8) && known.hold(at(0xffc), 8));
-        assert!(!known.hold(at(0xfffc), 8) && !known.look(&spec, at(0xfffc), 8));
+
+        assert!(known.look_up(&spec, at(0xfff8), 8));
+        assert!(known.contains(at(0), 8) && known.contains(at(0xffc), 8));
+        assert!(!known.contains(at(0xfffc), 8) && !known.look_up(&spec, at(0xfffc), 8));
     }
 }
