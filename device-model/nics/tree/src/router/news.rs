@@ -6,7 +6,8 @@ use super::{Router, Surroundings};
 use crate::presence::SYMBOL_BYTES;
 
 impl Router {
-    /// Notes presence news from a port, or our own, shows it and passes it on.
+    /// Notes a presence word from a port or of this node, shows it, and passes it on through the
+    /// other ports.
     pub(super) fn learn(
         &mut self,
         around: &mut Surroundings<'_, '_>,
@@ -16,6 +17,7 @@ impl Router {
         from: Option<usize>,
     ) {
         let onward = self.connected & !from.map_or(0, |port| 1 << port);
+
         if around.presence.learn(channel, node, word, onward) {
             self.counters[channel].presence += 1;
             around.channels[channel].show_presence(node, word, around.presence.changes(channel));
@@ -25,7 +27,7 @@ impl Router {
         }
     }
 
-    /// Sends the presence symbols that wait at any port.
+    /// Sends the presence symbols that wait at all ports.
     #[cold]
     pub(super) fn flush_all_presence(&mut self, around: &mut Surroundings<'_, '_>) {
         for channel in 0..VCS {
@@ -35,7 +37,7 @@ impl Router {
         }
     }
 
-    /// Sends the presence symbols that wait at a port. False when some still do.
+    /// Sends the presence symbols that wait at a port. Returns false if some still wait.
     pub(super) fn flush_presence(
         &mut self,
         around: &mut Surroundings<'_, '_>,
@@ -46,16 +48,20 @@ impl Router {
             if !around.ports.ready(port as u8, channel) {
                 return false;
             }
+
             let Some(mut packet) = around.ports.new_packet(0) else {
                 self.starved = true;
                 return false;
             };
+
             packet.header = symbol;
             packet.framing = SYMBOL_BYTES;
+
             if let Err(packet) = around.ports.send(port as u8, channel, packet) {
                 around.ports.recycle(packet);
                 return false;
             }
+
             around.presence.sent(channel, port);
         }
         true

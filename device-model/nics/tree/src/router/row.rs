@@ -1,9 +1,12 @@
-//! Packets in a row: the common case by itself.
+//! Rows of packets: the common case.
 //!
-//! Point-to-point packets that come one behind the other from one source and go the same way share what is the same for all of them:
-//! the look at their route, at the link and at the FIFO, credits, and who is woken. Whatever is not so common (classes, several targets,
-//! presence symbols, checksums, receivers that are gone, the node's own packets onto links that take time) ends a row, and
-//! [`Router::advance`] takes the packet that is first as it takes any.
+//! A row is a sequence of point-to-point packets from one source that go the same way. They share
+//! the lookup of the route, the check of link and FIFO, the credits, and the wake-up of the next
+//! node.
+//!
+//! Everything less common ends a row: classes, several targets, presence symbols, checksums, absent
+//! receivers, and the node's own packets onto links that take time. [`Router::advance`] then moves
+//! the first packet, whatever it is.
 
 use nicforge_core::fabric::Packet;
 use nicforge_hwi::tree::{Header, PORTS};
@@ -11,18 +14,19 @@ use nicforge_hwi::tree::{Header, PORTS};
 use super::{LOCAL, Router, Surroundings};
 use crate::{config::Route, fifo::RowEnd};
 
-/// No row begins here.
+/// The result where no row begins.
 const NONE: (u32, RowEnd) = (0, RowEnd::Other);
 
-/// Where a point-to-point packet goes. `None` for any other.
+/// Returns the route of a point-to-point packet; `None` for any other.
 #[inline(always)]
 fn route_of(targets: &[Route], header: u64) -> Option<Route> {
-    // The bits of a presence symbol and the lack of the point-to-point bit both end this.
+    // A presence symbol has bits above the header's 32; a class's packet lacks the point-to-point
+    // bit.
     let plain = header >> 32 == 0 && Header(header as u32).is_point_to_point();
     if plain { targets.get(Header(header as u32).node() as usize).copied() } else { None }
 }
 
-/// Why a row of packets with the header `alike` ended, by the packet that is in front now.
+/// Returns why a row of packets with the header `alike` ended, from the packet that is first now.
 #[inline(never)]
 fn end_of(front: Option<&Packet>, alike: u64) -> RowEnd {
     match front {
@@ -33,7 +37,8 @@ fn end_of(front: Option<&Packet>, alike: u64) -> RowEnd {
 }
 
 impl Router {
-    /// Moves packets that go the same way as the one that is first at a source, at most `limit`. Gives how many, and why no more.
+    /// Moves packets that go the same way as the first packet of a source, at most `limit`. Returns
+    /// the number moved and why the row ended.
     #[inline]
     pub(super) fn move_row(
         &mut self,
@@ -46,6 +51,7 @@ impl Router {
         if self.rcfg != 0 || held || around.presence.ports_waiting[channel] != 0 {
             return NONE;
         }
+
         if source < PORTS {
             self.port_row(around, channel, source, limit)
         } else if source == LOCAL {
@@ -55,7 +61,7 @@ impl Router {
         }
     }
 
-    /// From a port: into the receive FIFO, or on through another port.
+    /// Moves packets from a port into the receive FIFO, or on through another port.
     #[inline(never)]
     fn port_row(
         &mut self,
@@ -67,14 +73,17 @@ impl Router {
         let targets = self.targets.as_slice();
         let through = self.connected & !(1 << source);
         let (mut route, mut alike) = (None, 0);
+
         let forwarded = around.ports.forward_row(source as u8, channel, limit, |first| {
             alike = first.header;
             route = route_of(targets, alike);
             let Some(Route::Port(port)) = route else { return None };
-            // A stream's packets are alike.
+
+            // The packets of a stream have equal headers, so one comparison decides.
             let alike = alike;
             (through & (1 << port) != 0).then_some((port, move |packet: &Packet| packet.header == alike))
         });
+
         match (forwarded, route) {
             (Some((moved, more)), _) => {
                 self.counters[channel].forwarded += u64::from(moved);
@@ -90,7 +99,7 @@ impl Router {
         }
     }
 
-    /// From a port into the receive FIFO.
+    /// Moves packets from a port into the receive FIFO.
     #[inline(never)]
     fn receive_row(
         &mut self,
@@ -101,13 +110,14 @@ impl Router {
     ) -> (u32, RowEnd) {
         let targets = self.targets.as_slice();
         let goes = |header| route_of(targets, header) == Some(Route::Local);
+
         let fifo = &mut around.channels[channel];
         let (received, end) = fifo.receive_row(around.ports, source as u8, limit, goes);
         self.counters[channel].received += u64::from(received);
         (received, end)
     }
 
-    /// From the send FIFO to a port.
+    /// Moves packets from the send FIFO to a port.
     #[inline(never)]
     fn send_row(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, limit: u32) -> (u32, RowEnd) {
         let targets = self.targets.as_slice();
@@ -117,9 +127,11 @@ impl Router {
         if self.connected & (1 << port) == 0 {
             return NONE;
         }
+
         let Some(mut run) = around.ports.run(port, channel) else { return NONE };
         let goes = |header: Header| route_of(targets, header.0.into()) == Some(Route::Port(port));
         let (sent, end) = fifo.send_row(&mut run, limit, goes);
+
         let counters = &mut self.counters[channel];
         counters.sent += u64::from(sent);
         counters.forwarded += u64::from(sent);
