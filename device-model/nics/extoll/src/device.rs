@@ -22,15 +22,16 @@ use crate::{
     work,
 };
 
-/// Packets taken from one source before others have their turn.
+/// Messages taken from one source before other sources are served.
 const RUN: u32 = 32;
 
 impl Card {
-    /// Takes the packets of a class that are for this card, about `budget` of them. Returns how many.
+    /// Takes about `budget` packets of a class that are for this card. Returns the number taken.
     fn take_arrivals(&mut self, context: &mut Context<'_>, class: Class, budget: u32) -> u32 {
         let mut taken = 0;
-        // Inputs in front of which something has to wait.
+        // Inputs whose first packet must stay, one bit for each input.
         let mut waiting = 0;
+
         while taken < budget
             && let Some(arrival) = self.switch.arrived(&context.ports(), class, waiting)
         {
@@ -52,6 +53,7 @@ impl Card {
                 taken += 1;
             }
         }
+
         taken
     }
 }
@@ -66,11 +68,13 @@ impl Device for Card {
             class: 0x02_80_00,
             revision: 1,
         };
+
         let vpids = (0..self.config.vpids).map(|vpid| format!("vpid{vpid}"));
         let attachments = vpids
             .chain(std::iter::once("admin".to_owned()))
             .map(|name| AttachmentSpec { name, group: 0 })
             .collect();
+
         let mut spec = FunctionSpec::nic(
             identity,
             attachments,
@@ -80,6 +84,7 @@ impl Device for Card {
             window::SIZE,
             mirror::SIZE,
         );
+
         spec.bars[usize::from(BAR_VELO)] = Some(BarSpec {
             kind: BarKind::Memory64 { prefetchable: true },
             ..BarSpec::trapped(address::APERTURE)
@@ -155,7 +160,7 @@ impl Device for Card {
                     Sent::Nothing => {}
                     Sent::Blocked => match self.stall(context, from, offset, Reason::Way) {
                         Write::Stalled => return Write::Stalled,
-                        // The watchdog has ended it.
+                        // The watchdog has ended the send.
                         Write::Accepted => {
                             posted.done(context);
                             continue;
@@ -163,7 +168,8 @@ impl Device for Card {
                     },
                 }
             }
-            // The same one again.
+
+            // The first record again, as a single write.
             let Some((at, data)) = posted.next(context) else { break };
             if self.write(context, from, at, data) == Write::Stalled {
                 return Write::Stalled;
@@ -184,8 +190,9 @@ impl Device for Card {
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        // Rings come before this in a turn.
+        // The posted-write rings were drained before this step, so the turn of commands ends here.
         let waited_for = self.work.turn();
+
         if self.greeting.is_some() {
             self.greet(context);
         }

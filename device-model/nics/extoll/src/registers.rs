@@ -9,7 +9,7 @@ use nicforge_hwi::{
 use crate::{atu::Registers, card::Card, topology::Route, wire::CHANNELS};
 
 impl Card {
-    /// A read of BAR 0. What can't be read reads as ones.
+    /// Handles a read of BAR 0. A refused read counts as an error and leaves `data` unchanged.
     pub(crate) fn read_register(
         &mut self,
         context: &mut Context<'_>,
@@ -28,15 +28,20 @@ impl Card {
         } else {
             error::REGISTER_ACCESS
         };
+
         self.fail(context, from, code, offset);
     }
 
+    /// Returns the value of a register; `None` if it can't be read.
     fn register(&mut self, context: &mut Context<'_>, from: AttachmentId, offset: u64) -> Option<u64> {
         if offset == reg::VELO_TAKEN {
-            // All that was stored before is here: what is not whole will not be.
+            // All earlier stores have arrived, so an incomplete message can no longer become
+            // complete.
             self.give_up_split(context, from);
         }
+
         let vpid = self.vpids.get(usize::from(from.0))?;
+
         Some(match offset {
             reg::IDENTITY => reg::IDENTITY_VALUE,
             reg::VELO_RING_BASE => vpid.place.base,
@@ -63,7 +68,7 @@ impl Card {
         })
     }
 
-    /// The notification queue's.
+    /// Returns the value of a register of the notification queue.
     fn queue_register(&mut self, from: AttachmentId, offset: u64) -> Option<u64> {
         let client = self.rma.client(from)?;
         Some(match offset {
@@ -73,12 +78,13 @@ impl Card {
         })
     }
 
-    /// The registers that there are several of.
+    /// Returns the value of a register of a link or a route.
     fn link_or_route(&self, context: &mut Context<'_>, offset: u64) -> Option<u64> {
         let within = |base: u64, count: u64| {
             let index = offset.checked_sub(base)? / 8;
             (index < count).then_some(index)
         };
+
         let ports = context.ports();
         if let Some(link) = within(reg::LINK_STATE, LINKS as u64) {
             let connected = ports.connected(link as u8);
@@ -88,6 +94,7 @@ impl Card {
         if let Some(link) = within(reg::LINK_RETRIES, LINKS as u64) {
             return Some((0..CHANNELS).map(|vc| ports.sent(link as u8, vc).retransmissions).sum());
         }
+
         let node = within(reg::ROUTE, u64::from(self.config.nodes))?;
         Some(match self.switch.route(node as u32) {
             Route::None => 15,
@@ -96,7 +103,7 @@ impl Card {
         })
     }
 
-    /// A write of BAR 0.
+    /// Handles a write of BAR 0. A refused write counts as an error and has no other effect.
     pub(crate) fn write_register(
         &mut self,
         context: &mut Context<'_>,
@@ -109,10 +116,11 @@ impl Card {
             Ok(bytes) if self.set_register(context, from, offset, u64::from_le_bytes(bytes)) => return,
             _ => error::REGISTER_ACCESS,
         };
+
         self.fail(context, from, code, offset);
     }
 
-    /// False when there is no such register to write.
+    /// Writes a register. Returns false if no such register can be written.
     fn set_register(
         &mut self,
         context: &mut Context<'_>,
@@ -121,6 +129,7 @@ impl Card {
         value: u64,
     ) -> bool {
         let Some(vpid) = self.vpids.get_mut(usize::from(from.0)) else { return false };
+
         match offset {
             reg::VELO_RING_BASE | reg::VELO_RING_SLOTS if vpid.ring.is_some() => return false,
             reg::VELO_RING_BASE => vpid.place.base = value,
@@ -133,11 +142,13 @@ impl Card {
                 let place = &mut client.place;
                 *(if offset == reg::RMA_QUEUE_BASE { &mut place.base } else { &mut place.entries }) = value;
             }
+
             reg::RMA_QUEUE_ENABLE => self.enable_queue(context, from, value & 1 != 0),
             command::ADDRESS => vpid.atu.address = value,
             command::PAGES => vpid.atu.pages = value,
             command::OWNER => vpid.atu.owner = value,
             command::COMMAND => self.translate(context, from, value),
+
             reg::INTERRUPT_ENABLE => self.enable_interrupts(context, from, value),
             reg::INTERRUPT_SET => {
                 let enabled = vpid.interrupts_enabled;
@@ -147,16 +158,18 @@ impl Card {
             reg::WATCHDOG => self.watchdog = value,
             reg::RMA_WATCHDOG => self.rma.watch.set_limit(context, value),
             reg::SELECT_VPID => self.selected = value,
+
             reg::RESET_VPID => match u16::try_from(value) {
                 Ok(number) if number < self.config.vpids => self.restart(context, AttachmentId(number)),
                 _ => return false,
             },
             _ => return false,
         }
+
         true
     }
 
-    /// An address translation command.
+    /// Carries out a command of the address translation unit.
     fn translate(&mut self, context: &mut Context<'_>, from: AttachmentId, value: u64) {
         let admin = self.admin();
         let vpids = u64::from(self.config.vpids);
@@ -167,8 +180,10 @@ impl Card {
         } else {
             Some(from)
         };
+
         let class = (value >> command::CLASS_SHIFT & 3) as u8;
         let others = DmaPermission { read: value & command::READ != 0, write: value & command::WRITE != 0 };
+
         let result = match (value & command::WHAT, owner) {
             _ if value & command::RESERVED != 0 => Err(command::MALFORMED),
             (command::REGISTER, None) => Err(command::NO_OWNER),
@@ -180,6 +195,7 @@ impl Card {
             }
             _ => Err(command::MALFORMED),
         };
+
         let Some(vpid) = self.vpids.get_mut(usize::from(from.0)) else { return };
         match result {
             Ok(first) => {

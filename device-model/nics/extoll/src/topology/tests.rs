@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// Asserts that each node has a route to each node, and that all cards' configurations are valid.
 fn reaches_everybody(topology: &Topology) {
     for from in 0..topology.nodes() {
         for to in 0..topology.nodes() {
@@ -20,6 +21,7 @@ fn tori_reach_everybody_by_the_shortest_way() {
     {
         let topology = Topology::torus(dimensions).unwrap();
         assert_eq!(topology.nodes(), dimensions.iter().product::<u32>());
+
         let first: Vec<_> = (0..topology.nodes()).map(|to| topology.hops(0, to).unwrap()).collect();
         for (to, hops) in (0..).zip(first) {
             let mut stride = 1;
@@ -31,6 +33,7 @@ fn tori_reach_everybody_by_the_shortest_way() {
             }
             assert_eq!(hops, shortest, "{dimensions:?} to {to}");
         }
+
         if topology.nodes() <= 64 {
             reaches_everybody(&topology);
         }
@@ -44,6 +47,7 @@ fn hypercubes_and_meshes_reach_everybody() {
         assert_eq!(topology.hops(0, topology.nodes() - 1), Some(dimensions));
         reaches_everybody(&topology);
     }
+
     for nodes in 1..=7 {
         let topology = Topology::full_mesh(nodes).unwrap();
         assert_eq!(topology.links().len() as u32, nodes * (nodes - 1) / 2);
@@ -79,6 +83,7 @@ fn a_ring_without_a_dateline_is_refused() {
             routes.set(node, target, Route::Port { port: 0, lane: 0 });
         }
     }
+
     let refused = Topology::with_routes(4, ring.links().to_vec(), routes);
     assert!(matches!(refused, Err(TopologyError::Deadlock { lane: 0, port: 0, .. })), "{refused:?}");
 }
@@ -86,12 +91,13 @@ fn a_ring_without_a_dateline_is_refused() {
 #[test]
 fn a_table_that_leads_in_a_circle_or_nowhere_is_refused() {
     let ring = Topology::torus(&[3]).unwrap();
-    // 0 and 1 send what is for 2 to each other.
+    // Nodes 0 and 1 send packets for node 2 to each other.
     let mut routes = ring.routes().clone();
     routes.set(0, 2, Route::Port { port: 0, lane: 1 });
     routes.set(1, 2, Route::Port { port: 1, lane: 1 });
     let refused = Topology::with_routes(3, ring.links().to_vec(), routes);
     assert!(matches!(refused, Err(TopologyError::Deadlock { .. })), "{refused:?}");
+
     let mut routes = ring.routes().clone();
     routes.set(0, 2, Route::Port { port: 5, lane: 0 });
     let refused = Topology::with_routes(3, ring.links().to_vec(), routes);
@@ -102,20 +108,23 @@ fn a_table_that_leads_in_a_circle_or_nowhere_is_refused() {
 fn links_that_cannot_be_are_refused() {
     let link = Link { a: (0, 0), b: (1, 6) };
     assert_eq!(Topology::from_links(2, vec![link]), Err(TopologyError::Link { link }));
+
     let link = Link { a: (0, 0), b: (0, 1) };
     assert_eq!(Topology::from_links(2, vec![link]), Err(TopologyError::Link { link }));
+
     let twice = vec![Link { a: (0, 0), b: (1, 0) }, Link { a: (0, 0), b: (1, 1) }];
     assert_eq!(Topology::from_links(2, twice), Err(TopologyError::PortTaken { node: 0, port: 0 }));
     assert_eq!(Topology::from_links(2, Vec::new()), Err(TopologyError::Unreachable { node: 1, target: 0 }));
 }
 
 proptest! {
-    /// Any connected network gets tables that reach everybody and cannot deadlock.
+    /// Any connected network gets tables that reach every node and can't deadlock.
     #[test]
     fn any_connected_network_is_routed(nodes in 2u32..24, picks in proptest::collection::vec((any::<u32>(), any::<u32>()), 0..60)) {
         let mut used = vec![0u8; nodes as usize];
         let mut links = Vec::new();
-        // A tree of degree at most four keeps it connected.
+
+        // A tree in which each node has at most four links keeps the network connected.
         let tree = (1..nodes).map(|node| (node, (node - 1) / 3));
         let more = picks.into_iter().map(|(a, b)| (a % nodes, b % nodes));
         for (a, b) in tree.chain(more) {
@@ -125,6 +134,7 @@ proptest! {
                 used[b as usize] += 1;
             }
         }
+
         let topology = Topology::from_links(nodes, links).unwrap();
         reaches_everybody(&topology);
     }
