@@ -174,9 +174,9 @@ impl Shares {
 pub(crate) struct Atu {
     /// Regions by page size, sorted by first entry.
     spans: [Vec<Span>; 4],
-    /// By page size, the entry behind the last grant, where the next search begins. A freed entry is
-    /// granted again only after all others. An outdated address of a former tenant therefore finds no
-    /// entry rather than a successor's memory.
+    /// By page size, the entry behind the last grant, where the next search begins. A freed entry
+    /// is granted again only after all others. An outdated address of a former tenant therefore
+    /// finds no entry rather than a successor's memory.
     next: [u32; 4],
     regions: Vec<Option<Region>>,
     free: Vec<u32>,

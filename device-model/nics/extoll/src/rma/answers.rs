@@ -1,4 +1,4 @@
-//! How commands of this card's VPIDs end: by the answers of their targets.
+//! Answers to the commands of this card's VPIDs, and the ends of these commands.
 
 use std::sync::Arc;
 
@@ -18,13 +18,16 @@ use crate::{
 };
 
 impl Card {
-    /// All of a get that will be asked for was: it ends when that is answered.
+    /// Notes that a get has requested all that it will request. It ends when all of that is
+    /// answered.
     pub(crate) fn get_sent(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Turn {
         let Some(client) = self.rma.client(who) else { return Turn::Blocked };
         let id = client.commands.id(index);
         let Some(under) = client.commands.list.get_mut(index) else { return Turn::Blocked };
+
         under.state = State::Sent;
         let (answered, status) = (under.answered == under.sent, under.status);
+
         if answered {
             self.end_command(context, who, id, status);
         } else {
@@ -87,10 +90,12 @@ impl Card {
             }
         }
 
+        // The lease returns to its owner before the command ends.
         drop(memory);
         let Some(client) = self.rma.client(who) else { return Handled::Done };
         let length = part.length.min(rest);
         client.commands.asked = client.commands.asked.saturating_sub(length);
+
         let Some(under) = client.commands.under(part.id) else { return Handled::Done };
         under.answered += length;
         under.moved = true;
@@ -106,9 +111,11 @@ impl Card {
                     status,
                     total,
                     address: source,
+
                     ..Part::default()
                 };
-                // There is room, as was seen above; and it is for the other side's information only.
+                // A failure is ignored: there is room, as seen above, and the packet only informs
+                // the other side.
                 let _ =
                     self.send_rma(context, Kind::Ended, (wire.source, wire.source_vpid), who.0, &about, None);
             }
@@ -117,37 +124,47 @@ impl Card {
         Handled::Done
     }
 
-    /// A command has ended, and its VPID is told.
+    /// Ends a command and notifies its VPID.
     pub(crate) fn end_command(&mut self, context: &mut Context<'_>, who: AttachmentId, id: u32, status: u8) {
         let node = self.config.node;
+
         let Some(client) = self.rma.client(who) else { return };
         let Some(under) = client.commands.under(id) else { return };
+
         under.state = State::Ended;
         let get = under.command == command::GET;
         let told = !under.orphan && under.tenancy == client.tenancy;
+
         let under = under.clone();
+
         client.commands.gets -= u32::from(get);
         if get {
-            // What is still to come of it when it is given up.
+            // A get that is given up has no more data to expect.
             let coming = under.sent.saturating_sub(under.answered);
             client.commands.asked = client.commands.asked.saturating_sub(coming);
         }
+
         client.commands.tidy();
         if status != status::DONE {
             client.asking.give_up((node, who.0), id);
         }
+
         if under.orphan {
             return;
         }
+
         client.counts.completed += 1;
         self.show(who);
+
         if !told {
             return;
         }
+
         let tell = |role, address| {
             let (node, vpid) = under.target;
             Notification::new(role, status, under.command, node, vpid, under.length, address)
         };
+
         if status != status::DONE || under.notify & notify::REQUESTER != 0 {
             let own = if get { under.destination } else { under.source };
             self.notify(context, who, tell(notify::REQUESTER, own));

@@ -1,4 +1,4 @@
-//! What others ask of this card's memory.
+//! Accesses of other VPIDs to this card's memory.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -16,28 +16,32 @@ use crate::{
     wire::{Class, Kind, Wire},
 };
 
-/// Whose puts for whom: the requester's node and VPID, the target's VPID. Their parts come one command after the other.
+/// The puts of one requester for one target: the requester's node and VPID, and the target's VPID.
+/// Parts of one command come before those of the next.
 pub(crate) type Stream = (u32, u16, u16);
 /// Puts of several parts that have begun.
 pub(crate) type Streams = HashMap<Stream, Begun>;
 
-/// A put of several parts.
+/// A put of several parts, of which some have arrived.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Begun {
-    /// The region that its first part went to.
+    /// The region of its first part.
     region: u64,
-    /// What has become of it so far.
+    /// The status so far.
     status: u8,
 }
 
 impl Card {
-    /// Whether a requester may read or write `rest` bytes of a VPID's memory; the region.
+    /// Checks that a requester may read or write `rest` bytes of a VPID's memory. Returns the
+    /// region's number, or the status of the refusal.
     fn allowed(&mut self, wire: Wire, address: u64, rest: u32, write: bool) -> Result<u64, u8> {
         let there = self.vpids.get(usize::from(wire.target_vpid)).is_some_and(|vpid| vpid.windows.is_some());
         if !there || wire.target_vpid >= self.config.vpids {
             return Err(status::NO_RECEIVER);
         }
+
         let itself = (wire.source, wire.source_vpid) == (self.config.node, wire.target_vpid);
+
         match self.atu.find(address, rest.into()) {
             Some((region, _)) if region.owner == wire.target_vpid && region.allows(itself, write) => {
                 Ok(region.serial)
@@ -64,17 +68,21 @@ impl Card {
 
         let stream = (wire.source, wire.source_vpid, wire.target_vpid);
         let whole = part.last && part.rest == part.total;
-        // A put that its requester gave up half way is over when the next one begins.
+
+        // The first part of a put supersedes a put that its requester gave up half way.
         let begun = if part.at() == 0 { None } else { self.rma.streams.get(&stream).copied() };
+
         let address = part.address.wrapping_add(part.at().into());
         let mut region = begun.map_or(0, |begun| begun.region);
+
         let mut became = match begun {
             Some(begun) if begun.status != status::DONE => begun.status,
             _ => part.status,
         };
+
         if became == status::DONE {
             became = match self.allowed(wire, address, part.rest, true) {
-                // Registered anew since the first part.
+                // The memory was registered anew since the first part.
                 Ok(found) if begun.is_some_and(|begun| begun.region != found) => status::WITHDRAWN,
                 Ok(found) => {
                     region = found;
@@ -91,20 +99,25 @@ impl Card {
                         None => return Handled::Slow,
                     }
                 }
-                // Part of it was written before: it was there.
+                // Earlier parts were written, so the memory was there.
                 Err(status::REMOTE_ADDRESS | status::NO_RECEIVER) if begun.is_some() => status::WITHDRAWN,
                 Err(refused) => refused,
             };
         }
-        // What is lent of the source goes back before its owner hears that it is its own.
+
+        // The source's lease is returned before the answer tells its owner that the command has
+        // ended.
         drop(memory);
+
         if !part.last {
             self.rma.streams.insert(stream, Begun { region, status: became });
             return Handled::Done;
         }
+
         if !whole {
             self.rma.streams.remove(&stream);
         }
+
         let answer = Part { status: became, last: true, length: 0, ..part };
         if let Err(Unsent::Later) = self.send_rma(
             context,
@@ -114,12 +127,14 @@ impl Card {
             &answer,
             None,
         ) {
-            // There was room, so that only packets are short. What was written is not written again: its queue remembers.
+            // There was room, so the pool is empty. The queue remembers that the data were written,
+            // and they are not written again.
             if !whole {
                 self.rma.streams.insert(stream, Begun { region, status: became });
             }
             return Handled::NoRoom;
         }
+
         let touched = region != 0 && matches!(became, status::DONE | status::WITHDRAWN);
         if touched && part.notify & notify::COMPLETER != 0 {
             let (node, vpid) = (wire.source, wire.source_vpid);
@@ -137,8 +152,9 @@ impl Card {
         Handled::Done
     }
 
-    /// Handles a get of a part. A part may lie in several pieces of memory, and an answer refers to
-    /// one: a get that found no room goes on behind the pieces that were answered.
+    /// Handles a request for a part of a get. A part may lie in several pieces of memory, and an
+    /// answer refers to one. A get that finds no room continues later, behind the pieces that were
+    /// answered.
     pub(crate) fn get_arrived(
         &mut self,
         context: &mut Context<'_>,
@@ -193,7 +209,8 @@ impl Card {
     ) -> Result<Option<Lent>, Unreadable> {
         let (region, offset) = self.atu.find(address, rest.into()).ok_or(Unreadable)?;
         let piece = region.piece(offset, left.min(MTU).into()).ok_or(Unreadable)?;
-        // At most MTU.
+
+        // The length fits: it is at most MTU.
         let length = piece.length as u32;
         if let Some((lease, place)) = piece.lease {
             return Ok(Some(Lent { lease: lease.clone(), place, length, staged: false }));
@@ -216,12 +233,14 @@ impl Card {
         Err(Unreadable)
     }
 
-    /// The other side has all the data of a get that was answered here, or will not get them.
+    /// Notifies the VPID that answered a get: the requester has all the data, or will not get them.
     pub(crate) fn get_ended(&mut self, context: &mut Context<'_>, wire: Wire, part: Part) {
         if !matches!(part.status, status::DONE | status::WITHDRAWN) {
             return;
         }
+
         let (node, vpid) = (wire.source, wire.source_vpid);
+
         let told = Notification::new(
             notify::RESPONDER,
             part.status,
