@@ -5,12 +5,12 @@
 //! leases of a region have one term. The term ends with the region, with the first of its mappings,
 //! and with the owner. No byte is accessed after the end of the term.
 //!
-//! The size of what one VPID may register is bounded: half of the table is reserved for VPIDs that
-//! have not used their part of it (`Shares`).
+//! A quota bounds what one VPID may register: half of the table is reserved for VPIDs that have not
+//! used their part of it (`Shares`).
 //!
-//! The number of mappings of a registration is determined before any of them is visited, so a
-//! registration of too many mappings costs next to nothing. The cost of the others is bounded and
-//! charged to [`Work`].
+//! The number of mappings of a registration is determined before any of them is visited. A
+//! registration of too many mappings thus costs next to nothing. The cost of the others is bounded
+//! and charged to [`Work`].
 //!
 //! In: commands of the register file, mapped memory. Out: regions by network logical address (NLA).
 //!

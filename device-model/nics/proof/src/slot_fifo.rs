@@ -9,15 +9,13 @@
 //!
 //! The queue has two interfaces:
 //!
-//! - The *slots* are memory that the client maps. They are fast, and a convention keeps them in
-//!   order: each slot has a sequence word, and both sides publish the number of messages they have
-//!   taken.
+//! - The *slots* are memory that the client maps. They are fast. A convention keeps them in order:
+//!   each slot has a sequence word, and both sides publish their counts of messages taken.
 //! - The *port* is a register, and each access to it reaches the device. It is slow and has all the
 //!   errors of a real port.
 //!
-//! No message is ever lost for want of room. If a client does not take its messages out of the
-//! receive slots, these fill up, then the queue, then the send slots, and then the client's own
-//! sends have to wait.
+//! No message is ever lost for want of room. If a client does not take its messages, the receive
+//! slots fill up, then the queue, then the send slots. Then the client's own sends have to wait.
 
 use std::{
     collections::VecDeque,

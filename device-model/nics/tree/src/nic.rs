@@ -273,7 +273,7 @@ impl TreeNic {
 
         if self.is_attached(who) {
             self.channels[channel_of(who)].free_locks(who.0);
-            // Peers must drop what they know about the earlier state of this core.
+            // Peers must drop their state about the earlier life of this core.
             self.announce(who, 2);
         }
     }

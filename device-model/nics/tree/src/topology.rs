@@ -137,7 +137,7 @@ impl Topology {
     ///
     /// The compute nodes hang below their I/O node as a binary tree, port 0 upwards. The I/O node
     /// of a single pset has two branches (ports 1 and 2). With several psets, each I/O node has one
-    /// branch (port 1), and the I/O nodes form a chain (port 2 to port 0 of the next).
+    /// branch (port 1). The I/O nodes form a chain (port 2 to port 0 of the next).
     ///
     /// The classes are [`CLASS_ALL`], [`CLASS_COMPUTE`], [`CLASS_PSET`] and [`CLASS_PSET_COMPUTE`].
     pub fn psets(compute_nodes: &[u32]) -> Result<Self, TopologyError> {

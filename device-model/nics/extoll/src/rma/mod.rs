@@ -15,11 +15,11 @@
 //!
 //! **Order.** All parts of a VPID's commands for one node travel one way and are handled in the
 //! order in which they were sent. Answers come back the same way. A put waits until the VPID's gets
-//! from the same target have ended, because a get's data are read when they are copied, which is
-//! later than the request.
+//! from the same target have ended. The reason is that a get's data are read when they are copied,
+//! which is later than the request.
 //!
-//! **Ends.** Every command whose first part was sent ends by an answer, even if its VPID was reset;
-//! a put that can't continue sends its end. A VPID's next tenant waits behind the commands that its
+//! **Ends.** Every command whose first part was sent ends by an answer, even if its VPID was reset.
+//! A put that can't continue sends its end. A VPID's next tenant waits behind the commands that its
 //! predecessor left and gets no notifications of them.
 //!
 //! Only the watchdog ends a command without an answer. A late answer to such a command finds no

@@ -8,7 +8,7 @@
 //! Later answers to these commands are dropped. Parts of a put that are in the network are written
 //! when they arrive, unless their memory is withdrawn before.
 //!
-//! Time counts by looks, at most a sixteenth of the limit for each: while this card was not driven,
+//! Time counts by looks, at most a sixteenth of the limit for each. While this card was not driven,
 //! its neighbours had no time to answer either.
 
 use nicforge_core::{context::Context, device::AttachmentId, time::Nanos};

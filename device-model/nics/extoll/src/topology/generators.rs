@@ -124,9 +124,9 @@ fn product(dimensions: &[u32]) -> Result<u32, TopologyError> {
 
 /// Returns a route in dimension order.
 ///
-/// A packet that has yet to cross the dateline of its ring (from the last node to the first, or
-/// back when going down) travels on lane 0, all others on lane 1. Lane 0 ends at the dateline and
-/// lane 1 never crosses it, so neither lane closes the ring.
+/// The dateline of a ring is between its last node and its first. A packet that has yet to cross it
+/// travels on lane 0, all others on lane 1. Lane 0 ends at the dateline and lane 1 never crosses
+/// it, so neither lane closes the ring.
 fn torus_route(dimensions: &[u32], node: u32, target: u32) -> Route {
     let mut stride = 1;
     for (dimension, &size) in dimensions.iter().enumerate() {

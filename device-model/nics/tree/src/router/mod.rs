@@ -416,7 +416,7 @@ impl Router {
         targets: u8,
     ) -> Move {
         // A point-to-point packet takes no port without a link and never returns through its own
-        // port. A class turns round.
+        // port. A class's packet turns round at its root.
         let back = if source < PORTS && header.is_point_to_point() { 1 << source } else { 0 };
         let targets = targets & (self.connected | TO_LOCAL) & !back;
         if targets == 0 {
