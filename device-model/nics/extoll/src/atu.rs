@@ -279,13 +279,14 @@ impl Atu {
         let bytes = pages << shift;
         // The last byte must be addressable.
         address.checked_add(bytes - 1).ok_or(command::MALFORMED)?;
+
         let resource = usize::from(class & 3);
         self.admit(owner, resource, count)?;
+
         let mappings = context.dma_mappings(owner, address, bytes).map_err(|_| command::NOT_MAPPED)?;
         if mappings > MAX_MAPPINGS as usize {
             return Err(command::SCATTERED);
         }
-
         // The value fits: it is at most MAX_MAPPINGS.
         let mappings = mappings as u32;
         self.admit(owner, MAPPINGS, mappings)?;
@@ -299,7 +300,6 @@ impl Atu {
         let mut mapped = DmaPermission::READ_WRITE;
         let mut extents = Vec::new();
         let mut start = 0;
-
         while start < bytes {
             let piece = context
                 .dma_piece(owner, address + start, bytes - start, &term)

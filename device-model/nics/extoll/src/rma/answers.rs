@@ -127,14 +127,12 @@ impl Card {
     /// Ends a command and notifies its VPID.
     pub(crate) fn end_command(&mut self, context: &mut Context<'_>, who: AttachmentId, id: u32, status: u8) {
         let node = self.config.node;
-
         let Some(client) = self.rma.client(who) else { return };
         let Some(under) = client.commands.under(id) else { return };
 
         under.state = State::Ended;
         let get = under.command == command::GET;
         let told = !under.orphan && under.tenancy == client.tenancy;
-
         let under = under.clone();
 
         client.commands.gets -= u32::from(get);
