@@ -20,7 +20,7 @@ use crate::{
     port::{Halves, Port},
     presence::Presence,
     registers::channel_of,
-    router::{Router, Surroundings},
+    router::{Router, RouterContext},
 };
 
 /// Attachments: four cores and the admin.
@@ -239,7 +239,7 @@ impl TreeNic {
     /// Performs the soft reset of [`nicforge_hwi::tree_dcr::rcfg::RST`].
     pub(crate) fn soft_reset(&mut self, context: &mut Context<'_>) {
         let mut ports = context.ports();
-        self.router.clear(&mut Surroundings {
+        self.router.clear(&mut RouterContext {
             channels: &mut self.channels,
             presence: &mut self.presence,
             ports: &mut ports,
@@ -421,15 +421,15 @@ impl Device for TreeNic {
                 }
             }
 
-            let mut around = Surroundings {
+            let mut router_context = RouterContext {
                 channels: &mut self.channels,
                 presence: &mut self.presence,
                 ports: &mut ports,
                 injecting: self.pixen & pix::ENABLE != 0,
             };
-            busy |= self.router.run(&mut around, budget);
+            busy |= self.router.run(&mut router_context, budget);
 
-            around.ports.wire_changes()
+            router_context.ports.wire_changes()
         };
 
         if locked {

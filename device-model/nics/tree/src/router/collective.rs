@@ -6,7 +6,7 @@ use nicforge_hwi::{
     tree_dcr::rcfg,
 };
 
-use super::{ALU, Held, LOCAL, Move, Router, Surroundings, TO_LOCAL, up_targets};
+use super::{ALU, Held, LOCAL, Move, Router, RouterContext, TO_LOCAL, up_targets};
 use crate::{
     alu,
     config::ClassRoute,
@@ -24,7 +24,7 @@ impl Router {
     /// Copies a held packet to the targets that have room.
     pub(super) fn advance_held(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
     ) -> Move {
@@ -33,25 +33,25 @@ impl Router {
         let before = held.targets;
 
         if held.targets & TO_LOCAL != 0 {
-            let room = around.channels[channel].room(Header(held.packet.header as u32));
+            let room = context.channels[channel].room(Header(held.packet.header as u32));
             if room != Room::No {
-                self.deliver(around, channel, &held.packet, room);
+                self.deliver(context, channel, &held.packet, room);
                 held.targets &= !TO_LOCAL;
             }
         }
 
         for port in 0..PORTS {
             let bit = 1u8 << port;
-            if held.targets & bit == 0 || !self.port_ready(around, channel, port) {
+            if held.targets & bit == 0 || !self.port_ready(context, channel, port) {
                 continue;
             }
 
             if held.targets == bit {
-                self.transmit(around, channel, port, held.packet);
+                self.transmit(context, channel, port, held.packet);
                 return Move::Moved;
             }
 
-            let Some(mut copy) = around.ports.new_packet(PAYLOAD) else {
+            let Some(mut copy) = context.ports.new_packet(PAYLOAD) else {
                 self.starved = true;
                 break;
             };
@@ -59,12 +59,12 @@ impl Router {
             copy.bytes_mut().copy_from_slice(held.packet.bytes());
             copy.header = held.packet.header;
             copy.framing = held.packet.framing;
-            self.transmit(around, channel, port, copy);
+            self.transmit(context, channel, port, copy);
             held.targets &= !bit;
         }
 
         if held.targets == 0 {
-            around.ports.recycle(held.packet);
+            context.ports.recycle(held.packet);
             return Move::Moved;
         }
 
@@ -76,7 +76,7 @@ impl Router {
     /// Combines the packets of a class once every source of the class has one.
     pub(super) fn combine(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         route: ClassRoute,
         header: Header,
@@ -87,7 +87,7 @@ impl Router {
 
         let sources = route.children() & self.connected | if route.sends() { TO_LOCAL } else { 0 };
         for source in 0..=LOCAL {
-            if sources & (1 << source) != 0 && !self.has_operand(around, channel, source, header.class()) {
+            if sources & (1 << source) != 0 && !self.has_operand(context, channel, source, header.class()) {
                 return Move::Blocked;
             }
         }
@@ -99,10 +99,10 @@ impl Router {
             if sources & (1 << source) == 0 {
                 continue;
             }
-            let Some(operand) = self.take(around, channel, source) else { return Move::Blocked };
+            let Some(operand) = self.take(context, channel, source) else { return Move::Blocked };
             result = Some(match result {
                 None => operand,
-                Some(result) => self.reduce(around, channel, result, operand),
+                Some(result) => self.reduce(context, channel, result, operand),
             });
         }
 
@@ -114,14 +114,14 @@ impl Router {
         }
 
         self.hold(channel, ALU, Held { packet, targets });
-        let _ = self.advance_held(around, channel, ALU);
+        let _ = self.advance_held(context, channel, ALU);
         Move::Moved
     }
 
     /// Returns whether an operand of the class is first at a source.
     fn has_operand(
         &self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         class: u32,
@@ -132,12 +132,12 @@ impl Router {
         }
 
         let header = if source == LOCAL {
-            match around.channels[channel].head() {
-                Head::Packet(header) if around.injecting => header,
+            match context.channels[channel].head() {
+                Head::Packet(header) if context.injecting => header,
                 _ => return false,
             }
         } else {
-            match around.ports.peek(source as u8, channel) {
+            match context.ports.peek(source as u8, channel) {
                 Some(packet) if presence::parse(packet.header).is_none() => Header(packet.header as u32),
                 _ => return false,
             }
@@ -150,7 +150,7 @@ impl Router {
     /// operation, and its irq bit is set if either packet has it.
     fn reduce(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         mut result: Packet,
         operand: Packet,
@@ -174,7 +174,7 @@ impl Router {
                 u64::from(Header::point_to_point(0, 0, true).0 & !Header::point_to_point(0, 0, false).0);
         }
 
-        around.ports.recycle(operand);
+        context.ports.recycle(operand);
         result
     }
 }

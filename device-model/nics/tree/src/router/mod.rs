@@ -75,7 +75,7 @@ enum Move {
 }
 
 /// The parts of the NIC that the router works on during a step.
-pub(crate) struct Surroundings<'a, 'b> {
+pub(crate) struct RouterContext<'a, 'b> {
     pub(crate) channels: &'a mut [Channel; VCS],
     pub(crate) presence: &'a mut Presence,
     pub(crate) ports: &'a mut Ports<'b>,
@@ -129,24 +129,24 @@ impl Router {
 
     /// Drops the packets in this node: those held, and those that have arrived at its ports.
     /// Presence symbols are processed.
-    pub(crate) fn clear(&mut self, around: &mut Surroundings<'_, '_>) {
-        self.look_at_links(around.ports);
+    pub(crate) fn clear(&mut self, context: &mut RouterContext<'_, '_>) {
+        self.look_at_links(context.ports);
 
         for channel in 0..VCS {
             for source in 0..SOURCES {
                 if let Some(held) = self.held[channel][source].take() {
-                    around.ports.recycle(held.packet);
+                    context.ports.recycle(held.packet);
                     self.counters[channel].sunk += 1;
                 }
             }
 
             for port in 0..PORTS {
-                while let Some(packet) = around.ports.take(port as u8, channel) {
+                while let Some(packet) = context.ports.take(port as u8, channel) {
                     match presence::parse(packet.header) {
-                        Some((node, word)) => self.learn(around, channel, node, word, Some(port)),
+                        Some((node, word)) => self.learn(context, channel, node, word, Some(port)),
                         None => self.counters[channel].sunk += 1,
                     }
-                    around.ports.recycle(packet);
+                    context.ports.recycle(packet);
                 }
             }
         }
@@ -167,21 +167,21 @@ impl Router {
 
     /// Moves about `budget` packets. Returns whether any moved.
     #[inline(always)]
-    pub(crate) fn run(&mut self, around: &mut Surroundings<'_, '_>, budget: u32) -> bool {
+    pub(crate) fn run(&mut self, context: &mut RouterContext<'_, '_>, budget: u32) -> bool {
         if self.rcfg & rcfg::MAN != 0 {
             return false;
         }
 
         let mut left = budget.max(1);
         let mut moved_any = false;
-        self.look_at_links(around.ports);
+        self.look_at_links(context.ports);
 
         loop {
-            if around.presence.ports_waiting != [0; VCS] {
-                self.flush_all_presence(around);
+            if context.presence.ports_waiting != [0; VCS] {
+                self.flush_all_presence(context);
             }
 
-            let active = self.active(around);
+            let active = self.active(context);
             if active == [0; VCS] {
                 return moved_any;
             }
@@ -190,10 +190,10 @@ impl Router {
             let mut moved = 0;
             let [system, user] = active;
             if system != 0 {
-                moved += self.serve(around, VC_SYSTEM, system, left);
+                moved += self.serve(context, VC_SYSTEM, system, left);
             }
             if user != 0 {
-                moved += self.serve(around, VC_USER, user, left);
+                moved += self.serve(context, VC_USER, user, left);
             }
 
             moved_any |= moved > 0;
@@ -206,14 +206,14 @@ impl Router {
 
     /// Moves packets of the active sources of a channel in turn. Returns the number moved.
     #[inline(always)]
-    fn serve(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, sources: u8, left: u32) -> u32 {
+    fn serve(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, sources: u8, left: u32) -> u32 {
         let limit = BURST.min(left);
         if !sources.is_power_of_two() {
-            return self.serve_in_turn(around, channel, sources, limit);
+            return self.serve_in_turn(context, channel, sources, limit);
         }
 
         let source = sources.trailing_zeros() as usize;
-        let (moved, end) = self.move_row(around, channel, source, limit);
+        let (moved, end) = self.move_row(context, channel, source, limit);
 
         if end == RowEnd::Empty && moved < limit {
             // The source is empty and nothing waits, so `go_on` has no work.
@@ -221,14 +221,14 @@ impl Router {
             return moved;
         }
 
-        self.go_on(around, channel, source, limit, (moved, end))
+        self.go_on(context, channel, source, limit, (moved, end))
     }
 
     /// As [`Router::serve`], for several sources.
     #[inline(never)]
     fn serve_in_turn(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         sources: u8,
         limit: u32,
@@ -241,8 +241,8 @@ impl Router {
             let next = if sources & later != 0 { sources & later } else { sources };
             let source = next.trailing_zeros() as usize;
             sources &= !(1 << source);
-            let row = self.move_row(around, channel, source, limit);
-            moved += self.go_on(around, channel, source, limit, row);
+            let row = self.move_row(context, channel, source, limit);
+            moved += self.go_on(context, channel, source, limit, row);
         }
 
         // The next round starts one source further on, so that competing sources alternate.
@@ -252,15 +252,15 @@ impl Router {
 
     /// Returns the sources that have a packet, by virtual channel, one bit for each source.
     #[inline]
-    fn active(&mut self, around: &mut Surroundings<'_, '_>) -> [u8; VCS] {
-        let arrived = around.ports.arrivals();
+    fn active(&mut self, context: &mut RouterContext<'_, '_>) -> [u8; VCS] {
+        let arrived = context.ports.arrivals();
         let mut active = [0; VCS];
 
         for (channel, sources) in active.iter_mut().enumerate() {
             *sources = (arrived[channel] as u8 & ALL_PORTS) | self.held_mask[channel];
 
-            let fifo = &mut around.channels[channel];
-            if around.injecting && fifo.may_send() && fifo.head() != Head::Empty {
+            let fifo = &mut context.channels[channel];
+            if context.injecting && fifo.may_send() && fifo.head() != Head::Empty {
                 *sources |= TO_LOCAL;
             }
 
@@ -278,7 +278,7 @@ impl Router {
     #[inline(never)]
     fn go_on(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
@@ -307,7 +307,7 @@ impl Router {
                 // Another row may follow this one.
                 RowEnd::Other if row > 0 => {}
                 RowEnd::Other => {
-                    match self.advance(around, channel, source) {
+                    match self.advance(context, channel, source) {
                         Move::Moved => self.blocked[channel] &= !bit,
                         Move::Empty => return moved,
                         Move::Blocked => {
@@ -324,7 +324,7 @@ impl Router {
                 }
             }
 
-            (row, end) = self.move_row(around, channel, source, limit - moved);
+            (row, end) = self.move_row(context, channel, source, limit - moved);
             moved += row;
         }
     }
@@ -340,9 +340,9 @@ impl Router {
 
     /// Moves the first packet of a source, of any kind.
     #[inline(never)]
-    fn advance(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
+    fn advance(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, source: usize) -> Move {
         if self.held_mask[channel] & (1 << source) != 0 {
-            return self.advance_held(around, channel, source);
+            return self.advance_held(context, channel, source);
         }
 
         let header = if source < PORTS {
@@ -350,25 +350,25 @@ impl Router {
                 return Move::Empty;
             }
 
-            let Some(packet) = around.ports.peek(source as u8, channel) else { return Move::Empty };
+            let Some(packet) = context.ports.peek(source as u8, channel) else { return Move::Empty };
             let header = packet.header;
 
             if let Some((node, word)) = presence::parse(header) {
-                if let Some(packet) = around.ports.take(source as u8, channel) {
-                    around.ports.recycle(packet);
+                if let Some(packet) = context.ports.take(source as u8, channel) {
+                    context.ports.recycle(packet);
                 }
-                self.learn(around, channel, node, word, Some(source));
+                self.learn(context, channel, node, word, Some(source));
                 return Move::Moved;
             }
             Header(header as u32)
-        } else if source == LOCAL && around.injecting {
-            match around.channels[channel].head() {
+        } else if source == LOCAL && context.injecting {
+            match context.channels[channel].head() {
                 Head::Empty => return Move::Empty,
                 Head::Packet(header) => header,
                 Head::Presence { core, generation } => {
-                    around.channels[channel].take_presence();
-                    let word = around.presence.with_core(channel, self.address, core, generation);
-                    self.learn(around, channel, self.address, word, None);
+                    context.channels[channel].take_presence();
+                    let word = context.presence.with_core(channel, self.address, core, generation);
+                    self.learn(context, channel, self.address, word, None);
                     return Move::Moved;
                 }
             }
@@ -382,7 +382,7 @@ impl Router {
                 Some(Route::Port(port)) => 1 << *port,
                 Some(Route::None) | None => 0,
             };
-            return self.send(around, channel, source, header, target);
+            return self.send(context, channel, source, header, target);
         }
 
         let route = self.classes[header.class() as usize];
@@ -390,13 +390,13 @@ impl Router {
             // The packet goes down, or it has no way to go.
             let down = source < PORTS && route.up() & (1 << source) != 0;
             let targets = if down { down_targets(route) } else { 0 };
-            return self.send(around, channel, source, header, targets);
+            return self.send(context, channel, source, header, targets);
         }
 
         if alu::combines(header.opcode()) {
-            self.combine(around, channel, route, header)
+            self.combine(context, channel, route, header)
         } else {
-            self.send(around, channel, source, header, up_targets(route))
+            self.send(context, channel, source, header, up_targets(route))
         }
     }
 
@@ -409,7 +409,7 @@ impl Router {
     #[inline]
     fn send(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         header: Header,
@@ -420,57 +420,57 @@ impl Router {
         let back = if source < PORTS && header.is_point_to_point() { 1 << source } else { 0 };
         let targets = targets & (self.connected | TO_LOCAL) & !back;
         if targets == 0 {
-            return self.discard(around, channel, source);
+            return self.discard(context, channel, source);
         }
 
         if targets & (targets - 1) != 0 {
-            let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
+            let Some(packet) = self.take(context, channel, source) else { return Move::Blocked };
             self.hold(channel, source, Held { packet, targets });
-            let _ = self.advance_held(around, channel, source);
+            let _ = self.advance_held(context, channel, source);
             return Move::Moved;
         }
 
         if targets == TO_LOCAL {
-            return match around.channels[channel].room(header) {
+            return match context.channels[channel].room(header) {
                 Room::No => Move::Blocked,
                 room => {
-                    let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
-                    self.deliver(around, channel, &packet, room);
-                    around.ports.recycle(packet);
+                    let Some(packet) = self.take(context, channel, source) else { return Move::Blocked };
+                    self.deliver(context, channel, &packet, room);
+                    context.ports.recycle(packet);
                     Move::Moved
                 }
             };
         }
 
         let port = targets.trailing_zeros() as usize;
-        if !self.port_open(around, channel, port) {
+        if !self.port_open(context, channel, port) {
             return Move::Blocked;
         }
 
         if source < PORTS {
-            if !around.ports.forward(source as u8, port as u8, channel) {
+            if !context.ports.forward(source as u8, port as u8, channel) {
                 return Move::Blocked;
             }
             self.counters[channel].forwarded += 1;
             return Move::Moved;
         }
 
-        if !around.ports.ready(port as u8, channel) {
+        if !context.ports.ready(port as u8, channel) {
             return Move::Blocked;
         }
 
-        let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
-        self.transmit(around, channel, port, packet);
+        let Some(packet) = self.take(context, channel, source) else { return Move::Blocked };
+        self.transmit(context, channel, port, packet);
         Move::Moved
     }
 
     /// Takes the first packet out of a port or the send FIFO.
     #[inline]
-    fn take(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Option<Packet> {
+    fn take(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, source: usize) -> Option<Packet> {
         if source < PORTS {
-            around.ports.take(source as u8, channel)
+            context.ports.take(source as u8, channel)
         } else {
-            let packet = around.channels[channel].take(around.ports);
+            let packet = context.channels[channel].take(context.ports);
             match &packet {
                 Some(_) => self.counters[channel].sent += 1,
                 None => self.starved = true,
@@ -482,9 +482,9 @@ impl Router {
     /// Puts a packet into the receive FIFO, or drops it where `room` says that its receiver is
     /// gone.
     #[inline]
-    fn deliver(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, packet: &Packet, room: Room) {
+    fn deliver(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, packet: &Packet, room: Room) {
         if room == Room::Yes {
-            around.channels[channel].deliver(Header(packet.header as u32), packet.bytes());
+            context.channels[channel].deliver(Header(packet.header as u32), packet.bytes());
             self.counters[channel].received += 1;
         } else {
             self.counters[channel].sunk += 1;
@@ -493,24 +493,24 @@ impl Router {
 
     /// Sends a packet through a port. The packet is dropped if the port does not accept it.
     #[inline]
-    fn transmit(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize, packet: Packet) {
-        match around.ports.send(port as u8, channel, packet) {
+    fn transmit(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, port: usize, packet: Packet) {
+        match context.ports.send(port as u8, channel, packet) {
             Ok(()) => self.counters[channel].forwarded += 1,
-            Err(packet) => around.ports.recycle(packet),
+            Err(packet) => context.ports.recycle(packet),
         }
     }
 
     /// Returns whether a packet can leave through a port now.
-    fn port_ready(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
-        self.port_open(around, channel, port) && around.ports.ready(port as u8, channel)
+    fn port_ready(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, port: usize) -> bool {
+        self.port_open(context, channel, port) && context.ports.ready(port as u8, channel)
     }
 
     /// Returns whether only credits can keep a packet from leaving through a port. Presence symbols
     /// that wait there are sent first.
     #[inline]
-    fn port_open(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
-        if around.presence.ports_waiting[channel] & (1 << port) != 0
-            && !self.flush_presence(around, channel, port)
+    fn port_open(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, port: usize) -> bool {
+        if context.presence.ports_waiting[channel] & (1 << port) != 0
+            && !self.flush_presence(context, channel, port)
         {
             return false;
         }
@@ -519,13 +519,13 @@ impl Router {
     }
 
     /// Drops the first packet of a source, which has no target.
-    fn discard(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
-        let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
-        around.ports.recycle(packet);
+    fn discard(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, source: usize) -> Move {
+        let Some(packet) = self.take(context, channel, source) else { return Move::Blocked };
+        context.ports.recycle(packet);
 
         self.counters[channel].no_target += 1;
         if source == LOCAL {
-            around.channels[channel].inject_error(pix::ADDR0);
+            context.channels[channel].inject_error(pix::ADDR0);
         }
         Move::Moved
     }

@@ -2,7 +2,7 @@
 
 use nicforge_hwi::tree::{PORTS, VCS};
 
-use super::{Router, Surroundings};
+use super::{Router, RouterContext};
 use crate::presence::SYMBOL_BYTES;
 
 impl Router {
@@ -10,7 +10,7 @@ impl Router {
     /// other ports.
     pub(super) fn learn(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         node: u32,
         word: u32,
@@ -18,21 +18,21 @@ impl Router {
     ) {
         let onward = self.connected & !from.map_or(0, |port| 1 << port);
 
-        if around.presence.learn(channel, node, word, onward) {
+        if context.presence.learn(channel, node, word, onward) {
             self.counters[channel].presence += 1;
-            around.channels[channel].show_presence(node, word, around.presence.changes(channel));
+            context.channels[channel].show_presence(node, word, context.presence.changes(channel));
             for port in 0..PORTS {
-                self.flush_presence(around, channel, port);
+                self.flush_presence(context, channel, port);
             }
         }
     }
 
     /// Sends the presence symbols that wait at all ports.
     #[cold]
-    pub(super) fn flush_all_presence(&mut self, around: &mut Surroundings<'_, '_>) {
+    pub(super) fn flush_all_presence(&mut self, context: &mut RouterContext<'_, '_>) {
         for channel in 0..VCS {
             for port in 0..PORTS {
-                self.flush_presence(around, channel, port);
+                self.flush_presence(context, channel, port);
             }
         }
     }
@@ -40,16 +40,16 @@ impl Router {
     /// Sends the presence symbols that wait at a port. Returns false if some still wait.
     pub(super) fn flush_presence(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         port: usize,
     ) -> bool {
-        while let Some(symbol) = around.presence.first(channel, port) {
-            if !around.ports.ready(port as u8, channel) {
+        while let Some(symbol) = context.presence.first(channel, port) {
+            if !context.ports.ready(port as u8, channel) {
                 return false;
             }
 
-            let Some(mut packet) = around.ports.new_packet(0) else {
+            let Some(mut packet) = context.ports.new_packet(0) else {
                 self.starved = true;
                 return false;
             };
@@ -57,12 +57,12 @@ impl Router {
             packet.header = symbol;
             packet.framing = SYMBOL_BYTES;
 
-            if let Err(packet) = around.ports.send(port as u8, channel, packet) {
-                around.ports.recycle(packet);
+            if let Err(packet) = context.ports.send(port as u8, channel, packet) {
+                context.ports.recycle(packet);
                 return false;
             }
 
-            around.presence.sent(channel, port);
+            context.presence.sent(channel, port);
         }
         true
     }

@@ -11,7 +11,7 @@
 use nicforge_core::fabric::Packet;
 use nicforge_hwi::tree::{Header, PORTS};
 
-use super::{LOCAL, Router, Surroundings};
+use super::{LOCAL, Router, RouterContext};
 use crate::{config::Route, fifo::RowEnd};
 
 /// The result where no row begins.
@@ -42,20 +42,20 @@ impl Router {
     #[inline]
     pub(super) fn move_row(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
     ) -> (u32, RowEnd) {
         let held = self.held_mask[channel] & (1 << source) != 0;
-        if self.rcfg != 0 || held || around.presence.ports_waiting[channel] != 0 {
+        if self.rcfg != 0 || held || context.presence.ports_waiting[channel] != 0 {
             return NONE;
         }
 
         if source < PORTS {
-            self.port_row(around, channel, source, limit)
+            self.port_row(context, channel, source, limit)
         } else if source == LOCAL {
-            self.send_row(around, channel, limit)
+            self.send_row(context, channel, limit)
         } else {
             NONE
         }
@@ -65,7 +65,7 @@ impl Router {
     #[inline(never)]
     fn port_row(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
@@ -74,7 +74,7 @@ impl Router {
         let through = self.connected & !(1 << source);
         let (mut route, mut alike) = (None, 0);
 
-        let forwarded = around.ports.forward_row(source as u8, channel, limit, |first| {
+        let forwarded = context.ports.forward_row(source as u8, channel, limit, |first| {
             alike = first.header;
             route = route_of(targets, alike);
             let Some(Route::Port(port)) = route else { return None };
@@ -88,13 +88,13 @@ impl Router {
             (Some((moved, more)), _) => {
                 self.counters[channel].forwarded += u64::from(moved);
                 let end = if more {
-                    end_of(around.ports.peek(source as u8, channel), alike)
+                    end_of(context.ports.peek(source as u8, channel), alike)
                 } else {
                     RowEnd::Empty
                 };
                 (moved, end)
             }
-            (None, Some(Route::Local)) => self.receive_row(around, channel, source, limit),
+            (None, Some(Route::Local)) => self.receive_row(context, channel, source, limit),
             (None, _) => NONE,
         }
     }
@@ -103,7 +103,7 @@ impl Router {
     #[inline(never)]
     fn receive_row(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
@@ -111,24 +111,24 @@ impl Router {
         let targets = self.targets.as_slice();
         let goes = |header| route_of(targets, header) == Some(Route::Local);
 
-        let fifo = &mut around.channels[channel];
-        let (received, end) = fifo.receive_row(around.ports, source as u8, limit, goes);
+        let fifo = &mut context.channels[channel];
+        let (received, end) = fifo.receive_row(context.ports, source as u8, limit, goes);
         self.counters[channel].received += u64::from(received);
         (received, end)
     }
 
     /// Moves packets from the send FIFO to a port.
     #[inline(never)]
-    fn send_row(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, limit: u32) -> (u32, RowEnd) {
+    fn send_row(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, limit: u32) -> (u32, RowEnd) {
         let targets = self.targets.as_slice();
-        let fifo = &mut around.channels[channel];
-        let Some(first) = fifo.slot_header().filter(|_| around.injecting) else { return NONE };
+        let fifo = &mut context.channels[channel];
+        let Some(first) = fifo.slot_header().filter(|_| context.injecting) else { return NONE };
         let Some(Route::Port(port)) = route_of(targets, first.0.into()) else { return NONE };
         if self.connected & (1 << port) == 0 {
             return NONE;
         }
 
-        let Some(mut run) = around.ports.run(port, channel) else { return NONE };
+        let Some(mut run) = context.ports.run(port, channel) else { return NONE };
         let goes = |header: Header| route_of(targets, header.0.into()) == Some(Route::Port(port));
         let (sent, end) = fifo.send_row(&mut run, limit, goes);
 
