@@ -23,10 +23,10 @@ impl Card {
     pub(crate) fn get_sent(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Turn {
         let Some(client) = self.rma.client(who) else { return Turn::Blocked };
         let id = client.commands.id(index);
-        let Some(under) = client.commands.list.get_mut(index) else { return Turn::Blocked };
+        let Some(in_flight) = client.commands.list.get_mut(index) else { return Turn::Blocked };
 
-        under.state = State::Sent;
-        let (answered, status) = (under.answered == under.sent, under.status);
+        in_flight.state = State::Sent;
+        let (answered, status) = (in_flight.answered == in_flight.sent, in_flight.status);
 
         if answered {
             self.end_command(context, who, id, status);
@@ -47,7 +47,9 @@ impl Card {
     ) -> Handled {
         let who = AttachmentId(wire.target_vpid);
         let Some(client) = self.rma.client(who) else { return Handled::Done };
-        let Some(under) = client.commands.under(part.id).filter(|under| under.command == part.command) else {
+        let Some(in_flight) =
+            client.commands.in_flight(part.id).filter(|in_flight| in_flight.command == part.command)
+        else {
             return Handled::Done;
         };
 
@@ -57,21 +59,21 @@ impl Card {
             return Handled::Done;
         }
 
-        let rest = under.length - under.answered.min(under.length);
-        let over = part.length >= under.sent - under.answered
-            && (under.state == State::Sent || part.status != status::DONE);
-        let tell = under.notify & notify::RESPONDER != 0 && !under.orphan;
+        let rest = in_flight.length - in_flight.answered.min(in_flight.length);
+        let over = part.length >= in_flight.sent - in_flight.answered
+            && (in_flight.state == State::Sent || part.status != status::DONE);
+        let tell = in_flight.notify & notify::RESPONDER != 0 && !in_flight.orphan;
         if over && tell && !self.switch.has_room(wire.source, Class::Completion) {
             return Handled::NoRoom;
         }
 
-        let mut status = if under.status == status::DONE { part.status } else { under.status };
-        if status == status::DONE && *under.read.get_or_insert(part.address) != part.address {
+        let mut status = if in_flight.status == status::DONE { part.status } else { in_flight.status };
+        if status == status::DONE && *in_flight.read.get_or_insert(part.address) != part.address {
             status = status::WITHDRAWN;
         }
 
-        let (at, region, orphan) = (part.at(), under.region, under.orphan);
-        let address = under.destination.wrapping_add(at.into());
+        let (at, region, orphan) = (part.at(), in_flight.region, in_flight.orphan);
+        let address = in_flight.destination.wrapping_add(at.into());
         if orphan {
             status = status::WITHDRAWN;
         } else if status == status::DONE {
@@ -96,13 +98,14 @@ impl Card {
         let length = part.length.min(rest);
         client.commands.asked = client.commands.asked.saturating_sub(length);
 
-        let Some(under) = client.commands.under(part.id) else { return Handled::Done };
-        under.answered += length;
-        under.moved = true;
-        under.status = status;
+        let Some(in_flight) = client.commands.in_flight(part.id) else { return Handled::Done };
+        in_flight.answered += length;
+        in_flight.moved = true;
+        in_flight.status = status;
 
-        let ended = under.answered == under.sent && (under.state == State::Sent || status != status::DONE);
-        let (source, total) = (under.source, under.length);
+        let ended = in_flight.answered == in_flight.sent
+            && (in_flight.state == State::Sent || status != status::DONE);
+        let (source, total) = (in_flight.source, in_flight.length);
         if ended {
             if tell {
                 let about = Part {
@@ -128,17 +131,17 @@ impl Card {
     pub(crate) fn end_command(&mut self, context: &mut Context<'_>, who: AttachmentId, id: u32, status: u8) {
         let node = self.config.node;
         let Some(client) = self.rma.client(who) else { return };
-        let Some(under) = client.commands.under(id) else { return };
+        let Some(in_flight) = client.commands.in_flight(id) else { return };
 
-        under.state = State::Ended;
-        let get = under.command == command::GET;
-        let told = !under.orphan && under.tenancy == client.tenancy;
-        let under = under.clone();
+        in_flight.state = State::Ended;
+        let get = in_flight.command == command::GET;
+        let told = !in_flight.orphan && in_flight.tenancy == client.tenancy;
+        let in_flight = in_flight.clone();
 
         client.commands.gets -= u32::from(get);
         if get {
             // A get that is given up has no more data to expect.
-            let coming = under.sent.saturating_sub(under.answered);
+            let coming = in_flight.sent.saturating_sub(in_flight.answered);
             client.commands.asked = client.commands.asked.saturating_sub(coming);
         }
 
@@ -147,7 +150,7 @@ impl Card {
             client.asking.give_up((node, who.0), id);
         }
 
-        if under.orphan {
+        if in_flight.orphan {
             return;
         }
 
@@ -159,16 +162,16 @@ impl Card {
         }
 
         let tell = |role, address| {
-            let (node, vpid) = under.target;
-            Notification::new(role, status, under.command, node, vpid, under.length, address)
+            let (node, vpid) = in_flight.target;
+            Notification::new(role, status, in_flight.command, node, vpid, in_flight.length, address)
         };
 
-        if status != status::DONE || under.notify & notify::REQUESTER != 0 {
-            let own = if get { under.destination } else { under.source };
+        if status != status::DONE || in_flight.notify & notify::REQUESTER != 0 {
+            let own = if get { in_flight.destination } else { in_flight.source };
             self.notify(context, who, tell(notify::REQUESTER, own));
         }
-        if get && status == status::DONE && under.notify & notify::COMPLETER != 0 {
-            self.notify(context, who, tell(notify::COMPLETER, under.destination));
+        if get && status == status::DONE && in_flight.notify & notify::COMPLETER != 0 {
+            self.notify(context, who, tell(notify::COMPLETER, in_flight.destination));
         }
     }
 }

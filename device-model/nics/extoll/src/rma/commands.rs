@@ -22,7 +22,7 @@ pub(crate) enum State {
 
 /// A command in flight.
 #[derive(Clone, Debug)]
-pub(crate) struct Under {
+pub(crate) struct InFlightCommand {
     pub(crate) target: (u32, u16),
     pub(crate) command: u8,
     pub(crate) notify: u8,
@@ -52,7 +52,7 @@ pub(crate) struct Under {
     expired: bool,
 }
 
-impl Under {
+impl InFlightCommand {
     /// Returns a command as written. A command that makes no sense gets the status to end with.
     fn new(written: &Command, tenancy: u32) -> Self {
         let sound = is_sound(written);
@@ -94,7 +94,7 @@ impl Ahead {
 /// A VPID's commands, in the order in which they were written.
 #[derive(Default)]
 pub(crate) struct Commands {
-    pub(crate) list: VecDeque<Under>,
+    pub(crate) list: VecDeque<InFlightCommand>,
     /// Number of the first command in the list.
     pub(crate) first: u32,
     /// Number of commands at the front that were sent completely.
@@ -123,10 +123,10 @@ impl Commands {
             self.list.reserve_exact(MAX_COMMANDS);
         }
 
-        let under = Under::new(written, tenancy);
-        let sound = under.status == status::DONE;
-        self.gets += u32::from(under.command == command::GET);
-        self.list.push_back(under);
+        let in_flight = InFlightCommand::new(written, tenancy);
+        let sound = in_flight.status == status::DONE;
+        self.gets += u32::from(in_flight.command == command::GET);
+        self.list.push_back(in_flight);
 
         sound
     }
@@ -138,14 +138,16 @@ impl Commands {
 
     /// Marks all commands as those of a VPID that was reset.
     pub(crate) fn orphan(&mut self) {
-        for under in &mut self.list {
-            under.orphan = true;
+        for in_flight in &mut self.list {
+            in_flight.orphan = true;
         }
     }
 
     /// Returns the command with a number, if it has not ended.
-    pub(crate) fn under(&mut self, id: u32) -> Option<&mut Under> {
-        self.list.get_mut(id.wrapping_sub(self.first) as usize).filter(|under| under.state != State::Ended)
+    pub(crate) fn in_flight(&mut self, id: u32) -> Option<&mut InFlightCommand> {
+        self.list
+            .get_mut(id.wrapping_sub(self.first) as usize)
+            .filter(|in_flight| in_flight.state != State::Ended)
     }
 
     /// Returns the number of the command at an index.
@@ -172,12 +174,15 @@ impl Commands {
 
     /// Skips the commands that were sent completely, and drops those at the front that have ended.
     pub(crate) fn tidy(&mut self) {
-        while self.list.get(self.sent).is_some_and(|under| matches!(under.state, State::Sent | State::Ended))
+        while self
+            .list
+            .get(self.sent)
+            .is_some_and(|in_flight| matches!(in_flight.state, State::Sent | State::Ended))
         {
             self.sent += 1;
         }
 
-        while self.list.front().is_some_and(|under| under.state == State::Ended) {
+        while self.list.front().is_some_and(|in_flight| in_flight.state == State::Ended) {
             self.list.pop_front();
             self.first = self.first.wrapping_add(1);
             self.sent = self.sent.saturating_sub(1);
@@ -192,9 +197,9 @@ impl Commands {
             return None;
         }
 
-        let open = |under: &Under| matches!(under.state, State::New | State::Sending);
+        let open = |in_flight: &InFlightCommand| matches!(in_flight.state, State::New | State::Sending);
         let mut rest = self.list.range(from..);
-        let index = from + rest.position(|under| open(under) && !ahead.contains(under.target))?;
+        let index = from + rest.position(|in_flight| open(in_flight) && !ahead.contains(in_flight.target))?;
 
         ahead.targets[ahead.count] = self.list[index].target;
         ahead.count += 1;
@@ -214,8 +219,8 @@ impl Commands {
         }
 
         for index in 0..self.list.len() {
-            let Under { target, state, .. } = self.list[index];
-            let same = |under: &&Under| under.target == target;
+            let InFlightCommand { target, state, .. } = self.list[index];
+            let same = |in_flight: &&InFlightCommand| in_flight.target == target;
             if state == State::Ended
                 || self.list.iter().take(index).filter(same).any(|before| before.state != State::Ended)
             {
@@ -226,24 +231,25 @@ impl Commands {
                 continue;
             }
 
-            let moved = self.list.iter().filter(same).any(|under| under.moved);
+            let moved = self.list.iter().filter(same).any(|in_flight| in_flight.moved);
             let this = &mut self.list[index];
             this.waited = if moved { 0 } else { this.waited.saturating_add(elapsed) };
 
             if this.waited >= limit {
                 self.list
                     .iter_mut()
-                    .filter(|under| under.target == target)
-                    .for_each(|under| under.expired = true);
+                    .filter(|in_flight| in_flight.target == target)
+                    .for_each(|in_flight| in_flight.expired = true);
             }
         }
 
-        self.list.iter_mut().for_each(|under| under.moved = false);
+        self.list.iter_mut().for_each(|in_flight| in_flight.moved = false);
     }
 
     /// Returns the number of the first command that has expired and not ended.
     pub(crate) fn expired(&self) -> Option<u32> {
-        let index = self.list.iter().position(|under| under.expired && under.state != State::Ended)?;
+        let index =
+            self.list.iter().position(|in_flight| in_flight.expired && in_flight.state != State::Ended)?;
         Some(self.id(index))
     }
 }
@@ -339,6 +345,11 @@ mod tests {
         for written in &bad {
             assert!(!commands.push(written, 0));
         }
-        assert!(commands.list.iter().all(|under| under.status == status::COMMAND && under.length == 0));
+        assert!(
+            commands
+                .list
+                .iter()
+                .all(|in_flight| in_flight.status == status::COMMAND && in_flight.length == 0)
+        );
     }
 }

@@ -17,7 +17,7 @@ use nicforge_hwi::{
 };
 
 use super::{
-    commands::{Ahead, State, Under},
+    commands::{Ahead, InFlightCommand, State},
     part::{self, MTU, Part},
     transfer::{Lent, RETRY, Role, Unreadable, Wanted},
 };
@@ -131,44 +131,44 @@ impl Card {
         let Some(commands) = self.rma.client(who).map(|client| &client.commands) else {
             return Turn::Blocked;
         };
-        let Some(under) = commands.list.get(index).cloned() else { return Turn::Blocked };
+        let Some(in_flight) = commands.list.get(index).cloned() else { return Turn::Blocked };
         let (id, asked) = (commands.id(index), commands.asked);
-        if !self.switch.is_idle(under.target.0, Class::Request) {
+        if !self.switch.is_idle(in_flight.target.0, Class::Request) {
             return Turn::Blocked;
         }
 
-        let rest = under.length - under.sent;
+        let rest = in_flight.length - in_flight.sent;
         let mut part = Part {
             id,
-            command: under.command,
-            notify: under.notify,
-            status: under.status,
+            command: in_flight.command,
+            notify: in_flight.notify,
+            status: in_flight.status,
             last: false,
             staged: false,
             length: rest.min(MTU),
             rest,
-            total: under.length,
-            address: under.destination,
+            total: in_flight.length,
+            address: in_flight.destination,
             place: 0,
         };
 
         let mut memory = None;
-        let stopped = under.orphan || under.status != status::DONE;
-        if under.command == command::GET {
+        let stopped = in_flight.orphan || in_flight.status != status::DONE;
+        if in_flight.command == command::GET {
             if stopped || rest == 0 {
                 return self.get_sent(context, who, index);
             }
-            part.address = under.source;
+            part.address = in_flight.source;
             if asked > 0 && asked + part.length > GET_WINDOW {
                 return Turn::Blocked;
             }
         } else if stopped {
             part.length = 0;
-            part.status = if under.orphan { status::WITHDRAWN } else { under.status };
-        } else if under.command == command::IMMEDIATE_PUT {
-            part.place = under.source;
+            part.status = if in_flight.orphan { status::WITHDRAWN } else { in_flight.status };
+        } else if in_flight.command == command::IMMEDIATE_PUT {
+            part.place = in_flight.source;
         } else {
-            match self.source(context, who, &under, id, rest) {
+            match self.source(context, who, &in_flight, id, rest) {
                 Ok(Some(Lent { lease, place, length, staged })) => {
                     memory = Some(lease);
                     (part.place, part.length, part.staged) = (place, length, staged);
@@ -184,9 +184,9 @@ impl Card {
             }
         }
 
-        part.last = under.command != command::GET && (part.length == rest || part.status != status::DONE);
-        let kind = if under.command == command::GET { Kind::Get } else { Kind::Put };
-        match self.send_rma(context, kind, under.target, who.0, &part, memory) {
+        part.last = in_flight.command != command::GET && (part.length == rest || part.status != status::DONE);
+        let kind = if in_flight.command == command::GET { Kind::Get } else { Kind::Put };
+        match self.send_rma(context, kind, in_flight.target, who.0, &part, memory) {
             Ok(()) => {}
             Err(Unsent::Later) => return Turn::Blocked,
             Err(Unsent::Never) => {
@@ -198,13 +198,14 @@ impl Card {
 
         let Some(client) = self.rma.client(who) else { return Turn::Blocked };
         let commands = &mut client.commands;
-        if let Some(under) = commands.list.get_mut(index) {
-            under.sent += part.length;
-            under.moved = true;
-            if under.command == command::GET {
+        if let Some(in_flight) = commands.list.get_mut(index) {
+            in_flight.sent += part.length;
+            in_flight.moved = true;
+            if in_flight.command == command::GET {
                 commands.asked += part.length;
             }
-            under.state = if part.last || under.sent == under.length { State::Sent } else { State::Sending };
+            in_flight.state =
+                if part.last || in_flight.sent == in_flight.length { State::Sent } else { State::Sending };
         }
         commands.tidy();
         // The bytes count for the budget of the card that moves them.
@@ -215,18 +216,18 @@ impl Card {
     /// ends here or has to wait, and `None` if a part can be sent.
     fn start(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Option<Turn> {
         let commands = &self.rma.client(who)?.commands;
-        let under = commands.list.get(index).filter(|under| under.state == State::New)?;
+        let in_flight = commands.list.get(index).filter(|in_flight| in_flight.state == State::New)?;
         let id = commands.id(index);
 
-        if under.orphan {
+        if in_flight.orphan {
             self.end_command(context, who, id, status::WITHDRAWN);
             return Some(Turn::Went(1));
         }
 
-        let (status, region) = match under.status {
+        let (status, region) = match in_flight.status {
             status::DONE => {
-                let under = under.clone();
-                self.judge(who, &under)
+                let in_flight = in_flight.clone();
+                self.judge(who, &in_flight)
             }
             bad => (bad, 0),
         };
@@ -240,27 +241,27 @@ impl Card {
             return Some(Turn::Went(1));
         }
 
-        if let Some(under) = commands.list.get_mut(index) {
-            under.region = region;
-            under.state = State::Sending;
+        if let Some(in_flight) = commands.list.get_mut(index) {
+            in_flight.region = region;
+            in_flight.state = State::Sending;
         }
         None
     }
 
     /// Checks a command as far as this card can. Returns its status, and the number of the region
     /// of this card that it needs.
-    fn judge(&self, who: AttachmentId, under: &Under) -> (u8, u64) {
-        let (node, vpid) = under.target;
+    fn judge(&self, who: AttachmentId, in_flight: &InFlightCommand) -> (u8, u64) {
+        let (node, vpid) = in_flight.target;
         if node >= self.config.nodes || vpid >= self.config.vpids || self.switch.route(node) == Route::None {
             return (status::NO_RECEIVER, 0);
         }
 
-        let (address, write) = match under.command {
+        let (address, write) = match in_flight.command {
             command::IMMEDIATE_PUT => return (status::DONE, 0),
-            command::GET => (under.destination, true),
-            _ => (under.source, false),
+            command::GET => (in_flight.destination, true),
+            _ => (in_flight.source, false),
         };
-        match self.atu.find(address, under.length.into()) {
+        match self.atu.find(address, in_flight.length.into()) {
             Some((region, _)) if region.owner == who.0 && region.allows(true, write) => {
                 (status::DONE, region.serial)
             }
@@ -273,13 +274,13 @@ impl Card {
         &mut self,
         context: &mut Context<'_>,
         who: AttachmentId,
-        under: &Under,
+        in_flight: &InFlightCommand,
         id: u32,
         rest: u32,
     ) -> Result<Option<Lent>, Unreadable> {
         let (region, offset) =
-            self.atu.find(under.source + u64::from(under.sent), rest.into()).ok_or(Unreadable)?;
-        if region.serial != under.region {
+            self.atu.find(in_flight.source + u64::from(in_flight.sent), rest.into()).ok_or(Unreadable)?;
+        if region.serial != in_flight.region {
             return Err(Unreadable);
         }
 
@@ -292,7 +293,7 @@ impl Card {
         }
 
         let wanted =
-            Wanted { requester: (self.config.node, who.0), id, at: under.sent, iova: piece.iova, length };
+            Wanted { requester: (self.config.node, who.0), id, at: in_flight.sent, iova: piece.iova, length };
         let client = self.rma.client(who).ok_or(Unreadable)?;
         let lease = client.asking.fetch(context, who, Role::Asking, wanted)?;
         Ok(lease.map(|lease| Lent { lease, place: 0, length, staged: true }))
