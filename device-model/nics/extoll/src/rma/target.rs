@@ -20,11 +20,11 @@ use crate::{
 /// Parts of one command come before those of the next.
 pub(crate) type Stream = (u32, u16, u16);
 /// Puts of several parts that have begun.
-pub(crate) type Streams = HashMap<Stream, Begun>;
+pub(crate) type Streams = HashMap<Stream, PartialPut>;
 
 /// A put of several parts, of which some have arrived.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun {
+pub(crate) struct PartialPut {
     /// The region of its first part.
     region: u64,
     /// The status so far.
@@ -70,20 +70,20 @@ impl Card {
         let whole = part.last && part.rest == part.total;
 
         // The first part of a put supersedes a put that its requester gave up half way.
-        let begun = if part.at() == 0 { None } else { self.rma.streams.get(&stream).copied() };
+        let partial = if part.at() == 0 { None } else { self.rma.streams.get(&stream).copied() };
 
         let address = part.address.wrapping_add(part.at().into());
-        let mut region = begun.map_or(0, |begun| begun.region);
+        let mut region = partial.map_or(0, |partial| partial.region);
 
-        let mut became = match begun {
-            Some(begun) if begun.status != status::DONE => begun.status,
+        let mut became = match partial {
+            Some(partial) if partial.status != status::DONE => partial.status,
             _ => part.status,
         };
 
         if became == status::DONE {
             became = match self.allowed(wire, address, part.rest, true) {
                 // The memory was registered anew since the first part.
-                Ok(found) if begun.is_some_and(|begun| begun.region != found) => status::WITHDRAWN,
+                Ok(found) if partial.is_some_and(|partial| partial.region != found) => status::WITHDRAWN,
                 Ok(found) => {
                     region = found;
                     let data = match &memory {
@@ -100,7 +100,7 @@ impl Card {
                     }
                 }
                 // Earlier parts were written, so the memory was there.
-                Err(status::REMOTE_ADDRESS | status::NO_RECEIVER) if begun.is_some() => status::WITHDRAWN,
+                Err(status::REMOTE_ADDRESS | status::NO_RECEIVER) if partial.is_some() => status::WITHDRAWN,
                 Err(refused) => refused,
             };
         }
@@ -110,7 +110,7 @@ impl Card {
         drop(memory);
 
         if !part.last {
-            self.rma.streams.insert(stream, Begun { region, status: became });
+            self.rma.streams.insert(stream, PartialPut { region, status: became });
             return Handled::Done;
         }
 
@@ -130,7 +130,7 @@ impl Card {
             // There was room, so the pool is empty. The queue remembers that the data were written,
             // and they are not written again.
             if !whole {
-                self.rma.streams.insert(stream, Begun { region, status: became });
+                self.rma.streams.insert(stream, PartialPut { region, status: became });
             }
             return Handled::NoRoom;
         }
