@@ -163,12 +163,12 @@ impl Card {
             return;
         }
 
-        let place = vpid.place;
-        let memory = if who != admin && place.is_sound(nodes) {
-            let bytes = place.slots * nicforge_hwi::extoll_velo::SLOT;
-            self.work.spend(work::of_lease(context, who, place.base, bytes));
+        let registers = vpid.ring_registers;
+        let memory = if who != admin && registers.is_sound(nodes) {
+            let bytes = registers.slots * nicforge_hwi::extoll_velo::SLOT;
+            self.work.spend(work::of_lease(context, who, registers.base, bytes));
             // A slot may lie in two mappings, but its header is written in one access.
-            context.dma_lease(who, place.base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
+            context.dma_lease(who, registers.base, bytes, true).ok().filter(|memory| memory.keeps_whole(8))
         } else {
             None
         };
@@ -179,7 +179,7 @@ impl Card {
         };
 
         let Some(vpid) = self.vpid(who) else { return };
-        vpid.ring = Some(Ring::new(memory, place, nodes));
+        vpid.ring = Some(Ring::new(memory, registers, nodes));
         vpid.generation = vpid.generation.wrapping_add(1);
         vpid.announcement = Some(Announcement { next: 0 });
         self.talking.add(who.0);

@@ -44,8 +44,8 @@ impl Card {
 
         Some(match offset {
             reg::IDENTITY => reg::IDENTITY_VALUE,
-            reg::VELO_RING_BASE => vpid.place.base,
-            reg::VELO_RING_SLOTS => vpid.place.slots,
+            reg::VELO_RING_BASE => vpid.ring_registers.base,
+            reg::VELO_RING_SLOTS => vpid.ring_registers.slots,
             reg::VELO_RING_ENABLE => vpid.ring.is_some().into(),
             reg::VELO_TAKEN => vpid.counts.taken(),
             reg::RMA_QUEUE_BASE | reg::RMA_QUEUE_ENTRIES | reg::RMA_QUEUE_ENABLE => {
@@ -72,8 +72,8 @@ impl Card {
     fn queue_register(&mut self, from: AttachmentId, offset: u64) -> Option<u64> {
         let client = self.rma.client(from)?;
         Some(match offset {
-            reg::RMA_QUEUE_BASE => client.place.base,
-            reg::RMA_QUEUE_ENTRIES => client.place.entries,
+            reg::RMA_QUEUE_BASE => client.registers.base,
+            reg::RMA_QUEUE_ENTRIES => client.registers.entries,
             _ => client.queue.is_some().into(),
         })
     }
@@ -132,15 +132,16 @@ impl Card {
 
         match offset {
             reg::VELO_RING_BASE | reg::VELO_RING_SLOTS if vpid.ring.is_some() => return false,
-            reg::VELO_RING_BASE => vpid.place.base = value,
-            reg::VELO_RING_SLOTS => vpid.place.slots = value,
+            reg::VELO_RING_BASE => vpid.ring_registers.base = value,
+            reg::VELO_RING_SLOTS => vpid.ring_registers.slots = value,
             reg::VELO_RING_ENABLE => self.enable_ring(context, from, value & 1 != 0),
             reg::RMA_QUEUE_BASE | reg::RMA_QUEUE_ENTRIES => {
                 let Some(client) = self.rma.client(from).filter(|client| client.queue.is_none()) else {
                     return false;
                 };
-                let place = &mut client.place;
-                *(if offset == reg::RMA_QUEUE_BASE { &mut place.base } else { &mut place.entries }) = value;
+                let registers = &mut client.registers;
+                *(if offset == reg::RMA_QUEUE_BASE { &mut registers.base } else { &mut registers.entries }) =
+                    value;
             }
 
             reg::RMA_QUEUE_ENABLE => self.enable_queue(context, from, value & 1 != 0),

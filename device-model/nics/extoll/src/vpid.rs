@@ -11,7 +11,7 @@ use crate::{
     rma,
     velo::{
         assembly::Assembly,
-        ring::{Place, Ring},
+        ring::{Ring, RingRegisters},
     },
 };
 
@@ -86,7 +86,7 @@ pub(crate) struct Stall {
 pub(crate) struct Vpid {
     pub(crate) windows: Option<Windows>,
     /// The receive ring's registers.
-    pub(crate) place: Place,
+    pub(crate) ring_registers: RingRegisters,
     pub(crate) ring: Option<Ring>,
     /// Generation of the receive ring, odd while the ring is enabled. It outlives tenants and
     /// resets.

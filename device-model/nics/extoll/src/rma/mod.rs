@@ -50,7 +50,7 @@ use self::{
     aside::{Aside, Handled},
     budget::Budget,
     commands::Commands,
-    notify::{Place, Queue},
+    notify::{Queue, QueueRegisters},
     target::{Stream, Streams},
     transfer::{Stage, Waiting},
     watchdog::Watch,
@@ -95,7 +95,7 @@ impl Counts {
 /// RMA state of an attachment.
 pub(crate) struct Client {
     /// The notification queue's registers.
-    pub(crate) place: Place,
+    pub(crate) registers: QueueRegisters,
     pub(crate) queue: Option<Queue>,
     /// Number of queues enabled and disabled so far. A command's notifications go only to the queue
     /// that was enabled when the command was written.
@@ -120,7 +120,7 @@ pub(crate) struct Client {
 impl Default for Client {
     fn default() -> Self {
         Self {
-            place: Place::default(),
+            registers: QueueRegisters::default(),
             queue: None,
             tenancy: 0,
             bad_pointer: None,
@@ -217,7 +217,7 @@ impl Card {
         self.atu.deregister_all(who);
         let Some(client) = self.rma.client(who) else { return };
 
-        client.place = Place::default();
+        client.registers = QueueRegisters::default();
         client.queue = None;
         client.tenancy = client.tenancy.wrapping_add(1);
         client.bad_pointer = None;

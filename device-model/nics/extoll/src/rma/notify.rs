@@ -13,12 +13,12 @@ const ENTRY: u64 = size_of::<Notification>() as u64;
 
 /// The registers that describe a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct QueueRegisters {
     pub(crate) base: u64,
     pub(crate) entries: u64,
 }
 
-impl Place {
+impl QueueRegisters {
     /// Returns whether a queue can have this address and size.
     fn is_sound(self) -> bool {
         self.entries.is_power_of_two()
@@ -85,11 +85,11 @@ impl Card {
             return;
         }
 
-        let place = client.place;
-        let memory = if who != admin && place.is_sound() {
-            let bytes = place.entries * ENTRY;
-            self.work.spend(work::of_lease(context, who, place.base, bytes));
-            let memory = context.dma_lease(who, place.base, bytes, true).ok();
+        let registers = client.registers;
+        let memory = if who != admin && registers.is_sound() {
+            let bytes = registers.entries * ENTRY;
+            self.work.spend(work::of_lease(context, who, registers.base, bytes));
+            let memory = context.dma_lease(who, registers.base, bytes, true).ok();
             // An entry may lie in two mappings, but each half is written in one access.
             memory.filter(|memory| memory.keeps_whole(8))
         } else {
@@ -100,7 +100,7 @@ impl Card {
             Some(memory) => {
                 // The read pointer counts from the enabling of this queue. A value that an earlier
                 // queue left is ignored.
-                client.queue = Some(Queue { memory, entries: place.entries, written: 0, taken: 0 });
+                client.queue = Some(Queue { memory, entries: registers.entries, written: 0, taken: 0 });
                 client.bad_pointer =
                     self.vpids.get(usize::from(who.0)).and_then(crate::vpid::Vpid::rma_read_pointer);
             }
@@ -176,16 +176,16 @@ mod tests {
 
     #[test]
     fn queues_that_cannot_be_are_unsound() {
-        let sound = Place { base: 0x1000, entries: 64 };
+        let sound = QueueRegisters { base: 0x1000, entries: 64 };
         assert!(sound.is_sound());
         let unsound = [
-            Place { base: 0x1008, ..sound },
-            Place { entries: 0, ..sound },
-            Place { entries: 65, ..sound },
-            Place { entries: 32, ..sound },
-            Place { entries: 1 << 17, ..sound },
-            Place { base: 0xffff_ffff_ffff_f000, entries: 1024 },
+            QueueRegisters { base: 0x1008, ..sound },
+            QueueRegisters { entries: 0, ..sound },
+            QueueRegisters { entries: 65, ..sound },
+            QueueRegisters { entries: 32, ..sound },
+            QueueRegisters { entries: 1 << 17, ..sound },
+            QueueRegisters { base: 0xffff_ffff_ffff_f000, entries: 1024 },
         ];
-        assert!(unsound.iter().all(|place| !place.is_sound()));
+        assert!(unsound.iter().all(|registers| !registers.is_sound()));
     }
 }

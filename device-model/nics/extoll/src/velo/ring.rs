@@ -12,12 +12,12 @@ use nicforge_shm::Window;
 
 /// The registers that describe a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct RingRegisters {
     pub(crate) base: u64,
     pub(crate) slots: u64,
 }
 
-impl Place {
+impl RingRegisters {
     /// Returns whether a network of `nodes` nodes can use the ring.
     pub(crate) fn is_sound(self, nodes: u32) -> bool {
         self.slots.is_power_of_two()
@@ -73,14 +73,14 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    pub(crate) fn new(memory: DmaLease, place: Place, nodes: u32) -> Self {
-        let share = place.share(nodes);
+    pub(crate) fn new(memory: DmaLease, registers: RingRegisters, nodes: u32) -> Self {
+        let share = registers.share(nodes);
         Self {
             memory,
-            slots: place.slots,
+            slots: registers.slots,
             delivered: 0,
             taken: 0,
-            from: vec![0; place.slots as usize],
+            from: vec![0; registers.slots as usize],
             owed: vec![0; nodes as usize],
             used: vec![0; nodes as usize],
             share,
@@ -264,17 +264,17 @@ mod tests {
 
     #[test]
     fn rings_that_cannot_be_are_unsound() {
-        let sound = Place { base: 0x1000, slots: 64 };
+        let sound = RingRegisters { base: 0x1000, slots: 64 };
         assert!(sound.is_sound(1) && sound.is_sound(64));
         let unsound = [
-            Place { base: 0x1008, ..sound },
-            Place { slots: 0, ..sound },
-            Place { slots: 63, ..sound },
-            Place { slots: 32, ..sound },
-            Place { slots: 1 << 17, ..sound },
-            Place { base: 0xffff_ffff_ffff_f000, ..sound },
+            RingRegisters { base: 0x1008, ..sound },
+            RingRegisters { slots: 0, ..sound },
+            RingRegisters { slots: 63, ..sound },
+            RingRegisters { slots: 32, ..sound },
+            RingRegisters { slots: 1 << 17, ..sound },
+            RingRegisters { base: 0xffff_ffff_ffff_f000, ..sound },
         ];
-        assert!(unsound.iter().all(|place| !place.is_sound(1)));
+        assert!(unsound.iter().all(|registers| !registers.is_sound(1)));
         assert!(!sound.is_sound(65));
         assert_eq!(sound.share(3), 21);
     }
