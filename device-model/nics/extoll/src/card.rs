@@ -229,7 +229,7 @@ impl Card {
     pub(crate) fn forget(&mut self, context: &mut Context<'_>) {
         self.directory.forget();
         self.watchdog = self.config.watchdog;
-        self.rma.watch.set_limit(context, self.config.rma_watchdog);
+        self.rma.watchdog.set_limit(context, self.config.rma_watchdog);
         self.selected = 0;
         self.greeting = Some(0);
     }

@@ -246,7 +246,7 @@ impl Device for Card {
             Counter { name: "rma_completed", value: rma.completed },
             Counter { name: "rma_overflows", value: rma.overflows },
             Counter { name: "rma_refused", value: self.rma.refused },
-            Counter { name: "rma_timed_out", value: self.rma.watch.ended },
+            Counter { name: "rma_timed_out", value: self.rma.watchdog.ended },
             Counter { name: "rma_hurried", value: self.rma.hurried },
             Counter { name: "rma_bytes_written", value: self.rma.bytes },
             Counter { name: "atu_entries", value: self.atu.entries() },

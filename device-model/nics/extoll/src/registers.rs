@@ -58,7 +58,7 @@ impl Card {
             command::RESULT => vpid.atu.result,
             reg::INTERRUPT_ENABLE => vpid.interrupts_enabled,
             reg::WATCHDOG => self.watchdog,
-            reg::RMA_WATCHDOG => self.rma.watch.limit(),
+            reg::RMA_WATCHDOG => self.rma.watchdog.limit(),
             reg::SELECT_VPID => self.selected,
             reg::SELECTED_ERRORS => {
                 let selected = usize::try_from(self.selected).ok()?;
@@ -157,7 +157,7 @@ impl Card {
             }
             reg::INTERRUPT_CLEAR => vpid.interrupts_enabled &= !value,
             reg::WATCHDOG => self.watchdog = value,
-            reg::RMA_WATCHDOG => self.rma.watch.set_limit(context, value),
+            reg::RMA_WATCHDOG => self.rma.watchdog.set_limit(context, value),
             reg::SELECT_VPID => self.selected = value,
 
             reg::RESET_VPID => match u16::try_from(value) {

@@ -212,7 +212,7 @@ impl Commands {
     /// Time counts for the first command of each target, since those behind it can't pass it. No
     /// time counts for commands that can't be sent because [`LOOK_AHEAD`] other targets are before
     /// them.
-    pub(crate) fn look(&mut self, elapsed: u64, limit: u64) {
+    pub(crate) fn check_progress(&mut self, elapsed: u64, limit: u64) {
         let (mut ahead, mut from) = (Ahead::default(), self.sent);
         while let Some(index) = self.next_ahead(&mut ahead, from) {
             from = index + 1;
@@ -288,15 +288,15 @@ mod tests {
 
         for _ in 0..3 {
             commands.list[2].moved = true;
-            commands.look(LIMIT / 2, LIMIT);
+            commands.check_progress(LIMIT / 2, LIMIT);
         }
 
         assert_eq!(expired(&commands), [1]);
         assert_eq!(commands.expired(), Some(1));
-        commands.look(LIMIT / 2, LIMIT);
+        commands.check_progress(LIMIT / 2, LIMIT);
         assert_eq!(expired(&commands), [1]);
 
-        commands.look(LIMIT / 2, LIMIT);
+        commands.check_progress(LIMIT / 2, LIMIT);
         assert_eq!(expired(&commands), [0, 1, 2]);
     }
 
@@ -305,7 +305,7 @@ mod tests {
         let targets: Vec<u16> = (0..LOOK_AHEAD as u16 + 2).flat_map(|vpid| [vpid; 3]).collect();
         let mut commands = list(&targets);
 
-        commands.look(LIMIT, LIMIT);
+        commands.check_progress(LIMIT, LIMIT);
         assert_eq!(expired(&commands), (0..3 * LOOK_AHEAD).collect::<Vec<_>>());
 
         // An answer is waited for whatever commands are before it.
@@ -313,7 +313,7 @@ mod tests {
         commands.list[3 * LOOK_AHEAD + 3].state = State::Ended;
         commands.list[3 * LOOK_AHEAD + 4].state = State::Ended;
 
-        commands.look(LIMIT, LIMIT);
+        commands.check_progress(LIMIT, LIMIT);
         assert!(commands.list.back().unwrap().expired && !commands.list[3 * LOOK_AHEAD].expired);
     }
 
@@ -321,12 +321,12 @@ mod tests {
     fn time_counts_from_when_a_command_is_the_first_one() {
         let mut commands = list(&[1, 1]);
 
-        commands.look(LIMIT - 1, LIMIT);
+        commands.check_progress(LIMIT - 1, LIMIT);
         commands.list[0].state = State::Ended;
-        commands.look(LIMIT - 1, LIMIT);
+        commands.check_progress(LIMIT - 1, LIMIT);
 
         assert_eq!(commands.expired(), None);
-        commands.look(1, LIMIT);
+        commands.check_progress(1, LIMIT);
         assert_eq!(commands.expired(), Some(1));
     }
 

@@ -53,7 +53,7 @@ use self::{
     notify::{Queue, QueueRegisters},
     target::{Stream, Streams},
     transfer::{Stage, Waiting},
-    watchdog::Watch,
+    watchdog::Watchdog,
 };
 use crate::{
     card::Card,
@@ -163,7 +163,7 @@ pub(crate) struct Rma {
     pub(crate) refused: u64,
     /// Number of bytes moved to this card's memory.
     pub(crate) bytes: u64,
-    pub(crate) watch: Watch,
+    pub(crate) watchdog: Watchdog,
 }
 
 impl Rma {
@@ -182,7 +182,7 @@ impl Rma {
             before: Counts::default(),
             refused: 0,
             bytes: 0,
-            watch: Watch::new(watchdog),
+            watchdog: Watchdog::new(watchdog),
         }
     }
 

@@ -66,7 +66,7 @@ impl Card {
         let sound = client.commands.push(&written, client.tenancy);
         client.counts.commands += 1;
         self.rma.sending.add(who.0);
-        self.rma.watch.add(context, who);
+        self.rma.watchdog.add(context, who);
         self.show(who);
 
         if !sound {
@@ -78,7 +78,7 @@ impl Card {
     /// Sends parts of commands, one for each VPID in turn, for about `budget` units of work.
     /// Returns the work done.
     pub(crate) fn rma_send(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        self.rma_watch(context);
+        self.run_rma_watchdog(context);
         if self.rma.sending.is_empty() {
             return 0;
         }

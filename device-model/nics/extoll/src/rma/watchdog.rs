@@ -21,7 +21,7 @@ const LOOKS: u64 = 16;
 
 /// The watchdog's limit, its next look, and the VPIDs that it looks at.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watch {
+pub(crate) struct Watchdog {
     /// Nanoseconds without progress that are allowed; 0 disables the watchdog.
     limit: u64,
     /// Time of the last look.
@@ -34,7 +34,7 @@ pub(crate) struct Watch {
     pub(crate) ended: u64,
 }
 
-impl Watch {
+impl Watchdog {
     pub(crate) fn new(limit: u64) -> Self {
         Self { limit, last: Nanos::ZERO, next: Nanos::NEVER, busy: Set::default(), ended: 0 }
     }
@@ -78,40 +78,40 @@ impl Watch {
 impl Card {
     /// Ends commands without progress if a look is due, and schedules the next look.
     #[inline]
-    pub(crate) fn rma_watch(&mut self, context: &mut Context<'_>) {
-        let next = self.rma.watch.next;
+    pub(crate) fn run_rma_watchdog(&mut self, context: &mut Context<'_>) {
+        let next = self.rma.watchdog.next;
         if next == Nanos::NEVER {
             return;
         }
         if context.now() >= next {
-            self.rma_look(context);
+            self.check_rma_progress(context);
         }
         // A wake-up request holds for one step of the card, so it is repeated.
-        context.wake_at(self.rma.watch.next);
+        context.wake_at(self.rma.watchdog.next);
     }
 
     /// Looks at the commands of all VPIDs.
     #[cold]
-    fn rma_look(&mut self, context: &mut Context<'_>) {
-        let watch = &self.rma.watch;
-        let elapsed = context.now().0.saturating_sub(watch.last.0).min(watch.slice());
-        let (busy, limit) = (watch.busy, watch.limit);
+    fn check_rma_progress(&mut self, context: &mut Context<'_>) {
+        let watchdog = &self.rma.watchdog;
+        let elapsed = context.now().0.saturating_sub(watchdog.last.0).min(watchdog.slice());
+        let (busy, limit) = (watchdog.busy, watchdog.limit);
 
         for number in busy.iter() {
             let who = AttachmentId(number);
             let Some(client) = self.rma.client(who) else { continue };
-            client.commands.look(elapsed, limit);
+            client.commands.check_progress(elapsed, limit);
 
             while let Some(id) = self.rma.client(who).and_then(|client| client.commands.expired()) {
                 self.end_command(context, who, id, status::TIMED_OUT);
-                self.rma.watch.ended += 1;
+                self.rma.watchdog.ended += 1;
             }
 
             if self.rma.client(who).is_none_or(|client| client.commands.is_empty()) {
-                self.rma.watch.busy.remove(number);
+                self.rma.watchdog.busy.remove(number);
             }
         }
 
-        self.rma.watch.begin(context);
+        self.rma.watchdog.begin(context);
     }
 }
