@@ -21,5 +21,5 @@ mod work;
 pub use self::{
     card::Card,
     config::{CardConfig, ConfigError},
-    topology::{Link, Route, Routes, Topology, TopologyError},
+    topology::{Route, Routes, Topology, TopologyError, TopologyLink},
 };

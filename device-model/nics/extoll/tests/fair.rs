@@ -10,7 +10,7 @@ use nicforge_core::{
     machine::{Access, region},
     time::Nanos,
 };
-use nicforge_extoll::{Link, Topology, wire::CHANNELS};
+use nicforge_extoll::{Topology, TopologyLink, wire::CHANNELS};
 use nicforge_hwi::{
     extoll::{BAR_VELO, error, mirror},
     extoll_velo::address,
@@ -32,7 +32,7 @@ fn link(credits: u32) -> LinkSpec {
 
 /// Returns a row of cards. The cards at the ends reach each other through those between.
 fn chain(cards: u32) -> Topology {
-    let links = (1..cards).map(|right| Link { a: (right - 1, 1), b: (right, 0) }).collect();
+    let links = (1..cards).map(|right| TopologyLink { a: (right - 1, 1), b: (right, 0) }).collect();
     Topology::from_links(cards, links).unwrap()
 }
 

@@ -2,7 +2,7 @@
 
 use nicforge_hwi::extoll::{LINKS, MAX_NODES};
 
-use super::{Link, Route, Routes, Topology, TopologyError};
+use super::{Route, Routes, Topology, TopologyError, TopologyLink};
 
 impl Topology {
     /// Builds a network of one card without links.
@@ -38,7 +38,7 @@ impl Topology {
                 // Two nodes share one link, which the lower one creates.
                 if size > 2 || (size == 2 && position == 0) {
                     let port = dimension as u8 * 2;
-                    links.push(Link { a: (node, port), b: (next, port + 1) });
+                    links.push(TopologyLink { a: (node, port), b: (next, port + 1) });
                 }
                 stride *= size;
             }
@@ -69,7 +69,7 @@ impl Topology {
             for port in 0..dimensions {
                 let other = node ^ (1 << port);
                 if node < other {
-                    links.push(Link { a: (node, port as u8), b: (other, port as u8) });
+                    links.push(TopologyLink { a: (node, port as u8), b: (other, port as u8) });
                 }
             }
 
@@ -103,7 +103,7 @@ impl Topology {
         for node in 0..nodes {
             for other in (0..nodes).filter(|&other| other != node) {
                 if node < other {
-                    links.push(Link { a: (node, port(node, other)), b: (other, port(other, node)) });
+                    links.push(TopologyLink { a: (node, port(node, other)), b: (other, port(other, node)) });
                 }
                 routes.set(node, other, Route::Port { port: port(node, other), lane: 0 });
             }

@@ -35,7 +35,7 @@ pub enum Route {
 
 /// A link between two ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct TopologyLink {
     /// Node and port of one end.
     pub a: (u32, u8),
     /// Node and port of the other end.
@@ -87,7 +87,7 @@ impl Routes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     nodes: u32,
-    links: Vec<Link>,
+    links: Vec<TopologyLink>,
     routes: Routes,
 }
 
@@ -112,7 +112,7 @@ pub enum TopologyError {
     #[error("the link between {link:?} is not between ports 0 to 5 of two nodes of the network")]
     Link {
         /// The link.
-        link: Link,
+        link: TopologyLink,
     },
     /// Two links at one port.
     #[error("port {port} of node {node} has two links")]
@@ -154,7 +154,7 @@ impl Topology {
     /// # Errors
     /// [`TopologyError::Nodes`], [`TopologyError::Link`], [`TopologyError::PortTaken`],
     /// [`TopologyError::Unreachable`].
-    pub fn from_links(nodes: u32, links: Vec<Link>) -> Result<Self, TopologyError> {
+    pub fn from_links(nodes: u32, links: Vec<TopologyLink>) -> Result<Self, TopologyError> {
         let neighbours = neighbours(nodes, &links)?;
         let routes = up_down(nodes, &neighbours);
         Self::with_routes(nodes, links, routes)
@@ -164,7 +164,7 @@ impl Topology {
     ///
     /// # Errors
     /// Each [`TopologyError`] is possible.
-    pub fn with_routes(nodes: u32, links: Vec<Link>, routes: Routes) -> Result<Self, TopologyError> {
+    pub fn with_routes(nodes: u32, links: Vec<TopologyLink>, routes: Routes) -> Result<Self, TopologyError> {
         let neighbours = neighbours(nodes, &links)?;
         check::check(nodes, &neighbours, &routes)?;
         Ok(Self { nodes, links, routes })
@@ -176,7 +176,7 @@ impl Topology {
     }
 
     /// Returns the links.
-    pub fn links(&self) -> &[Link] {
+    pub fn links(&self) -> &[TopologyLink] {
         &self.links
     }
 
@@ -212,7 +212,7 @@ impl Topology {
 }
 
 /// Returns the other end of each port, after checking the links.
-fn neighbours(nodes: u32, links: &[Link]) -> Result<Neighbours, TopologyError> {
+fn neighbours(nodes: u32, links: &[TopologyLink]) -> Result<Neighbours, TopologyError> {
     if nodes == 0 || nodes > MAX_NODES {
         return Err(TopologyError::Nodes { nodes: nodes.into() });
     }

@@ -106,13 +106,13 @@ fn a_table_that_leads_in_a_circle_or_nowhere_is_refused() {
 
 #[test]
 fn links_that_cannot_be_are_refused() {
-    let link = Link { a: (0, 0), b: (1, 6) };
+    let link = TopologyLink { a: (0, 0), b: (1, 6) };
     assert_eq!(Topology::from_links(2, vec![link]), Err(TopologyError::Link { link }));
 
-    let link = Link { a: (0, 0), b: (0, 1) };
+    let link = TopologyLink { a: (0, 0), b: (0, 1) };
     assert_eq!(Topology::from_links(2, vec![link]), Err(TopologyError::Link { link }));
 
-    let twice = vec![Link { a: (0, 0), b: (1, 0) }, Link { a: (0, 0), b: (1, 1) }];
+    let twice = vec![TopologyLink { a: (0, 0), b: (1, 0) }, TopologyLink { a: (0, 0), b: (1, 1) }];
     assert_eq!(Topology::from_links(2, twice), Err(TopologyError::PortTaken { node: 0, port: 0 }));
     assert_eq!(Topology::from_links(2, Vec::new()), Err(TopologyError::Unreachable { node: 1, target: 0 }));
 }
@@ -129,7 +129,7 @@ proptest! {
         let more = picks.into_iter().map(|(a, b)| (a % nodes, b % nodes));
         for (a, b) in tree.chain(more) {
             if a != b && used[a as usize] < 6 && used[b as usize] < 6 {
-                links.push(Link { a: (a, used[a as usize]), b: (b, used[b as usize]) });
+                links.push(TopologyLink { a: (a, used[a as usize]), b: (b, used[b as usize]) });
                 used[a as usize] += 1;
                 used[b as usize] += 1;
             }
