@@ -143,7 +143,7 @@ impl Card {
         if vpid.ring.as_ref().is_some_and(Ring::has_unread) {
             self.raise(context, who, vector::VELO_RECEIVE);
         }
-        if self.has_notifications(context, who) {
+        if self.poll_notifications(context, who) {
             self.raise(context, who, vector::RMA_NOTIFICATION);
         }
     }

@@ -214,26 +214,27 @@ impl Switch {
         }
     }
 
-    /// Returns whether a packet of a class can be sent to a node now, at least into the queue. If
-    /// not, the caller counts as waiting for the way. Without a route there is always room, because
-    /// the packet will be refused for good.
+    /// Requests room for a packet of a class to a node. Returns whether the packet can be sent now,
+    /// at least into the queue. If not, the caller counts as waiting for the way, and transit
+    /// packets leave room. Without a route there is always room, because the packet will be refused
+    /// for good.
     #[inline]
-    pub fn has_room(&mut self, target: u32, class: Class) -> bool {
-        self.waits_for_fewer(target, class, |waiting, most| waiting < most)
+    pub fn request_room(&mut self, target: u32, class: Class) -> bool {
+        self.request_way(target, class, |waiting, most| waiting < most)
     }
 
-    /// Returns whether no packet of a class waits on the way to a node. If not, the caller counts
-    /// as waiting for the way. Bulk data are sent only on an idle way, so that the queue remains
-    /// for small messages.
+    /// Requests a way without waiting packets for a class. Returns whether no packet waits on it
+    /// now. If not, the caller counts as waiting for the way. Bulk data are sent only on an idle
+    /// way, so that the queue remains for small messages.
     #[inline]
-    pub fn is_idle(&mut self, target: u32, class: Class) -> bool {
-        self.waits_for_fewer(target, class, |waiting, _| waiting == 0)
+    pub fn request_idle_way(&mut self, target: u32, class: Class) -> bool {
+        self.request_way(target, class, |waiting, _| waiting == 0)
     }
 
     /// Returns whether `few` accepts the length and bound of the first queue on the way. If not,
     /// the caller counts as waiting.
     #[inline]
-    fn waits_for_fewer(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
+    fn request_way(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
         let goes = self.waiting(target, class).is_none_or(|(waiting, most)| few(waiting, most));
         if !goes {
             self.want(target, class);

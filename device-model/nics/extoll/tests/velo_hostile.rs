@@ -155,7 +155,7 @@ impl Talk {
 }
 
 /// Reads the identity register. Returns false if the access stalls.
-fn is_identified(rig: &mut Rig, client: &Client) -> bool {
+fn read_identity(rig: &mut Rig, client: &Client) -> bool {
     let mut identity = [0; 8];
     let Client { function, who, .. } = *client;
     let access = rig.machine.read(function, who, region::BAR0, reg::IDENTITY, &mut identity).unwrap();
@@ -174,8 +174,8 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
         for talk in &mut talks {
             talk.turn(turn);
             // An access ends at once, unless posted messages of the same client wait for the link.
-            assert!(is_identified(&mut rig, &talk.receiver), "turn {turn}");
-            let stalled = !is_identified(&mut rig, &talk.sender);
+            assert!(read_identity(&mut rig, &talk.receiver), "turn {turn}");
+            let stalled = !read_identity(&mut rig, &talk.sender);
             talk.stalled = if stalled { talk.stalled + 1 } else { 0 };
             talk.most_stalled = talk.most_stalled.max(talk.stalled);
         }

@@ -63,7 +63,7 @@ impl Card {
         let over = part.length >= in_flight.sent - in_flight.answered
             && (in_flight.state == State::Sent || part.status != status::DONE);
         let tell = in_flight.notify & notify::RESPONDER != 0 && !in_flight.orphan;
-        if over && tell && !self.switch.has_room(wire.source, Class::Completion) {
+        if over && tell && !self.switch.request_room(wire.source, Class::Completion) {
             return Handled::NoRoom;
         }
 

@@ -129,7 +129,7 @@ impl Card {
     }
 
     /// Reads the owner's read pointer, and returns whether it has notifications to take.
-    pub(crate) fn has_notifications(&mut self, context: &mut Context<'_>, who: AttachmentId) -> bool {
+    pub(crate) fn poll_notifications(&mut self, context: &mut Context<'_>, who: AttachmentId) -> bool {
         self.look_at_queue(context, who);
         let queue = self.rma.client(who).and_then(|client| client.queue.as_ref());
         queue.is_some_and(|queue| queue.written != queue.taken)

@@ -133,7 +133,7 @@ impl Card {
         };
         let Some(in_flight) = commands.list.get(index).cloned() else { return Turn::Blocked };
         let (id, asked) = (commands.id(index), commands.asked);
-        if !self.switch.is_idle(in_flight.target.0, Class::Request) {
+        if !self.switch.request_idle_way(in_flight.target.0, Class::Request) {
             return Turn::Blocked;
         }
 

@@ -62,7 +62,7 @@ impl Card {
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
-        if part.last && !self.switch.has_room(wire.source, Class::Response) {
+        if part.last && !self.switch.request_room(wire.source, Class::Response) {
             return Handled::NoRoom;
         }
 
@@ -163,7 +163,7 @@ impl Card {
         waiting: &mut Waiting,
     ) -> Handled {
         loop {
-            if !self.switch.has_room(wire.source, Class::Response) {
+            if !self.switch.request_room(wire.source, Class::Response) {
                 return Handled::NoRoom;
             }
 
