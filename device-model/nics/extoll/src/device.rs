@@ -142,7 +142,7 @@ impl Device for Card {
         match at.bar {
             BAR_VELO => self.send(context, from, at.offset, data),
             0 if at.offset == reg::RMA_COMMAND => self.rma_command(context, from, data),
-            0 if work::is_dear(at.offset) && !self.work.admits(from.0) => Write::Stalled,
+            0 if work::is_expensive(at.offset) && !self.work.admit(from.0) => Write::Stalled,
             0 => {
                 self.write_register(context, from, at.offset, data);
                 Write::Accepted

@@ -29,7 +29,7 @@ const PATIENCE: u8 = 4;
 
 /// Returns whether a write of this register may cost many visits and so waits for the budget.
 #[inline]
-pub(crate) fn is_dear(register: u64) -> bool {
+pub(crate) fn is_expensive(register: u64) -> bool {
     matches!(register, command::COMMAND | reg::VELO_RING_ENABLE | reg::RMA_QUEUE_ENABLE | reg::RESET_VPID)
 }
 
@@ -65,7 +65,7 @@ impl Default for Work {
 impl Work {
     /// Returns whether a command of `who` may be carried out now. If not, `who` gets or keeps a
     /// position in the line.
-    pub(crate) fn admits(&mut self, who: u16) -> bool {
+    pub(crate) fn admit(&mut self, who: u16) -> bool {
         if self.left > 0 && self.line.front().is_none_or(|first| first.who == who) {
             self.line.pop_front();
             return true;
@@ -114,15 +114,15 @@ mod tests {
     fn a_turn_has_a_budget_and_its_last_command_is_whole() {
         let mut work = Work::default();
 
-        assert!(work.admits(0));
+        assert!(work.admit(0));
         work.spend(TURN - 1);
 
-        assert!(work.admits(1), "something is left");
+        assert!(work.admit(1), "something is left");
         work.spend(5 * TURN);
 
-        assert!(!work.admits(0) && !work.admits(1));
+        assert!(!work.admit(0) && !work.admit(1));
         assert!(work.turn());
-        assert!(work.admits(0));
+        assert!(work.admit(0));
         assert_eq!(work.visits(), u64::from(6 * TURN - 1));
     }
 
@@ -134,7 +134,7 @@ mod tests {
         for _ in 0..6 {
             // The attachments retry in the same order in each turn, and 3 always has more.
             for who in [3, 3, 1, 2] {
-                if work.admits(who) {
+                if work.admit(who) {
                     work.spend(TURN);
                     order.push(who);
                 }
@@ -148,15 +148,15 @@ mod tests {
     #[test]
     fn who_does_not_come_again_keeps_nobody_waiting_for_long() {
         let mut work = Work::default();
-        assert!(work.admits(0));
+        assert!(work.admit(0));
         work.spend(TURN);
-        assert!(!work.admits(7) && !work.admits(8) && !work.admits(9));
+        assert!(!work.admit(7) && !work.admit(8) && !work.admit(9));
 
         work.forget(7);
 
         let turns = (0..10).take_while(|_| {
             work.turn();
-            !work.admits(9)
+            !work.admit(9)
         });
         assert_eq!(turns.count(), usize::from(PATIENCE));
         assert!(!work.turn(), "nobody waits");

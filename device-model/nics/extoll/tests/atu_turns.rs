@@ -24,12 +24,12 @@ const MOST: u64 = 2 * MAX_MAPPINGS as u64 + 64;
 /// Pages of the most expensive range. It has as many mappings as a region may have, with a hole in
 /// front of the last one. So all are visited, nothing is registered, and the next attempt costs as
 /// much.
-const DEAREST: u64 = MAX_MAPPINGS as u64 + 1;
+const MOST_EXPENSIVE: u64 = MAX_MAPPINGS as u64 + 1;
 
 /// Maps the most expensive range from 0 on; all pages are the same memory.
-fn map_dearest(rig: &mut Rig, client: &Client) {
+fn map_most_expensive(rig: &mut Rig, client: &Client) {
     let memory = SharedMemory::create("data", 4096).unwrap();
-    for page in (0..DEAREST).filter(|page| *page != DEAREST - 2) {
+    for page in (0..MOST_EXPENSIVE).filter(|page| *page != MOST_EXPENSIVE - 2) {
         let backing = DmaBacking::Memory(memory.whole());
         let permission = DmaPermission::READ_WRITE;
         rig.machine.dma_map(client.function, client.who, page * 4096, 4096, permission, backing).unwrap();
@@ -63,20 +63,20 @@ fn record(number: u64) -> (u64, u64) {
         0 | 5 | 10 => (atu::COMMAND, atu::REGISTER),
         13 => (atu::PAGES, 1),
         14 => (atu::COMMAND, atu::REGISTER),
-        15 => (atu::PAGES, DEAREST),
+        15 => (atu::PAGES, MOST_EXPENSIVE),
         _ => (atu::COMMAND, 0),
     }
 }
 
 #[test]
-fn a_ring_full_of_dear_commands_and_a_trapped_read_keep_nobody_waiting() {
+fn a_ring_full_of_expensive_commands_and_a_trapped_read_delay_no_other_client() {
     let mut rig = Rig::pair();
     let (greedy, other, third) = (rig.attach(0, 0), rig.attach(0, 1), rig.attach(0, 2));
     let mut receiver = rig.receiver(1, 0, 64);
-    map_dearest(&mut rig, &greedy);
+    map_most_expensive(&mut rig, &greedy);
     let _memory = rig.map(&third, DATA_BASE, 4096);
 
-    rig.write64(&greedy, atu::PAGES, DEAREST);
+    rig.write64(&greedy, atu::PAGES, MOST_EXPENSIVE);
     rig.write64(&third, atu::ADDRESS, DATA_BASE);
     rig.write64(&third, atu::PAGES, 1);
 
@@ -133,8 +133,8 @@ fn a_ring_full_of_dear_commands_and_a_trapped_read_keep_nobody_waiting() {
     };
 
     assert_eq!(status, Some(atu::DONE), "of the last command, which registers a page");
-    let dear = 3 * records.len() as u64 / 16;
-    assert!(turns >= dear, "{turns} turns for {dear} commands, each of a turn's budget");
+    let expensive = 3 * records.len() as u64 / 16;
+    assert!(turns >= expensive, "{turns} turns for {expensive} commands, each of a turn's budget");
     assert!(asked && (1..=3).contains(&waited), "another's command has waited for {waited} turns");
     assert_eq!(greedy.last_error(), (error::ATU, atu::COMMAND));
 }
@@ -143,14 +143,14 @@ fn a_ring_full_of_dear_commands_and_a_trapped_read_keep_nobody_waiting() {
 fn a_registration_that_is_refused_for_its_mappings_looks_at_none_of_them() {
     let mut rig = Rig::pair();
     let client = rig.attach(0, 0);
-    map_dearest(&mut rig, &client);
+    map_most_expensive(&mut rig, &client);
     // Another page fills the hole: one mapping too many.
-    let _memory = rig.map(&client, (DEAREST - 2) * 4096, 4096);
+    let _memory = rig.map(&client, (MOST_EXPENSIVE - 2) * 4096, 4096);
 
     let before = visits(&rig);
 
-    assert_eq!(rig.register(&client, 0, DEAREST, page::SIZE_4K, OPEN), Err(atu::SCATTERED));
-    assert_eq!(rig.register(&client, 0, DEAREST + 1, page::SIZE_4K, OPEN), Err(atu::NOT_MAPPED));
+    assert_eq!(rig.register(&client, 0, MOST_EXPENSIVE, page::SIZE_4K, OPEN), Err(atu::SCATTERED));
+    assert_eq!(rig.register(&client, 0, MOST_EXPENSIVE + 1, page::SIZE_4K, OPEN), Err(atu::NOT_MAPPED));
     assert!(visits(&rig) - before <= 2);
 }
 

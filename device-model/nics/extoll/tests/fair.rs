@@ -202,7 +202,7 @@ fn others_that_fill_another_link_change_nothing_in_that() {
 fn who_waits_for_a_receiver_takes_nothing_from_a_stream_and_is_ended_in_time() {
     // The VPID of the blocked sender is before that of the stream in the card's order, and behind
     // it.
-    for (deaf, streams) in [(0, 1), (1, 0)] {
+    for (unresponsive, streams) in [(0, 1), (1, 0)] {
         let tick = WATCHDOG / 100;
         let mut alone = Rig::with(&chain(2), 4, &link(64), |_| {});
         let mut flows = [Flow::new(&mut alone, (0, streams), (1, streams))];
@@ -210,29 +210,29 @@ fn who_waits_for_a_receiver_takes_nothing_from_a_stream_and_is_ended_in_time() {
 
         let mut rig = Rig::with(&chain(2), 4, &link(64), |_| {});
         let mut flows = [Flow::new(&mut rig, (0, streams), (1, streams))];
-        let to_deaf = rig.attach(0, deaf);
-        let _deaf = rig.receiver(1, deaf, 64);
-        let mut ring = Posting::of(&to_deaf);
+        let to_unresponsive = rig.attach(0, unresponsive);
+        let _unresponsive = rig.receiver(1, unresponsive, 64);
+        let mut ring = Posting::of(&to_unresponsive);
         for number in 0..33u64 {
-            ring.post(BAR_VELO, address::encode(1, deaf, 0, 1), &number.to_le_bytes());
+            ring.post(BAR_VELO, address::encode(1, unresponsive, 0, 1), &number.to_le_bytes());
         }
 
         let beside = go(&mut rig, &mut flows, 80, tick)[0];
         assert!(beside * 100 >= rate * 97, "{beside} instead of {rate}");
 
         // 32 messages have left, and one has waited since the first or second turn.
-        assert_eq!(to_deaf.shown(mirror::VELO_SENT), 32);
-        assert_eq!(to_deaf.shown(mirror::ERRORS), 0);
+        assert_eq!(to_unresponsive.shown(mirror::VELO_SENT), 32);
+        assert_eq!(to_unresponsive.shown(mirror::ERRORS), 0);
 
         let mut turns = 80;
-        while to_deaf.shown(mirror::ERRORS) == 0 {
+        while to_unresponsive.shown(mirror::ERRORS) == 0 {
             go(&mut rig, &mut flows, 1, tick);
             turns += 1;
             assert!(turns <= 103, "the watchdog has not ended it");
         }
         assert!(turns >= 100, "ended after {turns} turns");
 
-        assert_eq!(to_deaf.last_error().0, error::WATCHDOG);
+        assert_eq!(to_unresponsive.last_error().0, error::WATCHDOG);
         assert_eq!(flows[0].errors(), 0);
     }
 }

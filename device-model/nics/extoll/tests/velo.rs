@@ -94,7 +94,7 @@ fn a_receiver_that_never_reads_stalls_its_senders_and_nobody_else() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
     let bystander = rig.attach(0, 1);
-    let mut deaf = rig.receiver(1, 0, 64);
+    let mut unresponsive = rig.receiver(1, 0, 64);
     let mut awake = rig.receiver(1, 1, 64);
 
     let mut sent = 0;
@@ -117,18 +117,18 @@ fn a_receiver_that_never_reads_stalls_its_senders_and_nobody_else() {
     assert_eq!(sender.shown(mirror::VELO_STALLS), 1);
 
     // The receiver reads again, and the send that waited succeeds when it is retried.
-    assert_eq!(deaf.take_all().len(), 32);
+    assert_eq!(unresponsive.take_all().len(), 32);
     rig.run();
     assert!(rig.send(&sender, (1, 0), 0, &[7; 8]));
     rig.run();
-    assert_eq!(deaf.take_all().len(), 1);
+    assert_eq!(unresponsive.take_all().len(), 1);
 }
 
 #[test]
 fn the_watchdog_ends_a_stall_with_an_error() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
-    let _deaf = rig.receiver(1, 0, 64);
+    let _unresponsive = rig.receiver(1, 0, 64);
     for _ in 0..32 {
         assert!(rig.send(&sender, (1, 0), 0, &[7; 8]));
         rig.run();

@@ -165,7 +165,7 @@ fn read_identity(rig: &mut Rig, client: &Client) -> bool {
 #[test]
 fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
     let mut rig = Rig::pair();
-    let _deaf = rig.receiver(1, 3, 64);
+    let _unresponsive = rig.receiver(1, 3, 64);
     let mut talks = [Talk::new(&mut rig, (0, 0), (1, 0)), Talk::new(&mut rig, (1, 1), (0, 1))];
     let mut hostile = Hostile { client: rig.attach(0, 2), numbers: Numbers(7) };
 
@@ -196,7 +196,7 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
 #[test]
 fn after_a_hostile_sender_has_gone_the_cards_come_to_rest() {
     let mut rig = Rig::pair();
-    let _deaf = rig.receiver(1, 3, 64);
+    let _unresponsive = rig.receiver(1, 3, 64);
     let mut hostile = Hostile { client: rig.attach(0, 2), numbers: Numbers(11) };
     for _ in 0..1000 {
         hostile.turn(&mut rig);
