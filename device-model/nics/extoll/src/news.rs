@@ -84,13 +84,13 @@ impl Card {
     /// Sends a VPID's credit returns, then its announcements. Returns true if more are to be sent.
     pub(crate) fn talk(&mut self, context: &mut Context<'_>, who: u16) -> bool {
         let index = usize::from(who);
-        while let Some((node, owed)) = self.vpids[index].ring.as_ref().and_then(Ring::due) {
+        while let Some((node, credit)) = self.vpids[index].ring.as_ref().and_then(Ring::credit_due) {
             let generation = self.vpids[index].generation;
-            if !self.tell(context, Kind::Credit, node, who, generation, owed) {
+            if !self.tell(context, Kind::Credit, node, who, generation, credit) {
                 return true;
             }
             if let Some(ring) = &mut self.vpids[index].ring {
-                ring.paid();
+                ring.mark_returned();
             }
         }
 
@@ -105,7 +105,7 @@ impl Card {
             // sends behind it.
             let node = (self.config.node + 1 + next) % self.config.nodes;
             let vpid = &self.vpids[index];
-            let credit = vpid.ring.as_ref().map_or(0, |ring| ring.left_to(node));
+            let credit = vpid.ring.as_ref().map_or(0, |ring| ring.credit_of(node));
             if !self.tell(context, Kind::Directory, node, who, vpid.generation, credit) {
                 return true;
             }
@@ -129,7 +129,7 @@ impl Card {
             self.unread.remove(who);
         }
 
-        let due = ring.due().is_some();
+        let due = ring.credit_due().is_some();
         if due {
             self.talking.add(who);
         }

@@ -59,7 +59,7 @@ pub(crate) struct Ring {
     /// By slot, the node whose message is in it.
     from: Vec<u16>,
     /// By node, the slots that were freed and whose credit was not returned.
-    owed: Vec<u32>,
+    freed: Vec<u32>,
     /// By node, the slots of its share that it may not fill: those with unread messages, and those
     /// whose credit was not returned.
     used: Vec<u32>,
@@ -69,7 +69,7 @@ pub(crate) struct Ring {
     batch: u32,
     /// Nodes to which a batch is due. Each is in the queue at most once, since all its credit is
     /// returned together.
-    due: VecDeque<u32>,
+    nodes_due: VecDeque<u32>,
 }
 
 impl Ring {
@@ -81,16 +81,16 @@ impl Ring {
             delivered: 0,
             taken: 0,
             from: vec![0; registers.slots as usize],
-            owed: vec![0; nodes as usize],
+            freed: vec![0; nodes as usize],
             used: vec![0; nodes as usize],
             share,
             batch: (share / 2).max(1),
-            due: VecDeque::with_capacity(nodes as usize),
+            nodes_due: VecDeque::with_capacity(nodes as usize),
         }
     }
 
     /// Returns the credit that a node has: its share without unread slots and credits not returned.
-    pub(crate) fn left_to(&self, node: u32) -> u32 {
+    pub(crate) fn credit_of(&self, node: u32) -> u32 {
         self.share - self.used.get(node as usize).copied().unwrap_or(self.share).min(self.share)
     }
 
@@ -164,11 +164,11 @@ impl Ring {
                 self.taken += 1;
             }
 
-            let owed = &mut self.owed[usize::from(node)];
-            let before = *owed;
-            *owed += (self.taken - start) as u32;
-            if before < self.batch && *owed >= self.batch {
-                self.due.push_back(node.into());
+            let freed = &mut self.freed[usize::from(node)];
+            let before = *freed;
+            *freed += (self.taken - start) as u32;
+            if before < self.batch && *freed >= self.batch {
+                self.nodes_due.push_back(node.into());
             }
         }
         true
@@ -176,16 +176,16 @@ impl Ring {
 
     /// Returns a node to which a batch is due, and its credit.
     #[inline]
-    pub(crate) fn due(&self) -> Option<(u32, u32)> {
-        let node = *self.due.front()?;
-        Some((node, self.owed[node as usize]))
+    pub(crate) fn credit_due(&self) -> Option<(u32, u32)> {
+        let node = *self.nodes_due.front()?;
+        Some((node, self.freed[node as usize]))
     }
 
-    /// Notes that the credit from [`Ring::due`] was sent.
-    pub(crate) fn paid(&mut self) {
-        if let Some(node) = self.due.pop_front() {
-            let owed = std::mem::take(&mut self.owed[node as usize]);
-            self.used[node as usize] -= owed.min(self.used[node as usize]);
+    /// Notes that the credit from [`Ring::credit_due`] was sent.
+    pub(crate) fn mark_returned(&mut self) {
+        if let Some(node) = self.nodes_due.pop_front() {
+            let freed = std::mem::take(&mut self.freed[node as usize]);
+            self.used[node as usize] -= freed.min(self.used[node as usize]);
         }
     }
 }
