@@ -39,11 +39,11 @@ pub struct Card {
     /// VPIDs with an incomplete split message.
     pub(crate) splits: Set,
     /// VPIDs that owe credit or have an announcement to send.
-    pub(crate) talking: Set,
+    pub(crate) with_pending_control: Set,
     /// Number of clients.
     pub(crate) clients: u32,
     /// The next node that is asked for its enabled rings, after a reset.
-    pub(crate) greeting: Option<u32>,
+    pub(crate) next_request: Option<u32>,
     /// Messages put into this card's rings.
     pub(crate) delivered: u64,
     /// Messages that no ring took.
@@ -80,10 +80,10 @@ impl Card {
             unread: Set::default(),
             shown_late: Set::default(),
             splits: Set::default(),
-            talking: Set::default(),
+            with_pending_control: Set::default(),
 
             clients: 0,
-            greeting: None,
+            next_request: None,
             delivered: 0,
             undelivered: 0,
             sent_before: 0,
@@ -182,7 +182,7 @@ impl Card {
         vpid.ring = Some(Ring::new(memory, registers, nodes));
         vpid.generation = vpid.generation.wrapping_add(1);
         vpid.announcement = Some(Announcement { next: 0 });
-        self.talking.add(who.0);
+        self.with_pending_control.add(who.0);
     }
 
     /// Disables the VPID's receive ring, so that no card can send to the VPID any more.
@@ -191,7 +191,7 @@ impl Card {
         if vpid.ring.take().is_some() {
             vpid.generation = vpid.generation.wrapping_add(1);
             vpid.announcement = Some(Announcement { next: 0 });
-            self.talking.add(who.0);
+            self.with_pending_control.add(who.0);
             self.unread.remove(who.0);
         }
     }
@@ -231,6 +231,6 @@ impl Card {
         self.watchdog = self.config.watchdog;
         self.rma.watchdog.set_limit(context, self.config.rma_watchdog);
         self.selected = 0;
-        self.greeting = Some(0);
+        self.next_request = Some(0);
     }
 }

@@ -48,7 +48,7 @@ impl Card {
                 taken += run;
             } else {
                 let Some(packet) = self.switch.take(&mut context.ports(), arrival) else { break };
-                self.heard(arrival.wire, packet.bytes());
+                self.handle_control(arrival.wire, packet.bytes());
                 context.ports().recycle(packet);
                 taken += 1;
             }
@@ -193,8 +193,8 @@ impl Device for Card {
         // The posted-write rings were drained before this step, so the turn of commands ends here.
         let waited_for = self.work.turn();
 
-        if self.greeting.is_some() {
-            self.greet(context);
+        if self.next_request.is_some() {
+            self.request_announcements(context);
         }
 
         let mut moved = self.handle_aside(context, budget);
@@ -212,11 +212,11 @@ impl Device for Card {
             next = self.unread.from(who + 1);
         }
 
-        next = self.talking.from(0);
+        next = self.with_pending_control.from(0);
         while let Some(who) = next {
-            self.talk(context, who);
+            self.send_pending_control(context, who);
             moved += 1;
-            next = self.talking.from(who + 1);
+            next = self.with_pending_control.from(who + 1);
         }
 
         next = self.shown_late.from(0);

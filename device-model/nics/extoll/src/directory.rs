@@ -64,7 +64,7 @@ impl Directory {
 
     /// Notes that a VPID's ring was enabled, with credit, or disabled. A generation that is known
     /// already changes nothing, because part of its credit has been used.
-    pub(crate) fn news(&mut self, node: u32, vpid: u16, entry: Entry) {
+    pub(crate) fn update(&mut self, node: u32, vpid: u16, entry: Entry) {
         if let Some(known) = self.entry(node, vpid).filter(|known| known.generation != entry.generation) {
             *known = entry;
             // The offset is below the size that `bytes` returns.
@@ -74,7 +74,7 @@ impl Directory {
 
     /// Adds returned credit. Credit of an earlier generation is void.
     #[inline]
-    pub(crate) fn credit(&mut self, node: u32, vpid: u16, generation: u8, credit: u32) {
+    pub(crate) fn add_credit(&mut self, node: u32, vpid: u16, generation: u8, credit: u32) {
         if let Some(entry) = self.entry(node, vpid).filter(|entry| entry.generation == generation) {
             entry.credit = entry.credit.saturating_add(credit);
         }
@@ -105,7 +105,7 @@ impl Directory {
     pub(crate) fn forget(&mut self) {
         for node in 0..self.nodes {
             for vpid in 0..self.vpids {
-                self.news(node, vpid, Entry::default());
+                self.update(node, vpid, Entry::default());
             }
         }
     }

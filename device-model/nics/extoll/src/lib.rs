@@ -4,9 +4,9 @@
 mod atu;
 pub mod card;
 pub mod config;
+mod control;
 mod device;
 mod directory;
-mod news;
 mod registers;
 mod rma;
 mod set;

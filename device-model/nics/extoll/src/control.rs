@@ -1,4 +1,4 @@
-//! Messages between cards: credit returns, ring announcements, and requests for announcements.
+//! Control packets between cards: credit returns, ring announcements, and requests for announcements.
 
 use nicforge_core::{context::Context, device::AttachmentId};
 use nicforge_hwi::extoll::error;
@@ -16,15 +16,15 @@ use crate::{
 const ANNOUNCEMENTS: u32 = 16;
 
 impl Card {
-    /// Handles a message of another card, or of this one.
-    pub(crate) fn heard(&mut self, wire: Wire, content: &[u8]) {
+    /// Handles a control packet of another card, or of this one.
+    pub(crate) fn handle_control(&mut self, wire: Wire, content: &[u8]) {
         let number = content.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
 
         match wire.kind {
-            Kind::Credit => self.directory.credit(wire.source, wire.source_vpid, wire.generation, number),
+            Kind::Credit => self.directory.add_credit(wire.source, wire.source_vpid, wire.generation, number),
             Kind::Directory => {
                 let entry = Entry { generation: wire.generation, credit: number };
-                self.directory.news(wire.source, wire.source_vpid, entry);
+                self.directory.update(wire.source, wire.source_vpid, entry);
             }
             Kind::Hello => {
                 // The sender was reset. Announce each enabled ring again, with the credit that the
@@ -32,7 +32,7 @@ impl Card {
                 for (vpid, number) in self.vpids.iter_mut().zip(0..) {
                     if vpid.ring.is_some() {
                         vpid.announcement = Some(Announcement { next: 0 });
-                        self.talking.add(number);
+                        self.with_pending_control.add(number);
                     }
                 }
             }
@@ -40,8 +40,8 @@ impl Card {
         }
     }
 
-    /// Sends a packet that carries a number. Returns false if it could not be sent now.
-    fn tell(
+    /// Sends a control packet, which carries a number. Returns false if it could not be sent now.
+    fn send_control(
         &mut self,
         context: &mut Context<'_>,
         kind: Kind,
@@ -82,11 +82,11 @@ impl Card {
     }
 
     /// Sends a VPID's credit returns, then its announcements. Returns true if more are to be sent.
-    pub(crate) fn talk(&mut self, context: &mut Context<'_>, who: u16) -> bool {
+    pub(crate) fn send_pending_control(&mut self, context: &mut Context<'_>, who: u16) -> bool {
         let index = usize::from(who);
         while let Some((node, credit)) = self.vpids[index].ring.as_ref().and_then(Ring::credit_due) {
             let generation = self.vpids[index].generation;
-            if !self.tell(context, Kind::Credit, node, who, generation, credit) {
+            if !self.send_control(context, Kind::Credit, node, who, generation, credit) {
                 return true;
             }
             if let Some(ring) = &mut self.vpids[index].ring {
@@ -106,14 +106,14 @@ impl Card {
             let node = (self.config.node + 1 + next) % self.config.nodes;
             let vpid = &self.vpids[index];
             let credit = vpid.ring.as_ref().map_or(0, |ring| ring.credit_of(node));
-            if !self.tell(context, Kind::Directory, node, who, vpid.generation, credit) {
+            if !self.send_control(context, Kind::Directory, node, who, vpid.generation, credit) {
                 return true;
             }
             self.vpids[index].announcement = Some(Announcement { next: next + 1 });
         }
 
         if self.vpids[index].announcement.is_none() {
-            self.talking.remove(who);
+            self.with_pending_control.remove(who);
         }
         self.vpids[index].announcement.is_some()
     }
@@ -131,7 +131,7 @@ impl Card {
 
         let due = ring.credit_due().is_some();
         if due {
-            self.talking.add(who);
+            self.with_pending_control.add(who);
         }
 
         if !good {
@@ -145,12 +145,12 @@ impl Card {
     }
 
     /// Asks all nodes for their enabled rings.
-    pub(crate) fn greet(&mut self, context: &mut Context<'_>) {
-        while let Some(next) = self.greeting {
+    pub(crate) fn request_announcements(&mut self, context: &mut Context<'_>) {
+        while let Some(next) = self.next_request {
             if next == self.config.nodes {
-                self.greeting = None;
-            } else if self.tell(context, Kind::Hello, next, 0, 0, 0) {
-                self.greeting = Some(next + 1);
+                self.next_request = None;
+            } else if self.send_control(context, Kind::Hello, next, 0, 0, 0) {
+                self.next_request = Some(next + 1);
             } else {
                 break;
             }
