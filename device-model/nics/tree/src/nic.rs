@@ -57,7 +57,7 @@ pub struct TreeNic {
     /// Vectors enabled, by attachment.
     pub(crate) enabled: [u32; ATTACHMENTS],
     /// Attachments with an unreported presence change.
-    presence_news: [bool; ATTACHMENTS],
+    presence_unreported: [bool; ATTACHMENTS],
     /// Interrupts raised.
     interrupts: u64,
     /// Error events counted.
@@ -83,7 +83,7 @@ impl TreeNic {
             pixen: power_on_pixen(),
             attached: 0,
             enabled: [0; ATTACHMENTS],
-            presence_news: [false; ATTACHMENTS],
+            presence_unreported: [false; ATTACHMENTS],
             interrupts: 0,
             errors: 0,
             config,
@@ -122,7 +122,7 @@ impl TreeNic {
             conditions |= 1 << vector::GLOBAL_INT;
         }
 
-        if self.presence_news[usize::from(who.0)] {
+        if self.presence_unreported[usize::from(who.0)] {
             conditions |= 1 << vector::PRESENCE;
         }
 
@@ -142,7 +142,7 @@ impl TreeNic {
     /// Raises an attachment's interrupts, and marks a presence change as reported.
     fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vectors: u32) {
         if vectors & (1 << vector::PRESENCE) != 0 {
-            self.presence_news[usize::from(who.0)] = false;
+            self.presence_unreported[usize::from(who.0)] = false;
         }
 
         for number in 0..vector::COUNT {
@@ -170,7 +170,7 @@ impl TreeNic {
             let clients = self.clients(channel);
             for who in (0..ATTACHMENTS as u16).filter(|who| clients & (1 << who) != 0) {
                 let index = usize::from(who);
-                self.presence_news[index] |= events & (1 << vector::PRESENCE) != 0;
+                self.presence_unreported[index] |= events & (1 << vector::PRESENCE) != 0;
                 self.raise(context, AttachmentId(who), events & self.enabled[index]);
             }
         }
@@ -263,11 +263,11 @@ impl TreeNic {
     /// Resets an attachment whose client asked for it. The client may have left already.
     fn reset_attachment(&mut self, who: AttachmentId) {
         let index = usize::from(who.0);
-        if let (Some(enabled), Some(news), Some(halves)) =
-            (self.enabled.get_mut(index), self.presence_news.get_mut(index), self.halves.get_mut(index))
+        if let (Some(enabled), Some(unreported), Some(halves)) =
+            (self.enabled.get_mut(index), self.presence_unreported.get_mut(index), self.halves.get_mut(index))
         {
             *enabled = 0;
-            *news = false;
+            *unreported = false;
             *halves = Halves::default();
         }
 
@@ -345,7 +345,7 @@ impl Device for TreeNic {
 
         self.attached |= 1 << who.0;
         if who.0 < CORES {
-            self.channels[number].core_came(who.0);
+            self.channels[number].core_attached(who.0);
             self.announce(who, 1);
         }
 
@@ -361,7 +361,7 @@ impl Device for TreeNic {
         self.channels[number].free_locks(who.0);
         self.attached &= !(1 << who.0);
         if who.0 < CORES {
-            self.channels[number].core_went(who.0);
+            self.channels[number].core_detached(who.0);
         }
 
         if self.clients(number) == 0 {
@@ -392,7 +392,7 @@ impl Device for TreeNic {
                 }
 
                 self.enabled = [0; ATTACHMENTS];
-                self.presence_news = [false; ATTACHMENTS];
+                self.presence_unreported = [false; ATTACHMENTS];
                 self.soft_reset(context);
                 self.barrier.reset(self.config.barriers, &mut context.ports());
             }

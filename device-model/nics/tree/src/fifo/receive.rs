@@ -35,7 +35,7 @@ impl Channel {
         // Without a live reader a packet that names no core has no receiver. After an irq-marked
         // packet it may have one: the irq-marked packet can be the acknowledgement of a live core's
         // read.
-        if self.guard && is_anybodys(header) && self.irq_count == 0 {
+        if self.guard && has_no_receiver(header) && self.irq_count == 0 {
             if windows.lock_recv.load(Ordering::Acquire) == 0 {
                 return Room::Sink;
             }
@@ -270,12 +270,12 @@ impl Channel {
     }
 
     /// Notes that a core has a client.
-    pub(crate) fn core_came(&mut self, core: u16) {
+    pub(crate) fn core_attached(&mut self, core: u16) {
         self.absent &= !(1 << core);
     }
 
     /// Notes that a core has lost its client. Packets for it in the FIFO no longer have a receiver.
-    pub(crate) fn core_went(&mut self, core: u16) {
+    pub(crate) fn core_detached(&mut self, core: u16) {
         self.absent |= 1 << core;
         if self.windows.is_some() {
             self.orphans_until = Some(self.recv_tail);
@@ -286,12 +286,12 @@ impl Channel {
     /// reader's lock meanwhile.
     #[inline]
     pub(crate) fn discard_for_absent(&mut self) -> Discarded {
-        if self.orphans_until.is_none() { Discarded::Nothing } else { self.discard_left() }
+        if self.orphans_until.is_none() { Discarded::Nothing } else { self.discard_front_for_absent() }
     }
 
     /// As [`Channel::discard_for_absent`], where such packets may be left.
     #[cold]
-    fn discard_left(&mut self) -> Discarded {
+    fn discard_front_for_absent(&mut self) -> Discarded {
         let Some(until) = self.orphans_until else { return Discarded::Nothing };
 
         let left = until.wrapping_sub(self.recv_head);
@@ -346,13 +346,13 @@ impl Channel {
     /// NIC holds the reader's lock meanwhile. Returns whether any packet was discarded.
     #[inline]
     pub(crate) fn discard_orphans(&mut self) -> bool {
-        self.guard && self.discard_guarded()
+        self.guard && self.discard_front_orphans()
     }
 
     /// As [`Channel::discard_orphans`], where the guard is set.
     #[cold]
-    fn discard_guarded(&mut self) -> bool {
-        if !self.front_is_anybodys() {
+    fn discard_front_orphans(&mut self) -> bool {
+        if !self.front_has_no_receiver() {
             return false;
         }
 
@@ -365,7 +365,7 @@ impl Channel {
 
         self.poll_recv_head();
         let before = self.discarded;
-        while self.guard && self.front_is_anybodys() {
+        while self.guard && self.front_has_no_receiver() {
             self.free_one();
             self.discarded += 1;
         }
@@ -381,16 +381,16 @@ impl Channel {
     }
 
     /// Returns whether the packet at the front has no known receiver.
-    fn front_is_anybodys(&self) -> bool {
+    fn front_has_no_receiver(&self) -> bool {
         self.recv_count() > 0
-            && self.received_header(self.recv_head).is_some_and(|header| is_anybodys(Header(header)))
+            && self.received_header(self.recv_head).is_some_and(|header| has_no_receiver(Header(header)))
     }
 }
 
 /// Returns whether a packet has neither an irq bit nor a core's name that would assign it to a live
 /// reader.
 #[inline]
-fn is_anybodys(header: Header) -> bool {
+fn has_no_receiver(header: Header) -> bool {
     !header.irq() && header.core().is_none()
 }
 

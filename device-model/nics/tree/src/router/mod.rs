@@ -5,8 +5,8 @@
 //! The two virtual channels share no resource that one could wait for.
 
 mod collective;
-mod news;
 mod row;
+mod symbols;
 
 use nicforge_core::fabric::{Packet, Ports};
 use nicforge_hwi::{
@@ -216,12 +216,12 @@ impl Router {
         let (moved, end) = self.move_row(context, channel, source, limit);
 
         if end == RowEnd::Empty && moved < limit {
-            // The source is empty and nothing waits, so `go_on` has no work.
+            // The source is empty and nothing waits, so `continue_source` has no work.
             self.blocked[channel] = 0;
             return moved;
         }
 
-        self.go_on(context, channel, source, limit, (moved, end))
+        self.continue_source(context, channel, source, limit, (moved, end))
     }
 
     /// As [`Router::serve`], for several sources.
@@ -242,7 +242,7 @@ impl Router {
             let source = next.trailing_zeros() as usize;
             sources &= !(1 << source);
             let row = self.move_row(context, channel, source, limit);
-            moved += self.go_on(context, channel, source, limit, row);
+            moved += self.continue_source(context, channel, source, limit, row);
         }
 
         // The next round starts one source further on, so that competing sources alternate.
@@ -276,7 +276,7 @@ impl Router {
     /// packet to or from the ALU may let other sources continue. Nothing else in a step of this
     /// node changes what a source finds.
     #[inline(never)]
-    fn go_on(
+    fn continue_source(
         &mut self,
         context: &mut RouterContext<'_, '_>,
         channel: usize,
