@@ -88,7 +88,7 @@ fn an_immediate_put_carries_up_to_eight_bytes() {
         assert_eq!(there.read(100 + u64::from(length), 9), wanted);
 
         assert_eq!(
-            (here.told(), there.told()),
+            (here.outcomes(), there.outcomes()),
             (vec![(notify::REQUESTER, DONE)], vec![(notify::COMPLETER, DONE)])
         );
         there.write(0, &[0; 4096]);
@@ -101,7 +101,7 @@ fn who_did_not_wish_to_be_told_is_not() {
     let (mut here, mut there) = pair(&mut rig, 4096);
     assert!(rig.put(&here, &there, (0, 0, 64), 0) && rig.get(&here, &there, (0, 64, 64), 0));
     rig.run();
-    assert_eq!((here.told(), there.told()), (vec![], vec![]));
+    assert_eq!((here.outcomes(), there.outcomes()), (vec![], vec![]));
     assert_eq!(here.client.shown(mirror::RMA_COMPLETED), 2);
 }
 
@@ -121,10 +121,10 @@ fn the_longest_put_and_get_move_all_their_bytes() {
     assert!(here.read(MAX_LENGTH.into(), MAX_LENGTH as usize) == bytes);
 
     assert_eq!(
-        here.told(),
+        here.outcomes(),
         [(notify::REQUESTER, DONE), (notify::REQUESTER, DONE), (notify::COMPLETER, DONE)]
     );
-    assert_eq!(there.told(), [(notify::COMPLETER, DONE), (notify::RESPONDER, DONE)]);
+    assert_eq!(there.outcomes(), [(notify::COMPLETER, DONE), (notify::RESPONDER, DONE)]);
 }
 
 #[test]
@@ -245,11 +245,14 @@ fn commands_for_a_target_are_done_and_told_in_order() {
     rig.run();
 
     assert_eq!(there.read(600_000, step as usize), pattern(5, step as usize));
-    let told: Vec<_> =
-        here.take_all().iter().map(|told| (told.command(), told.length(), told.status())).collect();
+    let notified: Vec<_> = here
+        .take_all()
+        .iter()
+        .map(|notified| (notified.command(), notified.length(), notified.status()))
+        .collect();
     let put = |length, status| (command::PUT, length, status);
     assert_eq!(
-        told,
+        notified,
         [
             put(step, DONE),
             (command::GET, step, DONE),
@@ -304,8 +307,8 @@ fn what_is_not_registered_or_not_allowed_is_refused_and_nothing_is_moved() {
     for (case, (command, status)) in cases.into_iter().enumerate() {
         assert!(rig.post(&here, command));
         rig.run();
-        assert_eq!(here.told(), [(notify::REQUESTER, status)], "case {case}");
-        assert_eq!(there.told(), [], "case {case}");
+        assert_eq!(here.outcomes(), [(notify::REQUESTER, status)], "case {case}");
+        assert_eq!(there.outcomes(), [], "case {case}");
     }
 
     assert_eq!(there.read(0, MIB as usize), vec![0; MIB as usize]);
@@ -319,7 +322,7 @@ fn what_is_not_registered_or_not_allowed_is_refused_and_nothing_is_moved() {
     let own = Command::new(1, 2, command::PUT, ALL, 8, closed, closed + 64);
     assert!(rig.post(&there, own));
     rig.run();
-    assert_eq!(there.told(), [(notify::COMPLETER, DONE), (notify::REQUESTER, DONE)]);
+    assert_eq!(there.outcomes(), [(notify::COMPLETER, DONE), (notify::REQUESTER, DONE)]);
 }
 
 #[test]
@@ -333,7 +336,7 @@ fn registrations_in_a_row_are_not_one_region() {
     assert!(rig.post(&here, Command::new(1, 2, command::PUT, 0, 16, here.nla, second - 8)));
     rig.run();
 
-    assert_eq!(here.told(), [(notify::REQUESTER, status::REMOTE_ADDRESS)]);
+    assert_eq!(here.outcomes(), [(notify::REQUESTER, status::REMOTE_ADDRESS)]);
 }
 
 /// Starts a transfer of 4 MiB and stops in the middle of it.
@@ -392,15 +395,15 @@ fn nothing_is_touched_once_a_deregistration_or_unmapping_is_over() {
                     there.read(0, 4 << 20) == theirs
                 };
                 assert!(same, "{case:?}");
-                assert_eq!(here.told(), [(notify::REQUESTER, status::WITHDRAWN)], "{case:?}");
+                assert_eq!(here.outcomes(), [(notify::REQUESTER, status::WITHDRAWN)], "{case:?}");
                 let other = if put { notify::COMPLETER } else { notify::RESPONDER };
-                assert_eq!(there.told(), [(other, status::WITHDRAWN)], "{case:?}");
+                assert_eq!(there.outcomes(), [(other, status::WITHDRAWN)], "{case:?}");
 
                 // The card continues to work.
                 if !unmap {
                     assert!(rig.put(&here, &there, (0, 0, 100), ALL));
                     rig.run();
-                    assert_eq!(here.told(), [(notify::REQUESTER, DONE)]);
+                    assert_eq!(here.outcomes(), [(notify::REQUESTER, DONE)]);
                 }
             }
         }
@@ -425,12 +428,12 @@ fn an_owner_that_dies_ends_what_is_under_way_and_its_successor_hears_nothing() {
             rig.run();
             let dead = if requester_dies { &here } else { &there };
             assert!(dead.read(0, 4 << 20) == bytes);
-            assert_eq!(anew.told(), [], "put {put}, requester {requester_dies}");
+            assert_eq!(anew.outcomes(), [], "put {put}, requester {requester_dies}");
             assert!(anew.read(0, 4 << 20).iter().all(|&byte| byte == 0));
             if !requester_dies {
-                assert_eq!(here.told(), [(notify::REQUESTER, status::WITHDRAWN)]);
+                assert_eq!(here.outcomes(), [(notify::REQUESTER, status::WITHDRAWN)]);
             } else if put {
-                assert_eq!(there.told(), [(notify::COMPLETER, status::WITHDRAWN)]);
+                assert_eq!(there.outcomes(), [(notify::COMPLETER, status::WITHDRAWN)]);
             }
 
             // The new owner's transfers work normally.
@@ -440,8 +443,8 @@ fn an_owner_that_dies_ends_what_is_under_way_and_its_successor_hears_nothing() {
                     && rig.get(&anew, &partner, (0, 0, 200_000), 0)
             );
             rig.run();
-            assert_eq!(anew.told(), [(notify::REQUESTER, DONE)]);
-            assert_eq!(partner.told(), [(notify::COMPLETER, DONE)]);
+            assert_eq!(anew.outcomes(), [(notify::REQUESTER, DONE)]);
+            assert_eq!(partner.outcomes(), [(notify::COMPLETER, DONE)]);
             assert_eq!(anew.client.shown(mirror::RMA_COMPLETED), 2);
             assert_eq!(rig.machine.fabric().packets_in_use(), 0);
         }
@@ -456,7 +459,7 @@ fn a_card_that_is_reset_ends_its_commands_and_works_again() {
 
     rig.machine.reset_function(here.client.function).unwrap();
     rig.run();
-    assert_eq!(there.told(), [(notify::COMPLETER, status::WITHDRAWN)]);
+    assert_eq!(there.outcomes(), [(notify::COMPLETER, status::WITHDRAWN)]);
 
     rig.machine.detach(here.client.function, here.client.who, Ended::Closed).unwrap();
     let mut here = rig.peer(0, 1, 4 * MIB);
@@ -464,7 +467,7 @@ fn a_card_that_is_reset_ends_its_commands_and_works_again() {
     assert!(rig.put(&here, &there, (0, 0, 100_000), ALL));
     rig.run();
     assert_eq!(
-        (here.told(), there.told()),
+        (here.outcomes(), there.outcomes()),
         (vec![(notify::REQUESTER, DONE)], vec![(notify::COMPLETER, DONE)])
     );
 }
@@ -499,7 +502,8 @@ fn a_queue_wraps_many_times() {
         }
         rig.run();
 
-        let lengths = |told: Vec<Notification>| told.iter().map(Notification::length).collect::<Vec<_>>();
+        let lengths =
+            |notified: Vec<Notification>| notified.iter().map(Notification::length).collect::<Vec<_>>();
         assert_eq!(lengths(here.take_all()), (1..=10).collect::<Vec<_>>(), "turn {turn}");
         assert_eq!(lengths(there.take_all()), (1..=10).collect::<Vec<_>>());
     }
@@ -525,7 +529,7 @@ fn an_interrupt_comes_with_the_first_notification() {
     let mut rig = Rig::pair();
     let (mut here, there) = pair(&mut rig, 4096);
     let counts = rig.interrupts(&here.client);
-    let told = usize::from(vector::RMA_NOTIFICATION);
+    let notified = usize::from(vector::RMA_NOTIFICATION);
 
     rig.write64(&here.client, reg::INTERRUPT_ENABLE, 1 << vector::RMA_NOTIFICATION);
 
@@ -533,14 +537,14 @@ fn an_interrupt_comes_with_the_first_notification() {
         assert!(rig.put(&here, &there, (0, 0, 8), notify::REQUESTER));
     }
     rig.run();
-    assert_eq!(counts[told].get(), 1);
+    assert_eq!(counts[notified].get(), 1);
 
     rig.write64(&here.client, reg::INTERRUPT_ENABLE, 1 << vector::RMA_NOTIFICATION);
-    assert_eq!(counts[told].get(), 2, "some are unread");
+    assert_eq!(counts[notified].get(), 2, "some are unread");
 
     here.take_all();
     rig.write64(&here.client, reg::INTERRUPT_ENABLE, 1 << vector::RMA_NOTIFICATION);
-    assert_eq!(counts[told].get(), 2);
+    assert_eq!(counts[notified].get(), 2);
 }
 
 #[test]
@@ -601,8 +605,8 @@ fn link_errors_lose_and_double_nothing() {
 
         rig.run();
         assert_eq!(here.read(500_000, bytes.len()), bytes);
-        assert_eq!(here.told(), [(1, DONE), (1, DONE), (4, DONE)]);
-        assert_eq!(there.told(), [(4, DONE), (2, DONE)]);
+        assert_eq!(here.outcomes(), [(1, DONE), (1, DONE), (4, DONE)]);
+        assert_eq!(there.outcomes(), [(4, DONE), (2, DONE)]);
     }
 
     let stats = (0..wire::CHANNELS)
@@ -695,7 +699,7 @@ fn memory_of_other_topologies_is_reached_over_several_hops() {
 
     rig.run();
     for peer in &mut peers {
-        assert_eq!(peer.told(), [(notify::REQUESTER, DONE); 8]);
+        assert_eq!(peer.outcomes(), [(notify::REQUESTER, DONE); 8]);
         for node in 0..9 {
             assert!(peer.read(node * 131_072, 131_072) == pattern(node, 131_072));
         }

@@ -131,13 +131,13 @@ fn puts_and_gets_of_others_reach_it() {
         assert!(rig.post(&here, put_to(&remote, &here, length)));
         remote.run(&mut rig);
         assert!(remote.bytes[7..7 + length as usize] == bytes);
-        assert_eq!((here.told(), remote.peer.told()), (vec![(1, DONE)], vec![(4, DONE)]));
+        assert_eq!((here.outcomes(), remote.peer.outcomes()), (vec![(1, DONE)], vec![(4, DONE)]));
 
         here.write(5, &vec![0; length as usize]);
         assert!(rig.post(&here, get_from(&remote, &here, length)));
         remote.run(&mut rig);
         assert!(here.read(5, length as usize) == bytes);
-        assert_eq!((here.told(), remote.peer.told()), (vec![(1, DONE), (4, DONE)], vec![(2, DONE)]));
+        assert_eq!((here.outcomes(), remote.peer.outcomes()), (vec![(1, DONE), (4, DONE)], vec![(2, DONE)]));
     }
 
     let put = Command::new(1, 1, command::IMMEDIATE_PUT, 0, 8, 0x1122, remote.nla + 36_860);
@@ -167,7 +167,7 @@ fn its_owner_puts_from_it_and_gets_to_it() {
     remote.run(&mut rig);
     assert!(there.read(1, 300_000) == bytes && remote.bytes[400_000..700_000] == bytes);
     assert!(there.read(500_000, 300_000) == bytes);
-    assert_eq!(remote.peer.told(), [(1, DONE), (4, DONE)]);
+    assert_eq!(remote.peer.outcomes(), [(1, DONE), (4, DONE)]);
 }
 
 #[test]
@@ -183,7 +183,7 @@ fn a_client_that_answers_nothing_delays_others_once_and_for_a_while() {
         assert!(rig.put(&here, &other, (0, turn * 8, 8), 0));
 
         let start = rig.now;
-        while here.told().is_empty() {
+        while here.outcomes().is_empty() {
             assert!(rig.now.0 - start.0 < 1_000_000_000, "turn {turn}");
             unanswered.extend(outgoing(&mut rig));
             rig.now = rig.now.after(50_000);
@@ -203,7 +203,7 @@ fn a_client_that_answers_nothing_delays_others_once_and_for_a_while() {
     remote.run(&mut rig);
     assert!(rig.post(&here, get_from(&remote, &here, 100)));
     remote.run(&mut rig);
-    assert_eq!(here.told(), [(1, DONE), (4, DONE)]);
+    assert_eq!(here.outcomes(), [(1, DONE), (4, DONE)]);
 }
 
 #[test]
@@ -218,17 +218,17 @@ fn a_put_whose_own_client_does_not_answer_ends_by_the_watchdog() {
     let mut unanswered = outgoing(&mut rig);
     let start = rig.now;
 
-    let told = loop {
-        let told = remote.peer.told();
-        if !told.is_empty() {
-            break told;
+    let notified = loop {
+        let notified = remote.peer.outcomes();
+        if !notified.is_empty() {
+            break notified;
         }
         assert!(rig.now.0 - start.0 < 2 * reg::RMA_WATCHDOG_DEFAULT);
         rig.now = rig.now.after(reg::RMA_WATCHDOG_DEFAULT / 64);
         unanswered.extend(outgoing(&mut rig));
     };
 
-    assert_eq!(told, [(1, status::TIMED_OUT)]);
+    assert_eq!(notified, [(1, status::TIMED_OUT)]);
     // The late answers are dropped, and the next put is carried out.
     for message in unanswered {
         remote.answer(&mut rig, message);
@@ -261,6 +261,9 @@ fn what_is_deregistered_while_messages_are_under_way_ends_withdrawn() {
     remote.run(&mut rig);
 
     assert!(here.read(0, 100_100).iter().all(|&byte| byte == 0));
-    let told = here.told();
-    assert!(told == [(1, status::REMOTE_ADDRESS)] || told == [(1, status::WITHDRAWN)], "{told:?}");
+    let notified = here.outcomes();
+    assert!(
+        notified == [(1, status::REMOTE_ADDRESS)] || notified == [(1, status::WITHDRAWN)],
+        "{notified:?}"
+    );
 }

@@ -151,8 +151,8 @@ impl Innocent {
             self.since = Some(rig.now);
             return;
         };
-        for told in self.peer.told() {
-            self.failed.extend((told != DONE).then_some(told));
+        for notified in self.peer.outcomes() {
+            self.failed.extend((notified != DONE).then_some(notified));
             self.held += (rig.now.0 - since.0).saturating_sub(TICK);
             self.ended += 1;
             self.since = None;
@@ -282,14 +282,14 @@ fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage()
 /// Runs until a client has notifications of `commands` commands, and returns their ends.
 fn wait(rig: &mut Rig, slow: &mut [Slow], peer: &mut Peer, commands: usize) -> Vec<(u8, u8)> {
     let limit = rig.now.after(60 * SECOND);
-    let mut told = peer.told();
+    let mut notified = peer.outcomes();
 
-    while told.len() < commands {
-        assert!(rig.now < limit, "{} of {commands} have ended", told.len());
+    while notified.len() < commands {
+        assert!(rig.now < limit, "{} of {commands} have ended", notified.len());
         tick(rig, slow);
-        told.extend(peer.told());
+        notified.extend(peer.outcomes());
     }
-    told
+    notified
 }
 
 #[test]
@@ -397,7 +397,7 @@ fn what_waits_in_a_side_queue_ends_when_its_owner_does() {
         let command = Command::new(1, 1, command::GET, notify::REQUESTER, 8, slow[0].nla, here.nla);
         assert!((0..8).all(|_| rig.post(&here, command)));
         (0..20).for_each(|_| tick(&mut rig, &mut slow));
-        assert_eq!(here.told(), []);
+        assert_eq!(here.outcomes(), []);
 
         let client = &slow[0].peer.client;
         if deregistered {
@@ -406,9 +406,9 @@ fn what_waits_in_a_side_queue_ends_when_its_owner_does() {
             rig.kill(client);
         }
         (0..4).for_each(|_| tick(&mut rig, &mut slow));
-        let told = here.told();
-        assert_eq!(told.len(), 8);
-        assert!(told.iter().all(|told| *told != DONE), "{told:?}");
+        let notified = here.outcomes();
+        assert_eq!(notified.len(), 8);
+        assert!(notified.iter().all(|notified| *notified != DONE), "{notified:?}");
         assert_eq!(rig.machine.fabric().packets_in_use(), 0);
     }
 }

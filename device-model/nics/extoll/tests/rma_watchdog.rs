@@ -55,12 +55,13 @@ fn transfers_of_every_kind_end_when_nothing_comes_from_their_target() {
     rig.run();
 
     pass(&mut rig, LIMIT - LIMIT / 16);
-    assert_eq!(here.told(), []);
+    assert_eq!(here.outcomes(), []);
 
     // The first part counts as progress until the first look.
     pass(&mut rig, LIMIT / 8);
-    let told = here.take_all();
-    let what: Vec<_> = told.iter().map(|told| (told.command(), told.status(), told.length())).collect();
+    let notified = here.take_all();
+    let what: Vec<_> =
+        notified.iter().map(|notified| (notified.command(), notified.status(), notified.length())).collect();
     let ended = status::TIMED_OUT;
     assert_eq!(
         what,
@@ -72,22 +73,22 @@ fn transfers_of_every_kind_end_when_nothing_comes_from_their_target() {
         ]
     );
 
-    assert!(told.iter().all(|told| (told.node(), told.vpid()) == (1, 0)));
+    assert!(notified.iter().all(|notified| (notified.node(), notified.vpid()) == (1, 0)));
     assert_eq!(here.client.shown(mirror::RMA_COMPLETED), 4);
     assert_eq!((rig.counter(0, "rma_timed_out"), rig.counter(1, "rma_timed_out")), (4, 0));
     // The notification reports the end; it is no error of the client's.
     assert_eq!(here.client.shown(mirror::ERRORS), 0);
 
     set_up(&mut rig, true);
-    assert_eq!(here.told(), [], "nothing is told twice");
+    assert_eq!(here.outcomes(), [], "nothing is told twice");
 
     there.take_all();
 
     assert!(rig.put(&here, &there, (0, 0, 300_000), ALL) && rig.get(&here, &there, (0, 0, 300_000), ALL));
     rig.run();
 
-    assert_eq!(here.told(), [DONE, DONE, (notify::COMPLETER, status::DONE)]);
-    assert_eq!(there.told(), [(notify::COMPLETER, status::DONE), (notify::RESPONDER, status::DONE)]);
+    assert_eq!(here.outcomes(), [DONE, DONE, (notify::COMPLETER, status::DONE)]);
+    assert_eq!(there.outcomes(), [(notify::COMPLETER, status::DONE), (notify::RESPONDER, status::DONE)]);
     assert_eq!(rig.machine.fabric().packets_in_use(), 0);
 }
 
@@ -105,17 +106,17 @@ fn late_answers_of_a_get_write_nothing_and_give_the_window_back() {
 
         set_up(&mut rig, false);
         pass(&mut rig, 2 * LIMIT);
-        assert_eq!(here.told(), [TIMED_OUT], "turn {turn}");
+        assert_eq!(here.outcomes(), [TIMED_OUT], "turn {turn}");
         here.write(0, &vec![turn; 8 << 20]);
         set_up(&mut rig, true);
 
         assert!(here.read(0, 8 << 20).iter().all(|&byte| byte == turn), "turn {turn}");
-        assert_eq!(here.told(), []);
+        assert_eq!(here.outcomes(), []);
     }
 
     assert!(rig.get(&here, &there, (0, 0, 8 << 20), notify::REQUESTER));
     rig.run();
-    assert_eq!(here.told(), [DONE]);
+    assert_eq!(here.outcomes(), [DONE]);
     assert!(here.read(0, 8 << 20).iter().all(|&byte| byte == 9));
 }
 
@@ -133,10 +134,10 @@ fn a_put_given_up_half_way_is_forgotten_when_the_next_one_begins() {
 
     set_up(&mut rig, false);
     pass(&mut rig, 2 * LIMIT);
-    assert_eq!(here.told(), [TIMED_OUT]);
+    assert_eq!(here.outcomes(), [TIMED_OUT]);
 
     set_up(&mut rig, true);
-    assert_eq!(there.told(), [], "nobody has all of it");
+    assert_eq!(there.outcomes(), [], "nobody has all of it");
     // The next put goes to another region, so that a continuation of the first put would be
     // refused.
     let other = rig.register(&there.client, common::rma::DATA_BASE, 2048, page::SIZE_4K, OPEN).unwrap();
@@ -146,8 +147,8 @@ fn a_put_given_up_half_way_is_forgotten_when_the_next_one_begins() {
     for length in [8 << 20, 8] {
         assert!(rig.put(&here, &there, (0, 0, length), ALL));
         rig.run();
-        assert_eq!(here.told(), [DONE]);
-        assert_eq!(there.told(), [(notify::COMPLETER, status::DONE)]);
+        assert_eq!(here.outcomes(), [DONE]);
+        assert_eq!(there.outcomes(), [(notify::COMPLETER, status::DONE)]);
     }
     assert!(there.read(0, 8 << 20).iter().all(|&byte| byte == 2));
 }
@@ -169,15 +170,15 @@ fn other_targets_go_on_and_are_not_ended() {
         assert!(rig.put(&here, &silent, (0, 0, 100_000), 0));
     }
 
-    let mut told = Vec::new();
+    let mut notified = Vec::new();
     for _ in 0..40 {
         assert!(rig.put(&here, &alive, (0, 0, 100_000), notify::REQUESTER));
         pass(&mut rig, LIMIT / 16);
-        told.extend(here.told());
+        notified.extend(here.outcomes());
     }
 
-    assert_eq!(told.iter().filter(|&&told| told == DONE).count(), 40);
-    assert_eq!(told.iter().filter(|&&told| told == TIMED_OUT).count(), 20);
+    assert_eq!(notified.iter().filter(|&&notified| notified == DONE).count(), 40);
+    assert_eq!(notified.iter().filter(|&&notified| notified == TIMED_OUT).count(), 20);
 }
 
 #[test]
@@ -192,7 +193,7 @@ fn a_full_list_drains_and_what_stalled_goes_on() {
     assert!(!rig.put(&here, &there, (0, 0, 8), 0));
 
     pass(&mut rig, 2 * LIMIT);
-    assert_eq!(here.told(), [TIMED_OUT; MAX_COMMANDS]);
+    assert_eq!(here.outcomes(), [TIMED_OUT; MAX_COMMANDS]);
     assert!(rig.put(&here, &there, (0, 0, 8), 0));
 }
 
@@ -213,7 +214,7 @@ fn what_is_slow_but_moves_is_not_ended() {
         rig.pass(LIMIT / 64);
     }
 
-    assert_eq!(here.told(), [DONE, DONE]);
+    assert_eq!(here.outcomes(), [DONE, DONE]);
     assert!(rig.now.0 - start.0 > LIMIT);
 }
 
@@ -226,10 +227,10 @@ fn a_card_that_was_not_driven_ends_nothing_at_once() {
     rig.run();
 
     rig.pass(100 * LIMIT);
-    assert_eq!(here.told(), []);
+    assert_eq!(here.outcomes(), []);
 
     set_up(&mut rig, true);
-    assert_eq!(here.told(), [DONE]);
+    assert_eq!(here.outcomes(), [DONE]);
 }
 
 #[test]
@@ -247,15 +248,15 @@ fn the_admin_says_how_long_and_never() {
     set_up(&mut rig, false);
     assert!(rig.put(&here, &there, (0, 0, 8), 0));
     pass(&mut rig, 10 * LIMIT);
-    assert_eq!(here.told(), []);
+    assert_eq!(here.outcomes(), []);
 
     // Time counts from the write of the register.
     rig.write64(&admin, reg::RMA_WATCHDOG, LIMIT / 2);
     assert_eq!(rig.read64(&admin, reg::RMA_WATCHDOG), LIMIT / 2);
     pass(&mut rig, LIMIT / 4);
-    assert_eq!(here.told(), []);
+    assert_eq!(here.outcomes(), []);
     pass(&mut rig, LIMIT);
-    assert_eq!(here.told(), [TIMED_OUT]);
+    assert_eq!(here.outcomes(), [TIMED_OUT]);
 }
 
 #[test]
@@ -278,12 +279,12 @@ fn what_a_dead_owner_left_ends_and_its_successor_is_not_told() {
     assert!(!rig.put(&here, &there, (0, 0, 8), 0), "its predecessor's commands are there still");
 
     pass(&mut rig, 2 * LIMIT);
-    assert_eq!(here.told(), []);
+    assert_eq!(here.outcomes(), []);
     assert_eq!(rig.counter(0, "rma_timed_out"), MAX_COMMANDS as u64);
 
     set_up(&mut rig, true);
     assert!(rig.put(&here, &there, (0, 0, 8), ALL));
     rig.run();
-    assert_eq!(here.told(), [DONE]);
+    assert_eq!(here.outcomes(), [DONE]);
     assert_eq!(here.client.shown(mirror::RMA_COMPLETED), 1);
 }

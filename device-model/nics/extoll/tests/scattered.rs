@@ -169,18 +169,18 @@ impl Peer {
     fn take(&mut self) -> Option<Notification> {
         let at = self.taken % self.entries * 16;
         let head = self.queue.word(at);
-        let told = Notification { head, address: self.queue.word(at + 8) };
+        let notified = Notification { head, address: self.queue.word(at + 8) };
         self.queue.write(at, &[0; 8]);
 
         self.taken += u64::from(head != 0);
         let pointer = self.client.windows.window(window::RMA_READ_POINTER, 8).unwrap();
         pointer.store_u64_release(0, self.taken).unwrap();
-        (head != 0).then_some(told)
+        (head != 0).then_some(notified)
     }
 
     /// Takes the next notification, and returns its role and status.
-    fn told(&mut self) -> Option<(u8, u8)> {
-        self.take().map(|told| (told.role(), told.status()))
+    fn outcomes(&mut self) -> Option<(u8, u8)> {
+        self.take().map(|notified| (notified.role(), notified.status()))
     }
 
     /// Posts a transfer between this VPID's memory and node 1's, and runs it to its end.
@@ -220,12 +220,12 @@ fn transfers_between_regions_in_pieces_arrive_whole() {
             here.memory.write(from, &bytes);
             here.transfer(&mut rig, &there, command::PUT, length as u32, from, to);
             mirror[to as usize..to as usize + length].copy_from_slice(&bytes);
-            assert_eq!(here.told(), Some((notify::REQUESTER, status::DONE)));
+            assert_eq!(here.outcomes(), Some((notify::REQUESTER, status::DONE)));
             assert!(there.memory.read(0, BYTES as usize) == mirror, "case {case}, put of {length}");
 
             here.memory.write(0, &vec![0; BYTES as usize]);
             here.transfer(&mut rig, &there, command::GET, length as u32, to, from);
-            assert_eq!(here.told(), Some((notify::REQUESTER, status::DONE)));
+            assert_eq!(here.outcomes(), Some((notify::REQUESTER, status::DONE)));
             let mut got = vec![0; BYTES as usize];
             got[from as usize..from as usize + length].copy_from_slice(&bytes);
             assert!(here.memory.read(0, BYTES as usize) == got, "case {case}, get of {length}");
@@ -241,8 +241,8 @@ fn transfers_between_regions_in_pieces_arrive_whole() {
             assert_eq!(posted, Access::Done);
             rig.run();
 
-            let told = here.take().unwrap();
-            assert_eq!((told.role(), told.status()), (notify::REQUESTER, status::DONE));
+            let notified = here.take().unwrap();
+            assert_eq!((notified.role(), notified.status()), (notify::REQUESTER, status::DONE));
             assert_eq!(there.memory.word(turn * 8), word ^ turn);
         }
     }
@@ -258,7 +258,7 @@ fn a_packet_refers_to_as_much_of_pieces_as_of_one_mapping() {
 
         here.transfer(&mut rig, &there, command::PUT, BYTES as u32, 0, 0);
         here.transfer(&mut rig, &there, command::GET, BYTES as u32, 0, 0);
-        assert_eq!([here.told(), here.told()], [Some((notify::REQUESTER, status::DONE)); 2]);
+        assert_eq!([here.outcomes(), here.outcomes()], [Some((notify::REQUESTER, status::DONE)); 2]);
 
         let link = rig.links[0];
         [Direction::Forward, Direction::Backward].map(|way| {
@@ -280,9 +280,9 @@ fn a_region_ends_as_a_whole_with_any_of_its_pages() {
     let Client { function, who, .. } = there.client;
     rig.machine.dma_unmap(function, who, DATA_BASE + 9 * PAGE, PAGE).unwrap();
 
-    for (what, told) in [(command::PUT, status::WITHDRAWN), (command::GET, status::WITHDRAWN)] {
+    for (what, notified) in [(command::PUT, status::WITHDRAWN), (command::GET, status::WITHDRAWN)] {
         here.transfer(&mut rig, &there, what, 4096, 0, 0);
-        assert_eq!(here.told(), Some((notify::REQUESTER, told)));
+        assert_eq!(here.outcomes(), Some((notify::REQUESTER, notified)));
     }
     assert_eq!(there.memory.read(0, 4096), [0; 4096]);
 
@@ -290,7 +290,7 @@ fn a_region_ends_as_a_whole_with_any_of_its_pages() {
     assert_eq!(rig.deregister(&there.client, there.nla), 0);
     there.nla = rig.register(&there.client, DATA_BASE, 9, page::SIZE_4K, OPEN).unwrap();
     here.transfer(&mut rig, &there, command::PUT, 4096, 0, 0);
-    assert_eq!(here.told(), Some((notify::REQUESTER, status::DONE)));
+    assert_eq!(here.outcomes(), Some((notify::REQUESTER, status::DONE)));
     assert_eq!(there.memory.read(0, 4096), [7; 4096]);
 }
 

@@ -384,21 +384,21 @@ fn an_interrupt_is_enabled_and_disabled_without_the_others() {
     let sender = rig.attach(0, 0);
     let receiver = rig.receiver(1, 0, 64);
     let counts = rig.interrupts(&receiver);
-    let [received, told, failed] =
+    let [received, notified, failed] =
         [vector::VELO_RECEIVE, vector::RMA_NOTIFICATION, vector::ERROR].map(|vector| 1 << vector);
 
-    rig.write64(&receiver, reg::INTERRUPT_SET, told);
+    rig.write64(&receiver, reg::INTERRUPT_SET, notified);
     rig.write64(&receiver, reg::INTERRUPT_SET, received | failed);
-    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), received | told | failed);
+    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), received | notified | failed);
 
     rig.write64(&receiver, reg::INTERRUPT_CLEAR, received | 1 << 40);
     assert!(rig.send(&sender, (1, 0), 0, &[1; 8]));
     rig.run();
-    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), told | failed);
+    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), notified | failed);
 
     // An unread message is in the ring.
     rig.write64(&receiver, reg::INTERRUPT_SET, received);
-    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), told | failed);
+    assert_eq!(rig.read64(&receiver, reg::INTERRUPT_ENABLE), notified | failed);
     assert_eq!([0, 1, 2].map(|vector| counts[vector].get()), [1, 0, 0]);
     assert_eq!(receiver.shown(mirror::ERRORS), 0);
 }

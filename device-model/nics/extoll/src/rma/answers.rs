@@ -62,8 +62,8 @@ impl Card {
         let rest = in_flight.length - in_flight.answered.min(in_flight.length);
         let over = part.length >= in_flight.sent - in_flight.answered
             && (in_flight.state == State::Sent || part.status != status::DONE);
-        let tell = in_flight.notify & notify::RESPONDER != 0 && !in_flight.orphan;
-        if over && tell && !self.switch.request_room(wire.source, Class::Completion) {
+        let notify_responder = in_flight.notify & notify::RESPONDER != 0 && !in_flight.orphan;
+        if over && notify_responder && !self.switch.request_room(wire.source, Class::Completion) {
             return Handled::NoRoom;
         }
 
@@ -107,7 +107,7 @@ impl Card {
             && (in_flight.state == State::Sent || status != status::DONE);
         let (source, total) = (in_flight.source, in_flight.length);
         if ended {
-            if tell {
+            if notify_responder {
                 let about = Part {
                     id: part.id,
                     command: command::GET,
@@ -135,7 +135,7 @@ impl Card {
 
         in_flight.state = State::Ended;
         let get = in_flight.command == command::GET;
-        let told = !in_flight.orphan && in_flight.tenancy == client.tenancy;
+        let notifies = !in_flight.orphan && in_flight.tenancy == client.tenancy;
         let in_flight = in_flight.clone();
 
         client.commands.gets -= u32::from(get);
@@ -157,21 +157,21 @@ impl Card {
         client.counts.completed += 1;
         self.show(who);
 
-        if !told {
+        if !notifies {
             return;
         }
 
-        let tell = |role, address| {
+        let notification = |role, address| {
             let (node, vpid) = in_flight.target;
             Notification::new(role, status, in_flight.command, node, vpid, in_flight.length, address)
         };
 
         if status != status::DONE || in_flight.notify & notify::REQUESTER != 0 {
             let own = if get { in_flight.destination } else { in_flight.source };
-            self.notify(context, who, tell(notify::REQUESTER, own));
+            self.notify(context, who, notification(notify::REQUESTER, own));
         }
         if get && status == status::DONE && in_flight.notify & notify::COMPLETER != 0 {
-            self.notify(context, who, tell(notify::COMPLETER, in_flight.destination));
+            self.notify(context, who, notification(notify::COMPLETER, in_flight.destination));
         }
     }
 }

@@ -138,7 +138,7 @@ impl Card {
         let touched = region != 0 && matches!(became, status::DONE | status::WITHDRAWN);
         if touched && part.notify & notify::COMPLETER != 0 {
             let (node, vpid) = (wire.source, wire.source_vpid);
-            let told = Notification::new(
+            let notification = Notification::new(
                 notify::COMPLETER,
                 became,
                 part.command,
@@ -147,7 +147,7 @@ impl Card {
                 part.total,
                 part.address,
             );
-            self.notify(context, AttachmentId(wire.target_vpid), told);
+            self.notify(context, AttachmentId(wire.target_vpid), notification);
         }
         Handled::Done
     }
@@ -241,7 +241,7 @@ impl Card {
 
         let (node, vpid) = (wire.source, wire.source_vpid);
 
-        let told = Notification::new(
+        let notification = Notification::new(
             notify::RESPONDER,
             part.status,
             command::GET,
@@ -250,6 +250,6 @@ impl Card {
             part.total,
             part.address,
         );
-        self.notify(context, AttachmentId(wire.target_vpid), told);
+        self.notify(context, AttachmentId(wire.target_vpid), notification);
     }
 }

@@ -208,8 +208,8 @@ impl Peer {
     }
 
     /// Takes all notifications, and returns the role and status of each.
-    pub(crate) fn told(&mut self) -> Vec<(u8, u8)> {
-        self.take_all().iter().map(|told| (told.role(), told.status())).collect()
+    pub(crate) fn outcomes(&mut self) -> Vec<(u8, u8)> {
+        self.take_all().iter().map(|notified| (notified.role(), notified.status())).collect()
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {
