@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_freed_is_used_again_when_all_behind_the_last_grant_is() {
+    fn a_freed_entry_is_used_again_when_all_entries_behind_the_last_grant_are_used() {
         let spans = [span(1, 3), span(6, 2), span(11, 1)];
         assert_eq!(gap(&spans, 2, 16, 8), Some((2, 8)));
         assert_eq!(gap(&spans, 2, 16, 10), Some((3, 12)));
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_is_kept_for_those_who_have_not_come() {
+    fn half_of_a_resource_is_reserved_for_vpids_that_have_not_used_their_part() {
         let mut shares = Shares::new(4);
         let class = usize::from(page::SIZE_1G);
 

@@ -114,7 +114,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_have_all_of_a_way_for_which_nothing_waits_that_passes_through() {
+    fn clients_have_all_credits_of_a_way_without_transit_packets() {
         let mut sharing = Sharing::default();
         sharing.crowd(2, 1);
 
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn all_clients_together_have_half_of_one_for_which_something_waits() {
+    fn all_clients_together_have_half_of_a_crowded_way() {
         let mut sharing = Sharing::default();
         sharing.crowd(2, 1);
 
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn single_credits_go_to_both_in_turn() {
+    fn single_credits_alternate_between_clients_and_transit_packets() {
         let mut sharing = Sharing::default();
         for _ in 0..3 {
             sharing.begin_step();

@@ -111,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_turn_has_a_budget_and_its_last_command_is_whole() {
+    fn a_turn_has_a_budget_and_its_last_command_is_carried_out_completely() {
         let mut work = Work::default();
 
         assert!(work.admit(0));
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_waited_the_longest_goes_first() {
+    fn the_attachment_that_has_waited_the_longest_goes_first() {
         let mut work = Work::default();
         let mut order = Vec::new();
 
@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn who_does_not_come_again_keeps_nobody_waiting_for_long() {
+    fn an_attachment_that_stops_retrying_delays_others_for_few_turns() {
         let mut work = Work::default();
         assert!(work.admit(0));
         work.spend(TURN);

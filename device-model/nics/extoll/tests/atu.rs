@@ -35,7 +35,7 @@ fn pages_of_every_size_get_addresses_that_say_their_size() {
 }
 
 #[test]
-fn what_was_freed_is_not_granted_again_before_the_rest_was() {
+fn a_freed_entry_is_not_granted_again_before_all_others_were() {
     let mut rig = Rig::pair();
     let client = rig.attach(0, 0);
     let _memory = rig.map(&client, 0, 1 << 20);
@@ -97,7 +97,7 @@ fn commands_that_make_no_sense_say_why_and_change_nothing() {
 const KEPT: u64 = page::entries(page::SIZE_64K) as u64 / 8;
 
 #[test]
-fn a_vpid_can_not_take_what_is_kept_for_others() {
+fn a_vpid_cannot_take_entries_reserved_for_others() {
     let mut rig = Rig::pair();
     let clients = [0, 1, 2, 3].map(|vpid| rig.attach(0, vpid));
     for client in &clients {
@@ -133,7 +133,7 @@ fn a_vpid_can_not_take_what_is_kept_for_others() {
 }
 
 #[test]
-fn what_the_admin_registers_counts_as_the_owners() {
+fn a_registration_by_the_admin_counts_for_the_owner() {
     let mut rig = Rig::pair();
     let (admin, client) = (rig.admin(0), rig.attach(0, 1));
     let _memory = rig.map(&client, 0, 1 << 20);
@@ -173,7 +173,7 @@ fn a_region_lies_in_a_bounded_number_of_mappings() {
 }
 
 #[test]
-fn the_admin_registers_and_deregisters_for_anyone() {
+fn the_admin_registers_and_deregisters_for_any_vpid() {
     let mut rig = Rig::pair();
     let admin = rig.admin(0);
     let client = rig.attach(0, 2);
@@ -190,7 +190,7 @@ fn the_admin_registers_and_deregisters_for_anyone() {
 }
 
 #[test]
-fn what_a_vpid_registered_ends_with_it() {
+fn the_registrations_of_a_vpid_end_with_it() {
     let mut rig = Rig::pair();
     let admin = rig.admin(0);
     let (one, two) = (rig.attach(0, 0), rig.attach(0, 1));

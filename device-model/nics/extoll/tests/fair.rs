@@ -103,7 +103,7 @@ fn go(rig: &mut Rig, flows: &mut [Flow], turns: u32, tick: u64) -> Vec<u64> {
 
 /// A card sends on a link that packets from its neighbour fill. Returns the number of its messages
 /// received, and of those that passed through.
-fn beside_what_passes(spec: &LinkSpec, senders: [u16; 2], watchdog: u64, tick: u64) -> (u64, u64) {
+fn beside_transit(spec: &LinkSpec, senders: [u16; 2], watchdog: u64, tick: u64) -> (u64, u64) {
     let mut rig = Rig::with(&chain(3), 8, spec, |config| config.watchdog = watchdog);
     let [through, own] = senders;
     let ways = (0..through).map(|vpid| (0, vpid, vpid)).chain((0..own).map(|vpid| (1, vpid, through + vpid)));
@@ -122,10 +122,10 @@ fn beside_what_passes(spec: &LinkSpec, senders: [u16; 2], watchdog: u64, tick: u
 }
 
 #[test]
-fn a_card_and_what_passes_through_it_share_a_link() {
+fn a_card_and_transit_packets_share_a_link() {
     for credits in [1, 2, 4, 5, 16, 32, 64] {
         for senders in [[1, 1], [2, 1], [1, 3]] {
-            let (own, passed) = beside_what_passes(&link(credits), senders, WATCHDOG, RARE);
+            let (own, passed) = beside_transit(&link(credits), senders, WATCHDOG, RARE);
             let all = own + passed;
             // A link carries one turn's worth of credits in each turn.
             let full = u64::from(credits) * 1000;
@@ -139,12 +139,12 @@ fn a_card_and_what_passes_through_it_share_a_link() {
 }
 
 #[test]
-fn so_they_do_where_the_link_takes_its_time() {
+fn a_card_and_transit_packets_share_a_link_with_a_rate() {
     for (credits, delay, bits_per_second) in [(16, 2_000, 0), (16, 0, 1_000_000_000), (4, 700, 1_000_000_000)]
     {
         let spec = LinkSpec { delay, bits_per_second, ..link(credits) };
         for tick in [300, 1_000, 2_000] {
-            let (own, passed) = beside_what_passes(&spec, [1, 1], 100_000, tick);
+            let (own, passed) = beside_transit(&spec, [1, 1], 100_000, tick);
             let all = own + passed;
             assert!(own * 4 >= all && passed * 4 >= all, "{spec:?}, {tick} ns: {own} and {passed}");
         }
@@ -180,7 +180,7 @@ fn vpids_that_fill_a_link_get_equal_parts() {
 }
 
 #[test]
-fn others_that_fill_another_link_change_nothing_in_that() {
+fn vpids_that_fill_another_link_do_not_change_equal_parts() {
     for credits in [16, 80] {
         let mut rig = Rig::with(&chain(3), 4, &link(credits), |_| {});
         let ways = [(0, 0), (1, 2), (2, 2), (3, 2)];
@@ -199,7 +199,7 @@ fn others_that_fill_another_link_change_nothing_in_that() {
 }
 
 #[test]
-fn who_waits_for_a_receiver_takes_nothing_from_a_stream_and_is_ended_in_time() {
+fn a_sender_that_waits_for_a_receiver_takes_nothing_from_a_stream_and_ends_in_time() {
     // The VPID of the blocked sender is before that of the stream in the card's order, and behind
     // it.
     for (unresponsive, streams) in [(0, 1), (1, 0)] {

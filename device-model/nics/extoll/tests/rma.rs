@@ -34,7 +34,7 @@ fn pair(rig: &mut Rig, bytes: u64) -> (Peer, Peer) {
 }
 
 #[test]
-fn a_put_is_there_and_those_who_wished_are_told() {
+fn a_put_arrives_and_notifies_its_selected_roles() {
     let mut rig = Rig::pair();
     let (mut here, mut there) = pair(&mut rig, MIB);
     let bytes = pattern(1, 200_000);
@@ -56,7 +56,7 @@ fn a_put_is_there_and_those_who_wished_are_told() {
 }
 
 #[test]
-fn a_get_is_there_and_those_who_wished_are_told() {
+fn a_get_arrives_and_notifies_its_selected_roles() {
     let mut rig = Rig::pair();
     let (mut here, mut there) = pair(&mut rig, MIB);
     let bytes = pattern(2, 200_000);
@@ -96,7 +96,7 @@ fn an_immediate_put_carries_up_to_eight_bytes() {
 }
 
 #[test]
-fn who_did_not_wish_to_be_told_is_not() {
+fn roles_that_are_not_selected_get_no_notification() {
     let mut rig = Rig::pair();
     let (mut here, mut there) = pair(&mut rig, 4096);
     assert!(rig.put(&here, &there, (0, 0, 64), 0) && rig.get(&here, &there, (0, 64, 64), 0));
@@ -211,7 +211,7 @@ proptest! {
 }
 
 #[test]
-fn what_overlaps_itself_changes_nothing_beside_its_destination() {
+fn an_overlapping_put_changes_only_its_destination() {
     let mut rig = Rig::pair();
     let one = rig.peer(0, 0, MIB);
     let bytes = pattern(4, MIB as usize);
@@ -228,7 +228,7 @@ fn what_overlaps_itself_changes_nothing_beside_its_destination() {
 }
 
 #[test]
-fn commands_for_a_target_are_done_and_told_in_order() {
+fn commands_for_a_target_are_carried_out_and_notified_in_order() {
     let mut rig = Rig::pair();
     let (mut here, there) = pair(&mut rig, MIB);
     here.write(0, &pattern(5, 300_000));
@@ -264,7 +264,7 @@ fn commands_for_a_target_are_done_and_told_in_order() {
 }
 
 #[test]
-fn what_is_not_registered_or_not_allowed_is_refused_and_nothing_is_moved() {
+fn access_without_registration_or_permission_is_refused_and_moves_nothing() {
     let mut rig = Rig::pair();
     let (mut here, mut there) = pair(&mut rig, MIB);
     let other = rig.peer(1, 3, MIB);
@@ -340,7 +340,7 @@ fn registrations_in_a_row_are_not_one_region() {
 }
 
 /// Starts a transfer of 4 MiB and stops in the middle of it.
-fn under_way(rig: &mut Rig, here: &Peer, there: &Peer, put: bool) {
+fn start_half_way(rig: &mut Rig, here: &Peer, there: &Peer, put: bool) {
     let moved = |rig: &Rig| rig.counter(0, "rma_bytes_written") + rig.counter(1, "rma_bytes_written");
     let before = moved(rig);
     let length = 4 << 20;
@@ -359,7 +359,7 @@ fn under_way(rig: &mut Rig, here: &Peer, there: &Peer, put: bool) {
 }
 
 #[test]
-fn nothing_is_touched_once_a_deregistration_or_unmapping_is_over() {
+fn no_byte_is_accessed_after_a_deregistration_or_unmapping() {
     for put in [true, false] {
         for at_requester in [true, false] {
             for unmap in [true, false] {
@@ -370,7 +370,7 @@ fn nothing_is_touched_once_a_deregistration_or_unmapping_is_over() {
                 let asked = if at_requester { &here } else { &there };
                 rig.go_round(&asked.client, DATA_BASE, 1024);
 
-                under_way(&mut rig, &here, &there, put);
+                start_half_way(&mut rig, &here, &there, put);
 
                 let ended = if at_requester { &here } else { &there };
                 if unmap {
@@ -411,12 +411,12 @@ fn nothing_is_touched_once_a_deregistration_or_unmapping_is_over() {
 }
 
 #[test]
-fn an_owner_that_dies_ends_what_is_under_way_and_its_successor_hears_nothing() {
+fn a_dead_owners_commands_end_and_its_successor_gets_no_notification() {
     for put in [true, false] {
         for requester_dies in [true, false] {
             let mut rig = Rig::pair();
             let (mut here, mut there) = pair(&mut rig, 4 * MIB);
-            under_way(&mut rig, &here, &there, put);
+            start_half_way(&mut rig, &here, &there, put);
 
             let dead = if requester_dies { &here } else { &there };
             let (node, vpid) = (dead.client.node, dead.client.vpid);
@@ -455,7 +455,7 @@ fn an_owner_that_dies_ends_what_is_under_way_and_its_successor_hears_nothing() {
 fn a_card_that_is_reset_ends_its_commands_and_works_again() {
     let mut rig = Rig::pair();
     let (here, mut there) = pair(&mut rig, 4 * MIB);
-    under_way(&mut rig, &here, &there, true);
+    start_half_way(&mut rig, &here, &there, true);
 
     rig.machine.reset_function(here.client.function).unwrap();
     rig.run();
@@ -548,7 +548,7 @@ fn an_interrupt_comes_with_the_first_notification() {
 }
 
 #[test]
-fn commands_beyond_the_bound_stall_and_go_on_when_some_have_ended() {
+fn commands_beyond_the_bound_stall_until_others_have_ended() {
     let mut rig = Rig::pair();
     let (here, there) = pair(&mut rig, 4096);
     rig.machine.fabric().set_link_up(rig.links[0], false).unwrap();

@@ -120,7 +120,7 @@ fn get_from(remote: &Remote, to: &Peer, length: u32) -> Command {
 }
 
 #[test]
-fn puts_and_gets_of_others_reach_it() {
+fn puts_and_gets_of_others_reach_remote_memory() {
     let mut rig = Rig::pair();
     let mut here = rig.peer(0, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 1, 1);
@@ -147,7 +147,7 @@ fn puts_and_gets_of_others_reach_it() {
 }
 
 #[test]
-fn its_owner_puts_from_it_and_gets_to_it() {
+fn the_owner_of_remote_memory_puts_from_it_and_gets_to_it() {
     let mut rig = Rig::pair();
     let there = rig.peer(1, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 0, 1);
@@ -171,7 +171,7 @@ fn its_owner_puts_from_it_and_gets_to_it() {
 }
 
 #[test]
-fn a_client_that_answers_nothing_delays_others_once_and_for_a_while() {
+fn a_client_that_answers_nothing_delays_others_once_and_for_a_bounded_time() {
     let mut rig = Rig::pair();
     let mut here = rig.peer(0, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 1, 1);
@@ -242,7 +242,7 @@ fn a_put_whose_own_client_does_not_answer_ends_by_the_watchdog() {
 }
 
 #[test]
-fn what_is_deregistered_while_messages_are_under_way_ends_withdrawn() {
+fn a_command_ends_withdrawn_when_its_memory_is_deregistered_while_messages_are_in_flight() {
     let mut rig = Rig::pair();
     let mut here = rig.peer(0, 0, BYTES);
     let mut remote = Remote::new(&mut rig, 1, 1);

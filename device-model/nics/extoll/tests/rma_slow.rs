@@ -349,7 +349,7 @@ fn a_slow_client_alone_gets_every_transfer_at_its_own_pace() {
 }
 
 #[test]
-fn a_client_that_was_given_up_is_served_again_when_it_answers_and_after_a_reset() {
+fn an_unresponsive_client_is_served_again_when_it_answers_and_after_a_reset() {
     let mut rig = rig();
     let mut slow = [Slow::new(&mut rig, 1, 1, u64::MAX / 2)];
     let mut here = rig.peer(0, 0, BYTES);
@@ -388,7 +388,7 @@ fn reset(rig: &mut Rig, owner: &mut Slow) {
 }
 
 #[test]
-fn what_waits_in_a_side_queue_ends_when_its_owner_does() {
+fn packets_in_a_side_queue_end_when_their_owner_does() {
     for deregistered in [true, false] {
         let mut rig = rig();
         let mut slow = [Slow::new(&mut rig, 1, 1, 3600 * SECOND)];

@@ -93,7 +93,7 @@ fn transfers_of_every_kind_end_when_nothing_comes_from_their_target() {
 }
 
 #[test]
-fn late_answers_of_a_get_write_nothing_and_give_the_window_back() {
+fn late_answers_of_a_get_write_nothing_and_free_the_window() {
     let mut rig = Rig::pair();
     let (mut here, there) = pair(&mut rig, 8 * MIB);
     there.write(0, &vec![9; 8 << 20]);
@@ -154,7 +154,7 @@ fn a_put_given_up_half_way_is_forgotten_when_the_next_one_begins() {
 }
 
 #[test]
-fn other_targets_go_on_and_are_not_ended() {
+fn commands_for_other_targets_proceed_and_do_not_end() {
     let mut rig = Rig::new(&Topology::full_mesh(3).unwrap(), 2);
     let mut here = rig.peer(0, 0, MIB);
     let (silent, alive) = (rig.peer(1, 0, MIB), rig.peer(2, 0, MIB));
@@ -182,7 +182,7 @@ fn other_targets_go_on_and_are_not_ended() {
 }
 
 #[test]
-fn a_full_list_drains_and_what_stalled_goes_on() {
+fn a_full_list_drains_and_a_stalled_write_is_accepted() {
     let mut rig = Rig::pair();
     let (mut here, there) = pair(&mut rig, 4096);
     set_up(&mut rig, false);
@@ -198,7 +198,7 @@ fn a_full_list_drains_and_what_stalled_goes_on() {
 }
 
 #[test]
-fn what_is_slow_but_moves_is_not_ended() {
+fn slow_commands_that_make_progress_do_not_end() {
     let mut rig = Rig::pair();
     let (mut here, there) = pair(&mut rig, MIB);
     for direction in [Direction::Forward, Direction::Backward] {
@@ -234,7 +234,7 @@ fn a_card_that_was_not_driven_ends_nothing_at_once() {
 }
 
 #[test]
-fn the_admin_says_how_long_and_never() {
+fn the_admin_sets_and_disables_the_watchdog() {
     let mut rig = Rig::pair();
     let admin = rig.admin(0);
     assert_eq!(rig.read64(&admin, reg::RMA_WATCHDOG), LIMIT);
@@ -260,7 +260,7 @@ fn the_admin_says_how_long_and_never() {
 }
 
 #[test]
-fn what_a_dead_owner_left_ends_and_its_successor_is_not_told() {
+fn the_commands_of_a_dead_owner_end_and_its_successor_gets_no_notification() {
     let mut rig = Rig::pair();
     let (here, there) = pair(&mut rig, 4 * MIB);
     // One put is half way, with others behind it.

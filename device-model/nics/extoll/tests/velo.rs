@@ -90,7 +90,7 @@ fn messages_cross_every_topology_in_order() {
 }
 
 #[test]
-fn a_receiver_that_never_reads_stalls_its_senders_and_nobody_else() {
+fn a_receiver_that_never_reads_stalls_only_its_senders() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
     let bystander = rig.attach(0, 1);
@@ -215,7 +215,7 @@ fn a_split_burst_that_waits_for_credit_is_not_torn() {
 }
 
 #[test]
-fn the_card_says_which_sends_it_is_done_with() {
+fn the_card_counts_the_sends_that_it_has_finished() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
     let _receiver = rig.receiver(1, 0, 64);
@@ -261,7 +261,7 @@ fn the_card_says_which_sends_it_is_done_with() {
 }
 
 #[test]
-fn nobody_to_send_to_is_an_error_and_no_stall() {
+fn a_send_without_a_receiver_is_an_error_and_no_stall() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
 
@@ -274,7 +274,7 @@ fn nobody_to_send_to_is_an_error_and_no_stall() {
 }
 
 #[test]
-fn a_vpid_that_gets_a_new_owner_shows_it_nothing_old() {
+fn a_new_owner_of_a_vpid_sees_nothing_of_the_old_one() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
     let first = rig.receiver(1, 0, 64);
@@ -299,7 +299,7 @@ fn a_vpid_that_gets_a_new_owner_shows_it_nothing_old() {
 /// A client that sees on its own card that its ring is enabled can send at once. The announcement
 /// travels ahead of its messages, however many nodes there are.
 #[test]
-fn the_news_of_a_ring_are_ahead_of_what_its_owner_sends() {
+fn the_announcement_of_a_ring_travels_ahead_of_its_owners_messages() {
     let topology = Topology::torus(&[4, 4, 4]).unwrap();
     let mut rig = Rig::new(&topology, 1);
     let last = topology.nodes() - 1;
@@ -449,7 +449,7 @@ fn wraps(messages: u64) {
 }
 
 #[test]
-fn a_card_that_is_reset_learns_again_who_is_there() {
+fn a_card_that_is_reset_gets_the_announcements_of_all_rings_again() {
     let mut rig = Rig::pair();
     let sender = rig.attach(0, 0);
 

@@ -52,7 +52,7 @@ fn rest(machine: &mut Machine, time: u64) -> Vec<u64> {
 }
 
 #[test]
-fn an_engine_whose_writes_are_not_answered_rests() {
+fn an_engine_without_answers_to_its_writes_rests() {
     let mut machine = Machine::new();
     machine.add_function("dma0", Box::new(DmaEngine::new())).unwrap();
     machine.attach(CARD, USER).unwrap();

@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn news_that_wait_are_sent_once_with_the_latest_word() {
+    fn a_queued_symbol_is_sent_once_with_the_latest_word() {
         let mut presence = Presence::new(4);
 
         assert!(presence.learn(1, 2, 0x1, 0b110));
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn known_news_and_unknown_nodes_go_no_further() {
+    fn a_known_word_and_an_unknown_node_are_not_forwarded() {
         let mut presence = Presence::new(2);
         presence.learn(0, 1, 5, 0b111);
 

@@ -168,7 +168,7 @@ fn the_irq_bit_of_one_contribution_is_in_the_result() {
 }
 
 #[test]
-fn contributions_of_different_operations_are_counted_and_block_nobody() {
+fn contributions_of_different_operations_are_counted_and_do_not_block() {
     let mut rig = Rig::psets(&[1]);
     let clients = cores(&mut rig);
 

@@ -18,7 +18,7 @@ const ERROR: usize = vector::ERROR as usize;
 const GLOBAL_INT: usize = vector::GLOBAL_INT as usize;
 
 #[test]
-fn an_irq_packet_interrupts_whoever_enabled_it_and_a_data_packet_nobody() {
+fn an_irq_packet_raises_only_an_enabled_interrupt_and_a_data_packet_none() {
     let mut rig = Rig::psets(&[2]);
     let (io, first, second) = (rig.core(0), rig.attach(1, 0), rig.attach(1, 1));
     let (at_first, at_second) = (rig.interrupts(&first), rig.interrupts(&second));
@@ -198,7 +198,7 @@ fn a_barrier_completes_when_the_last_compute_node_enters_and_can_be_repeated() {
 }
 
 #[test]
-fn a_node_that_enters_the_next_barrier_early_does_not_complete_it_for_the_slow() {
+fn a_node_that_enters_the_next_barrier_early_does_not_complete_it_for_slower_nodes() {
     let mut rig = Rig::psets(&[2]);
     let (fast, slow) = (rig.core(1), rig.core(2));
     for node in [&fast, &slow] {
@@ -232,7 +232,7 @@ fn a_notification_reaches_every_node_that_is_armed() {
 }
 
 #[test]
-fn an_io_node_takes_part_only_when_it_says_so() {
+fn an_io_node_takes_part_only_after_it_joins() {
     let mut rig = Rig::psets(&[1]);
     let (io, compute) = (rig.core(0), rig.core(1));
     for node in [&io, &compute] {

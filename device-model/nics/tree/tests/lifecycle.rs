@@ -13,7 +13,7 @@ const LOCK_RECV: u64 = window::LOCK + window::LOCK_RECV * window::LOCK_STRIDE;
 const LOCK_SEND: u64 = window::LOCK + window::LOCK_SEND * window::LOCK_STRIDE;
 
 #[test]
-fn a_core_that_comes_is_seen_by_all_nodes_on_both_channels() {
+fn an_attached_core_is_seen_by_all_nodes_on_both_channels() {
     let mut rig = Rig::psets(&[3, 2]);
     let watchers: Vec<_> = (0..7).map(|node| rig.admin(node)).collect();
     let user = rig.attach(1, 2);
@@ -30,7 +30,7 @@ fn a_core_that_comes_is_seen_by_all_nodes_on_both_channels() {
 }
 
 #[test]
-fn a_channel_that_opens_late_knows_who_is_up() {
+fn a_channel_that_opens_late_shows_the_presence_of_all_cores() {
     let mut rig = Rig::psets(&[3]);
     let first = rig.core(1);
     rig.kill(&first);
@@ -46,7 +46,7 @@ fn a_channel_that_opens_late_knows_who_is_up() {
 }
 
 #[test]
-fn the_news_of_a_death_comes_behind_what_the_dead_had_sent() {
+fn the_presence_symbol_of_a_dead_core_arrives_behind_its_packets() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
 
@@ -75,7 +75,7 @@ fn the_news_of_a_death_comes_behind_what_the_dead_had_sent() {
 }
 
 #[test]
-fn the_news_of_a_death_stays_behind_what_is_in_the_send_slots_of_the_cores_left() {
+fn the_presence_symbol_of_a_dead_core_stays_behind_the_send_slots_of_live_cores() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
 
@@ -97,7 +97,7 @@ fn the_news_of_a_death_stays_behind_what_is_in_the_send_slots_of_the_cores_left(
 }
 
 #[test]
-fn presence_changes_are_counted_and_interrupt_whoever_asked() {
+fn presence_changes_are_counted_and_raise_an_enabled_interrupt() {
     let mut rig = Rig::psets(&[2]);
 
     let io = rig.core(0);
@@ -129,7 +129,7 @@ fn a_change_before_the_interrupt_was_enabled_raises_it_then_and_once() {
 }
 
 #[test]
-fn packets_for_a_node_that_went_down_are_discarded_and_block_nobody() {
+fn packets_for_a_node_that_went_down_are_discarded_and_block_no_sender() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
     rig.kill(&compute);
@@ -197,7 +197,7 @@ fn lock_boxes_of_a_dead_core_are_freed_and_no_others() {
 }
 
 #[test]
-fn what_a_dead_reader_was_about_to_read_is_discarded_until_the_next_reader_comes() {
+fn the_packets_of_a_dead_reader_are_discarded_until_the_next_reader_takes_the_lock() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (reader, other) = (rig.attach(4, 0), rig.attach(4, 1));
@@ -234,7 +234,7 @@ fn after_the_death_of_a_reader() -> (Rig, Client, Client) {
 }
 
 #[test]
-fn a_reader_that_came_and_freed_the_box_again_ends_the_discarding() {
+fn a_reader_that_took_and_freed_the_lock_ends_the_discarding() {
     let (mut rig, io, live) = after_the_death_of_a_reader();
     // The reader takes an acknowledgement and leaves the data for its other thread.
     rig.send_all(&io, &[(irq_to(4), payload(1)), (to(4), payload(2))]);
@@ -247,7 +247,7 @@ fn a_reader_that_came_and_freed_the_box_again_ends_the_discarding() {
 }
 
 #[test]
-fn packets_that_name_a_live_core_are_not_what_a_dead_reader_left() {
+fn packets_that_name_a_live_core_are_not_discarded_for_a_dead_reader() {
     let (mut rig, io, live) = after_the_death_of_a_reader();
     rig.send_all(&io, &[(to_core(1, false), payload(1)), (to_core(1, false), payload(2))]);
 
@@ -273,7 +273,7 @@ fn a_reset_of_an_attachment_shows_in_its_generation_and_spares_the_others() {
 }
 
 #[test]
-fn an_operators_reset_clears_a_blocked_node_and_tells_the_peers() {
+fn an_operators_reset_clears_a_blocked_node_and_shows_in_its_peers_mirrors() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
     let packets: Vec<_> = (0..100).map(|number| (to(4), payload(number))).collect();
@@ -323,7 +323,7 @@ fn to_core(core: u16, irq: bool) -> Header {
 }
 
 #[test]
-fn packets_for_a_core_that_died_are_in_nobodys_way() {
+fn packets_for_a_dead_core_do_not_block_other_cores() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (dead, idle) = (rig.attach(4, 0), rig.attach(4, 1));
@@ -349,7 +349,7 @@ fn packets_for_a_core_that_died_are_in_nobodys_way() {
 }
 
 #[test]
-fn packets_for_a_dead_core_go_when_what_a_live_one_has_in_front_of_them_was_taken() {
+fn packets_for_a_dead_core_are_discarded_once_a_live_cores_packets_before_them_are_taken() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
@@ -380,7 +380,7 @@ fn packets_for_a_dead_core_go_when_what_a_live_one_has_in_front_of_them_was_take
 }
 
 #[test]
-fn box_handed_to_a_core_that_had_died_holds_nothing_up() {
+fn a_lock_handed_to_a_dead_core_does_not_block_the_fifo() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));

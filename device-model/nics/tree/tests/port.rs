@@ -191,7 +191,7 @@ fn reading_an_empty_fifo_is_an_under_run() {
 }
 
 #[test]
-fn writing_a_full_fifo_is_an_overflow_and_loses_what_was_written() {
+fn a_write_to_a_full_fifo_is_an_overflow_and_is_lost() {
     let mut rig = Rig::psets(&[1]);
     let (io, admin) = (rig.core(0), rig.admin(0));
     // Packets stay in the send FIFO while injection is disabled.
@@ -246,7 +246,7 @@ fn an_attachment_reaches_its_own_channel_only_and_sees_the_others_status() {
 }
 
 #[test]
-fn the_error_word_of_the_mirror_shows_what_the_registers_show() {
+fn the_error_word_of_the_mirror_equals_the_registers() {
     let mut rig = Rig::psets(&[1]);
     let core = rig.attach(1, 2);
     rig.write32(&core, port::DI, 1);
@@ -277,7 +277,7 @@ fn writes_of_control_registers_by_a_core_are_ignored_and_noted() {
 }
 
 #[test]
-fn checksums_include_what_the_headers_mode_says() {
+fn checksums_include_the_bytes_that_the_headers_mode_selects() {
     let mut rig = Rig::psets(&[1]);
     let (io, admin) = (rig.core(0), rig.admin(0));
     let _compute = rig.core(1);

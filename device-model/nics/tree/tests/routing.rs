@@ -156,7 +156,7 @@ fn a_blocked_user_channel_does_not_stop_the_system_channel() {
 }
 
 #[test]
-fn a_blocked_pset_does_not_stop_its_neighbour_nor_its_news() {
+fn a_blocked_pset_does_not_stop_its_neighbours_packets_or_presence_symbols() {
     let mut rig = Rig::psets(&[2, 2]);
     let (io_a, compute_a) = (rig.core(0), rig.core(1));
     let (io_b, _compute_b) = (rig.core(3), rig.core(4));
@@ -234,7 +234,7 @@ fn a_bad_receive_pointer_is_ignored_and_noted() {
 }
 
 #[test]
-fn the_mirror_says_who_and_where_the_node_is() {
+fn the_mirror_shows_the_identity_and_place_of_the_node() {
     let mut rig = Rig::psets(&[2, 3]);
     let compute = rig.core(5);
     let io = rig.core(3);
@@ -289,7 +289,7 @@ fn checksum_errors_on_a_link_cost_time_and_nothing_else() {
 }
 
 #[test]
-fn a_deep_fifo_holds_what_its_depth_says() {
+fn a_deep_fifo_holds_as_many_packets_as_its_depth() {
     let mut rig = Rig::with(&[2], LinkSpec::default(), |config| {
         config.send_depth = 256;
         config.recv_depth = 128;

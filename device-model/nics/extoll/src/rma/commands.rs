@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_keeps_all_for_its_target_and_nobody_else() {
+    fn progress_of_one_command_keeps_only_the_commands_for_its_target() {
         let mut commands = list(&[1, 2, 1]);
 
         for _ in 0..3 {
@@ -301,7 +301,7 @@ mod tests {
     }
 
     #[test]
-    fn what_waits_behind_too_many_other_targets_has_its_time_still() {
+    fn time_does_not_count_behind_too_many_other_targets() {
         let targets: Vec<u16> = (0..LOOK_AHEAD as u16 + 2).flat_map(|vpid| [vpid; 3]).collect();
         let mut commands = list(&targets);
 
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn descriptors_that_make_no_sense_are_taken_to_be_told() {
+    fn invalid_descriptors_are_taken_and_end_with_an_error_status() {
         let put = Command::new(0, 1, command::PUT, 0, 8, 0, 0);
         let bad = [
             Command { head: put.head | Command::RESERVED, ..put },

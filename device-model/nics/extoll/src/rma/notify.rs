@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queues_that_cannot_be_are_unsound() {
+    fn impossible_queues_are_unsound() {
         let sound = QueueRegisters { base: 0x1000, entries: 64 };
         assert!(sound.is_sound());
         let unsound = [

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 use super::*;
 
 /// Asserts that each node has a route to each node, and that all cards' configurations are valid.
-fn reaches_everybody(topology: &Topology) {
+fn assert_all_reachable(topology: &Topology) {
     for from in 0..topology.nodes() {
         for to in 0..topology.nodes() {
             assert!(topology.hops(from, to).is_some(), "{from} to {to}");
@@ -15,7 +15,7 @@ fn reaches_everybody(topology: &Topology) {
 }
 
 #[test]
-fn tori_reach_everybody_by_the_shortest_way() {
+fn tori_reach_every_node_by_the_shortest_way() {
     for dimensions in
         [&[][..], &[1], &[2], &[3], &[4], &[7], &[2, 2], &[4, 3], &[2, 2, 2], &[3, 4, 5], &[8, 8, 8]]
     {
@@ -35,23 +35,23 @@ fn tori_reach_everybody_by_the_shortest_way() {
         }
 
         if topology.nodes() <= 64 {
-            reaches_everybody(&topology);
+            assert_all_reachable(&topology);
         }
     }
 }
 
 #[test]
-fn hypercubes_and_meshes_reach_everybody() {
+fn hypercubes_and_meshes_reach_every_node() {
     for dimensions in 0..=6 {
         let topology = Topology::hypercube(dimensions).unwrap();
         assert_eq!(topology.hops(0, topology.nodes() - 1), Some(dimensions));
-        reaches_everybody(&topology);
+        assert_all_reachable(&topology);
     }
 
     for nodes in 1..=7 {
         let topology = Topology::full_mesh(nodes).unwrap();
         assert_eq!(topology.links().len() as u32, nodes * (nodes - 1) / 2);
-        reaches_everybody(&topology);
+        assert_all_reachable(&topology);
     }
 }
 
@@ -61,7 +61,7 @@ fn the_largest_torus_is_checked() {
 }
 
 #[test]
-fn shapes_that_cannot_be_are_refused_with_their_numbers() {
+fn impossible_shapes_are_refused_with_their_numbers() {
     assert_eq!(Topology::torus(&[2, 2, 2, 2]), Err(TopologyError::Degree { what: "a torus", links: 8 }));
     assert_eq!(Topology::torus(&[0, 4]), Err(TopologyError::Nodes { nodes: 0 }));
     assert_eq!(
@@ -105,7 +105,7 @@ fn a_table_that_leads_in_a_circle_or_nowhere_is_refused() {
 }
 
 #[test]
-fn links_that_cannot_be_are_refused() {
+fn impossible_links_are_refused() {
     let link = TopologyLink { a: (0, 0), b: (1, 6) };
     assert_eq!(Topology::from_links(2, vec![link]), Err(TopologyError::Link { link }));
 
@@ -136,6 +136,6 @@ proptest! {
         }
 
         let topology = Topology::from_links(nodes, links).unwrap();
-        reaches_everybody(&topology);
+        assert_all_reachable(&topology);
     }
 }

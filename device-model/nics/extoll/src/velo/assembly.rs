@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_piece_is_bad_and_harmless() {
+    fn a_write_that_is_no_piece_is_bad_and_changes_nothing() {
         let mut assembly = Assembly::default();
         let _ = assembly.add(place(4, 0), &[1; 8], Nanos::ZERO);
 

@@ -263,7 +263,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rings_that_cannot_be_are_unsound() {
+    fn impossible_rings_are_unsound() {
         let sound = RingRegisters { base: 0x1000, slots: 64 };
         assert!(sound.is_sound(1) && sound.is_sound(64));
         let unsound = [
