@@ -197,7 +197,7 @@ impl Device for Card {
             self.request_announcements(context);
         }
 
-        let mut moved = self.handle_aside(context, budget);
+        let mut moved = self.serve_side_queues(context, budget);
         if !self.switch.is_quiet(&context.ports()) {
             moved += self.switch.step(&mut context.ports(), budget);
             for class in Class::ALL {

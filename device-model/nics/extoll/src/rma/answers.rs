@@ -6,10 +6,10 @@ use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
-    aside::Handled,
     commands::State,
     part::Part,
     requester::Turn,
+    side_queue::Handled,
     transfer::{Data, Waiting},
 };
 use crate::{

@@ -9,7 +9,7 @@
 //! | `watchdog` | the ends of commands without answers |
 //! | `target` | accesses of others to this card's memory: puts are written, gets are answered |
 //! | `transfer` | data movement, by one copy or by messages |
-//! | `aside` | side queues, for packets that wait for one client |
+//! | `side_queue` | side queues, for packets that wait for one client |
 //! | `budget` | the time for which clients with slow memory may hold shared queues |
 //! | `notify` | notification queues |
 //!
@@ -32,12 +32,12 @@
 //! [`transfer::PATIENCE`], the card stops waiting for it until it answers one.
 
 mod answers;
-mod aside;
 mod budget;
 pub(crate) mod commands;
 pub(crate) mod notify;
 pub(crate) mod part;
 pub(crate) mod requester;
+mod side_queue;
 pub(crate) mod target;
 pub(crate) mod transfer;
 pub(crate) mod watchdog;
@@ -47,10 +47,10 @@ use std::{collections::HashMap, sync::Arc};
 use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 
 use self::{
-    aside::{Aside, Handled},
     budget::Budget,
     commands::Commands,
     notify::{Queue, QueueRegisters},
+    side_queue::{Handled, SideQueue},
     target::{Stream, Streams},
     transfer::{Stage, Waiting},
     watchdog::Watchdog,
@@ -112,7 +112,7 @@ pub(crate) struct Client {
     /// ones.
     pub(crate) unresponsive: bool,
     /// Packets that wait for this client's memory, by class.
-    pub(crate) aside: [Aside; aside::CLASSES.len()],
+    pub(crate) side_queues: [SideQueue; side_queue::CLASSES.len()],
     /// The time for which these packets may hold shared queues.
     pub(crate) budget: Budget,
 }
@@ -129,7 +129,7 @@ impl Default for Client {
             asking: Stage::default(),
             answering: Stage::default(),
             unresponsive: false,
-            aside: Default::default(),
+            side_queues: Default::default(),
             budget: Budget::new(budget::OF_CLIENT),
         }
     }
@@ -148,9 +148,9 @@ pub(crate) struct Rma {
     /// Progress of the first packet of each queue of the network.
     pub(crate) waiting: [Waiting; QUEUES],
     /// Clients with packets in side queues.
-    pub(crate) with_aside: Set,
+    pub(crate) with_side_packets: Set,
     /// The client whose side queues are served next.
-    pub(crate) aside_turn: u16,
+    pub(crate) side_queue_turn: u16,
     /// The time for which packets of all clients may hold shared queues.
     pub(crate) budget: Budget,
     /// Packets that ended early because a budget was spent.
@@ -174,8 +174,8 @@ impl Rma {
             turn: 0,
             streams: HashMap::<Stream, _>::new(),
             waiting: [Waiting::default(); QUEUES],
-            with_aside: Set::default(),
-            aside_turn: 0,
+            with_side_packets: Set::default(),
+            side_queue_turn: 0,
             budget: Budget::new(budget::OF_CARD),
             hurried: 0,
             scratch: Box::default(),
@@ -193,9 +193,9 @@ impl Rma {
     }
 
     /// Returns whether packets wait in a side queue of a client.
-    pub(crate) fn has_aside(&self, who: AttachmentId, class: usize) -> bool {
+    pub(crate) fn has_side_packets(&self, who: AttachmentId, class: usize) -> bool {
         let client = self.clients.get(usize::from(who.0));
-        client.is_some_and(|client| client.aside.get(class).is_some_and(|aside| !aside.is_empty()))
+        client.is_some_and(|client| client.side_queues.get(class).is_some_and(|queue| !queue.is_empty()))
     }
 
     /// Returns an attachment's counters.
@@ -252,7 +252,7 @@ impl Card {
 
         if let Some(part) = part {
             let mut waiting = self.rma.waiting.get(queue).copied().unwrap_or_default();
-            let handled = if self.follows_others(wire) {
+            let handled = if self.follows_side_packets(wire) {
                 Handled::Slow
             } else {
                 self.rma_handle(context, wire, part, memory, &mut waiting)
@@ -261,7 +261,7 @@ impl Card {
             let stays = match handled {
                 Handled::Done => None,
                 Handled::NoRoom => Some(None),
-                Handled::Slow => Some(self.step_aside(context, arrival, part, waiting)),
+                Handled::Slow => Some(self.move_to_side_queue(context, arrival, part, waiting)),
             };
             let stayed = stays == Some(None);
             if let Some(place) = self.rma.waiting.get_mut(queue) {

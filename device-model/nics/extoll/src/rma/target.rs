@@ -6,9 +6,9 @@ use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
-    aside::Handled,
     part::{MTU, Part},
     requester::Unsent,
+    side_queue::Handled,
     transfer::{Data, Lent, Role, Unreadable, Waiting, Wanted},
 };
 use crate::{

@@ -17,7 +17,7 @@ use nicforge_core::{
 use nicforge_hwi::extoll_rma::status;
 use nicforge_shm::{SharedMemory, Window};
 
-use super::{Rma, aside::Aside, part::MTU};
+use super::{Rma, part::MTU, side_queue::SideQueue};
 use crate::{
     atu::{Atu, Region},
     card::Card,
@@ -325,7 +325,7 @@ impl Card {
     ) {
         let Some(client) = self.rma.client(who) else { return };
         client.unresponsive &= result.is_err();
-        client.aside.iter_mut().for_each(Aside::look_now);
+        client.side_queues.iter_mut().for_each(SideQueue::retry_now);
 
         let stage =
             if token.0 & 1 == Role::Asking as u64 { &mut client.asking } else { &mut client.answering };

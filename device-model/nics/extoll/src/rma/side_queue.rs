@@ -65,7 +65,7 @@ struct Entry {
 
 /// Packets of a class that wait for a client.
 #[derive(Default)]
-pub(crate) struct Aside {
+pub(crate) struct SideQueue {
     entries: VecDeque<Entry>,
     /// When the first one is looked at again.
     /// Time of the next look at the first packet.
@@ -78,7 +78,7 @@ pub(crate) struct Aside {
     used: [bool; COPIES],
 }
 
-impl Aside {
+impl SideQueue {
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
@@ -88,7 +88,7 @@ impl Aside {
         self.entries.len() < DEPTH && (!part.staged || self.used.contains(&false))
     }
 
-    /// Adds a packet at the end. The caller must have asked [`Aside::has_room`].
+    /// Adds a packet at the end. The caller must have asked [`SideQueue::has_room`].
     fn push(&mut self, wire: Wire, mut part: Part, memory: Option<Arc<DmaLease>>, waiting: Waiting) {
         let (mut memory, mut copy) = (memory, None);
         if part.staged {
@@ -132,7 +132,7 @@ impl Aside {
     }
 
     /// Lets the first packet be looked at in the next step, because a message was answered.
-    pub(crate) fn look_now(&mut self) {
+    pub(crate) fn retry_now(&mut self) {
         self.next_look = Nanos::ZERO;
     }
 }
@@ -145,23 +145,23 @@ fn index(class: Class) -> usize {
 
 impl Card {
     /// Returns a client's side queue for a class.
-    fn aside(&mut self, owner: AttachmentId, class: Class) -> Option<&mut Aside> {
-        Some(&mut self.rma.client(owner)?.aside[index(class)])
+    fn side_queue(&mut self, owner: AttachmentId, class: Class) -> Option<&mut SideQueue> {
+        Some(&mut self.rma.client(owner)?.side_queues[index(class)])
     }
 
     /// Returns whether a packet has to follow others to a side queue.
     #[inline]
-    pub(crate) fn follows_others(&self, wire: Wire) -> bool {
+    pub(crate) fn follows_side_packets(&self, wire: Wire) -> bool {
         let class = wire.kind.class();
-        !self.rma.with_aside.is_empty()
+        !self.rma.with_side_packets.is_empty()
             && class != Class::Completion
-            && self.rma.has_aside(AttachmentId(wire.target_vpid), index(class))
+            && self.rma.has_side_packets(AttachmentId(wire.target_vpid), index(class))
     }
 
     /// Moves the packet at the front of a shared queue to a side queue. Returns the cost, or `None`
     /// if the packet has to stay where it is for now.
     #[cold]
-    pub(crate) fn step_aside(
+    pub(crate) fn move_to_side_queue(
         &mut self,
         context: &mut Context<'_>,
         arrival: Arrival,
@@ -182,13 +182,13 @@ impl Card {
         };
 
         let look = waiting.retry(context.now());
-        let aside = self.aside(owner, class)?;
-        if aside.is_empty() {
-            (aside.next_look, aside.slow) = (look, true);
+        let side_queue = self.side_queue(owner, class)?;
+        if side_queue.is_empty() {
+            (side_queue.next_look, side_queue.slow) = (look, true);
         }
 
-        aside.push(arrival.wire, part, packet, waiting);
-        self.rma.with_aside.add(owner.0);
+        side_queue.push(arrival.wire, part, packet, waiting);
+        self.rma.with_side_packets.add(owner.0);
         context.wake_at(look);
 
         // The look at this packet, or at the packet that made room, may have copied as much as
@@ -208,11 +208,11 @@ impl Card {
         let now = context.now();
         let Some(client) = self.rma.client(owner) else { return false };
 
-        let aside = &client.aside[index(class)];
-        if aside.has_room(part) {
+        let side_queue = &client.side_queues[index(class)];
+        if side_queue.has_room(part) {
             return true;
         }
-        if !aside.slow {
+        if !side_queue.slow {
             // The queue waits for room in the network and not for its client, so no budget is
             // charged.
             return false;
@@ -226,39 +226,43 @@ impl Card {
         }
 
         self.rma.hurried += 1;
-        self.look_aside(context, owner, class, true);
-        self.aside(owner, class).is_some_and(|aside| aside.has_room(part))
+        self.handle_first(context, owner, class, true);
+        self.side_queue(owner, class).is_some_and(|side_queue| side_queue.has_room(part))
     }
 
     /// Handles packets of side queues, one client after the other, for about `budget` units of
     /// work. Returns the work done.
     #[inline]
-    pub(crate) fn handle_aside(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        if self.rma.with_aside.is_empty() { 0 } else { self.handle_all_aside(context, budget) }
+    pub(crate) fn serve_side_queues(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        if self.rma.with_side_packets.is_empty() {
+            0
+        } else {
+            self.serve_waiting_side_queues(context, budget)
+        }
     }
 
-    /// As [`Card::handle_aside`], where packets wait.
+    /// As [`Card::serve_side_queues`], where packets wait.
     #[cold]
-    fn handle_all_aside(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        let mut left = self.rma.with_aside;
+    fn serve_waiting_side_queues(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        let mut left = self.rma.with_side_packets;
         let mut spent = 0;
         while spent < budget {
-            let Some(number) = left.next(self.rma.aside_turn) else { break };
+            let Some(number) = left.next(self.rma.side_queue_turn) else { break };
             left.remove(number);
-            self.rma.aside_turn = number + 1;
+            self.rma.side_queue_turn = number + 1;
 
             let owner = AttachmentId(number);
             for class in CLASSES {
                 while spent < budget
-                    && let Some(cost) = self.look_aside(context, owner, class, false)
+                    && let Some(cost) = self.handle_first(context, owner, class, false)
                 {
                     spent += cost;
                 }
             }
 
-            let over = |client: &mut super::Client| client.aside.iter().all(Aside::is_empty);
+            let over = |client: &mut super::Client| client.side_queues.iter().all(SideQueue::is_empty);
             if self.rma.client(owner).is_none_or(over) {
-                self.rma.with_aside.remove(number);
+                self.rma.with_side_packets.remove(number);
             }
         }
         spent
@@ -266,7 +270,7 @@ impl Card {
 
     /// Handles the first packet of a side queue. Returns the cost if it is finished, and `None` if
     /// it waits. A hurried look ends a packet that would wait.
-    fn look_aside(
+    fn handle_first(
         &mut self,
         context: &mut Context<'_>,
         owner: AttachmentId,
@@ -274,10 +278,10 @@ impl Card {
         hurried: bool,
     ) -> Option<u32> {
         let now = context.now();
-        let aside = self.aside(owner, class)?;
-        let first = aside.entries.front()?;
-        if now < aside.next_look && !hurried {
-            context.wake_at(aside.next_look);
+        let side_queue = self.side_queue(owner, class)?;
+        let first = side_queue.entries.front()?;
+        if now < side_queue.next_look && !hurried {
+            context.wake_at(side_queue.next_look);
             return None;
         }
 
@@ -288,15 +292,15 @@ impl Card {
         waiting.hurried = false;
         let look = if handled == Handled::Slow { waiting.retry(now) } else { Nanos::ZERO };
 
-        let aside = self.aside(owner, class)?;
+        let side_queue = self.side_queue(owner, class)?;
         if handled != Handled::Done {
-            (aside.next_look, aside.slow) = (look, handled == Handled::Slow);
-            aside.entries.front_mut()?.waiting = waiting;
+            (side_queue.next_look, side_queue.slow) = (look, handled == Handled::Slow);
+            side_queue.entries.front_mut()?.waiting = waiting;
             context.wake_at(if look > now { look } else { now.after(LONGEST_RETRY) });
             return None;
         }
 
-        aside.pop();
+        side_queue.pop();
         self.rma.client(owner)?.budget.release(now);
         self.rma.budget.release(now);
         Some(cost(part.length))
