@@ -45,7 +45,7 @@ impl Directory {
 
     /// Returns the index of a VPID's entry, if the VPID exists.
     #[inline]
-    pub(crate) fn place(&self, node: u32, vpid: u16) -> Option<usize> {
+    pub(crate) fn index(&self, node: u32, vpid: u16) -> Option<usize> {
         (node < self.nodes && vpid < self.vpids)
             .then(|| node as usize * usize::from(self.vpids) + usize::from(vpid))
     }
@@ -53,13 +53,13 @@ impl Directory {
     /// Returns a VPID's entry, if the VPID exists.
     #[inline]
     pub(crate) fn entry(&mut self, node: u32, vpid: u16) -> Option<&mut Entry> {
-        self.at(self.place(node, vpid)?)
+        self.at(self.index(node, vpid)?)
     }
 
     /// Returns the entry at an index.
     #[inline]
-    pub(crate) fn at(&mut self, place: usize) -> Option<&mut Entry> {
-        self.entries.get_mut(place)
+    pub(crate) fn at(&mut self, index: usize) -> Option<&mut Entry> {
+        self.entries.get_mut(index)
     }
 
     /// Notes that a VPID's ring was enabled, with credit, or disabled. A generation that is known

@@ -79,10 +79,10 @@ impl Card {
         } else if status == status::DONE {
             let there =
                 self.atu.find(address, part.rest.into()).is_some_and(|(found, _)| found.serial == region);
-            let data = memory.as_ref().map_or(Data::Missing, |memory| Data::Memory(memory, part.place));
+            let data = memory.as_ref().map_or(Data::Missing, |memory| Data::Memory(memory, part.data));
             let moved = if there {
-                let place = (address, part.rest.into());
-                self.rma.move_in(context, &self.atu, place, &data, part.length, waiting)
+                let range = (address, part.rest.into());
+                self.rma.move_in(context, &self.atu, range, &data, part.length, waiting)
             } else {
                 Some(status::WITHDRAWN)
             };

@@ -32,7 +32,7 @@ pub(crate) struct Part {
     /// read.
     pub(crate) address: u64,
     /// Offset of the data in the memory that the packet refers to, or an immediate put's data.
-    pub(crate) place: u64,
+    pub(crate) data: u64,
 }
 
 impl Part {
@@ -55,7 +55,7 @@ impl Part {
             u64::from(self.length) | u64::from(self.rest) << 32,
             u64::from(self.total),
             self.address,
-            self.place,
+            self.data,
         ];
         for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
@@ -67,7 +67,7 @@ impl Part {
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
         let (words, _) = bytes.as_chunks::<8>();
-        let [head, lengths, total, address, place] =
+        let [head, lengths, total, address, data] =
             [0, 1, 2, 3, 4].map(|index: usize| u64::from_le_bytes(words[index]));
 
         Some(Self {
@@ -81,7 +81,7 @@ impl Part {
             rest: (lengths >> 32) as u32,
             total: total as u32,
             address,
-            place,
+            data,
         })
     }
 }
@@ -94,9 +94,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_comes_back(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), address: u64, place: u64) {
+        fn a_part_comes_back(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), address: u64, data: u64) {
             let ((last, staged), (length, rest, total)) = (ends, lengths);
-            let part = Part { id, command, notify, status, last, staged, length, rest, total, address, place };
+            let part = Part { id, command, notify, status, last, staged, length, rest, total, address, data };
             let mut bytes = [0; BYTES];
             part.encode(&mut bytes);
             prop_assert_eq!(Part::decode(&bytes), Some(part));

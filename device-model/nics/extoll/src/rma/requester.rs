@@ -149,7 +149,7 @@ impl Card {
             rest,
             total: in_flight.length,
             address: in_flight.destination,
-            place: 0,
+            data: 0,
         };
 
         let mut memory = None;
@@ -166,12 +166,12 @@ impl Card {
             part.length = 0;
             part.status = if in_flight.orphan { status::WITHDRAWN } else { in_flight.status };
         } else if in_flight.command == command::IMMEDIATE_PUT {
-            part.place = in_flight.source;
+            part.data = in_flight.source;
         } else {
             match self.source(context, who, &in_flight, id, rest) {
-                Ok(Some(Lent { lease, place, length, staged })) => {
+                Ok(Some(Lent { lease, offset, length, staged })) => {
                     memory = Some(lease);
-                    (part.place, part.length, part.staged) = (place, length, staged);
+                    (part.data, part.length, part.staged) = (offset, length, staged);
                 }
                 Ok(None) => {
                     context.wake_at(context.now().after(RETRY));
@@ -288,15 +288,15 @@ impl Card {
 
         // The length fits: it is at most MTU.
         let length = piece.length as u32;
-        if let Some((lease, place)) = piece.lease {
-            return Ok(Some(Lent { lease: lease.clone(), place, length, staged: false }));
+        if let Some((lease, offset)) = piece.lease {
+            return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
         }
 
         let wanted =
             Wanted { requester: (self.config.node, who.0), id, at: in_flight.sent, iova: piece.iova, length };
         let client = self.rma.client(who).ok_or(Unreadable)?;
         let lease = client.asking.fetch(context, who, Role::Asking, wanted)?;
-        Ok(lease.map(|lease| Lent { lease, place: 0, length, staged: true }))
+        Ok(lease.map(|lease| Lent { lease, offset: 0, length, staged: true }))
     }
 
     /// Sends an RMA packet. A packet that refers to memory takes the link's time for its data.

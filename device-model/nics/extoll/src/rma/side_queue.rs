@@ -95,7 +95,7 @@ impl SideQueue {
             // Without a copy the packet has no data, and its command ends as withdrawn.
             copy = memory.take().and_then(|stage| self.copy(&stage, &part));
             memory = copy.and_then(|slot| self.lease(slot));
-            part.place = 0;
+            part.data = 0;
         }
 
         self.entries.push_back(Entry { wire, part, memory, copy, waiting });
@@ -109,7 +109,7 @@ impl SideQueue {
         }
 
         let length = u64::from(part.length.min(MTU));
-        stage.copy_to(part.place, &*self.lease(slot)?, 0, length).ok()?;
+        stage.copy_to(part.data, &*self.lease(slot)?, 0, length).ok()?;
         self.used[slot] = true;
         Some(slot)
     }
@@ -173,7 +173,7 @@ impl Card {
             return None;
         }
 
-        let packet = {
+        let memory = {
             let mut ports = context.ports();
             let mut packet = self.switch.take(&mut ports, arrival)?;
             let memory = packet.memory.take();
@@ -187,7 +187,7 @@ impl Card {
             (side_queue.next_look, side_queue.slow) = (look, true);
         }
 
-        side_queue.push(arrival.wire, part, packet, waiting);
+        side_queue.push(arrival.wire, part, memory, waiting);
         self.rma.with_side_packets.add(owner.0);
         context.wake_at(look);
 
@@ -226,7 +226,7 @@ impl Card {
         }
 
         self.rma.hurried += 1;
-        self.handle_first(context, owner, class, true);
+        self.handle_first_side_packet(context, owner, class, true);
         self.side_queue(owner, class).is_some_and(|side_queue| side_queue.has_room(part))
     }
 
@@ -254,7 +254,7 @@ impl Card {
             let owner = AttachmentId(number);
             for class in CLASSES {
                 while spent < budget
-                    && let Some(cost) = self.handle_first(context, owner, class, false)
+                    && let Some(cost) = self.handle_first_side_packet(context, owner, class, false)
                 {
                     spent += cost;
                 }
@@ -270,7 +270,7 @@ impl Card {
 
     /// Handles the first packet of a side queue. Returns the cost if it is finished, and `None` if
     /// it waits. A hurried look ends a packet that would wait.
-    fn handle_first(
+    fn handle_first_side_packet(
         &mut self,
         context: &mut Context<'_>,
         owner: AttachmentId,

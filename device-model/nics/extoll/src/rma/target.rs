@@ -87,14 +87,12 @@ impl Card {
                 Ok(found) => {
                     region = found;
                     let data = match &memory {
-                        Some(memory) => Data::Memory(memory, part.place),
-                        None if part.command == command::IMMEDIATE_PUT => {
-                            Data::Word(part.place.to_le_bytes())
-                        }
+                        Some(memory) => Data::Memory(memory, part.data),
+                        None if part.command == command::IMMEDIATE_PUT => Data::Word(part.data.to_le_bytes()),
                         None => Data::Missing,
                     };
-                    let place = (address, part.rest.into());
-                    match self.rma.move_in(context, &self.atu, place, &data, part.length, waiting) {
+                    let range = (address, part.rest.into());
+                    match self.rma.move_in(context, &self.atu, range, &data, part.length, waiting) {
                         Some(became) => became,
                         None => return Handled::Slow,
                     }
@@ -177,9 +175,9 @@ impl Card {
                 Ok(region) => {
                     answer.address = region;
                     match self.lend(context, wire, &part, (address, rest, left), waiting) {
-                        Ok(Some(Lent { lease, place, length, staged })) => {
+                        Ok(Some(Lent { lease, offset, length, staged })) => {
                             memory = Some(lease);
-                            (answer.place, answer.length, answer.last) = (place, length, length == left);
+                            (answer.data, answer.length, answer.last) = (offset, length, length == left);
                             answer.staged = staged;
                         }
                         Ok(None) => return Handled::Slow,
@@ -212,8 +210,8 @@ impl Card {
 
         // The length fits: it is at most MTU.
         let length = piece.length as u32;
-        if let Some((lease, place)) = piece.lease {
-            return Ok(Some(Lent { lease: lease.clone(), place, length, staged: false }));
+        if let Some((lease, offset)) = piece.lease {
+            return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
         }
 
         let owner = AttachmentId(wire.target_vpid);
@@ -222,7 +220,7 @@ impl Card {
         let wanted = Wanted { requester, id: part.id, at, iova: piece.iova, length };
         let client = self.rma.client(owner).ok_or(Unreadable)?;
         if let Some(lease) = client.answering.fetch(context, owner, Role::Answering, wanted)? {
-            return Ok(Some(Lent { lease, place: 0, length, staged: true }));
+            return Ok(Some(Lent { lease, offset: 0, length, staged: true }));
         }
 
         if waiting.wait(context.now()) && !client.unresponsive {

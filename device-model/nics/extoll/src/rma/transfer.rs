@@ -125,7 +125,7 @@ pub(crate) fn deposit(
 #[inline]
 fn copy(data: &Data<'_>, done: u32, target: &DmaLease, within: u64, length: u64) -> Result<(), Failed> {
     match data {
-        Data::Memory(source, place) => source.copy_to(place + u64::from(done), target, within, length)?,
+        Data::Memory(source, offset) => source.copy_to(offset + u64::from(done), target, within, length)?,
         Data::Word(bytes) => target.write(within, word(bytes, done, length)?)?,
         Data::Missing => return Err(Failed::Withdrawn),
     }
@@ -148,12 +148,12 @@ fn write(
     (iova, length): (u64, u64),
 ) -> Result<(), Failed> {
     let written = match data {
-        Data::Memory(source, place) => {
+        Data::Memory(source, offset) => {
             if scratch.is_empty() {
                 *scratch = vec![0; MAX_DMA].into_boxed_slice();
             }
             let bytes = scratch.get_mut(..length as usize).ok_or(Failed::Withdrawn)?;
-            source.read(place + u64::from(done), bytes)?;
+            source.read(offset + u64::from(done), bytes)?;
             context.dma_write(owner, iova, bytes)
         }
         Data::Word(bytes) => context.dma_write(owner, iova, word(bytes, done, length)?),
@@ -294,7 +294,7 @@ impl Stage {
 pub(crate) struct Lent {
     pub(crate) lease: Arc<DmaLease>,
     /// Offset of the data in the lease.
-    pub(crate) place: u64,
+    pub(crate) offset: u64,
     /// Length of the data in bytes.
     pub(crate) length: u32,
     /// Whether the memory is its owner's stage.

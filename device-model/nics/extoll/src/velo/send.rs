@@ -77,13 +77,13 @@ impl Card {
         let mut run = run.at_most(most);
         // The header and the directory entry of the last record, reused for records alike.
 
-        let (mut header, mut place) = (0, usize::MAX);
+        let (mut header, mut index) = (0, usize::MAX);
         let sent = posted.take_while(|at, data, alike| {
             if !alike {
                 let (target, target_vpid, tag, quadwords) = address::decode(at.offset);
                 let whole = is_start(at.offset) && data.len() == quadwords * 8;
                 let sound = at.bar == BAR_VELO && target == node && whole;
-                let found = directory.place(node, target_vpid).filter(|_| sound);
+                let found = directory.index(node, target_vpid).filter(|_| sound);
                 let entry = found.and_then(|found| directory.at(found)).filter(|entry| entry.is_up());
                 let (Some(found), Some(entry)) = (found, entry) else {
                     return false;
@@ -98,9 +98,9 @@ impl Card {
                     kind: Kind::Velo,
                     generation: entry.generation,
                 };
-                (header, place) = (wire.encode(), found);
+                (header, index) = (wire.encode(), found);
             }
-            let Some(entry) = directory.at(place) else { return false };
+            let Some(entry) = directory.at(index) else { return false };
             let sends = entry.credit > 0
                 && run.send(data, |packet| {
                     packet.header = header;
