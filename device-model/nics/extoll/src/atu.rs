@@ -37,7 +37,7 @@ const ROW: usize = 32;
 
 /// An attachment's ATU registers: the operands of a command, and the outcome of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Registers {
+pub(crate) struct AtuRegisters {
     pub(crate) address: u64,
     pub(crate) pages: u64,
     pub(crate) owner: u64,
@@ -96,8 +96,8 @@ impl Region {
             return None;
         }
 
-        let place = self.extents.partition_point(|extent| extent.start <= offset).checked_sub(1)?;
-        let extent = self.extents.get(place)?;
+        let position = self.extents.partition_point(|extent| extent.start <= offset).checked_sub(1)?;
+        let extent = self.extents.get(position)?;
         let within = offset - extent.start;
         let left = extent.length.checked_sub(within)?;
 
@@ -217,12 +217,12 @@ impl Atu {
         let spans = &self.spans[usize::from(class & 3)];
         let span = spans.get(spans.partition_point(|span| span.first <= entry).checked_sub(1)?)?;
 
-        let place = (u64::from(entry - span.first) << page::shift(class)) + offset;
-        let left = (u64::from(span.pages) << page::shift(class)).checked_sub(place)?;
+        let within = (u64::from(entry - span.first) << page::shift(class)) + offset;
+        let left = (u64::from(span.pages) << page::shift(class)).checked_sub(within)?;
         if left == 0 || length > left {
             return None;
         }
-        Some((self.regions.get(span.region as usize)?.as_ref()?, place))
+        Some((self.regions.get(span.region as usize)?.as_ref()?, within))
     }
 
     /// Registers `pages` pages of `owner` from `address` on. Returns the NLA of the first page.
@@ -236,9 +236,9 @@ impl Atu {
         owner: AttachmentId,
         class: u8,
         others: DmaPermission,
-        place: (u64, u64),
+        range: (u64, u64),
     ) -> Result<u64, u64> {
-        let result = self.register_if_possible(context, work, owner, class, others, place);
+        let result = self.register_if_possible(context, work, owner, class, others, range);
         self.refused += u64::from(matches!(result, Err(command::NO_ENTRIES | command::QUOTA)));
         result
     }
@@ -293,7 +293,7 @@ impl Atu {
 
         let spans = &self.spans[resource];
         work.spend(rows(spans) + mappings);
-        let (place, first) =
+        let (position, first) =
             gap(spans, count, page::entries(class), self.next[resource]).ok_or(command::NO_ENTRIES)?;
 
         let term = Term::default();
@@ -328,7 +328,7 @@ impl Atu {
             }
         };
 
-        self.spans[resource].insert(place, Span { first, pages: count, region: index });
+        self.spans[resource].insert(position, Span { first, pages: count, region: index });
         self.next[resource] = first + count;
         Ok(nla::of_entry(class, first))
     }
@@ -348,8 +348,9 @@ impl Atu {
 
         let (class, entry, offset) = nla::decode(address).ok_or(command::NOT_YOURS)?;
         let spans = &mut self.spans[usize::from(class & 3)];
-        let place = spans.binary_search_by_key(&entry, |span| span.first).map_err(|_| command::NOT_YOURS)?;
-        let index = spans[place].region;
+        let position =
+            spans.binary_search_by_key(&entry, |span| span.first).map_err(|_| command::NOT_YOURS)?;
+        let index = spans[position].region;
 
         let region = self.regions[index as usize].as_ref();
         if offset != 0 || region.is_none_or(|region| owner.is_some_and(|owner| owner.0 != region.owner)) {
@@ -357,7 +358,7 @@ impl Atu {
         }
 
         work.spend(rows(spans) + region.map_or(0, |region| region.mappings));
-        let span = spans.remove(place);
+        let span = spans.remove(position);
         self.end(usize::from(class & 3), span);
         Ok(())
     }
@@ -407,17 +408,17 @@ fn gap(spans: &[Span], pages: u32, entries: u32, from: u32) -> Option<(usize, u3
     let mut earlier = None;
     let mut first = 0;
 
-    for (place, end) in spans.iter().map(|span| span.first).chain([entries]).enumerate() {
+    for (position, end) in spans.iter().map(|span| span.first).chain([entries]).enumerate() {
         let behind = first.max(from);
         if end.saturating_sub(behind) >= pages {
-            return Some((place, behind));
+            return Some((position, behind));
         }
 
         if earlier.is_none() && end - first >= pages {
-            earlier = Some((place, first));
+            earlier = Some((position, first));
         }
 
-        first = spans.get(place).map_or(end, |span| span.first + span.pages);
+        first = spans.get(position).map_or(end, |span| span.first + span.pages);
     }
 
     earlier

@@ -35,7 +35,7 @@ pub struct Card {
     /// VPIDs with unread messages, whose read pointers are polled.
     pub(crate) unread: Set,
     /// Attachments whose counters must be shown at the end of the step.
-    pub(crate) shown_late: Set,
+    pub(crate) with_changed_counters: Set,
     /// VPIDs with an incomplete split message.
     pub(crate) splits: Set,
     /// VPIDs that owe credit or have an announcement to send.
@@ -78,7 +78,7 @@ impl Card {
             watchdog: config.watchdog,
             selected: 0,
             unread: Set::default(),
-            shown_late: Set::default(),
+            with_changed_counters: Set::default(),
             splits: Set::default(),
             with_pending_control: Set::default(),
 
@@ -114,14 +114,14 @@ impl Card {
 
         vpid.counts.errors += 1;
         vpid.counts.last_error = u64::from(code) | (about & 0xffff_ffff) << 8;
-        self.shown_late.add(who.0);
+        self.with_changed_counters.add(who.0);
         self.raise(context, who, vector::ERROR);
     }
 
     /// Marks an attachment's counters to be shown at the end of the step.
     #[inline]
     pub(crate) fn show(&mut self, who: AttachmentId) {
-        self.shown_late.add(who.0);
+        self.with_changed_counters.add(who.0);
     }
 
     /// Raises an interrupt if it is enabled, and disables it.

@@ -219,12 +219,12 @@ impl Device for Card {
             next = self.with_pending_control.from(who + 1);
         }
 
-        next = self.shown_late.from(0);
+        next = self.with_changed_counters.from(0);
         while let Some(who) = next {
             let rma = self.rma.counts(AttachmentId(who));
             self.vpids[usize::from(who)].show_changes(rma);
-            self.shown_late.remove(who);
-            next = self.shown_late.from(who + 1);
+            self.with_changed_counters.remove(who);
+            next = self.with_changed_counters.from(who + 1);
         }
 
         if !self.splits.is_empty() {

@@ -6,7 +6,7 @@ use nicforge_hwi::{
     extoll_atu::command,
 };
 
-use crate::{atu::Registers, card::Card, topology::Route, wire::CHANNELS};
+use crate::{atu::AtuRegisters, card::Card, topology::Route, wire::CHANNELS};
 
 impl Card {
     /// Handles a read of BAR 0. A refused read counts as an error and leaves `data` unchanged.
@@ -175,7 +175,7 @@ impl Card {
         let admin = self.admin();
         let vpids = u64::from(self.config.vpids);
         let Some(vpid) = self.vpids.get(usize::from(from.0)) else { return };
-        let Registers { address, pages, owner, .. } = vpid.atu;
+        let AtuRegisters { address, pages, owner, .. } = vpid.atu;
         let owner = if from == admin {
             u16::try_from(owner).ok().filter(|_| owner < vpids).map(AttachmentId)
         } else {

@@ -7,7 +7,7 @@ use nicforge_hwi::extoll::{mirror, window};
 use nicforge_shm::{SharedU64, Window};
 
 use crate::{
-    atu::Registers,
+    atu::AtuRegisters,
     rma,
     velo::{
         assembly::Assembly,
@@ -101,7 +101,7 @@ pub(crate) struct Vpid {
     pub(crate) stalled_for_credit: bool,
     pub(crate) interrupts_enabled: u64,
     pub(crate) counts: Counts,
-    pub(crate) atu: Registers,
+    pub(crate) atu: AtuRegisters,
     /// The counters as the client's mirror shows them.
     pub(crate) shown: Counts,
     pub(crate) shown_rma: rma::Counts,

@@ -264,8 +264,8 @@ impl Card {
                 Handled::Slow => Some(self.move_to_side_queue(context, arrival, part, waiting)),
             };
             let stayed = stays == Some(None);
-            if let Some(place) = self.rma.waiting.get_mut(queue) {
-                *place = if stayed { waiting } else { Waiting::default() };
+            if let Some(progress) = self.rma.waiting.get_mut(queue) {
+                *progress = if stayed { waiting } else { Waiting::default() };
             }
             if let Some(cost) = stays {
                 return cost;

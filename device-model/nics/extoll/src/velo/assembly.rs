@@ -132,7 +132,7 @@ impl Assembly {
 mod tests {
     use super::*;
 
-    fn place(quadwords: usize, position: u64) -> u64 {
+    fn offset_of(quadwords: usize, position: u64) -> u64 {
         address::encode(3, 4, 5, quadwords) + position
     }
 
@@ -140,7 +140,7 @@ mod tests {
     fn a_burst_in_one_piece_is_whole() {
         let mut assembly = Assembly::default();
         for quadwords in 1..=8 {
-            let found = assembly.add(place(quadwords, 0), &vec![1; quadwords * 8], Nanos::ZERO);
+            let found = assembly.add(offset_of(quadwords, 0), &vec![1; quadwords * 8], Nanos::ZERO);
             assert_eq!(found, (Burst::Whole, false));
         }
     }
@@ -149,11 +149,11 @@ mod tests {
     fn pieces_in_order_make_a_message_and_a_last_one_may_come_again() {
         let mut assembly = Assembly::default();
 
-        assert_eq!(assembly.add(place(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(place(3, 8), &[2; 8], Nanos::ZERO), (Burst::Kept, false));
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
+        assert_eq!(assembly.add(offset_of(3, 8), &[2; 8], Nanos::ZERO), (Burst::Kept, false));
 
         for _ in 0..3 {
-            assert_eq!(assembly.add(place(3, 16), &[3; 8], Nanos::ZERO), (Burst::Last, false));
+            assert_eq!(assembly.add(offset_of(3, 16), &[3; 8], Nanos::ZERO), (Burst::Last, false));
             assert_eq!(assembly.message(3)[..24], [[1; 8], [2; 8], [3; 8]].concat());
         }
 
@@ -164,24 +164,27 @@ mod tests {
     #[test]
     fn another_message_tears_one_that_is_not_complete() {
         let mut assembly = Assembly::default();
-        assert_eq!(assembly.add(place(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
 
-        assert_eq!(assembly.add(place(1, 0), &[2; 8], Nanos::ZERO), (Burst::Whole, true));
-        assert_eq!(assembly.add(place(3, 8), &[1; 8], Nanos::ZERO), (Burst::Bad, false));
+        assert_eq!(assembly.add(offset_of(1, 0), &[2; 8], Nanos::ZERO), (Burst::Whole, true));
+        assert_eq!(assembly.add(offset_of(3, 8), &[1; 8], Nanos::ZERO), (Burst::Bad, false));
 
-        assert_eq!(assembly.add(place(3, 0), &[1; 16], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(place(2, 0), &[4; 8], Nanos::ZERO), (Burst::Kept, true));
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 16], Nanos::ZERO), (Burst::Kept, false));
+        assert_eq!(assembly.add(offset_of(2, 0), &[4; 8], Nanos::ZERO), (Burst::Kept, true));
     }
 
     #[test]
     fn a_write_that_is_no_piece_is_bad_and_changes_nothing() {
         let mut assembly = Assembly::default();
-        let _ = assembly.add(place(4, 0), &[1; 8], Nanos::ZERO);
+        let _ = assembly.add(offset_of(4, 0), &[1; 8], Nanos::ZERO);
 
         for (position, length) in [(1, 8), (8, 7), (8, 0), (8, 32), (56, 16), (16, 24)] {
-            assert_eq!(assembly.add(place(4, position), &vec![9; length], Nanos::ZERO), (Burst::Bad, false));
+            assert_eq!(
+                assembly.add(offset_of(4, position), &vec![9; length], Nanos::ZERO),
+                (Burst::Bad, false)
+            );
         }
 
-        assert_eq!(assembly.add(place(4, 8), &[2; 24], Nanos::ZERO), (Burst::Last, false));
+        assert_eq!(assembly.add(offset_of(4, 8), &[2; 24], Nanos::ZERO), (Burst::Last, false));
     }
 }

@@ -65,7 +65,7 @@ struct Outcome {
 struct Delivery<'a> {
     vpids: &'a mut [Vpid],
     unread: &'a mut Set,
-    shown_late: &'a mut Set,
+    with_changed_counters: &'a mut Set,
 }
 
 impl Delivery<'_> {
@@ -115,7 +115,7 @@ impl Delivery<'_> {
             counts.received += u64::from(outcome.delivered);
             outcome.interrupt = first && *interrupts_enabled & (1 << vector::VELO_RECEIVE) != 0;
             self.unread.add(who);
-            self.shown_late.add(who);
+            self.with_changed_counters.add(who);
         }
 
         outcome
@@ -127,8 +127,8 @@ impl Card {
     /// Returns the number taken.
     pub(crate) fn receive(&mut self, context: &mut Context<'_>, arrival: Arrival, limit: u32) -> u32 {
         let node = self.config.node;
-        let Self { switch, vpids, unread, shown_late, .. } = self;
-        let mut delivery = Delivery { vpids, unread, shown_late };
+        let Self { switch, vpids, unread, with_changed_counters, .. } = self;
+        let mut delivery = Delivery { vpids, unread, with_changed_counters };
 
         let mut ports = context.ports();
         let mut taken = 0;

@@ -61,7 +61,7 @@ impl Card {
             return Sent::Nothing;
         };
 
-        let Self { vpids, directory, shown_late, switch, .. } = self;
+        let Self { vpids, directory, with_changed_counters, switch, .. } = self;
         let vpid = vpids.get_mut(usize::from(who.0)).filter(|vpid| vpid.assembly.is_empty());
         let (Some(vpid), mut ports) = (vpid, context.ports()) else { return Sent::Nothing };
 
@@ -116,7 +116,7 @@ impl Card {
 
         vpid.counts.sent += u64::from(sent);
         vpid.end_stall();
-        shown_late.add(who.0);
+        with_changed_counters.add(who.0);
         switch.spend(way, sent);
         Sent::Some
     }
@@ -207,7 +207,7 @@ impl Card {
                 let vpid = &mut self.vpids[usize::from(who.0)];
                 vpid.counts.sent += 1;
                 vpid.end_stall();
-                self.shown_late.add(who.0);
+                self.with_changed_counters.add(who.0);
                 Write::Accepted
             }
             Err(Refused::Full(packet)) => {
@@ -273,7 +273,7 @@ impl Card {
             vpid.stalled_for_credit = true;
             vpid.counts.stalls += 1;
             self.stalls += 1;
-            self.shown_late.add(who.0);
+            self.with_changed_counters.add(who.0);
         }
 
         if watchdog == 0 {
