@@ -17,7 +17,7 @@ use crate::{
     barrier::Barrier,
     config::{ConfigError, TreeConfig},
     fifo::{Channel, Discarded, SideItem},
-    port::{Halves, Port},
+    port::{QuadHalves, TrappedPort},
     presence::Presence,
     registers::channel_of,
     router::{Router, RouterContext},
@@ -38,8 +38,8 @@ const VECTORS: u32 = (1 << vector::COUNT) - 1;
 pub struct TreeNic {
     pub(crate) config: TreeConfig,
     pub(crate) channels: [Channel; VCS],
-    pub(crate) port: [Port; VCS],
-    pub(crate) halves: [Halves; ATTACHMENTS],
+    pub(crate) port: [TrappedPort; VCS],
+    pub(crate) halves: [QuadHalves; ATTACHMENTS],
     pub(crate) router: Router,
     presence: Presence,
     pub(crate) barrier: Barrier,
@@ -268,7 +268,7 @@ impl TreeNic {
         {
             *enabled = 0;
             *unreported = false;
-            *halves = Halves::default();
+            *halves = QuadHalves::default();
         }
 
         if self.is_attached(who) {

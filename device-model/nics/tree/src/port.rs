@@ -13,14 +13,14 @@ use crate::fifo::{Channel, FRAMING, QUADS, SideItem};
 
 /// Quads and headers pushed into a virtual channel's port that do not make a packet yet.
 #[derive(Default)]
-pub(crate) struct Port {
+pub(crate) struct TrappedPort {
     quads: VecDeque<[u8; 16]>,
     headers: VecDeque<u32>,
 }
 
 /// The halves of quads between the two 8-byte accesses of an attachment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Halves {
+pub(crate) struct QuadHalves {
     /// A lower half that was written; its upper half is missing.
     written: Option<[u8; 8]>,
     /// The upper half of a quad whose lower half was read.
@@ -38,7 +38,7 @@ pub(crate) enum Refused {
     Noted,
 }
 
-impl Port {
+impl TrappedPort {
     pub(crate) fn clear(&mut self) {
         self.quads.clear();
         self.headers.clear();
@@ -50,7 +50,7 @@ impl Port {
         vc: usize,
         channel: &mut Channel,
         ports: &mut Ports<'_>,
-        halves: &mut Halves,
+        halves: &mut QuadHalves,
         offset: u64,
         data: &[u8],
     ) -> Result<(), Refused> {
@@ -115,7 +115,7 @@ impl Port {
         }
     }
 
-    /// As [`Port::form`], where something is queued.
+    /// As [`TrappedPort::form`], where something is queued.
     fn form_packets(&mut self, channel: &mut Channel, ports: &mut Ports<'_>) {
         while self.quads.len() >= QUADS as usize && !self.headers.is_empty() {
             let Some(mut packet) = ports.new_packet(PAYLOAD) else { break };
@@ -138,7 +138,7 @@ impl Port {
         &mut self,
         vc: usize,
         channels: &mut [Channel; VCS],
-        halves: &mut Halves,
+        halves: &mut QuadHalves,
         offset: u64,
         data: &mut [u8],
     ) -> Result<(), Refused> {
