@@ -29,13 +29,13 @@ use crate::{answer, identity, users};
 /// The device; the module's documentation describes it.
 #[derive(Default)]
 pub struct AddressedSend {
-    ports: [Port; ATTACHMENTS as usize],
+    clients: [ClientState; ATTACHMENTS as usize],
     delivered: u64,
 }
 
 /// The state of one client.
 #[derive(Default)]
-struct Port {
+struct ClientState {
     mailbox: Option<Mailbox>,
     /// Whether its first send was already counted as a stall.
     stalled: bool,
@@ -68,7 +68,8 @@ impl AddressedSend {
 
     /// Sets a port to the state of power-on.
     fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
-        self.ports[usize::from(who.0)] = Port { mailbox: Mailbox::open(context, who), ..Port::default() };
+        self.clients[usize::from(who.0)] =
+            ClientState { mailbox: Mailbox::open(context, who), ..ClientState::default() };
     }
 
     /// Delivers a message. Returns `None` if it has no receiver or makes no sense.
@@ -80,7 +81,7 @@ impl AddressedSend {
         data: &[u8],
     ) -> Option<Write> {
         let Send { target, tag } = Send::decode(at, data.len())?;
-        let mailbox = self.ports[usize::from(target.0)].mailbox.as_mut()?;
+        let mailbox = self.clients[usize::from(target.0)].mailbox.as_mut()?;
         if mailbox.credits() == 0 {
             return Some(Write::Stalled);
         }
@@ -125,27 +126,30 @@ impl Device for AddressedSend {
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
         // Without a mailbox, sends to the attachment fail, also those that wait for its credits.
-        self.ports[usize::from(who.0)] = Port::default();
+        self.clients[usize::from(who.0)] = ClientState::default();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
-        for index in 0..self.ports.len() {
+        for index in 0..self.clients.len() {
             let who = AttachmentId(index as u16);
             let meant = reach == Reset::Function || reach == Reset::Attachment(who);
-            if meant && self.ports[index].mailbox.is_some() {
+            if meant && self.clients[index].mailbox.is_some() {
                 self.power_on(context, who);
             }
         }
     }
 
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
-        let port = &self.ports[usize::from(from.0)];
+        let client = &self.clients[usize::from(from.0)];
         match (at.bar, at.offset) {
-            (0, REG_STALLS) => answer(data, port.stalls.to_le_bytes()),
-            (0, REG_BAD) => answer(data, port.bad.to_le_bytes()),
+            (0, REG_STALLS) => answer(data, client.stalls.to_le_bytes()),
+            (0, REG_BAD) => answer(data, client.bad.to_le_bytes()),
             (0, REG_PRESENT) => {
-                let bits =
-                    self.ports.iter().enumerate().map(|(n, port)| u32::from(port.mailbox.is_some()) << n);
+                let bits = self
+                    .clients
+                    .iter()
+                    .enumerate()
+                    .map(|(n, client)| u32::from(client.mailbox.is_some()) << n);
                 answer(data, bits.sum::<u32>().to_le_bytes());
             }
             _ => {}
@@ -158,25 +162,25 @@ impl Device for AddressedSend {
         }
 
         let outcome = self.deliver(context, from, at, data);
-        let port = &mut self.ports[usize::from(from.0)];
+        let client = &mut self.clients[usize::from(from.0)];
         if outcome == Some(Write::Stalled) {
             // A retried send counts as one stall.
-            port.stalls += u64::from(!port.stalled);
-            port.stalled = true;
+            client.stalls += u64::from(!client.stalled);
+            client.stalled = true;
             return Write::Stalled;
         }
 
-        port.stalled = false;
-        port.bad += u64::from(outcome.is_none());
+        client.stalled = false;
+        client.bad += u64::from(outcome.is_none());
         Write::Accepted
     }
 
     fn counters(&self) -> Vec<Counter> {
-        let sum = |count: fn(&Port) -> u64| self.ports.iter().map(count).sum();
+        let sum = |count: fn(&ClientState) -> u64| self.clients.iter().map(count).sum();
         vec![
             Counter { name: "delivered", value: self.delivered },
-            Counter { name: "stalls", value: sum(|port| port.stalls) },
-            Counter { name: "bad_sends", value: sum(|port| port.bad) },
+            Counter { name: "stalls", value: sum(|client| client.stalls) },
+            Counter { name: "bad_sends", value: sum(|client| client.bad) },
         ]
     }
 }
