@@ -1,4 +1,4 @@
-//! Control packets between cards: credit returns, ring announcements, and requests for announcements.
+//! Control packets between cards: credit returns, ring announcements, and requests for them.
 
 use nicforge_core::{context::Context, device::AttachmentId};
 use nicforge_hwi::extoll::error;

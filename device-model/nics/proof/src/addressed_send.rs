@@ -66,7 +66,7 @@ impl AddressedSend {
         Self::default()
     }
 
-    /// Sets a port to the state of power-on.
+    /// Sets a client to the state of power-on.
     fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
         self.clients[usize::from(who.0)] =
             ClientState { mailbox: Mailbox::open(context, who), ..ClientState::default() };
