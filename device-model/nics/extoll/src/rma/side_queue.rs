@@ -67,7 +67,6 @@ struct Entry {
 #[derive(Default)]
 pub(crate) struct SideQueue {
     entries: VecDeque<Entry>,
-    /// When the first one is looked at again.
     /// Time of the next look at the first packet.
     next_look: Nanos,
     /// Whether the last look found that the client has not answered.
