@@ -103,7 +103,7 @@ impl Kind {
 /// | 41..38 | tag |
 /// | 44..42 | quadwords less one |
 /// | 47..45 | kind |
-/// | 55..48 | generation of the target VPID |
+/// | 55..48 | generation of a receive ring |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {
     /// Target node.
@@ -120,7 +120,8 @@ pub struct Wire {
     pub quadwords: usize,
     /// The purpose of the packet.
     pub kind: Kind,
-    /// The generation of the target VPID's ring for which the packet is meant.
+    /// The generation of the ring that the packet is about: the target VPID's ring for a message, the
+    /// source VPID's ring for credit and announcements.
     pub generation: u8,
 }
 
