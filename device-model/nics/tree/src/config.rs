@@ -148,13 +148,13 @@ impl TreeConfig {
     }
 }
 
-/// Why a [`TreeConfig`] is refused.
+/// Reasons why a [`TreeConfig`] is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
     /// Too few or too many nodes.
     #[error("{nodes} nodes: a machine has 1 to {MAX_NODES}")]
     Nodes {
-        /// How many.
+        /// Number of nodes.
         nodes: u32,
     },
     /// The node's address is not below the number of nodes.
