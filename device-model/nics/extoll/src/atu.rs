@@ -1,16 +1,21 @@
-//! The ATU: which memory RMA may touch.
+//! The ATU (address translation unit): the memory that RMA may access.
 //!
-//! A *region* is what one registration made: pages in a row, of one owner. It holds leases of the memory behind it, so that a transfer that uses it
-//! looks nothing up in the owner's address space. They have one term, which ends with the region, with the first of the mappings that it lies in
-//! and with the owner; whoever finds it over touches nothing.
+//! A *region* is the result of one registration: pages in a row, of one owner. It holds leases of
+//! the memory behind it, so that a transfer needs no lookup in the owner's address space. All
+//! leases of a region have one term. The term ends with the region, with the first of its mappings,
+//! and with the owner. No byte is accessed after the end of the term.
 //!
-//! What one VPID may register is bounded: half of the table is kept for VPIDs that have not used their part of it (`Shares`).
+//! A quota bounds what one VPID may register: half of the table is reserved for VPIDs that have not
+//! used their part of it (`Shares`).
 //!
-//! How many mappings a registration would look at is found first, without looking: one that is refused for that costs next to nothing. What the others
-//! cost is bounded, and told to [`Work`].
+//! The number of mappings of a registration is determined before any of them is visited. A
+//! registration of too many mappings thus costs next to nothing. The cost of the others is bounded
+//! and charged to [`Work`].
 //!
-//! In: commands of the register file, mapped memory. Out: regions by network logical address. Regions of a page size are kept sorted by entry: a look-up is
-//! a binary search, a registration looks at the gaps between them, from the first one on.
+//! In: commands of the register file, mapped memory. Out: regions by network logical address (NLA).
+//!
+//! Regions of a page size are sorted by their first entry. A lookup is a binary search; a
+//! registration scans the gaps between regions, beginning at the first.
 
 use std::sync::Arc;
 
@@ -23,16 +28,16 @@ use nicforge_hwi::extoll_atu::{ALL_MAPPINGS, MAX_MAPPINGS, command, nla, page};
 
 use crate::work::Work;
 
-/// What is shared out: entries of each page size, and mappings.
+/// Number of resources that are shared out: entries of each of four page sizes, and mappings.
 const RESOURCES: usize = 5;
-/// The mappings among them.
+/// Index of the mappings among the resources.
 const MAPPINGS: usize = 4;
-/// Spans that are gone over, or moved, in the time that a mapping takes, about.
+/// Spans that are scanned or moved in about the time of one visit to a mapping.
 const ROW: usize = 32;
 
-/// What an attachment has filled in, and what became of its last command.
+/// An attachment's ATU registers: the operands of a command, and the outcome of the last one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Registers {
+pub(crate) struct AtuRegisters {
     pub(crate) address: u64,
     pub(crate) pages: u64,
     pub(crate) owner: u64,
@@ -40,58 +45,62 @@ pub(crate) struct Registers {
     pub(crate) result: u64,
 }
 
-/// A part of a region that is of one kind.
+/// A part of a region that is reached in one way.
 struct Extent {
-    /// Where it begins in the region.
+    /// Offset of the part in the region.
     start: u64,
     length: u64,
     iova: u64,
-    /// `None`: reached by messages.
+    /// The mapped memory; `None` if the memory is reached by messages.
     lease: Option<Arc<DmaLease>>,
 }
 
-/// What is behind a place of a region.
+/// The memory behind a position of a region.
 pub(crate) struct Piece<'a> {
-    /// The memory, all of the extent, and where in it; `None`: reached by messages.
+    /// The lease of the whole extent and the offset in it; `None` if the memory is reached by
+    /// messages.
     pub(crate) lease: Option<(&'a Arc<DmaLease>, u64)>,
     pub(crate) iova: u64,
     pub(crate) length: u64,
 }
 
-/// Memory that was registered.
+/// A registered region.
 pub(crate) struct Region {
-    /// No two regions of a card have the same, ever; 0 is none.
+    /// Unique number of the region; the card never uses it again. 0 stands for no region.
     pub(crate) serial: u64,
     pub(crate) owner: u16,
-    /// What the owner's mappings allow, all of them.
+    /// The accesses that all of the owner's mappings allow.
     mapped: DmaPermission,
-    /// What the owner allows others.
+    /// The accesses that the owner allows to others.
     others: DmaPermission,
     extents: Vec<Extent>,
-    /// Mappings that it lies in.
+    /// Number of mappings that the region lies in.
     mappings: u32,
-    /// Of all of its memory.
+    /// Term of all its leases.
     term: Term,
 }
 
 impl Region {
-    /// Whether the owner, or somebody else, may read or write it.
+    /// Returns whether the owner (`owner_itself`) or another VPID may read or write the region.
     #[inline]
     pub(crate) fn allows(&self, owner_itself: bool, write: bool) -> bool {
         let may = |permission: DmaPermission| if write { permission.write } else { permission.read };
         may(self.mapped) && (owner_itself || may(self.others))
     }
 
-    /// What is behind `offset`, at most `length` bytes of it. None when the memory is not there any more.
+    /// Returns the memory behind `offset`, at most `length` bytes. Returns `None` if the memory is
+    /// gone.
     #[inline]
     pub(crate) fn piece(&self, offset: u64, length: u64) -> Option<Piece<'_>> {
         if self.term.is_over() {
             return None;
         }
-        let place = self.extents.partition_point(|extent| extent.start <= offset).checked_sub(1)?;
-        let extent = self.extents.get(place)?;
+
+        let position = self.extents.partition_point(|extent| extent.start <= offset).checked_sub(1)?;
+        let extent = self.extents.get(position)?;
         let within = offset - extent.start;
         let left = extent.length.checked_sub(within)?;
+
         Some(Piece {
             lease: extent.lease.as_ref().map(|lease| (lease, within)),
             iova: extent.iova + within,
@@ -100,7 +109,7 @@ impl Region {
     }
 }
 
-/// Where a region is in its page size's table.
+/// A region's entries in the table of its page size.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     first: u32,
@@ -109,15 +118,17 @@ struct Span {
     region: u32,
 }
 
-/// Who may have how much. Of everything a half is shared out among the VPIDs, and kept for them; the other half is for who comes first. So nobody can
-/// take so much that another one gets nothing.
+/// Quotas of the VPIDs. Half of each resource is shared out among the VPIDs and reserved for them.
+/// The other half goes to the first registration that needs it. So each VPID gets its part at any
+/// time.
 struct Shares {
-    /// By VPID: what its regions take.
+    /// The resources that each VPID's regions use.
     used: Vec<[u32; RESOURCES]>,
-    /// What is kept for each VPID, and what all of them together have not made use of.
+    /// The part of each resource that is reserved for one VPID.
     kept: [u32; RESOURCES],
+    /// The reserved parts that the VPIDs have not used, added up.
     unclaimed: [u32; RESOURCES],
-    /// What all regions take.
+    /// The resources that all regions use.
     total: [u32; RESOURCES],
 }
 
@@ -133,12 +144,12 @@ impl Shares {
         }
     }
 
-    /// How much there is.
+    /// Returns the amount of a resource that the card has.
     fn all(resource: usize) -> u32 {
         if resource == MAPPINGS { ALL_MAPPINGS } else { page::entries(resource as u8) }
     }
 
-    /// What a VPID may still take.
+    /// Returns the amount of a resource that a VPID may still use.
     fn left_for(&self, who: u16, resource: usize) -> u32 {
         let Some(used) = self.used.get(usize::from(who)) else { return 0 };
         let own = self.kept[resource].saturating_sub(used[resource]);
@@ -146,10 +157,12 @@ impl Shares {
         Self::all(resource) - self.total[resource] - others
     }
 
-    /// A VPID's regions take more by what `change` makes of a number, or less.
+    /// Changes the amount of a resource that a VPID's regions use, by applying `change` to it.
     fn change(&mut self, who: u16, resource: usize, change: impl Fn(u32) -> u32) {
         let Some(used) = self.used.get_mut(usize::from(who)) else { return };
+
         let (kept, used) = (self.kept[resource], &mut used[resource]);
+
         self.unclaimed[resource] -= kept.saturating_sub(*used);
         *used = change(*used);
         self.unclaimed[resource] += kept.saturating_sub(*used);
@@ -157,17 +170,19 @@ impl Shares {
     }
 }
 
-/// A card's table.
+/// A card's table of regions.
 pub(crate) struct Atu {
-    /// By page size: sorted by first entry.
+    /// Regions by page size, sorted by first entry.
     spans: [Vec<Span>; 4],
-    /// By page size: the entry behind the last grant, where the next one is looked for first. What was freed is so not granted again before all the
-    /// others were: who has an address of it, of somebody who is gone, finds nothing there rather than a successor's memory.
+    /// By page size, the entry behind the last grant, where the next search begins. A freed entry
+    /// is granted again only after all others. An outdated address of a former tenant therefore
+    /// finds no entry rather than a successor's memory.
     next: [u32; 4],
     regions: Vec<Option<Region>>,
     free: Vec<u32>,
     shares: Shares,
-    /// Registrations refused because there was nothing left, for anybody or for this one.
+    /// Number of registrations that were refused because the card or the VPID's quota had nothing
+    /// left.
     refused: u64,
     last_serial: u64,
 }
@@ -185,31 +200,32 @@ impl Atu {
         }
     }
 
-    /// Entries that are in use.
+    /// Returns the number of entries in use.
     pub(crate) fn entries(&self) -> u64 {
         self.shares.total[..MAPPINGS].iter().map(|&entries| u64::from(entries)).sum()
     }
 
-    /// Registrations that were refused because there was nothing left.
+    /// Returns the number of registrations that were refused because nothing was left.
     pub(crate) fn refused(&self) -> u64 {
         self.refused
     }
 
-    /// The region that `length` bytes at `address` lie in, and where. All of them lie in one region, or nothing is found.
+    /// Returns the region in which all `length` bytes at `address` lie, and the offset in it.
     #[inline]
     pub(crate) fn find(&self, address: u64, length: u64) -> Option<(&Region, u64)> {
         let (class, entry, offset) = nla::decode(address)?;
         let spans = &self.spans[usize::from(class & 3)];
         let span = spans.get(spans.partition_point(|span| span.first <= entry).checked_sub(1)?)?;
-        let place = (u64::from(entry - span.first) << page::shift(class)) + offset;
-        let left = (u64::from(span.pages) << page::shift(class)).checked_sub(place)?;
+
+        let within = (u64::from(entry - span.first) << page::shift(class)) + offset;
+        let left = (u64::from(span.pages) << page::shift(class)).checked_sub(within)?;
         if left == 0 || length > left {
             return None;
         }
-        Some((self.regions.get(span.region as usize)?.as_ref()?, place))
+        Some((self.regions.get(span.region as usize)?.as_ref()?, within))
     }
 
-    /// Registers `pages` pages of `owner` from `address` on; the first one's NLA.
+    /// Registers `pages` pages of `owner` from `address` on. Returns the NLA of the first page.
     ///
     /// # Errors
     /// A status of [`command`].
@@ -220,14 +236,15 @@ impl Atu {
         owner: AttachmentId,
         class: u8,
         others: DmaPermission,
-        place: (u64, u64),
+        range: (u64, u64),
     ) -> Result<u64, u64> {
-        let result = self.register_if_possible(context, work, owner, class, others, place);
+        let result = self.register_if_possible(context, work, owner, class, others, range);
         self.refused += u64::from(matches!(result, Err(command::NO_ENTRIES | command::QUOTA)));
         result
     }
 
-    /// Whether a VPID can have so much of something: a status if not.
+    /// Checks that a VPID may use `count` more of a resource. Otherwise returns the status to
+    /// report.
     fn admit(&self, owner: AttachmentId, resource: usize, count: u32) -> Result<(), u64> {
         if count <= self.shares.left_for(owner.0, resource) {
             Ok(())
@@ -238,6 +255,7 @@ impl Atu {
         }
     }
 
+    /// As [`Atu::register`], without counting refusals.
     fn register_if_possible(
         &mut self,
         context: &mut Context<'_>,
@@ -251,27 +269,33 @@ impl Atu {
         if !context.is_attached(owner) {
             return Err(command::NO_OWNER);
         }
+
         let shift = page::shift(class);
         let count = u32::try_from(pages).ok().filter(|&count| count > 0 && count <= page::entries(class));
         let (Some(count), true) = (count, address.is_multiple_of(1 << shift)) else {
             return Err(command::MALFORMED);
         };
+
         let bytes = pages << shift;
-        // The last byte must have an address.
+        // The last byte must be addressable.
         address.checked_add(bytes - 1).ok_or(command::MALFORMED)?;
+
         let resource = usize::from(class & 3);
         self.admit(owner, resource, count)?;
+
         let mappings = context.dma_mappings(owner, address, bytes).map_err(|_| command::NOT_MAPPED)?;
         if mappings > MAX_MAPPINGS as usize {
             return Err(command::SCATTERED);
         }
-        // No more than that.
+        // The value fits: it is at most MAX_MAPPINGS.
         let mappings = mappings as u32;
         self.admit(owner, MAPPINGS, mappings)?;
+
         let spans = &self.spans[resource];
         work.spend(rows(spans) + mappings);
-        let (place, first) =
+        let (position, first) =
             gap(spans, count, page::entries(class), self.next[resource]).ok_or(command::NO_ENTRIES)?;
+
         let term = Term::default();
         let mut mapped = DmaPermission::READ_WRITE;
         let mut extents = Vec::new();
@@ -286,11 +310,13 @@ impl Atu {
             extents.push(Extent { start, length: piece.length, iova: address + start, lease });
             start += piece.length;
         }
+
         self.last_serial += 1;
         self.shares.change(owner.0, resource, |used| used + count);
         self.shares.change(owner.0, MAPPINGS, |used| used + mappings);
         let region =
             Region { serial: self.last_serial, owner: owner.0, mapped, others, extents, mappings, term };
+
         let index = match self.free.pop() {
             Some(index) => {
                 self.regions[index as usize] = Some(region);
@@ -301,12 +327,14 @@ impl Atu {
                 (self.regions.len() - 1) as u32
             }
         };
-        self.spans[resource].insert(place, Span { first, pages: count, region: index });
+
+        self.spans[resource].insert(position, Span { first, pages: count, region: index });
         self.next[resource] = first + count;
         Ok(nla::of_entry(class, first))
     }
 
-    /// Deregisters the region that begins at `address`, of `owner`, or of anybody (`None`). When this returns nothing of it is touched any more.
+    /// Deregisters the region that begins at `address`. `owner` restricts the command to regions of
+    /// that VPID; `None` allows all. No access to the region happens after the return.
     ///
     /// # Errors
     /// A status of [`command`].
@@ -317,27 +345,31 @@ impl Atu {
         address: u64,
     ) -> Result<(), u64> {
         work.spend(1);
+
         let (class, entry, offset) = nla::decode(address).ok_or(command::NOT_YOURS)?;
         let spans = &mut self.spans[usize::from(class & 3)];
-        let place = spans.binary_search_by_key(&entry, |span| span.first).map_err(|_| command::NOT_YOURS)?;
-        let index = spans[place].region;
+        let position =
+            spans.binary_search_by_key(&entry, |span| span.first).map_err(|_| command::NOT_YOURS)?;
+        let index = spans[position].region;
+
         let region = self.regions[index as usize].as_ref();
         if offset != 0 || region.is_none_or(|region| owner.is_some_and(|owner| owner.0 != region.owner)) {
             return Err(command::NOT_YOURS);
         }
+
         work.spend(rows(spans) + region.map_or(0, |region| region.mappings));
-        let span = spans.remove(place);
+        let span = spans.remove(position);
         self.end(usize::from(class & 3), span);
         Ok(())
     }
 
-    /// What [`Atu::deregister_all`] costs.
+    /// Returns the cost of [`Atu::deregister_all`], in visits.
     pub(crate) fn cost_of_all(&self, owner: AttachmentId) -> u32 {
         let mappings = self.shares.used.get(usize::from(owner.0)).map_or(0, |used| used[MAPPINGS]);
         self.spans.iter().map(|spans| rows(spans)).sum::<u32>() + mappings
     }
 
-    /// Deregisters all that an attachment has.
+    /// Deregisters all regions of an attachment.
     pub(crate) fn deregister_all(&mut self, owner: AttachmentId) {
         for class in 0..self.spans.len() {
             let mut spans = std::mem::take(&mut self.spans[class]);
@@ -353,6 +385,7 @@ impl Atu {
         }
     }
 
+    /// Ends a region's term and frees its entries.
     fn end(&mut self, class: usize, span: Span) {
         if let Some(region) = self.regions[span.region as usize].take() {
             region.term.end();
@@ -364,25 +397,30 @@ impl Atu {
     }
 }
 
-/// What it costs to go over spans.
+/// Returns the cost of scanning spans, in visits.
 fn rows(spans: &[Span]) -> u32 {
     spans.len().div_ceil(ROW) as u32
 }
 
-/// The first gap of so many entries from `from` on, else the first there is: where its span goes, and its first entry.
+/// Finds a gap of `pages` entries: the first one from entry `from` on, or else the first one of
+/// all. Returns the index at which the new span must be inserted, and its first entry.
 fn gap(spans: &[Span], pages: u32, entries: u32, from: u32) -> Option<(usize, u32)> {
     let mut earlier = None;
     let mut first = 0;
-    for (place, end) in spans.iter().map(|span| span.first).chain([entries]).enumerate() {
+
+    for (position, end) in spans.iter().map(|span| span.first).chain([entries]).enumerate() {
         let behind = first.max(from);
         if end.saturating_sub(behind) >= pages {
-            return Some((place, behind));
+            return Some((position, behind));
         }
+
         if earlier.is_none() && end - first >= pages {
-            earlier = Some((place, first));
+            earlier = Some((position, first));
         }
-        first = spans.get(place).map_or(end, |span| span.first + span.pages);
+
+        first = spans.get(position).map_or(end, |span| span.first + span.pages);
     }
+
     earlier
 }
 
@@ -398,6 +436,7 @@ mod tests {
     fn the_first_gap_that_is_long_enough_is_taken() {
         assert_eq!(gap(&[], 64, 64, 0), Some((0, 0)));
         assert_eq!(gap(&[], 65, 64, 0), None);
+
         let spans = [span(1, 3), span(6, 2), span(11, 1)];
         assert_eq!(gap(&spans, 1, 16, 0), Some((0, 0)));
         assert_eq!(gap(&spans, 2, 16, 0), Some((1, 4)));
@@ -407,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_freed_is_used_again_when_all_behind_the_last_grant_is() {
+    fn a_freed_entry_is_used_again_when_all_entries_behind_the_last_grant_are_used() {
         let spans = [span(1, 3), span(6, 2), span(11, 1)];
         assert_eq!(gap(&spans, 2, 16, 8), Some((2, 8)));
         assert_eq!(gap(&spans, 2, 16, 10), Some((3, 12)));
@@ -419,19 +458,25 @@ mod tests {
     }
 
     #[test]
-    fn a_half_is_kept_for_those_who_have_not_come() {
+    fn half_of_a_resource_is_reserved_for_vpids_that_have_not_used_their_part() {
         let mut shares = Shares::new(4);
         let class = usize::from(page::SIZE_1G);
-        // 64 entries: 8 for each of four.
+
+        // Of 64 entries half is reserved: 8 for each of four VPIDs.
         assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [40; 4]);
+
         shares.change(0, class, |used| used + 40);
         assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [0, 8, 8, 8]);
+
         shares.change(2, class, |used| used + 8);
         assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [0, 8, 0, 8]);
+
         shares.change(0, class, |used| used - 36);
-        // 12 are in use and 20 are kept; who is below its part has what is left of it, and what is kept for nobody.
+        // 12 entries are in use and 20 are reserved. A VPID below its part may use the rest of it
+        // and all entries that are not reserved.
         assert_eq!((0..4).map(|who| shares.left_for(who, class)).collect::<Vec<_>>(), [36, 40, 32, 40]);
         assert_eq!(shares.left_for(4, class), 0, "there is no such VPID");
+
         shares.change(2, class, |used| used - 8);
         shares.change(0, class, |used| used - 4);
         assert_eq!((shares.total[class], shares.unclaimed[class]), (0, 32));

@@ -1,29 +1,30 @@
-//! What one card is told when it is built.
+//! The configuration of one card.
 
 use nicforge_hwi::extoll::{DEFAULT_VPIDS, LINKS, MAX_NODES, MAX_VPIDS, reg};
 use thiserror::Error;
 
 use crate::{topology::Route, wire::LANES};
 
-/// A card.
+/// Configuration of a card.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CardConfig {
-    /// Its node id.
+    /// The card's node id.
     pub node: u32,
-    /// Nodes of the network: all ids are below. The table has an entry for each.
+    /// Number of nodes of the network: all ids are below it. The routing table has one entry for
+    /// each node.
     pub nodes: u32,
-    /// VPIDs, 1 to [`MAX_VPIDS`]; the same on all cards of a network.
+    /// Number of VPIDs, 1 to [`MAX_VPIDS`]; the same on all cards of a network.
     pub vpids: u16,
-    /// By target node: where to.
+    /// The routing table, by target node.
     pub routes: Vec<Route>,
-    /// The watchdog of sends at power-on, in nanoseconds; 0: never.
+    /// The watchdog of VELO sends at power-on, in nanoseconds; 0 disables it.
     pub watchdog: u64,
-    /// The watchdog of RMA at power-on, in nanoseconds; 0: never.
+    /// The watchdog of RMA at power-on, in nanoseconds; 0 disables it.
     pub rma_watchdog: u64,
 }
 
 impl CardConfig {
-    /// A card alone, which can send to itself.
+    /// Returns a card without links, which can send to itself.
     pub fn alone() -> Self {
         Self {
             node: 0,
@@ -35,12 +36,13 @@ impl CardConfig {
         }
     }
 
-    /// Whether all of it makes sense together.
+    /// Checks node id, number of VPIDs and routing table.
     ///
     /// # Errors
-    /// What does not.
+    /// The first value that is out of range.
     pub fn validate(&self) -> Result<(), ConfigError> {
         let Self { node, nodes, vpids, ref routes, .. } = *self;
+
         if nodes == 0 || nodes > MAX_NODES || node >= nodes {
             return Err(ConfigError::Node { node, nodes });
         }
@@ -50,6 +52,7 @@ impl CardConfig {
         if routes.len() != nodes as usize {
             return Err(ConfigError::Table { entries: routes.len(), nodes });
         }
+
         for (target, route) in (0..).zip(routes) {
             let good = match *route {
                 Route::None => true,
@@ -58,15 +61,17 @@ impl CardConfig {
                     target != node && usize::from(port) < LINKS && usize::from(lane) < LANES
                 }
             };
+
             if !good {
                 return Err(ConfigError::Route { target, route: *route });
             }
         }
+
         Ok(())
     }
 }
 
-/// Why a card can't be built as asked.
+/// Reasons why a configuration is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
     /// The node id is not in the network.
@@ -74,29 +79,29 @@ pub enum ConfigError {
     Node {
         /// The id.
         node: u32,
-        /// Nodes.
+        /// Number of nodes.
         nodes: u32,
     },
     /// VPIDs out of range.
     #[error("{vpids} VPIDs: a card has 1 to {MAX_VPIDS}")]
     Vpids {
-        /// How many.
+        /// Number of VPIDs.
         vpids: u16,
     },
-    /// The routing table is not one of this network.
+    /// The routing table does not have one entry for each node.
     #[error("a routing table of {entries} entries in a network of {nodes} nodes")]
     Table {
-        /// Its entries.
+        /// Entries of the table.
         entries: usize,
-        /// Nodes.
+        /// Number of nodes.
         nodes: u32,
     },
-    /// A route that can't be.
+    /// A route names a port or lane that does not exist, or treats a wrong node as local.
     #[error(
         "the route to node {target} is {route:?}: ports are 0 to 5, lanes 0 and 1, and only the own node is local"
     )]
     Route {
-        /// Where to.
+        /// The target node.
         target: u32,
         /// The route.
         route: Route,

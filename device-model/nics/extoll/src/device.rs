@@ -22,15 +22,16 @@ use crate::{
     work,
 };
 
-/// Packets taken from one source before others have their turn.
+/// Messages taken from one source before other sources are served.
 const RUN: u32 = 32;
 
 impl Card {
-    /// Takes the packets of a class that are for this card, about `budget` of them. Returns how many.
+    /// Takes about `budget` packets of a class that are for this card. Returns the number taken.
     fn take_arrivals(&mut self, context: &mut Context<'_>, class: Class, budget: u32) -> u32 {
         let mut taken = 0;
-        // Inputs in front of which something has to wait.
+        // Inputs whose first packet must stay, one bit for each input.
         let mut waiting = 0;
+
         while taken < budget
             && let Some(arrival) = self.switch.arrived(&context.ports(), class, waiting)
         {
@@ -47,11 +48,12 @@ impl Card {
                 taken += run;
             } else {
                 let Some(packet) = self.switch.take(&mut context.ports(), arrival) else { break };
-                self.heard(arrival.wire, packet.bytes());
+                self.handle_control(arrival.wire, packet.bytes());
                 context.ports().recycle(packet);
                 taken += 1;
             }
         }
+
         taken
     }
 }
@@ -66,11 +68,13 @@ impl Device for Card {
             class: 0x02_80_00,
             revision: 1,
         };
+
         let vpids = (0..self.config.vpids).map(|vpid| format!("vpid{vpid}"));
         let attachments = vpids
             .chain(std::iter::once("admin".to_owned()))
             .map(|name| AttachmentSpec { name, group: 0 })
             .collect();
+
         let mut spec = FunctionSpec::nic(
             identity,
             attachments,
@@ -80,6 +84,7 @@ impl Device for Card {
             window::SIZE,
             mirror::SIZE,
         );
+
         spec.bars[usize::from(BAR_VELO)] = Some(BarSpec {
             kind: BarKind::Memory64 { prefetchable: true },
             ..BarSpec::trapped(address::APERTURE)
@@ -137,7 +142,7 @@ impl Device for Card {
         match at.bar {
             BAR_VELO => self.send(context, from, at.offset, data),
             0 if at.offset == reg::RMA_COMMAND => self.rma_command(context, from, data),
-            0 if work::is_dear(at.offset) && !self.work.admits(from.0) => Write::Stalled,
+            0 if work::is_expensive(at.offset) && !self.work.admit(from.0) => Write::Stalled,
             0 => {
                 self.write_register(context, from, at.offset, data);
                 Write::Accepted
@@ -155,7 +160,7 @@ impl Device for Card {
                     Sent::Nothing => {}
                     Sent::Blocked => match self.stall(context, from, offset, Reason::Way) {
                         Write::Stalled => return Write::Stalled,
-                        // The watchdog has ended it.
+                        // The watchdog has ended the send.
                         Write::Accepted => {
                             posted.done(context);
                             continue;
@@ -163,7 +168,8 @@ impl Device for Card {
                     },
                 }
             }
-            // The same one again.
+
+            // The first record again, as a single write.
             let Some((at, data)) = posted.next(context) else { break };
             if self.write(context, from, at, data) == Write::Stalled {
                 return Write::Stalled;
@@ -184,13 +190,14 @@ impl Device for Card {
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
-        // Rings come before this in a turn.
+        // The posted-write rings were drained before this step, so the turn of commands ends here.
         let waited_for = self.work.turn();
-        if self.greeting.is_some() {
-            self.greet(context);
+
+        if self.next_request.is_some() {
+            self.request_announcements(context);
         }
 
-        let mut moved = self.handle_aside(context, budget);
+        let mut moved = self.serve_side_queues(context, budget);
         if !self.switch.is_quiet(&context.ports()) {
             moved += self.switch.step(&mut context.ports(), budget);
             for class in Class::ALL {
@@ -205,19 +212,19 @@ impl Device for Card {
             next = self.unread.from(who + 1);
         }
 
-        next = self.talking.from(0);
+        next = self.with_pending_control.from(0);
         while let Some(who) = next {
-            self.talk(context, who);
+            self.send_pending_control(context, who);
             moved += 1;
-            next = self.talking.from(who + 1);
+            next = self.with_pending_control.from(who + 1);
         }
 
-        next = self.shown_late.from(0);
+        next = self.with_changed_counters.from(0);
         while let Some(who) = next {
             let rma = self.rma.counts(AttachmentId(who));
             self.vpids[usize::from(who)].show_changes(rma);
-            self.shown_late.remove(who);
-            next = self.shown_late.from(who + 1);
+            self.with_changed_counters.remove(who);
+            next = self.with_changed_counters.from(who + 1);
         }
 
         if !self.splits.is_empty() {
@@ -239,7 +246,7 @@ impl Device for Card {
             Counter { name: "rma_completed", value: rma.completed },
             Counter { name: "rma_overflows", value: rma.overflows },
             Counter { name: "rma_refused", value: self.rma.refused },
-            Counter { name: "rma_timed_out", value: self.rma.watch.ended },
+            Counter { name: "rma_timed_out", value: self.rma.watchdog.ended },
             Counter { name: "rma_hurried", value: self.rma.hurried },
             Counter { name: "rma_bytes_written", value: self.rma.bytes },
             Counter { name: "atu_entries", value: self.atu.entries() },

@@ -4,9 +4,9 @@
 mod atu;
 pub mod card;
 pub mod config;
+mod control;
 mod device;
 mod directory;
-mod news;
 mod registers;
 mod rma;
 mod set;
@@ -21,5 +21,5 @@ mod work;
 pub use self::{
     card::Card,
     config::{CardConfig, ConfigError},
-    topology::{Link, Route, Routes, Topology, TopologyError},
+    topology::{Route, Routes, Topology, TopologyError, TopologyLink},
 };

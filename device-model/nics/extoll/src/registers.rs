@@ -6,10 +6,10 @@ use nicforge_hwi::{
     extoll_atu::command,
 };
 
-use crate::{atu::Registers, card::Card, topology::Route, wire::CHANNELS};
+use crate::{atu::AtuRegisters, card::Card, topology::Route, wire::CHANNELS};
 
 impl Card {
-    /// A read of BAR 0. What can't be read reads as ones.
+    /// Handles a read of BAR 0. A refused read counts as an error and leaves `data` unchanged.
     pub(crate) fn read_register(
         &mut self,
         context: &mut Context<'_>,
@@ -28,19 +28,24 @@ impl Card {
         } else {
             error::REGISTER_ACCESS
         };
+
         self.fail(context, from, code, offset);
     }
 
+    /// Returns the value of a register; `None` if it can't be read.
     fn register(&mut self, context: &mut Context<'_>, from: AttachmentId, offset: u64) -> Option<u64> {
         if offset == reg::VELO_TAKEN {
-            // All that was stored before is here: what is not whole will not be.
+            // All earlier stores have arrived, so an incomplete message can no longer become
+            // complete.
             self.give_up_split(context, from);
         }
+
         let vpid = self.vpids.get(usize::from(from.0))?;
+
         Some(match offset {
             reg::IDENTITY => reg::IDENTITY_VALUE,
-            reg::VELO_RING_BASE => vpid.place.base,
-            reg::VELO_RING_SLOTS => vpid.place.slots,
+            reg::VELO_RING_BASE => vpid.ring_registers.base,
+            reg::VELO_RING_SLOTS => vpid.ring_registers.slots,
             reg::VELO_RING_ENABLE => vpid.ring.is_some().into(),
             reg::VELO_TAKEN => vpid.counts.taken(),
             reg::RMA_QUEUE_BASE | reg::RMA_QUEUE_ENTRIES | reg::RMA_QUEUE_ENABLE => {
@@ -53,7 +58,7 @@ impl Card {
             command::RESULT => vpid.atu.result,
             reg::INTERRUPT_ENABLE => vpid.interrupts_enabled,
             reg::WATCHDOG => self.watchdog,
-            reg::RMA_WATCHDOG => self.rma.watch.limit(),
+            reg::RMA_WATCHDOG => self.rma.watchdog.limit(),
             reg::SELECT_VPID => self.selected,
             reg::SELECTED_ERRORS => {
                 let selected = usize::try_from(self.selected).ok()?;
@@ -63,22 +68,23 @@ impl Card {
         })
     }
 
-    /// The notification queue's.
+    /// Returns the value of a register of the notification queue.
     fn queue_register(&mut self, from: AttachmentId, offset: u64) -> Option<u64> {
         let client = self.rma.client(from)?;
         Some(match offset {
-            reg::RMA_QUEUE_BASE => client.place.base,
-            reg::RMA_QUEUE_ENTRIES => client.place.entries,
+            reg::RMA_QUEUE_BASE => client.registers.base,
+            reg::RMA_QUEUE_ENTRIES => client.registers.entries,
             _ => client.queue.is_some().into(),
         })
     }
 
-    /// The registers that there are several of.
+    /// Returns the value of a register of a link or a route.
     fn link_or_route(&self, context: &mut Context<'_>, offset: u64) -> Option<u64> {
         let within = |base: u64, count: u64| {
             let index = offset.checked_sub(base)? / 8;
             (index < count).then_some(index)
         };
+
         let ports = context.ports();
         if let Some(link) = within(reg::LINK_STATE, LINKS as u64) {
             let connected = ports.connected(link as u8);
@@ -88,6 +94,7 @@ impl Card {
         if let Some(link) = within(reg::LINK_RETRIES, LINKS as u64) {
             return Some((0..CHANNELS).map(|vc| ports.sent(link as u8, vc).retransmissions).sum());
         }
+
         let node = within(reg::ROUTE, u64::from(self.config.nodes))?;
         Some(match self.switch.route(node as u32) {
             Route::None => 15,
@@ -96,7 +103,7 @@ impl Card {
         })
     }
 
-    /// A write of BAR 0.
+    /// Handles a write of BAR 0. A refused write counts as an error and has no other effect.
     pub(crate) fn write_register(
         &mut self,
         context: &mut Context<'_>,
@@ -109,10 +116,11 @@ impl Card {
             Ok(bytes) if self.set_register(context, from, offset, u64::from_le_bytes(bytes)) => return,
             _ => error::REGISTER_ACCESS,
         };
+
         self.fail(context, from, code, offset);
     }
 
-    /// False when there is no such register to write.
+    /// Writes a register. Returns false if no such register can be written.
     fn set_register(
         &mut self,
         context: &mut Context<'_>,
@@ -121,23 +129,27 @@ impl Card {
         value: u64,
     ) -> bool {
         let Some(vpid) = self.vpids.get_mut(usize::from(from.0)) else { return false };
+
         match offset {
             reg::VELO_RING_BASE | reg::VELO_RING_SLOTS if vpid.ring.is_some() => return false,
-            reg::VELO_RING_BASE => vpid.place.base = value,
-            reg::VELO_RING_SLOTS => vpid.place.slots = value,
+            reg::VELO_RING_BASE => vpid.ring_registers.base = value,
+            reg::VELO_RING_SLOTS => vpid.ring_registers.slots = value,
             reg::VELO_RING_ENABLE => self.enable_ring(context, from, value & 1 != 0),
             reg::RMA_QUEUE_BASE | reg::RMA_QUEUE_ENTRIES => {
                 let Some(client) = self.rma.client(from).filter(|client| client.queue.is_none()) else {
                     return false;
                 };
-                let place = &mut client.place;
-                *(if offset == reg::RMA_QUEUE_BASE { &mut place.base } else { &mut place.entries }) = value;
+                let registers = &mut client.registers;
+                *(if offset == reg::RMA_QUEUE_BASE { &mut registers.base } else { &mut registers.entries }) =
+                    value;
             }
+
             reg::RMA_QUEUE_ENABLE => self.enable_queue(context, from, value & 1 != 0),
             command::ADDRESS => vpid.atu.address = value,
             command::PAGES => vpid.atu.pages = value,
             command::OWNER => vpid.atu.owner = value,
             command::COMMAND => self.translate(context, from, value),
+
             reg::INTERRUPT_ENABLE => self.enable_interrupts(context, from, value),
             reg::INTERRUPT_SET => {
                 let enabled = vpid.interrupts_enabled;
@@ -145,30 +157,34 @@ impl Card {
             }
             reg::INTERRUPT_CLEAR => vpid.interrupts_enabled &= !value,
             reg::WATCHDOG => self.watchdog = value,
-            reg::RMA_WATCHDOG => self.rma.watch.set_limit(context, value),
+            reg::RMA_WATCHDOG => self.rma.watchdog.set_limit(context, value),
             reg::SELECT_VPID => self.selected = value,
+
             reg::RESET_VPID => match u16::try_from(value) {
                 Ok(number) if number < self.config.vpids => self.restart(context, AttachmentId(number)),
                 _ => return false,
             },
             _ => return false,
         }
+
         true
     }
 
-    /// An address translation command.
+    /// Carries out a command of the address translation unit.
     fn translate(&mut self, context: &mut Context<'_>, from: AttachmentId, value: u64) {
         let admin = self.admin();
         let vpids = u64::from(self.config.vpids);
         let Some(vpid) = self.vpids.get(usize::from(from.0)) else { return };
-        let Registers { address, pages, owner, .. } = vpid.atu;
+        let AtuRegisters { address, pages, owner, .. } = vpid.atu;
         let owner = if from == admin {
             u16::try_from(owner).ok().filter(|_| owner < vpids).map(AttachmentId)
         } else {
             Some(from)
         };
+
         let class = (value >> command::CLASS_SHIFT & 3) as u8;
         let others = DmaPermission { read: value & command::READ != 0, write: value & command::WRITE != 0 };
+
         let result = match (value & command::WHAT, owner) {
             _ if value & command::RESERVED != 0 => Err(command::MALFORMED),
             (command::REGISTER, None) => Err(command::NO_OWNER),
@@ -180,6 +196,7 @@ impl Card {
             }
             _ => Err(command::MALFORMED),
         };
+
         let Some(vpid) = self.vpids.get_mut(usize::from(from.0)) else { return };
         match result {
             Ok(first) => {

@@ -1,13 +1,13 @@
 //! Sets of attachments.
 
-/// Words of 64 attachments: 256 VPIDs and the admin.
+/// Number of words of 64 attachments each: 256 VPIDs and the admin.
 const WORDS: usize = 5;
 
 /// A set of attachments.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Set {
     words: [u64; WORDS],
-    /// Words that are not 0, a bit each.
+    /// Words that are not 0, one bit for each word.
     filled: u32,
 }
 
@@ -30,7 +30,7 @@ impl Set {
         }
     }
 
-    /// The first one from `from` on; if there is none, the first one.
+    /// Returns the first member from `from` on, or the first member of all if there is none.
     #[inline]
     pub(crate) fn next(&self, from: u16) -> Option<u16> {
         let ahead = |word: usize| match (usize::from(from) / 64).cmp(&word) {
@@ -38,10 +38,12 @@ impl Set {
             std::cmp::Ordering::Equal => self.words[word] & (u64::MAX << (from % 64)),
             std::cmp::Ordering::Greater => 0,
         };
+
         let first = |bits: &dyn Fn(usize) -> u64| {
             let word = (0..self.words.len()).find(|&word| bits(word) != 0)?;
             Some((word * 64) as u16 + bits(word).trailing_zeros() as u16)
         };
+
         first(&ahead).or_else(|| first(&|word| self.words[word]))
     }
 
@@ -50,16 +52,19 @@ impl Set {
         self.filled == 0
     }
 
-    /// The first one from `from` on, to go through the set while it may change.
+    /// Returns the first member from `from` on. A loop can go through a set with it while the set
+    /// changes.
     #[inline]
     pub(crate) fn from(&self, from: u16) -> Option<u16> {
         let mut filled = self.filled & (u32::MAX << (from / 64).min(31));
+
         while filled != 0 {
             let index = filled.trailing_zeros() as u16;
             let mut bits = self.words.get(usize::from(index)).copied().unwrap_or(0);
             if index == from / 64 {
                 bits &= u64::MAX << (from % 64);
             }
+
             if bits != 0 {
                 return Some(index * 64 + bits.trailing_zeros() as u16);
             }
@@ -68,7 +73,7 @@ impl Set {
         None
     }
 
-    /// Those that are in it now, in order.
+    /// Returns an iterator over the present members, in order.
     #[inline]
     pub(crate) fn iter(self) -> impl Iterator<Item = u16> {
         std::iter::successors(self.from(0), move |last| self.from(last + 1))
@@ -83,13 +88,17 @@ mod tests {
     fn members_come_in_order_and_are_found_from_any_place() {
         let mut set = Set::default();
         assert!(set.is_empty() && set.next(3).is_none());
+
         for who in [256, 0, 63, 64, 200, 9999] {
             set.add(who);
         }
+
         assert_eq!(set.iter().collect::<Vec<_>>(), [0, 63, 64, 200, 256]);
         assert_eq!([set.next(0), set.next(1), set.next(201)], [Some(0), Some(63), Some(256)]);
+
         set.remove(256);
         assert_eq!((set.next(201), set.from(201)), (Some(0), None));
+
         for who in [0, 63, 64, 200] {
             set.remove(who);
         }

@@ -1,92 +1,104 @@
-//! How what a card sends and what passes through it share a way out, a port and virtual channel, that both fill.
+//! Arbitration between a card's own packets and packets that pass through it.
 //!
-//! In a turn a card's clients send first, then goes what passes through. So while packets that pass through wait for a way, clients may use half of
-//! the credits that it has at the beginning of a turn; what passes through gets the rest. And while the card itself waits for a way, nothing that passes
-//! through waits in that way's output queue, in which there would else never be room for the card: it stays in its input buffer.
+//! Both kinds leave by the same *ways*; a way is a port and a virtual channel.
 //!
-//! Neither holds when nobody waits: then who comes may use all there is.
+//! In a turn, a card's clients send first, and then transit packets move. While transit packets
+//! wait for a way, clients may use half of the credits that the way has at the beginning of the
+//! turn. Transit packets get the rest.
+//!
+//! While the card itself waits for a way, no transit packet enters that way's output queue; it
+//! stays in its input buffer. Otherwise the queue would never have room for the card's packets.
+//!
+//! Without waiting packets of the other kind, each kind may use all credits.
 
 use nicforge_hwi::extoll::LINKS;
 
 use crate::wire::CHANNELS;
 
-/// Ways: a bit a port, by virtual channel.
+/// A set of ways: for each virtual channel, one bit for each port.
 type Ways = [u8; CHANNELS];
 
-/// See the module.
+/// The state of the arbitration.
 #[derive(Debug, Default)]
 pub(crate) struct Sharing {
-    /// The card's own packets wait for them.
+    /// Ways that the card's own packets wait for.
     wanted: Ways,
-    /// Packets that pass through waited for them when the last step was over.
+    /// Ways that transit packets waited for at the end of the last step.
     crowded: Ways,
-    /// Crowded ones of which it is known what clients may still use in this turn: see `left`.
+    /// Crowded ways whose allowance for this turn is in `left`.
     opened: Ways,
-    /// Those by which a client's packet was the last to leave: where there is one credit at a time, the next one is not for clients.
+    /// Ways whose last packet was a client's. Where credits come one at a time, the next one is for
+    /// a transit packet.
     own_last: Ways,
+    /// Packets that clients may still send by each opened way in this turn.
     left: [[u32; LINKS]; CHANNELS],
 }
 
 impl Sharing {
-    /// The card has something for a way on which there is no room.
+    /// Notes that the card has a packet for a way without room.
     #[inline]
     pub(crate) fn want(&mut self, port: u8, vc: usize) {
         self.wanted[vc] |= 1 << port;
     }
 
-    /// Whether the card waits for a way.
+    /// Returns whether the card waits for a way.
     #[inline]
     pub(crate) fn is_wanted(&self, port: u8, vc: usize) -> bool {
         self.wanted[vc] & (1 << port) != 0
     }
 
-    /// Whether anything waits that passes through.
+    /// Returns whether any transit packet waits.
     #[inline]
     pub(crate) fn is_crowded(&self) -> bool {
         self.crowded != [0; CHANNELS]
     }
 
-    /// A step begins: what clients sent in this turn has gone.
+    /// Begins a step. The clients' packets of this turn have been sent.
     #[inline]
     pub(crate) fn begin_step(&mut self) {
         (self.crowded, self.opened) = ([0; CHANNELS], [0; CHANNELS]);
     }
 
-    /// A packet that passes through has to wait.
+    /// Notes that a transit packet has to wait for a way.
     #[inline]
     pub(crate) fn crowd(&mut self, port: u8, vc: usize) {
         self.crowded[vc] |= 1 << port;
     }
 
-    /// A packet that passes through has left.
+    /// Notes that a transit packet has left by a way.
     #[inline]
     pub(crate) fn pass(&mut self, port: u8, vc: usize) {
         self.own_last[vc] &= !(1 << port);
     }
 
-    /// What passes through has gone, as far as it could.
+    /// Ends a step. Transit packets have moved as far as they could.
     #[inline]
     pub(crate) fn end_step(&mut self) {
         self.wanted = [0; CHANNELS];
     }
 
-    /// Packets that clients may still send by a way in this turn, which has that many credits now.
+    /// Returns the number of packets that clients may still send by a way in this turn; the way has
+    /// `credits` credits now.
     #[inline]
     pub(crate) fn allowance(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
         if self.crowded[vc] & (1 << port) == 0 { u32::MAX } else { self.part(port, vc, credits) }
     }
 
+    /// Returns the allowance for a crowded way. The first call of a turn sets it to half of the
+    /// credits.
     #[cold]
     fn part(&mut self, port: u8, vc: usize, credits: u32) -> u32 {
         let left = &mut self.left[vc][usize::from(port) % LINKS];
+
         if self.opened[vc] & (1 << port) == 0 {
             self.opened[vc] |= 1 << port;
             *left = (credits + u32::from(self.own_last[vc] & (1 << port) == 0)) / 2;
         }
+
         *left
     }
 
-    /// Clients have sent packets.
+    /// Notes that clients have sent packets by a way.
     #[inline]
     pub(crate) fn spend(&mut self, port: u8, vc: usize, packets: u32) {
         self.own_last[vc] |= 1 << port;
@@ -102,20 +114,23 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clients_have_all_of_a_way_for_which_nothing_waits_that_passes_through() {
+    fn clients_have_all_credits_of_a_way_without_transit_packets() {
         let mut sharing = Sharing::default();
         sharing.crowd(2, 1);
+
         assert_eq!(sharing.allowance(2, 0, 4), u32::MAX);
         assert_eq!(sharing.allowance(1, 1, 4), u32::MAX);
+
         sharing.begin_step();
         assert!(!sharing.is_crowded());
         assert_eq!(sharing.allowance(2, 1, 4), u32::MAX);
     }
 
     #[test]
-    fn all_clients_together_have_half_of_one_for_which_something_waits() {
+    fn all_clients_together_have_half_of_a_crowded_way() {
         let mut sharing = Sharing::default();
         sharing.crowd(2, 1);
+
         assert_eq!(sharing.allowance(2, 1, 16), 8);
         sharing.spend(2, 1, 5);
         assert_eq!(sharing.allowance(2, 1, 11), 3);
@@ -124,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn single_credits_go_to_both_in_turn() {
+    fn single_credits_alternate_between_clients_and_transit_packets() {
         let mut sharing = Sharing::default();
         for _ in 0..3 {
             sharing.begin_step();

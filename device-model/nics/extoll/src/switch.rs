@@ -1,13 +1,17 @@
-//! One card's switch: from six links and the host to six links and the host.
+//! A card's switch, from six links and the host to six links and the host.
 //!
-//! In: packets of this card ([`Switch::send`]) and those that have arrived at the links. Out: packets on links, and what is for this card
-//! ([`Switch::arrived`], [`Switch::take`]). It looks at the target node of a header and at nothing else. Who sends or takes many in a row asks
-//! for the way only ([`Switch::way_out`], [`Switch::take_run`]).
+//! In: packets of this card ([`Switch::send`]) and packets that have arrived at the links. Out:
+//! packets on links, and packets for this card ([`Switch::arrived`], [`Switch::take`]). The switch
+//! reads only the target node of a header. Callers that send or take many packets in a row ask for
+//! the way alone ([`Switch::way_out`], [`Switch::take_run`]).
 //!
-//! A packet that cannot leave waits in the queue of its output port and virtual channel, [`OUTPUT_QUEUE`] packets long, so that it does not stand
-//! in the way of those behind it that leave elsewhere (a variant of virtual output queuing, paper section III.A). When that queue is full it stays in
-//! its input buffer, and the link's credits stop who sends. The order between two nodes is kept: they use one way, and a queue is left before
-//! its inputs.
+//! A packet that can't leave waits in the queue of its output port and virtual channel, which holds
+//! [`OUTPUT_QUEUE`] packets. There it does not block packets that leave elsewhere (a variant of
+//! virtual output queuing, paper section III.A). When that queue is full, the packet stays in its
+//! input buffer, and the link's credits stop the sender.
+//!
+//! Packets between two nodes stay in order: they take one way, and a queue is emptied before its
+//! inputs.
 
 use std::collections::VecDeque;
 
@@ -25,33 +29,33 @@ pub const OUTPUT_QUEUE: usize = 8;
 /// Packets of a class from this card to itself that wait at most.
 pub const LOOPBACK_QUEUE: usize = 16;
 
-/// Why a packet was not taken.
+/// Reasons why a packet was not taken; each returns the packet.
 #[derive(Debug)]
 pub enum Refused {
-    /// There is no room now; the switch's step may make some.
+    /// There is no room now. A later step may make room.
     Full(Packet),
     /// No route leads to its target.
     NoRoute(Packet),
 }
 
-/// Where a packet for this card waits.
+/// A packet for this card, in front of the queue in which it waits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrival {
-    /// `None`: it came from this card itself.
+    /// The input link and lane; `None` for a packet of this card itself.
     input: Option<(u8, u8)>,
     class: Class,
-    /// What it is.
+    /// The packet's header.
     pub wire: Wire,
 }
 
 impl Arrival {
-    /// The input it waits at: a link, or [`LINKS`] for this card itself.
+    /// Returns the input at which the packet waits: a link, or [`LINKS`] for this card itself.
     #[inline]
     pub fn source(self) -> u8 {
         self.input.map_or(LINKS as u8, |(input, _)| input)
     }
 
-    /// The queue that it is in front of, among all for this card: 0 to [`QUEUES`], less one.
+    /// Returns the index of the packet's queue, 0 to [`QUEUES`] less one.
     #[inline]
     pub fn queue(self) -> usize {
         let (source, lane) = self.input.map_or((LINKS, 0), |(input, lane)| (usize::from(input), lane));
@@ -59,31 +63,32 @@ impl Arrival {
     }
 }
 
-/// Queues at which packets for a card arrive.
+/// Number of queues at which packets for a card arrive.
 pub const QUEUES: usize = Class::ALL.len() * (LINKS + 1) * LANES;
 
 /// A card's switch.
 pub struct Switch {
     node: u32,
     routes: Vec<Route>,
-    /// By port, then virtual channel.
+    /// Output queues by port, then virtual channel.
     output: [[VecDeque<Packet>; CHANNELS]; LINKS],
-    /// Output queues that are not empty, a bit a port, by virtual channel.
+    /// Output queues that are not empty: for each virtual channel, one bit for each port.
     queued: [u8; CHANNELS],
-    /// By class.
+    /// Packets from this card to itself, by class.
     loopback: [VecDeque<Packet>; Class::ALL.len()],
-    /// The input that is looked at first: it goes round.
+    /// The input whose transit packets are moved first; it advances by one in each step.
     first: u8,
-    /// The input whose packets for this card are looked at first; [`LINKS`] is the card itself.
+    /// The input whose packets for this card are taken first; [`LINKS`] is the card itself.
     next_source: u8,
     sharing: Sharing,
+    /// Transit packets moved so far.
     forwarded: u64,
-    /// Packets that were taken of those from this card to itself, by class.
+    /// Packets taken from this card's own queues so far, by class.
     looped: [u64; Class::ALL.len()],
 }
 
 impl Switch {
-    /// A switch with a table, an entry a node.
+    /// Builds a switch with a routing table of one entry for each node.
     pub fn new(node: u32, routes: Vec<Route>) -> Self {
         Self {
             node,
@@ -99,18 +104,18 @@ impl Switch {
         }
     }
 
-    /// The route to a node.
+    /// Returns the route to a node.
     #[inline]
     pub fn route(&self, target: u32) -> Route {
         self.routes.get(target as usize).copied().unwrap_or_default()
     }
 
-    /// Packets that only passed through so far.
+    /// Returns the number of packets that have passed through so far.
     pub fn forwarded(&self) -> u64 {
         self.forwarded
     }
 
-    /// Sends a packet of this card, whose header is a [`Wire`].
+    /// Sends a packet of this card. Its header is an encoded [`Wire`].
     ///
     /// # Errors
     /// [`Refused`], with the packet.
@@ -120,7 +125,7 @@ impl Switch {
         self.send_to(ports, wire.target, wire.kind.class(), packet)
     }
 
-    /// As [`Switch::send`], for who knows what the header says.
+    /// As [`Switch::send`], for a caller that knows the target and class.
     ///
     /// # Errors
     /// [`Refused`], with the packet.
@@ -152,7 +157,8 @@ impl Switch {
         }
     }
 
-    /// As [`Switch::send_to`], of a client: as long as clients leave what passes through its part of the way.
+    /// As [`Switch::send_to`], for a client's packet. It is refused if clients have used up their
+    /// allowance for the way.
     ///
     /// # Errors
     /// [`Refused`], with the packet.
@@ -166,36 +172,40 @@ impl Switch {
         let Route::Port { port, lane } = self.route(target) else {
             return self.send_to(ports, target, class, packet);
         };
+
         let vc = channel(class, lane);
         if self.sharing.allowance(port, vc, ports.credits(port, vc)) == 0 {
             return Err(Refused::Full(packet));
         }
+
         self.send_to(ports, target, class, packet)?;
         self.sharing.spend(port, vc, 1);
         Ok(())
     }
 
-    /// Packets that clients may send in this turn by a way out, as [`Switch::way_out`] gives it, if it has the credits.
+    /// Returns the number of packets that clients may send in this turn by a way from
+    /// [`Switch::way_out`]. The way's credits bound them further.
     #[inline]
     pub fn allowance(&mut self, ports: &Ports<'_>, (port, vc): (u8, usize)) -> u32 {
         self.sharing.allowance(port, vc, ports.credits(port, vc))
     }
 
-    /// Clients have sent packets by a way out.
+    /// Notes that clients have sent packets by a way.
     #[inline]
     pub fn spend(&mut self, (port, vc): (u8, usize), packets: u32) {
         self.sharing.spend(port, vc, packets);
     }
 
-    /// Something of a class waits here for the way to a node: what passes through leaves room.
+    /// Notes that this card has a packet of a class for a node that must wait. Transit packets then
+    /// leave room for it.
     pub fn want(&mut self, target: u32, class: Class) {
         if let Route::Port { port, lane } = self.route(target) {
             self.sharing.want(port, channel(class, lane));
         }
     }
 
-    /// Packets that have left by the first way to a node, port and virtual channel, whoever sent them. As long as it counts up, who waits there has
-    /// its turn.
+    /// Returns the number of packets, of any sender, that have left by the first way to a node.
+    /// While it grows, the network moves and a waiting packet will get its turn.
     pub fn departed(&self, ports: &Ports<'_>, target: u32, class: Class) -> u64 {
         match self.route(target) {
             Route::Port { port, lane } => ports.sent(port, channel(class, lane)).packets,
@@ -204,22 +214,27 @@ impl Switch {
         }
     }
 
-    /// Whether a packet of a class can be sent to a node now, at least into the queue; who asks is taken to wait if not. Where no route leads there is
-    /// always room: what is sent there is refused for good.
+    /// Requests room for a packet of a class to a node. Returns whether the packet can be sent now,
+    /// at least into the queue. If not, the caller counts as waiting for the way, and transit
+    /// packets leave room. Without a route there is always room, because the packet will be refused
+    /// for good.
     #[inline]
-    pub fn has_room(&mut self, target: u32, class: Class) -> bool {
-        self.waits_for_fewer(target, class, |waiting, most| waiting < most)
+    pub fn request_room(&mut self, target: u32, class: Class) -> bool {
+        self.request_way(target, class, |waiting, most| waiting < most)
     }
 
-    /// Whether nothing of a class waits on the way to a node; who asks is taken to wait if not. Bulk data are sent only then, so that the queue is there
-    /// for small messages.
+    /// Requests a way without waiting packets for a class. Returns whether no packet waits on it
+    /// now. If not, the caller counts as waiting for the way. Bulk data are sent only on an idle
+    /// way, so that the queue remains for small messages.
     #[inline]
-    pub fn is_idle(&mut self, target: u32, class: Class) -> bool {
-        self.waits_for_fewer(target, class, |waiting, _| waiting == 0)
+    pub fn request_idle_way(&mut self, target: u32, class: Class) -> bool {
+        self.request_way(target, class, |waiting, _| waiting == 0)
     }
 
+    /// Returns whether `few` accepts the length and bound of the first queue on the way. If not,
+    /// the caller counts as waiting.
     #[inline]
-    fn waits_for_fewer(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
+    fn request_way(&mut self, target: u32, class: Class, few: impl Fn(usize, usize) -> bool) -> bool {
         let goes = self.waiting(target, class).is_none_or(|(waiting, most)| few(waiting, most));
         if !goes {
             self.want(target, class);
@@ -227,7 +242,7 @@ impl Switch {
         goes
     }
 
-    /// Packets that wait in the first queue on the way to a node, and how many can.
+    /// Returns the length and the bound of the first queue on the way to a node.
     #[inline]
     fn waiting(&self, target: u32, class: Class) -> Option<(usize, usize)> {
         match self.route(target) {
@@ -239,8 +254,8 @@ impl Switch {
         }
     }
 
-    /// Where a packet to a node leaves at once, if it has a credit: the port and the virtual channel. `None` when it does not leave by a port, or
-    /// others wait for it.
+    /// Returns the port and virtual channel by which a packet to a node leaves at once, if it has a
+    /// credit. Returns `None` if no port leads there, or if other packets wait for it.
     #[inline]
     pub fn way_out(&self, target: u32, class: Class) -> Option<(u8, usize)> {
         let Route::Port { port, lane } = self.route(target) else { return None };
@@ -248,7 +263,7 @@ impl Switch {
         (self.queued[vc] & (1 << port) == 0).then_some((port, vc))
     }
 
-    /// Puts a packet out of a port, or in its queue.
+    /// Sends a packet through a port, or puts it into the port's queue.
     #[inline]
     fn output(&mut self, ports: &mut Ports<'_>, port: u8, vc: usize, packet: Packet) -> Result<(), Packet> {
         if self.queued[vc] & (1 << port) != 0 {
@@ -260,18 +275,20 @@ impl Switch {
         }
     }
 
-    /// Puts a packet in the queue of a port.
+    /// Puts a packet into the queue of a port.
     fn queue(&mut self, port: u8, vc: usize, packet: Packet) -> Result<(), Packet> {
         let queue = &mut self.output[usize::from(port)][vc];
         if queue.len() >= OUTPUT_QUEUE {
             return Err(packet);
         }
+
         queue.push_back(packet);
         self.queued[vc] |= 1 << port;
         Ok(())
     }
 
-    /// Whether there is nothing that could be moved or taken: no packet waits here, or did in the last step.
+    /// Returns whether there is no packet to move or to take, and none had to wait in the last
+    /// step.
     #[inline]
     pub fn is_quiet(&self, ports: &Ports<'_>) -> bool {
         let arrived = ports.arrivals().iter().take(CHANNELS).fold(0, |all, arrived| all | arrived);
@@ -281,31 +298,34 @@ impl Switch {
             && self.loopback.iter().all(VecDeque::is_empty)
     }
 
-    /// Moves what waits and what passes through, at most `budget` packets. Returns how many.
+    /// Moves queued packets and at most `budget` transit packets. Returns the number moved.
     pub fn step(&mut self, ports: &mut Ports<'_>, budget: u32) -> u32 {
         let mut moved = 0;
         self.sharing.begin_step();
+
         for vc in 0..CHANNELS {
             if self.queued[vc] != 0 {
                 moved += self.drain(ports, vc);
             }
         }
+
         for vc in 0..CHANNELS {
             let mut arrived = ports.arrived(vc) & ((1 << LINKS) - 1);
             while arrived != 0 {
-                // Those from the first one on, then the others.
+                // The inputs from `first` on come before the others.
                 let ahead = arrived & (u64::MAX << self.first);
                 let input = if ahead != 0 { ahead } else { arrived }.trailing_zeros() as u8;
                 arrived &= !(1 << input);
                 moved += self.pass(ports, input, vc, budget.saturating_sub(moved));
             }
         }
+
         self.sharing.end_step();
         self.first = if usize::from(self.first) + 1 == LINKS { 0 } else { self.first + 1 };
         moved
     }
 
-    /// Sends what waits in the output queues of a virtual channel, as far as there are credits.
+    /// Sends the packets in the output queues of a virtual channel as far as there are credits.
     fn drain(&mut self, ports: &mut Ports<'_>, vc: usize) -> u32 {
         let mut moved = 0;
         for port in 0..LINKS as u8 {
@@ -321,6 +341,7 @@ impl Switch {
                     }
                 }
             }
+
             if queue.is_empty() {
                 self.queued[vc] &= !(1 << port);
             }
@@ -328,7 +349,7 @@ impl Switch {
         moved
     }
 
-    /// Sends on what arrived at an input and is for others, until one is for this card or has to wait.
+    /// Moves the transit packets of an input, up to one that is for this card or has to wait.
     fn pass(&mut self, ports: &mut Ports<'_>, input: u8, vc: usize, budget: u32) -> u32 {
         let mut moved = 0;
         while moved < budget {
@@ -338,45 +359,54 @@ impl Switch {
             if target == self.node {
                 break;
             }
+
             let Route::Port { port, lane } = self.route(target) else {
-                // No card with a checked table sends such a packet.
+                // A packet without a route comes from no card with a checked table.
                 if let Some(packet) = ports.take(input, vc) {
                     ports.recycle(packet);
                 }
                 continue;
             };
+
             // The class stays, the lane may change.
             let out = vc / LANES * LANES + usize::from(lane);
+
             let queued = self.output[usize::from(port)][out].len();
             let only_direct = self.sharing.is_wanted(port, out);
             if queued >= OUTPUT_QUEUE || only_direct && (queued > 0 || ports.credits(port, out) == 0) {
                 self.sharing.crowd(port, out);
                 break;
             }
+
             let Some(packet) = ports.take(input, vc) else { break };
             if let Err(packet) = self.output(ports, port, out, packet) {
-                // There was room in the queue.
+                // Not reached: the queue had room.
                 ports.recycle(packet);
             }
+
             self.sharing.pass(port, out);
             moved += 1;
         }
+
         self.forwarded += u64::from(moved);
         moved
     }
 
-    /// The next packet of a class for this card, if there is one. It stays where it is, and its buffer with it, until [`Switch::take`]. Inputs, and
-    /// this card itself, take turns; those of which a bit is set in `skip` ([`Arrival::source`]) are left out.
+    /// Returns the next packet of a class for this card. It stays in its buffer until
+    /// [`Switch::take`]. Inputs and this card itself are served in turn, without those whose bit
+    /// ([`Arrival::source`]) is set in `skip`.
     #[inline]
     pub fn arrived(&mut self, ports: &Ports<'_>, class: Class, skip: u64) -> Option<Arrival> {
         let waiting = ports.arrived(channel(class, 0)) | ports.arrived(channel(class, 1));
         let own = u64::from(!self.loopback[class as usize].is_empty()) << LINKS;
         let mut sources = (waiting | own) & !skip;
+
         while sources != 0 {
-            // Those from the next one on first.
+            // The sources from `next_source` on come before the others.
             let ahead = sources & (u64::MAX << self.next_source);
             let source = if ahead != 0 { ahead } else { sources }.trailing_zeros() as u8;
             sources &= !(1 << source);
+
             if let Some(arrival) = self.arrived_from(ports, class, source) {
                 return Some(arrival);
             }
@@ -384,12 +414,14 @@ impl Switch {
         None
     }
 
+    /// Returns the first packet of a class for this card at one input.
     #[inline]
     fn arrived_from(&self, ports: &Ports<'_>, class: Class, source: u8) -> Option<Arrival> {
         if usize::from(source) == LINKS {
             let header = self.loopback[class as usize].front()?.header;
             return Some(Arrival { input: None, class, wire: Wire::decode(header) });
         }
+
         (0..LANES as u8).find_map(|lane| {
             let header = ports.peek(source, channel(class, lane))?.header;
             let here = Wire::target_of(header) == self.node;
@@ -397,7 +429,7 @@ impl Switch {
         })
     }
 
-    /// The packet of an arrival, to be looked at.
+    /// Returns the packet of an arrival without taking it.
     #[inline]
     pub fn peek<'a>(&'a self, ports: &'a Ports<'_>, arrival: Arrival) -> Option<&'a Packet> {
         match arrival.input {
@@ -406,11 +438,12 @@ impl Switch {
         }
     }
 
-    /// The packet of an arrival.
+    /// Takes the packet of an arrival.
     #[inline]
     pub fn take(&mut self, ports: &mut Ports<'_>, arrival: Arrival) -> Option<Packet> {
         let source = arrival.input.map_or(LINKS as u8, |(input, _)| input);
         self.next_source = (source + 1) % (LINKS as u8 + 1);
+
         match arrival.input {
             None => {
                 self.looped[arrival.class as usize] += 1;
@@ -420,8 +453,8 @@ impl Switch {
         }
     }
 
-    /// The packets of the link and lane of an arrival, from it on, at most `limit`: those that come in a row are taken without looking at
-    /// everybody else each time. `None` of what came from this card itself.
+    /// Returns a run of packets from an arrival on, of the same link and lane, at most `limit`.
+    /// Other inputs are not examined in between. Returns `None` for a packet of this card itself.
     #[inline]
     pub fn take_run<'a>(
         &mut self,

@@ -1,4 +1,4 @@
-//! What one attachment has: a VPID, or the admin.
+//! The state of one attachment: a VPID, or the admin.
 
 use std::sync::atomic::Ordering;
 
@@ -7,15 +7,15 @@ use nicforge_hwi::extoll::{mirror, window};
 use nicforge_shm::{SharedU64, Window};
 
 use crate::{
-    atu::Registers,
+    atu::AtuRegisters,
     rma,
     velo::{
         assembly::Assembly,
-        ring::{Place, Ring},
+        ring::{Ring, RingRegisters},
     },
 };
 
-/// The windows of a client.
+/// The mapped windows of a client.
 pub(crate) struct Windows {
     /// The card's page of the mirror.
     pub(crate) mirror: Window,
@@ -24,10 +24,11 @@ pub(crate) struct Windows {
 }
 
 impl Windows {
-    /// A client's windows; `None` when there is no client.
+    /// Opens a client's windows; returns `None` if there is no client.
     pub(crate) fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
         let (windows, mirrors) = (context.memory(who, 1)?, context.memory(who, 2)?);
-        // The places are constants inside BARs that the description asked for.
+
+        // The offsets are constants inside the BARs that the card's description asks for.
         Some(Self {
             mirror: mirrors.window(mirror::NODE, mirror::SIZE).ok()?,
             velo_read_pointer: windows.u64(window::VELO_READ_POINTER).ok()?,
@@ -35,14 +36,14 @@ impl Windows {
         })
     }
 
-    /// Shows a number.
+    /// Stores a value in the mirror.
     pub(crate) fn show(&self, offset: u64, value: u64) {
-        // Offsets of the hardware interface, all inside the page.
+        // The hardware interface's offsets all lie inside the page.
         let _ = self.mirror.store_u64_release(offset - mirror::NODE, value);
     }
 }
 
-/// What an attachment counts, as its mirror shows it.
+/// The counters of an attachment that its mirror shows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) sent: u64,
@@ -51,32 +52,32 @@ pub(crate) struct Counts {
     pub(crate) errors: u64,
     pub(crate) last_error: u64,
     pub(crate) undelivered: u64,
-    /// Sends that the watchdog has ended.
+    /// Number of sends that the watchdog has ended.
     pub(crate) given_up: u64,
 }
 
 impl Counts {
-    /// Sends that the card is done with.
+    /// Returns the number of sends that the card has finished with.
     pub(crate) fn taken(&self) -> u64 {
         self.sent + self.undelivered + self.given_up
     }
 }
 
-/// A change of the receive ring that the other cards are being told of.
+/// A change of the receive ring that has yet to be announced to some nodes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Announcement {
-    /// The next node to be told.
+    /// Number of nodes that have the announcement already.
     pub(crate) next: u32,
 }
 
-/// A send that waits.
+/// A send that has to wait.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Stall {
-    /// Nanoseconds of it that count for the watchdog.
+    /// Nanoseconds that count for the watchdog.
     pub(crate) waited: u64,
-    /// When it was last looked at.
+    /// Time of the last attempt.
     pub(crate) last: Nanos,
-    /// Packets that had left on its way by then.
+    /// Packets that had left on the send's way by then.
     pub(crate) departed: u64,
 }
 
@@ -84,52 +85,58 @@ pub(crate) struct Stall {
 #[derive(Default)]
 pub(crate) struct Vpid {
     pub(crate) windows: Option<Windows>,
-    pub(crate) place: Place,
+    /// The receive ring's registers.
+    pub(crate) ring_registers: RingRegisters,
     pub(crate) ring: Option<Ring>,
-    /// Of the receive ring: odd while it is enabled. Goes on through tenants and resets.
+    /// Generation of the receive ring, odd while the ring is enabled. It outlives tenants and
+    /// resets.
     pub(crate) generation: u8,
     pub(crate) announcement: Option<Announcement>,
-    /// As [`mirror::STARTS`].
+    /// Number of starts, as in [`mirror::STARTS`].
     pub(crate) starts: u64,
     pub(crate) assembly: Assembly,
-    /// The send in front has to wait, and whether it was counted as one that waits for credit.
+    /// The send that has to wait, if any.
     pub(crate) stalled: Option<Stall>,
+    /// Whether that send was counted as one that waits for credit.
     pub(crate) stalled_for_credit: bool,
     pub(crate) interrupts_enabled: u64,
     pub(crate) counts: Counts,
-    pub(crate) atu: Registers,
-    /// What of them the client has been shown.
+    pub(crate) atu: AtuRegisters,
+    /// The counters as the client's mirror shows them.
     pub(crate) shown: Counts,
     pub(crate) shown_rma: rma::Counts,
 }
 
 impl Vpid {
-    /// The send in front has gone, or was given up.
+    /// Ends a stall, when the send has left or was given up.
     #[inline]
     pub(crate) fn end_stall(&mut self) {
         (self.stalled, self.stalled_for_credit) = (None, false);
     }
 
-    /// Shows all numbers.
+    /// Shows all counters. The page may hold values of an earlier client before.
     pub(crate) fn show_counts(&mut self, rma: rma::Counts) {
-        // What the page held before is another client's.
         let velo = [mirror::VELO_SENT, mirror::VELO_STALLS, mirror::VELO_RECEIVED, mirror::VELO_UNDELIVERED];
         let of_rma =
             [mirror::RMA_COMMANDS, mirror::RMA_COMPLETED, mirror::RMA_NOTIFICATIONS, mirror::RMA_OVERFLOWS];
+
         if let Some(windows) = &self.windows {
             for offset in velo.into_iter().chain(of_rma).chain([mirror::LAST_ERROR, mirror::ERRORS]) {
                 windows.show(offset, 0);
             }
         }
+
         self.shown = Counts::default();
         self.shown_rma = rma::Counts::default();
         self.show_changes(rma);
     }
 
-    /// Shows the numbers that have changed: each line that is written is one that its reader has to fetch again.
+    /// Shows the counters that have changed. A counter that has not changed is not written, because
+    /// a write makes the reader fetch its cache line again.
     pub(crate) fn show_changes(&mut self, rma: rma::Counts) {
         let Some(windows) = &self.windows else { return };
         let (now, shown, shown_rma) = (self.counts, self.shown, self.shown_rma);
+
         let numbers = [
             (mirror::VELO_SENT, now.sent, shown.sent),
             (mirror::VELO_RECEIVED, now.received, shown.received),
@@ -144,23 +151,26 @@ impl Vpid {
                 windows.show(offset, number);
             }
         }
+
         if now.errors != shown.errors || now.undelivered != shown.undelivered {
             windows.show(mirror::LAST_ERROR, now.last_error);
             windows.show(mirror::VELO_UNDELIVERED, now.undelivered);
-            // Last: who sees it count up finds the others as they were then.
+            // The error count comes last: a reader that sees it grow sees the matching other
+            // values.
             windows.show(mirror::ERRORS, now.errors);
         }
+
         self.shown = now;
         self.shown_rma = rma;
     }
 
-    /// The owner's read pointer of its notification queue.
+    /// Returns the owner's read pointer of its notification queue.
     #[inline]
     pub(crate) fn rma_read_pointer(&self) -> Option<u64> {
         Some(self.windows.as_ref()?.rma_read_pointer.load(Ordering::Acquire))
     }
 
-    /// The owner's read pointer, when it moved.
+    /// Returns the owner's read pointer of its receive ring.
     #[inline]
     pub(crate) fn read_pointer(&self) -> Option<u64> {
         Some(self.windows.as_ref()?.velo_read_pointer.load(Ordering::Acquire))

@@ -1,79 +1,83 @@
-//! What is in a packet's header.
+//! The header of a packet.
 //!
-//! The header is the packet's 64-bit word that the fabric carries along and does not look at. On the wire a header, checksum and framing take
-//! [`FRAMING`] bytes, which links count.
+//! The fabric carries a packet's header along as a 64-bit word and does not interpret it. On the
+//! wire, header, checksum and framing take [`FRAMING`] bytes, which links count.
 
 use nicforge_hwi::extoll_velo::{MAX_QUADWORDS, TAGS};
 
-/// Bytes of a packet beside its content: 32 of network protocol and 8 of gap between packets (the paper's Table I).
+/// Bytes of a packet in addition to its content: 32 of network protocol, and 8 of gap between
+/// packets (the paper's Table I).
 pub const FRAMING: u32 = 40;
 
-/// Classes of traffic: each has its own virtual channels.
+/// Classes of traffic. Each class has virtual channels of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class {
-    /// VELO messages, puts, gets, news for the directory.
+    /// VELO messages, puts, gets, announcements of rings.
     Request = 0,
-    /// The data that a get asked for, and the ends of puts: who asked is told in the order in which it asked.
+    /// The data of gets, and the ends of puts. They share a class so that a requester sees ends in
+    /// the order of its requests.
     Response = 1,
-    /// Credit, the ends of gets. A card always takes them.
+    /// Credit returns, and the ends of gets. A card always takes them.
     Completion = 2,
 }
 
 impl Class {
-    /// All of them, the most urgent first: what gives resources back goes before what takes them.
+    /// All classes, in the order in which they are served: a class that frees resources goes before
+    /// one that needs them.
     pub const ALL: [Self; 3] = [Self::Completion, Self::Response, Self::Request];
 }
 
-/// Lanes of a class.
+/// Number of lanes of a class.
 pub const LANES: usize = 2;
-/// Virtual channels of a link.
+/// Number of virtual channels of a link.
 pub const CHANNELS: usize = Class::ALL.len() * LANES;
 
-/// The virtual channel of a class and lane.
+/// Returns the virtual channel of a class and lane.
 #[inline]
 pub const fn channel(class: Class, lane: u8) -> usize {
     class as usize * LANES + (lane as usize & 1)
 }
 
-/// What a packet is for.
+/// The purpose of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A VELO message; the content is the message.
     Velo = 0,
     /// A part of a put.
     Put = 1,
-    /// A get of a part.
+    /// A request for a part of a get.
     Get = 2,
-    /// What a get asked for, or how a put ended.
+    /// Data for a get, or the end of a put.
     Answer = 3,
-    /// A get that the addressee answered has ended at the side that asked.
+    /// The end of a get, sent by the requester to the VPID that answered it.
     Ended = 4,
-    /// VELO credit for the sending card.
+    /// VELO credit for the receiving card.
     Credit = 5,
-    /// A VPID came or went.
+    /// An announcement that a VPID's ring was enabled or disabled.
     Directory = 6,
-    /// A card has started anew and asks what there is.
+    /// A request for announcements, from a card that was reset.
     Hello = 7,
 }
 
 impl Kind {
-    /// Its class.
+    /// Returns the class of this kind.
     #[inline]
     pub const fn class(self) -> Class {
         match self {
-            // News travel behind what the VPID that they are about has sent.
+            // An announcement travels behind the messages of the VPID that it is about.
             Self::Velo | Self::Put | Self::Get | Self::Directory | Self::Hello => Class::Request,
             Self::Answer => Class::Response,
             Self::Ended | Self::Credit => Class::Completion,
         }
     }
 
-    /// Whether it is RMA's.
+    /// Returns whether this kind belongs to RMA.
     #[inline]
     pub const fn is_rma(self) -> bool {
         matches!(self, Self::Put | Self::Get | Self::Answer | Self::Ended)
     }
 
+    /// Returns the kind with this number.
     const fn from_bits(bits: u64) -> Self {
         match bits & 7 {
             0 => Self::Velo,
@@ -90,30 +94,39 @@ impl Kind {
 
 /// A packet's header.
 ///
-/// Bits 10..0 target node, 21..11 source node, 29..22 target VPID, 37..30 source VPID, 41..38 tag, 44..42 quadwords less one, 47..45 kind,
-/// 55..48 generation of the target VPID.
+/// | bits | field |
+/// | --- | --- |
+/// | 10..0 | target node |
+/// | 21..11 | source node |
+/// | 29..22 | target VPID |
+/// | 37..30 | source VPID |
+/// | 41..38 | tag |
+/// | 44..42 | quadwords less one |
+/// | 47..45 | kind |
+/// | 55..48 | generation of a receive ring |
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Wire {
-    /// Where to.
+    /// Target node.
     pub target: u32,
-    /// Where from.
+    /// Source node.
     pub source: u32,
-    /// For whom there.
+    /// The VPID at the target node.
     pub target_vpid: u16,
-    /// By whom.
+    /// The VPID at the source node.
     pub source_vpid: u16,
     /// A VELO message's tag.
     pub tag: u8,
     /// A VELO message's length in quadwords, 1 to 8.
     pub quadwords: usize,
-    /// What it is for.
+    /// The purpose of the packet.
     pub kind: Kind,
-    /// The tenancy of the target VPID that it is meant for.
+    /// The generation of the ring that the packet is about: the target VPID's ring for a message, the
+    /// source VPID's ring for credit and announcements.
     pub generation: u8,
 }
 
 impl Wire {
-    /// As the 64 bits of a packet.
+    /// Returns the header as 64 bits.
     #[inline]
     pub const fn encode(self) -> u64 {
         (self.target as u64 & 0x7ff)
@@ -126,7 +139,7 @@ impl Wire {
             | ((self.generation as u64) << 48)
     }
 
-    /// Of 64 bits.
+    /// Returns the header that these 64 bits encode.
     #[inline]
     pub const fn decode(bits: u64) -> Self {
         Self {
@@ -141,13 +154,13 @@ impl Wire {
         }
     }
 
-    /// Whether a header is of this kind and for this node.
+    /// Returns whether an encoded header has this kind and target node.
     #[inline]
     pub const fn is_for(bits: u64, node: u32, kind: Kind) -> bool {
         bits & (0x7ff | 7 << 45) == node as u64 | (kind as u64) << 45
     }
 
-    /// The target node of a header, all that a switch on the way looks at.
+    /// Returns the target node of an encoded header, the only field that a switch on the way reads.
     #[inline]
     pub const fn target_of(bits: u64) -> u32 {
         (bits & 0x7ff) as u32
@@ -166,6 +179,7 @@ mod tests {
             tag in 0u8..16, quadwords in 1usize..=8, kind in 0u64..8, generation: u8) {
             let kind = Kind::from_bits(kind);
             let wire = Wire { target, source, target_vpid, source_vpid, tag, quadwords, kind, generation };
+
             prop_assert_eq!(Wire::decode(wire.encode()), wire);
             prop_assert_eq!(Wire::target_of(wire.encode()), target);
             prop_assert!(Wire::is_for(wire.encode(), target, kind));

@@ -1,4 +1,4 @@
-//! RMA allocates nothing for a packet once everything has been used once.
+//! RMA allocates no memory for a packet once everything has been used once.
 #![allow(clippy::unwrap_used, reason = "tests")]
 #![allow(unsafe_code, reason = "an allocator that counts is an unsafe trait")]
 
@@ -13,23 +13,24 @@ use common::Rig;
 use nicforge_core::machine::Next;
 use nicforge_hwi::extoll_rma::notify;
 
+/// An allocator that counts.
 struct Counting;
 
 thread_local! {
-    /// Allocations of this thread: other threads are the test harness's.
+    /// Allocations of this thread. Other threads belong to the test harness.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
-// SAFETY: passes everything on to the system's allocator, and counts.
+// SAFETY: each call is passed on unchanged to the system's allocator.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.with(|count| count.set(count.get() + 1));
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `alloc`, which is the same here.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller keeps the contract of `dealloc`, which is the same here.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -43,6 +44,7 @@ fn nothing_is_allocated_for_a_packet_once_warm() {
     let mut here = rig.peer(0, 0, 1 << 20);
     let mut there = rig.peer(1, 0, 1 << 20);
     let all = notify::REQUESTER | notify::RESPONDER | notify::COMPLETER;
+
     let mut round = |rig: &mut Rig| {
         let before = ALLOCATIONS.with(Cell::get);
         for length in [8, 5000, 400_000] {
@@ -50,13 +52,17 @@ fn nothing_is_allocated_for_a_packet_once_warm() {
                 rig.put(&here, &there, (0, 0, length), all) && rig.get(&here, &there, (0, 0, length), all)
             );
         }
+
         while rig.machine.step(rig.now, 64) == Next::Now {}
+
         let allocated = ALLOCATIONS.with(Cell::get) - before;
         assert_eq!((here.take_all().len(), there.take_all().len()), (9, 6));
         allocated
     };
+
     for _ in 0..5 {
         round(&mut rig);
     }
+
     assert_eq!((0..20).map(|_| round(&mut rig)).sum::<u64>(), 0);
 }

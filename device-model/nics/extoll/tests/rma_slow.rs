@@ -1,5 +1,4 @@
-//! Clients that answer messages for their memory slowly: what that costs them, and what it costs
-//! others.
+//! Clients that answer messages for their memory slowly: the effect on themselves and on others.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -27,11 +26,12 @@ const MILLISECOND: u64 = 1_000_000;
 const SECOND: u64 = 1000 * MILLISECOND;
 /// Time between two turns of the machine.
 const TICK: u64 = MILLISECOND / 2;
+/// Time between two turns of a test that observes stages.
 const FINE: u64 = TICK / 25;
 /// Time that one slow client may take from another client's commands in [`WINDOW`].
 const HELD: u64 = 100 * MILLISECOND;
 const WINDOW: u64 = 5 * SECOND;
-/// Time that all slow clients of a card together may.
+/// Time that all slow clients of a card together may take in [`WINDOW`].
 const HELD_BY_ALL: u64 = 150 * MILLISECOND;
 /// IOVA and size of memory that is reached by messages.
 const REMOTE_BASE: u64 = 0x10_0000_0000;
@@ -40,7 +40,7 @@ const DONE: (u8, u8) = (notify::REQUESTER, status::DONE);
 const WITHDRAWN: (u8, u8) = (notify::REQUESTER, status::WITHDRAWN);
 
 /// A client whose memory is reached by messages. It answers one message at a time, each `delay`
-/// after the last one.
+/// nanoseconds after the last one.
 struct Slow {
     peer: Peer,
     nla: u64,
@@ -65,7 +65,7 @@ impl Slow {
         rig.register(&peer.client, REMOTE_BASE, BYTES / 4096, page::SIZE_4K, OPEN).unwrap()
     }
 
-    /// Takes a message, and answers the first one when it is time.
+    /// Answers the first messages that are due.
     fn turn(&mut self, rig: &mut Rig) {
         while rig.now >= self.last.after(self.delay)
             && let Some(message) = self.waiting.pop_front()
@@ -75,6 +75,7 @@ impl Slow {
         }
     }
 
+    /// Carries out the access of a message and answers it.
     fn answer(&mut self, rig: &mut Rig, message: Outgoing) {
         match message {
             Outgoing::DmaRead { id, function, attachment, iova, length } => {
@@ -90,6 +91,7 @@ impl Slow {
         }
     }
 
+    /// Returns whether a message is for this client.
     fn is_for(&self, message: &Outgoing) -> bool {
         let (Outgoing::DmaRead { function, attachment, .. }
         | Outgoing::DmaWrite { function, attachment, .. }) = message;
@@ -97,18 +99,18 @@ impl Slow {
     }
 }
 
-/// Two cards, joined by a link with as many credits as a machine file gives it.
+/// Returns two cards, joined by a link with as many credits as a machine file's default.
 fn rig() -> Rig {
     let link = LinkSpec { credits: vec![32; CHANNELS], ..plain_link() };
     Rig::with(&Topology::full_mesh(2).unwrap(), 16, &link, |_| {})
 }
 
-/// Lets a tick pass, in which clients get their messages and answer what is due.
+/// Passes one tick, in which clients get their messages and answer those that are due.
 fn tick(rig: &mut Rig, slow: &mut [Slow]) {
     pass(rig, slow, TICK);
 }
 
-/// As [`tick`], of so many nanoseconds.
+/// As [`tick`], of `nanoseconds` nanoseconds.
 fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
     for _ in 0..1000 {
         let busy = rig.machine.step(rig.now, 64) == Next::Now;
@@ -123,10 +125,11 @@ fn pass(rig: &mut Rig, slow: &mut [Slow], nanoseconds: u64) {
             break;
         }
     }
+
     rig.now = rig.now.after(nanoseconds);
 }
 
-/// A client that posts one command after the other, each when the last one has ended.
+/// A client that posts commands one after the other, each when the last one has ended.
 struct Innocent {
     peer: Peer,
     command: Command,
@@ -148,20 +151,22 @@ impl Innocent {
             self.since = Some(rig.now);
             return;
         };
-        for told in self.peer.told() {
-            self.failed.extend((told != DONE).then_some(told));
+        for notified in self.peer.outcomes() {
+            self.failed.extend((notified != DONE).then_some(notified));
             self.held += (rig.now.0 - since.0).saturating_sub(TICK);
             self.ended += 1;
             self.since = None;
         }
     }
 
+    /// Returns the time for which commands were held, the present one included.
     fn held_until(&self, now: Nanos) -> u64 {
         self.held + self.since.map_or(0, |since| (now.0 - since.0).saturating_sub(TICK))
     }
 }
 
-/// Posts a command some times, as far as it is taken: more than a slow client answers.
+/// Posts a command up to twice, as far as the card takes it. That is more than a slow client
+/// answers.
 fn flood(rig: &mut Rig, from: &mut Peer, command: Command) {
     from.take_all();
     let _ = (0..2).all(|_| rig.post(from, command));
@@ -245,7 +250,7 @@ fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage()
     let owner = Slow::new(&mut rig, 0, 1, 0);
     let (there, here) = (rig.peer(0, 0, 4096), rig.peer(1, 0, 4096));
     let near = rig.peer(1, 1, 4096);
-    // One reads memory of the owner, the other one memory that is mapped.
+    // One innocent client reads memory of the owner, the other one mapped memory.
     let get = |(vpid, from), to| Command::new(0, vpid, command::GET, notify::REQUESTER, 8, from, to);
     let staged = get((1, owner.nla), here.nla);
     let mapped = get((0, there.nla), near.nla);
@@ -260,7 +265,7 @@ fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage()
             let command = get((1, address), attacker.nla);
             flood(&mut rig, &mut attacker.peer, command);
         }
-        // The stage is looked at again after 20 microseconds.
+        // A stage is looked at again after 20 microseconds.
         for _ in 0..TICK / FINE {
             innocents.iter_mut().for_each(|innocent| innocent.turn(&mut rig));
             pass(&mut rig, &mut slow, FINE);
@@ -274,16 +279,17 @@ fn a_requester_with_slow_memory_holds_neither_answers_nor_another_owners_stage()
     }
 }
 
-/// Runs until a client was told of so many commands, and returns their ends.
+/// Runs until a client has notifications of `commands` commands, and returns their ends.
 fn wait(rig: &mut Rig, slow: &mut [Slow], peer: &mut Peer, commands: usize) -> Vec<(u8, u8)> {
     let limit = rig.now.after(60 * SECOND);
-    let mut told = peer.told();
-    while told.len() < commands {
-        assert!(rig.now < limit, "{} of {commands} have ended", told.len());
+    let mut notified = peer.outcomes();
+
+    while notified.len() < commands {
+        assert!(rig.now < limit, "{} of {commands} have ended", notified.len());
         tick(rig, slow);
-        told.extend(peer.told());
+        notified.extend(peer.outcomes());
     }
-    told
+    notified
 }
 
 #[test]
@@ -297,7 +303,7 @@ fn a_client_that_answers_at_once_is_served_as_if_nothing_were_bounded() {
         peer.write(0, &vec![place as u8 + 1; BYTES as usize]);
     }
 
-    // Each has its own part of the memory: much more is under way than a side queue holds.
+    // Each client has its own part of the memory. Much more is in flight than a side queue holds.
     for round in 0..8 {
         for (place, peer) in (0..).zip(&peers) {
             let there = nla + place * u64::from(length);
@@ -323,8 +329,9 @@ fn a_slow_client_alone_gets_every_transfer_at_its_own_pace() {
     let mut slow = [Slow::new(&mut rig, 1, 1, 90 * MILLISECOND)];
     let mut here = rig.peer(0, 0, BYTES);
     here.write(0, &vec![7; BYTES as usize]);
+
     for command in [command::PUT, command::GET] {
-        // A piece takes 90 ms, so that these 16 take more than a budget.
+        // A piece takes 90 ms, so that these 16 take longer than a budget.
         let (source, destination) =
             if command == command::PUT { (here.nla, slow[0].nla) } else { (slow[0].nla, here.nla) };
         let command = Command::new(1, 1, command, notify::REQUESTER, BYTES as u32, source, destination);
@@ -332,7 +339,7 @@ fn a_slow_client_alone_gets_every_transfer_at_its_own_pace() {
             assert!(rig.post(&here, command));
             assert_eq!(wait(&mut rig, &mut slow, &mut here, 1), [DONE]);
         }
-        // Puts are posted: the client has the last ones still before it.
+        // Puts are posted, so the client has yet to answer the last ones.
         while !slow[0].waiting.is_empty() {
             tick(&mut rig, &mut slow);
         }
@@ -342,13 +349,13 @@ fn a_slow_client_alone_gets_every_transfer_at_its_own_pace() {
 }
 
 #[test]
-fn a_client_that_was_given_up_is_served_again_when_it_answers_and_after_a_reset() {
+fn an_unresponsive_client_is_served_again_when_it_answers_and_after_a_reset() {
     let mut rig = rig();
     let mut slow = [Slow::new(&mut rig, 1, 1, u64::MAX / 2)];
     let mut here = rig.peer(0, 0, BYTES);
     let get = |nla, to| Command::new(1, 1, command::GET, notify::REQUESTER, 8, nla, to);
     for round in 0..4 {
-        // It answers nothing, and all that waits is given up together.
+        // The client answers nothing, and all waiting commands end together.
         (slow[0].last, slow[0].delay) = (rig.now, 3600 * SECOND);
         let command = get(slow[0].nla, here.nla);
         assert!((0..8).all(|_| rig.post(&here, command)));
@@ -381,7 +388,7 @@ fn reset(rig: &mut Rig, owner: &mut Slow) {
 }
 
 #[test]
-fn what_waits_in_a_side_queue_ends_when_its_owner_does() {
+fn packets_in_a_side_queue_end_when_their_owner_does() {
     for deregistered in [true, false] {
         let mut rig = rig();
         let mut slow = [Slow::new(&mut rig, 1, 1, 3600 * SECOND)];
@@ -390,7 +397,7 @@ fn what_waits_in_a_side_queue_ends_when_its_owner_does() {
         let command = Command::new(1, 1, command::GET, notify::REQUESTER, 8, slow[0].nla, here.nla);
         assert!((0..8).all(|_| rig.post(&here, command)));
         (0..20).for_each(|_| tick(&mut rig, &mut slow));
-        assert_eq!(here.told(), []);
+        assert_eq!(here.outcomes(), []);
 
         let client = &slow[0].peer.client;
         if deregistered {
@@ -399,9 +406,9 @@ fn what_waits_in_a_side_queue_ends_when_its_owner_does() {
             rig.kill(client);
         }
         (0..4).for_each(|_| tick(&mut rig, &mut slow));
-        let told = here.told();
-        assert_eq!(told.len(), 8);
-        assert!(told.iter().all(|told| *told != DONE), "{told:?}");
+        let notified = here.outcomes();
+        assert_eq!(notified.len(), 8);
+        assert!(notified.iter().all(|notified| *notified != DONE), "{notified:?}");
         assert_eq!(rig.machine.fabric().packets_in_use(), 0);
     }
 }

@@ -1,4 +1,4 @@
-//! A client that misuses VELO in every way its windows allow, beside clients that do not.
+//! A client that misuses VELO in every way its windows allow, beside clients that behave.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -15,15 +15,15 @@ use nicforge_hwi::{
     posted::CELL,
 };
 
-/// Packets a function and turn.
+/// Packets for each function in one turn.
 const BUDGET: u32 = 64;
 const TURNS: u64 = 4000;
 /// Time between two turns.
 const TICK: u64 = 1_000_000;
-/// Turns in which a message of a client that has nothing else under way arrives.
+/// The bound, in turns, within which a message of an otherwise idle client arrives.
 const MOST_TURNS: u64 = 4;
 
-/// Numbers that look random and are the same each time.
+/// A reproducible sequence of pseudo-random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -44,7 +44,7 @@ struct Hostile {
 }
 
 impl Hostile {
-    /// Does a turn's worth of harm.
+    /// Performs one hostile action.
     fn turn(&mut self, rig: &mut Rig) {
         match self.numbers.below(16) {
             0 => rig.machine.reset_attachment(self.client.function, self.client.who).unwrap(),
@@ -58,13 +58,14 @@ impl Hostile {
         }
     }
 
-    /// Fills the ring with messages to a client that never reads, to clients that do not exist, and
-    /// with bad records.
+    /// Fills the ring with messages to a client that never reads, messages to clients that do not
+    /// exist, and bad records.
     fn post(&mut self) {
         let mut ring = Posting::of(&self.client);
         loop {
             let data = [0x5a; 64];
             let length = 8 * (1 + self.numbers.below(8) as usize);
+
             let more = match self.numbers.below(4) {
                 0 => ring.offer(BAR_VELO, address::encode(1, 3, 0, length / 8), &data[..length]),
                 1 => ring.offer(BAR_VELO, address::encode(1, 200, 0, 1), &data[..8]),
@@ -90,34 +91,39 @@ impl Hostile {
         }
     }
 
-    /// Accesses registers and the send aperture with any width, at any place.
+    /// Accesses registers and the send aperture with any width and offset.
     fn access(&mut self, rig: &mut Rig) {
         let Client { function, who, .. } = self.client;
         for _ in 0..64 {
             let length = self.numbers.below(65) as usize;
             let mut data = [0xa5; 64];
             let at = self.numbers.below(0x4000);
-            // Some are refused, and some stall.
+
+            // Some accesses are refused, and some stall.
             let _ = rig.machine.write(function, who, region::BAR0, at, &data[..length]);
             let _ = rig.machine.read(function, who, region::BAR0, at, &mut data[..length]);
+
             let aperture = u32::from(BAR_VELO);
             let _ = rig.machine.write(function, who, aperture, self.numbers.below(1 << 32), &data[..length]);
         }
     }
 }
 
-/// Messages between two clients that keep to the rules, one at a time.
+/// Messages between two clients that behave, one at a time.
 struct Talk {
     sender: Client,
     ring: Posting,
     receiver: Client,
     sent: u64,
+    /// The turn in which the message in flight was posted.
     since: u64,
+    /// The most turns that a message took.
     longest: u64,
-    /// Turns for which an access of the sender has waited.
+    /// The number of turns for which an access of the sender has waited.
     stalled: u64,
+    /// The most turns that an access has waited.
     most_stalled: u64,
-    /// The next message waits for an access to end.
+    /// Whether the next message waits for an access to end.
     due: bool,
 }
 
@@ -129,6 +135,7 @@ impl Talk {
         Self { sender, ring, receiver, sent: 0, since: 0, longest: 0, stalled: 0, most_stalled: 0, due: true }
     }
 
+    /// Takes the messages that have arrived, and posts the next one.
     fn turn(&mut self, turn: u64) {
         let came = self.receiver.take_all();
         for message in &came {
@@ -137,6 +144,7 @@ impl Talk {
             self.longest = self.longest.max(turn - self.since);
             self.sent += 1;
         }
+
         self.due |= !came.is_empty();
         if self.due && self.stalled == 0 {
             let to = address::encode(self.receiver.node, self.receiver.vpid, 0, 1);
@@ -146,8 +154,8 @@ impl Talk {
     }
 }
 
-/// Reads the identity register. Returns false when the access stalls.
-fn is_identified(rig: &mut Rig, client: &Client) -> bool {
+/// Reads the identity register. Returns false if the access stalls.
+fn read_identity(rig: &mut Rig, client: &Client) -> bool {
     let mut identity = [0; 8];
     let Client { function, who, .. } = *client;
     let access = rig.machine.read(function, who, region::BAR0, reg::IDENTITY, &mut identity).unwrap();
@@ -157,7 +165,7 @@ fn is_identified(rig: &mut Rig, client: &Client) -> bool {
 #[test]
 fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
     let mut rig = Rig::pair();
-    let _deaf = rig.receiver(1, 3, 64);
+    let _unresponsive = rig.receiver(1, 3, 64);
     let mut talks = [Talk::new(&mut rig, (0, 0), (1, 0)), Talk::new(&mut rig, (1, 1), (0, 1))];
     let mut hostile = Hostile { client: rig.attach(0, 2), numbers: Numbers(7) };
 
@@ -166,11 +174,12 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
         for talk in &mut talks {
             talk.turn(turn);
             // An access ends at once, unless posted messages of the same client wait for the link.
-            assert!(is_identified(&mut rig, &talk.receiver), "turn {turn}");
-            let stalled = !is_identified(&mut rig, &talk.sender);
+            assert!(read_identity(&mut rig, &talk.receiver), "turn {turn}");
+            let stalled = !read_identity(&mut rig, &talk.sender);
             talk.stalled = if stalled { talk.stalled + 1 } else { 0 };
             talk.most_stalled = talk.most_stalled.max(talk.stalled);
         }
+
         rig.now = Nanos(rig.now.0 + TICK);
         rig.machine.rescan();
         let _ = rig.machine.step(rig.now, BUDGET);
@@ -187,7 +196,7 @@ fn a_hostile_sender_delays_neither_messages_nor_accesses_of_its_neighbours() {
 #[test]
 fn after_a_hostile_sender_has_gone_the_cards_come_to_rest() {
     let mut rig = Rig::pair();
-    let _deaf = rig.receiver(1, 3, 64);
+    let _unresponsive = rig.receiver(1, 3, 64);
     let mut hostile = Hostile { client: rig.attach(0, 2), numbers: Numbers(11) };
     for _ in 0..1000 {
         hostile.turn(&mut rig);

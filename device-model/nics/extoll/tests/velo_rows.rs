@@ -1,4 +1,4 @@
-//! VELO's messages out of posted-write rings, where many come in a row.
+//! VELO messages out of posted-write rings, where many come in a row.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 mod common;
@@ -19,16 +19,16 @@ use nicforge_hwi::{
 };
 use proptest::prelude::*;
 
-/// What is posted.
+/// A message, or several, that a writer posts.
 #[derive(Clone, Copy, Debug)]
 enum Post {
-    /// To a VPID of the other card, a number of times.
+    /// A number of messages to a VPID of the other card.
     Over { vpid: u16, tag: u8, quadwords: usize, times: usize },
-    /// To another VPID of the same card.
+    /// A message to another VPID of the same card.
     Here { tag: u8 },
-    /// To nobody.
+    /// A message to a VPID without a receive ring.
     Nowhere,
-    /// In two pieces.
+    /// A message in two pieces.
     Split { vpid: u16 },
 }
 
@@ -43,6 +43,7 @@ fn posts() -> impl Strategy<Value = Vec<(usize, Post)>> {
     prop::collection::vec((0usize..2, post), 1..40)
 }
 
+/// Counts posted-write events.
 struct Counting(Arc<Mutex<u64>>);
 
 impl TraceSink for Counting {
@@ -68,19 +69,23 @@ proptest! {
         if traced {
             rig.machine.set_trace(Some(Box::new(Counting(events.clone()))));
         }
+
         let senders = [rig.attach(0, 0), rig.attach(0, 1)];
         let mut readers = [rig.receiver(1, 0, 64), rig.receiver(1, 1, 64), rig.receiver(0, 2, 64)];
         let mut rings = senders.each_ref().map(Posting::of);
-        // By reader, then writer: what is to come.
+
+        // The expected messages, by reader, then writer.
         let mut expected: [[Vec<Message>; 2]; 3] = Default::default();
         let mut got: [[Vec<Message>; 2]; 3] = Default::default();
         let (mut sent, mut records, mut nowhere) = (0u64, 0, [0u64; 2]);
+
         for (writer, post) in posts {
             let ring = &mut rings[writer];
             let mut message = |quadwords: usize| {
                 sent += 1;
                 [sent.to_le_bytes()].repeat(quadwords).concat()
             };
+
             let from = (0, writer as u16);
             match post {
                 Post::Over { vpid, tag, quadwords, times } => for _ in 0..times {
@@ -108,15 +113,19 @@ proptest! {
                     records += 2;
                 }
             }
+
             for sender in &senders {
                 rig.machine.wake(sender.function);
             }
+
             for _ in 0..steps {
                 rig.now = rig.now.after(100);
                 let _ = rig.machine.step(rig.now, 16);
             }
         }
-        // The rings are small: they are emptied, and slots given back, until nothing comes any more.
+
+        // The rings are small, so they are emptied and their slots freed until no message arrives
+        // any more.
         let mut rest = 0;
         while rest < 3 {
             for sender in &senders {
@@ -132,12 +141,14 @@ proptest! {
                 rig.machine.wake(reader.function);
             }
         }
+
         prop_assert_eq!(&got, &expected);
         for (sender, nowhere) in senders.iter().zip(nowhere) {
             prop_assert_eq!(sender.shown(mirror::VELO_UNDELIVERED), nowhere);
             prop_assert!(nowhere == 0 || sender.last_error().0 == error::NO_RECEIVER);
             prop_assert_eq!(sender.shown(mirror::ERRORS), nowhere);
         }
+
         let shown: u64 = senders.iter().map(|sender| sender.shown(mirror::VELO_SENT)).sum();
         prop_assert_eq!(shown, sent - nowhere.iter().sum::<u64>());
         prop_assert_eq!(*events.lock().unwrap(), if traced { records } else { 0 });

@@ -1,8 +1,10 @@
-//! An ACCES PCI-IDIO-16: 16 outputs, 16 inputs, an interrupt when an input changes. Linux's `gpio-pci-idio-16` drives it.
+//! An ACCES PCI-IDIO-16: 16 outputs, 16 inputs, and an interrupt when an input changes. Linux's
+//! `gpio-pci-idio-16` drives it.
 //!
-//! It has a loop-back plug on its connector: output `n` is wired to input `n`, as one tests such a card on the bench.
+//! The connector has a loop-back plug, as in a bench test: output `n` is wired to input `n`.
 //!
-//! In: accesses to its I/O ports ([`nicforge_hwi::idio16`]) and the time. Out: its INTx line. May touch: core, hwi.
+//! In: accesses to its I/O ports ([`nicforge_hwi::idio16`]), and the time. Out: its INTx line. May
+//! touch: core, hwi.
 #![forbid(unsafe_code)]
 
 use nicforge_core::{
@@ -14,7 +16,7 @@ use nicforge_core::{
 use nicforge_hwi::idio16::*;
 
 // ANCHOR: state
-/// Its only attachment: there is one connector.
+/// The only attachment, because the card has one connector.
 const USER: AttachmentId = AttachmentId(0);
 
 /// The card.
@@ -24,25 +26,27 @@ pub struct Idio16 {
     changes: u64,
 }
 
-/// What a reset brings back to power-on, which is the default.
+/// The state that a reset restores. The default is the state of power-on.
 #[derive(Default)]
 struct Lines {
     outputs: u16,
-    /// As the ports show them: behind the filters.
+    /// Inputs as the ports show them, behind the filters.
     inputs: u16,
     /// Inputs with an active filter.
     filtered: u16,
-    /// When a filtered input that changed will have kept its new level for long enough.
+    /// For each filtered input that has changed, the time at which its new level counts as stable.
     settled_at: [Option<Nanos>; LINES],
+    /// Whether the interrupt is enabled.
     enabled: bool,
-    /// `STATUS_CHANGED_*`.
+    /// Flags `STATUS_CHANGED_*` of inputs that have changed.
     changed: u8,
 }
 // ANCHOR_END: state
 
 // ANCHOR: lines
 impl Idio16 {
-    /// Lets the inputs follow what is wired to them, as far as their filters allow, and drives the interrupt line.
+    /// Lets the inputs follow the outputs, as far as their filters allow, and drives the interrupt
+    /// line.
     fn update(&mut self, context: &mut Context<'_>) {
         let (lines, now) = (&mut self.lines, context.now());
         for (line, settled_at) in lines.settled_at.iter_mut().enumerate() {
@@ -51,6 +55,7 @@ impl Idio16 {
                 *settled_at = None;
                 continue;
             }
+
             if lines.filtered & bit != 0 {
                 let time = *settled_at.get_or_insert(Nanos(now.0.saturating_add(FILTER_NS)));
                 if time > now {
@@ -58,6 +63,7 @@ impl Idio16 {
                     continue;
                 }
             }
+
             *settled_at = None;
             lines.inputs ^= bit;
             self.changes += 1;
@@ -65,19 +71,22 @@ impl Idio16 {
                 lines.changed |= if line < 8 { STATUS_CHANGED_LOW } else { STATUS_CHANGED_HIGH };
             }
         }
+
         context.set_intx(USER, lines.is_pending());
     }
 }
 
 impl Lines {
+    /// Returns whether the interrupt line is asserted.
     fn is_pending(&self) -> bool {
         self.enabled && self.changed != 0
     }
 
-    /// One port. `None`: nothing answers, or reading it only has an effect.
+    /// Reads one port. Returns `None` if no value answers; the read may still have an effect.
     fn read(&mut self, port: u64) -> Option<u8> {
         let [outputs, inputs, filtered] = [self.outputs, self.inputs, self.filtered].map(u16::to_le_bytes);
         let pending = if self.is_pending() { STATUS_PENDING } else { 0 };
+
         match port {
             INTERRUPT_CONTROL => self.enabled = true,
             FILTER_CONTROL => self.filtered = u16::MAX,
@@ -89,9 +98,11 @@ impl Lines {
             FILTERS_LOW => return Some(filtered[0]),
             _ => {}
         }
+
         None
     }
 
+    /// Writes one port.
     fn write(&mut self, port: u64, value: u8) {
         match port {
             OUTPUTS_LOW => self.outputs = self.outputs & 0xff00 | u16::from(value),
@@ -117,14 +128,16 @@ impl Device for Idio16 {
             class: 0xff_00_00,
             revision: 0,
         };
+
         let mut bars = [const { None }; 6];
         bars[usize::from(PORTS_BAR)] = Some(BarSpec::io(PORTS));
         let attachments = vec![AttachmentSpec { name: "user0".to_owned(), group: 0 }];
+
         FunctionSpec { identity, bars, attachments, msix: None, intx: true, rings: None }
     }
 
     fn read(&mut self, context: &mut Context<'_>, _: AttachmentId, at: Address, data: &mut [u8]) {
-        // The card's bus is a byte wide: a wider access is one of each of its bytes.
+        // The card's bus is one byte wide, so a wider access is one access for each byte.
         for (port, byte) in (at.offset..).zip(data) {
             *byte = self.lines.read(port).unwrap_or(*byte);
         }

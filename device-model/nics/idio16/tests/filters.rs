@@ -1,4 +1,4 @@
-//! The input filters, in time that the tests make.
+//! The input filters, in time that the tests control.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use nicforge_core::{
@@ -13,6 +13,7 @@ const CARD: FunctionId = FunctionId(0);
 const USER: AttachmentId = AttachmentId(0);
 const PORTS_REGION: u32 = PORTS_BAR as u32;
 
+/// Returns a machine with the card and one client, stepped at time 0.
 fn machine() -> Machine {
     let mut machine = Machine::new();
     machine.add_function("gpio0", Box::new(Idio16::default())).unwrap();
@@ -21,17 +22,19 @@ fn machine() -> Machine {
     machine
 }
 
+/// Reads a port.
 fn read(machine: &mut Machine, port: u64) -> u8 {
     let mut data = [0];
     assert_eq!(machine.read(CARD, USER, PORTS_REGION, port, &mut data).unwrap(), Access::Done);
     data[0]
 }
 
+/// Writes a port.
 fn write(machine: &mut Machine, port: u64, value: u8) {
     assert_eq!(machine.write(CARD, USER, PORTS_REGION, port, &[value]).unwrap(), Access::Done);
 }
 
-/// Inputs 0 to 7 when the machine has come to `time`.
+/// Returns inputs 0 to 7 after a step at `time`.
 fn inputs_at(machine: &mut Machine, time: u64) -> u8 {
     machine.step(Nanos(time), 1);
     read(machine, INPUTS_LOW)

@@ -1,13 +1,18 @@
-//! *Addressed send*: the address of a store says where its data goes, and the store can stall for want of credits.
+//! *Addressed send*: the address of a store names the receiver of its data, and the store stalls
+//! without a credit.
 //!
-//! A client writes 1 to [`MAX_MESSAGE`] bytes to BAR 5. The offset holds the target attachment and a tag. The device puts
-//! the message, with the number of the attachment that it *came from*, into the target's mailbox: eight slots in the target's
-//! mirror, which the target polls. A client can't lie about who it is, since the core says where each access came from.
+//! A client writes 1 to [`MAX_MESSAGE`] bytes to BAR 5. The offset holds the target attachment and
+//! a tag. The device puts the message into the target's mailbox: eight slots in the target's
+//! mirror, which the target polls. The device adds the number of the *sending* attachment. A client
+//! can't forge it, because the core identifies the source of each access.
 //!
-//! Each slot is a credit. A client returns credits by counting the messages that it took in [`WIN_HEAD`]. That is a word in
-//! mapped memory, not a register: a register write could be queued behind a send that waits for this very credit. Without
-//! credits, [`Device::write`] answers [`Write::Stalled`]; the core offers the same write again, and keeps everything behind it
-//! in the same ring waiting. A reset of the target gives all credits back, so that nothing waits for ever.
+//! Each slot is a credit. A client returns credits by counting the messages that it took in
+//! [`WIN_HEAD`]. That is a word in mapped memory, not a register: a register write could be queued
+//! behind a send that waits for this very credit.
+//!
+//! Without a credit, [`Device::write`] answers [`Write::Stalled`]. The core retries the same write,
+//! and everything behind it in the same ring waits. A reset of the target returns all credits, so
+//! no send waits for ever.
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -21,49 +26,53 @@ use nicforge_shm::{MemoryError, SharedU64, Window};
 
 use crate::{answer, identity, users};
 
-/// The device. See the module.
+/// The device; the module's documentation describes it.
 #[derive(Default)]
 pub struct AddressedSend {
-    ports: [Port; ATTACHMENTS as usize],
+    clients: [ClientState; ATTACHMENTS as usize],
     delivered: u64,
 }
 
-/// What one client has.
+/// The state of one client.
 #[derive(Default)]
-struct Port {
+struct ClientState {
     mailbox: Option<Mailbox>,
-    /// Its send in front was refused for want of credits already.
+    /// Whether its first send was already counted as a stall.
     stalled: bool,
+    /// Number of sends that have stalled.
     stalls: u64,
+    /// Number of sends that could not be delivered.
     bad: u64,
 }
 
-/// A client's receive side.
+/// The receive side of a client.
 struct Mailbox {
     slots: Window,
     head_word: SharedU64,
     delivered: u64,
-    /// The last good value of `head_word`.
+    /// The last valid value of `head_word`.
     head: u64,
 }
 
-/// What a send's address and length say.
+/// A decoded send.
 struct Send {
     target: AttachmentId,
     tag: u16,
 }
 
 impl AddressedSend {
-    /// The card. It has [`ATTACHMENTS`] attachments.
+    /// Builds the card in the state of power-on. It has [`ATTACHMENTS`] attachments.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Sets a client to the state of power-on.
     fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
-        self.ports[usize::from(who.0)] = Port { mailbox: Mailbox::open(context, who), ..Port::default() };
+        self.clients[usize::from(who.0)] =
+            ClientState { mailbox: Mailbox::open(context, who), ..ClientState::default() };
     }
 
-    /// Deliver a message; `None` when it can't be delivered to anybody.
+    /// Delivers a message. Returns `None` if it has no receiver or makes no sense.
     fn deliver(
         &mut self,
         context: &mut Context<'_>,
@@ -72,27 +81,32 @@ impl AddressedSend {
         data: &[u8],
     ) -> Option<Write> {
         let Send { target, tag } = Send::decode(at, data.len())?;
-        let mailbox = self.ports[usize::from(target.0)].mailbox.as_mut()?;
+        let mailbox = self.clients[usize::from(target.0)].mailbox.as_mut()?;
         if mailbox.credits() == 0 {
             return Some(Write::Stalled);
         }
+
         let before = mailbox.delivered;
         mailbox.put(from, tag, data).ok()?;
         self.delivered += 1;
-        // The target stores its read pointer, then looks for a message once more, then waits. Here it is the other way round: the message, then
-        // the pointer. With a fence between the two on either side, one of them sees the other's store.
+
+        // The target stores its read pointer, looks for a message once more, and then waits. The
+        // order here is the opposite: the message, then the pointer. With a fence between the two
+        // on either side, one of them sees the other's store.
         fence(Ordering::SeqCst);
         mailbox.look_at_head();
         if mailbox.head >= before {
             context.interrupt(target, VECTOR_RECEIVE);
         }
+
         Some(Write::Accepted)
     }
 }
 
 impl Device for AddressedSend {
     fn spec(&self) -> FunctionSpec {
-        // 4 KiB of registers, one vector, a ring of 64 cells, 4 KiB of windows, 4 KiB of mirror; and BAR 5 to send to.
+        // 4 KiB of registers, one vector, a ring of 64 cells, 4 KiB of windows, 4 KiB of mirror,
+        // and BAR 5 for sends.
         let mut spec = FunctionSpec::nic(
             identity(pci::DEVICE_ADDRESSED_SEND),
             users(ATTACHMENTS),
@@ -111,28 +125,31 @@ impl Device for AddressedSend {
     }
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        // Without a mailbox nobody can send to it, and who waits for its credits is let through.
-        self.ports[usize::from(who.0)] = Port::default();
+        // Without a mailbox, sends to the attachment fail, also those that wait for its credits.
+        self.clients[usize::from(who.0)] = ClientState::default();
     }
 
     fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
-        for index in 0..self.ports.len() {
+        for index in 0..self.clients.len() {
             let who = AttachmentId(index as u16);
             let meant = reach == Reset::Function || reach == Reset::Attachment(who);
-            if meant && self.ports[index].mailbox.is_some() {
+            if meant && self.clients[index].mailbox.is_some() {
                 self.power_on(context, who);
             }
         }
     }
 
     fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
-        let port = &self.ports[usize::from(from.0)];
+        let client = &self.clients[usize::from(from.0)];
         match (at.bar, at.offset) {
-            (0, REG_STALLS) => answer(data, port.stalls.to_le_bytes()),
-            (0, REG_BAD) => answer(data, port.bad.to_le_bytes()),
+            (0, REG_STALLS) => answer(data, client.stalls.to_le_bytes()),
+            (0, REG_BAD) => answer(data, client.bad.to_le_bytes()),
             (0, REG_PRESENT) => {
-                let bits =
-                    self.ports.iter().enumerate().map(|(n, port)| u32::from(port.mailbox.is_some()) << n);
+                let bits = self
+                    .clients
+                    .iter()
+                    .enumerate()
+                    .map(|(n, client)| u32::from(client.mailbox.is_some()) << n);
                 answer(data, bits.sum::<u32>().to_le_bytes());
             }
             _ => {}
@@ -143,31 +160,34 @@ impl Device for AddressedSend {
         if at.bar != SEND_BAR {
             return Write::Accepted;
         }
+
         let outcome = self.deliver(context, from, at, data);
-        let port = &mut self.ports[usize::from(from.0)];
+        let client = &mut self.clients[usize::from(from.0)];
         if outcome == Some(Write::Stalled) {
-            // It is offered again and again; it is one stall.
-            port.stalls += u64::from(!port.stalled);
-            port.stalled = true;
+            // A retried send counts as one stall.
+            client.stalls += u64::from(!client.stalled);
+            client.stalled = true;
             return Write::Stalled;
         }
-        port.stalled = false;
-        port.bad += u64::from(outcome.is_none());
+
+        client.stalled = false;
+        client.bad += u64::from(outcome.is_none());
         Write::Accepted
     }
 
     fn counters(&self) -> Vec<Counter> {
-        let sum = |count: fn(&Port) -> u64| self.ports.iter().map(count).sum();
+        let sum = |count: fn(&ClientState) -> u64| self.clients.iter().map(count).sum();
         vec![
             Counter { name: "delivered", value: self.delivered },
-            Counter { name: "stalls", value: sum(|port| port.stalls) },
-            Counter { name: "bad_sends", value: sum(|port| port.bad) },
+            Counter { name: "stalls", value: sum(|client| client.stalls) },
+            Counter { name: "bad_sends", value: sum(|client| client.bad) },
         ]
     }
 }
 
 impl Send {
-    /// `None` when bits 5..0 of the offset are not zero, or the message is too long.
+    /// Decodes a send. Returns `None` if bits 5..0 of the offset are not zero, or the length is out
+    /// of range.
     fn decode(at: Address, length: usize) -> Option<Self> {
         let sound = at.offset < SEND_WINDOW
             && at.offset.is_multiple_of(1 << SEND_TAG_SHIFT)
@@ -180,16 +200,16 @@ impl Send {
 }
 
 impl Mailbox {
-    /// A client's windows; `None` when there is no client.
+    /// Opens a client's windows; returns `None` if there is no client.
     fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
         let (windows, mirror) = (context.memory(who, 1)?, context.memory(who, 2)?);
-        // The places are constants inside BARs that `spec` asked for.
+        // The offsets are constants inside the BARs that `spec` asks for.
         let slots = mirror.window(MIRROR_MAILBOX, SLOTS * SLOT).ok()?;
         let head_word = windows.u64(WIN_HEAD).ok()?;
         Some(Self { slots, head_word, delivered: 0, head: 0 })
     }
 
-    /// Take over the client's read pointer. One that makes no sense returns nothing.
+    /// Takes over the client's read pointer. An invalid value is ignored.
     fn look_at_head(&mut self) {
         let head = self.head_word.load(Ordering::Acquire);
         if (self.head..=self.delivered).contains(&head) {
@@ -197,19 +217,21 @@ impl Mailbox {
         }
     }
 
-    /// Slots that are free.
+    /// Returns the number of free slots.
     fn credits(&mut self) -> u64 {
         self.look_at_head();
         SLOTS - (self.delivered - self.head)
     }
 
+    /// Writes a message into the next slot.
     fn put(&mut self, from: AttachmentId, tag: u16, data: &[u8]) -> Result<(), MemoryError> {
         let slot = self.slots.window(self.delivered % SLOTS * SLOT, SLOT)?;
         slot.store_u16_relaxed(SLOT_SOURCE, from.0)?;
         slot.store_u16_relaxed(SLOT_TAG, tag)?;
         slot.store_u32_relaxed(SLOT_LENGTH, data.len() as u32)?;
         slot.write(SLOT_DATA, data)?;
-        // Release: who sees the sequence word sees the message.
+
+        // Release: a reader that sees the sequence word sees the message.
         slot.store_u64_release(0, self.delivered + 1)?;
         self.delivered += 1;
         Ok(())

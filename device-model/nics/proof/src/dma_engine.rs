@@ -1,18 +1,19 @@
-//! *DMA engine*: copies a scatter list within a client's memory and raises an interrupt when it is through.
+//! *DMA engine*: copies a scatter list within a client's memory and raises an interrupt at the end.
 //!
-//! A client writes the address and length of a list, then [`REG_START`] (as a posted write, if it likes), and waits for
-//! [`VECTOR_DONE`] or [`VECTOR_ERROR`], or polls [`MIRROR_ENDED`].
+//! A client writes the address and length of a list, then [`REG_START`], which may be a posted
+//! write. It waits for [`VECTOR_DONE`] or [`VECTOR_ERROR`], or polls [`MIRROR_ENDED`].
 //!
-//! A device never waits, and the client's memory may be a slow message away. So a read is *started*, and its data comes to
-//! [`Device::dma_done`] later. Between the two the device only remembers where it is:
+//! A device never waits, and the client's memory may be reached only by a slow message. So a read
+//! is *started*, and its data arrive in [`Device::dma_done`] later. In between, the device keeps
+//! only its state:
 //!
 //! ```text
 //!   Idle --start--> List --the list came--> Copy --every descriptor copied--> Idle, VECTOR_DONE
 //!                    \________________________\___________ any error ______> Idle, VECTOR_ERROR
 //! ```
 //!
-//! A descriptor is copied in pieces of at most [`MAX_DMA`] bytes, one at a time. When the core has no room for an
-//! operation it says *busy*: the piece is tried again in a later step.
+//! A descriptor is copied in pieces of at most [`MAX_DMA`] bytes, one at a time. If the core has no
+//! room for an operation, it reports *busy*, and a later step retries the piece.
 
 use std::sync::atomic::Ordering;
 
@@ -29,12 +30,12 @@ use zerocopy::FromBytes;
 
 use crate::{answer, identity, users, word32, word64};
 
-/// How long to leave the core alone when it was busy, in nanoseconds.
+/// Delay before a retry when the core was busy, in nanoseconds.
 const RETRY: u64 = 20_000;
-/// Every read's token: a client has one read under way at a time.
+/// The token of every read. A client has one read in flight at a time.
 const TOKEN: DmaToken = DmaToken(0);
 
-/// The device. See the module.
+/// The device; the module's documentation describes it.
 #[derive(Default)]
 pub struct DmaEngine {
     channels: [Channel; ATTACHMENTS as usize],
@@ -43,7 +44,7 @@ pub struct DmaEngine {
     errors: u64,
 }
 
-/// What one client has.
+/// The state of one client.
 #[derive(Default)]
 struct Channel {
     mirror: Option<SharedMemory>,
@@ -53,46 +54,47 @@ struct Channel {
     done: u32,
     ended: u64,
     state: State,
-    /// The list that is worked on, read once.
+    /// The list that is being processed, read once.
     descriptors: Vec<Descriptor>,
-    /// The core was busy: nothing is tried before.
+    /// Time of the next attempt, if the core was busy.
     retry_at: Option<Nanos>,
 }
 
-/// Where a channel is in its work.
+/// Progress of a channel.
 #[derive(Clone, Copy, Default, PartialEq)]
 enum State {
     #[default]
     Idle,
     /// The list has to be read.
     List { under_way: bool },
-    /// The descriptor number `done` has been copied up to `offset`; the next piece has to be read.
+    /// Descriptor number `done` has been copied up to `offset`, and the next piece has to be read.
     Copy { offset: u32, under_way: bool },
 }
 
-/// What a channel has to do next.
+/// The next action of a channel.
 enum Next {
-    /// Nothing, or nothing until a read that is under way comes back.
+    /// There is no action until a start, or until the data of a read in flight arrive.
     Nothing,
-    /// Start this read.
+    /// A read has to be started.
     Read { iova: u64, length: usize },
-    /// Every descriptor is copied.
+    /// All descriptors are copied.
     Finish,
-    /// The list can't go on; the status bit that says why.
+    /// The list can't be continued, for the reason in this status bit.
     Fail(u32),
 }
 
 impl DmaEngine {
-    /// The card. It has [`ATTACHMENTS`] attachments.
+    /// Builds the card in the state of power-on. It has [`ATTACHMENTS`] attachments.
     pub fn new() -> Self {
         Self::default()
     }
 
+    /// Sets a channel to the state of power-on.
     fn power_on(&mut self, context: &Context<'_>, who: AttachmentId) {
         self.channels[usize::from(who.0)] = Channel { mirror: context.memory(who, 2), ..Channel::default() };
     }
 
-    /// Do what a channel has to do next.
+    /// Performs the next action of a channel.
     fn advance(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         let channel = &mut self.channels[usize::from(who.0)];
         match channel.next() {
@@ -106,18 +108,22 @@ impl DmaEngine {
         }
     }
 
-    /// A start is over: with `error` 0 well, else with that status bit.
+    /// Ends a start: successfully if `error` is 0, otherwise with that status bit.
     fn end(&mut self, context: &mut Context<'_>, who: AttachmentId, error: u32) {
         let channel = &mut self.channels[usize::from(who.0)];
-        // A refused start does not disturb the list that is being worked on.
+
+        // A refused start does not disturb the list that is being processed.
         if error != STATUS_BAD_START {
             channel.state = State::Idle;
             channel.status &= !STATUS_BUSY;
         }
+
         channel.status |= error;
         channel.ended += 1;
-        // The mirror is written before the interrupt is raised, the count last.
+
+        // The mirror is written before the interrupt is raised, with the count last.
         channel.publish();
+
         if error == 0 {
             self.lists += 1;
             context.interrupt(who, VECTOR_DONE);
@@ -146,7 +152,8 @@ impl Device for DmaEngine {
         for index in 0..self.channels.len() {
             let who = AttachmentId(index as u16);
             let meant = reach == Reset::Function || reach == Reset::Attachment(who);
-            // What was under way does not come back after a reset, so that forgetting it is enough.
+            // The answer to a read in flight does not arrive after a reset, so dropping the state
+            // is enough.
             if meant && self.channels[index].mirror.is_some() {
                 self.power_on(context, who);
             }
@@ -190,6 +197,7 @@ impl Device for DmaEngine {
     ) {
         let channel = &mut self.channels[usize::from(who.0)];
         channel.set_under_way(false);
+
         let failed = match (channel.state, result) {
             (State::Idle, _) => None,
             (_, Err(_)) => Some(STATUS_DMA_ERROR),
@@ -203,11 +211,12 @@ impl Device for DmaEngine {
                     channel.copied(bytes.len() as u32);
                     None
                 }
-                // No room for the write now. The data is in the client's memory still, and is read again in a later step.
+                // There is no room for the write now. A later step reads the piece again.
                 Err(DmaError::Busy) => return channel.retry_later(context),
                 Err(_) => Some(STATUS_DMA_ERROR),
             },
         };
+
         match failed {
             None => self.advance(context, who),
             Some(status) => self.end(context, who, status),
@@ -215,11 +224,12 @@ impl Device for DmaEngine {
     }
 
     fn step(&mut self, context: &mut Context<'_>, _: u32) -> Progress {
-        // Completions drive the copying; here is only what was busy before. Steps come much more often than room for it, and each try costs a read.
+        // Completions drive the copying; a step only retries channels for which the core was busy.
+        // The delay avoids a read in every step.
         for index in 0..self.channels.len() {
             match self.channels[index].retry_at {
                 None => {}
-                // The function has one timer, which was for another channel perhaps.
+                // The function has one timer, and it may have expired for another channel.
                 Some(time) if context.now() < time => context.wake_at(time),
                 Some(_) => {
                     self.channels[index].retry_at = None;
@@ -240,30 +250,34 @@ impl Device for DmaEngine {
 }
 
 impl Channel {
-    /// Begin with the list that the registers name. False when they make no sense or a list is being worked on.
+    /// Starts with the list that the registers name. Returns false if they make no sense or a list
+    /// is being processed.
     fn start(&mut self) -> bool {
         if self.state != State::Idle {
             return false;
         }
-        // A start that is refused for its own sake has only its own error.
+
+        // A new start clears the errors of earlier ones, even if it is refused.
         self.status = 0;
         let sound = (1..=MAX_DESCRIPTORS).contains(&self.count) && self.list.is_multiple_of(8);
         if !sound {
             return false;
         }
+
         self.state = State::List { under_way: false };
         self.status = STATUS_BUSY;
         self.done = 0;
         true
     }
 
+    /// Returns the next action, and skips descriptors without bytes.
     fn next(&mut self) -> Next {
         match self.state {
             State::List { under_way: false } => {
                 Next::Read { iova: self.list, length: self.count as usize * size_of::<Descriptor>() }
             }
             State::Copy { offset, under_way: false } => {
-                // Descriptors without bytes are done already.
+                // Descriptors without bytes need no copy.
                 while self
                     .descriptors
                     .get(self.done as usize)
@@ -271,6 +285,7 @@ impl Channel {
                 {
                     self.done += 1;
                 }
+
                 match self.descriptors.get(self.done as usize) {
                     None => Next::Finish,
                     Some(descriptor) => match check(descriptor) {
@@ -286,13 +301,14 @@ impl Channel {
         }
     }
 
-    /// The core has no room: have [`Device::step`] try again, but not at once.
+    /// Schedules a retry by [`Device::step`] after a delay, because the core is busy.
     fn retry_later(&mut self, context: &mut Context<'_>) {
         let time = context.now() + RETRY;
         self.retry_at = Some(time);
         context.wake_at(time);
     }
 
+    /// Notes whether a read is in flight.
     fn set_under_way(&mut self, now: bool) {
         match &mut self.state {
             State::Idle => {}
@@ -300,7 +316,7 @@ impl Channel {
         }
     }
 
-    /// The list came.
+    /// Takes the list that was read.
     fn load(&mut self, bytes: &[u8]) {
         let size = size_of::<Descriptor>();
         self.descriptors.clear();
@@ -309,7 +325,7 @@ impl Channel {
         self.state = State::Copy { offset: 0, under_way: false };
     }
 
-    /// Where the piece goes that was read.
+    /// Returns the destination of the piece that was read.
     fn destination(&self) -> u64 {
         match (self.state, self.descriptors.get(self.done as usize)) {
             (State::Copy { offset, .. }, Some(descriptor)) => descriptor.destination + u64::from(offset),
@@ -317,33 +333,36 @@ impl Channel {
         }
     }
 
-    /// `length` more bytes of the descriptor are copied.
+    /// Notes that `length` more bytes of the descriptor are copied.
     fn copied(&mut self, length: u32) {
         let State::Copy { offset, .. } = self.state else { return };
+
         let offset = offset + length;
         let over =
             self.descriptors.get(self.done as usize).is_none_or(|descriptor| offset >= descriptor.length);
+
         self.done += u32::from(over);
         self.state = State::Copy { offset: if over { 0 } else { offset }, under_way: false };
     }
 
-    /// Show the client, in its mirror, how the last start ended.
+    /// Shows the outcome of the last start in the client's mirror.
     fn publish(&self) {
         let Some(mirror) = &self.mirror else { return };
-        // The places are constants inside a BAR that `spec` asked for.
+        // The offsets are constants inside a BAR that `spec` asks for, so this succeeds.
         let _ = mirror.u32(MIRROR_STATUS).map(|word| word.store(self.status, Ordering::Relaxed));
         let _ = mirror.u32(MIRROR_DONE).map(|word| word.store(self.done, Ordering::Relaxed));
         let _ = mirror.u64(MIRROR_ENDED).map(|word| word.store(self.ended, Ordering::Release));
     }
 }
 
-/// Whether a descriptor with bytes makes sense; else the status bit that says why not.
+/// Checks a descriptor that has bytes. Otherwise returns the status bit to report.
 fn check(descriptor: &Descriptor) -> Result<(), u32> {
     if descriptor.length > MAX_LENGTH || descriptor.reserved != 0 {
         return Err(STATUS_BAD_DESCRIPTOR);
     }
     let last = u64::from(descriptor.length) - 1;
-    // No address of it may lie behind the end of the address space.
+
+    // No byte may lie beyond the end of the address space.
     match (descriptor.source.checked_add(last), descriptor.destination.checked_add(last)) {
         (Some(_), Some(_)) => Ok(()),
         _ => Err(STATUS_DMA_ERROR),

@@ -1,14 +1,17 @@
-//! Three small devices that prove the device contract and show how to write one. Read them in this order:
+//! Three small devices that exercise the device contract and show how to write one, in this order:
 //!
-//! 1. [`slot_fifo`]: registers, mapped slots with sequence words, a port on the same queue, back-pressure, error bits;
-//! 2. [`dma_engine`]: a descriptor list, split-phase DMA in bounded pieces, a posted doorbell, MSI-X;
-//! 3. [`addressed_send`]: posted writes whose address says where a message goes, credits, stalls, several clients.
+//! 1. [`slot_fifo`]: registers, mapped slots with sequence words, a port on the same queue,
+//!    back-pressure, error bits;
+//! 2. [`dma_engine`]: a descriptor list, split-phase DMA in bounded pieces, a posted doorbell,
+//!    MSI-X;
+//! 3. [`addressed_send`]: posted writes whose address names the receiver of a message, credits,
+//!    stalls, several clients.
 //!
-//! In: accesses and completions, as [`nicforge_core::device::Device`] describes them. Out: through its `Context`, DMA,
-//! interrupts, and words in mapped memory. May touch: core, hwi (register maps, in [`nicforge_hwi::proof`]), shm. No
-//! threads, clocks or I/O: a device never waits.
+//! In: accesses and completions, as [`nicforge_core::device::Device`] describes them. Out: through
+//! its `Context`, DMA, interrupts, and words in mapped memory. May touch: core, hwi (register maps,
+//! in [`nicforge_hwi::proof`]), shm. No threads, clocks or I/O: a device never waits.
 //!
-//! The drivers that go with them are in the crate `nicforge-proof-driver`.
+//! The drivers for them are in the crate `nicforge-proof-driver`.
 #![forbid(unsafe_code)]
 
 pub mod addressed_send;
@@ -22,7 +25,8 @@ pub use slot_fifo::SlotFifo;
 use nicforge_core::spec::{AttachmentSpec, Identity};
 use nicforge_hwi::pci;
 
-/// PCI identity of a proof device: "unassigned class", so that no operating system binds a driver to it.
+/// Returns the PCI identity of a proof device. Its class is "unassigned", so that no operating
+/// system binds a driver to it.
 fn identity(device: u16) -> Identity {
     Identity {
         vendor: pci::VENDOR_ID,
@@ -34,25 +38,25 @@ fn identity(device: u16) -> Identity {
     }
 }
 
-/// `count` attachments called `user0`, `user1`, ..., with no memory in common.
+/// Returns `count` attachments called `user0`, `user1`, ..., without memory in common.
 fn users(count: u16) -> Vec<AttachmentSpec> {
     (0..count).map(|user| AttachmentSpec { name: format!("user{user}"), group: user as u8 }).collect()
 }
 
-/// Answer a register read with `value`, if the read is as wide as the register. A read of another width gets ones, which
-/// is what `data` came with.
+/// Answers a register read with `value`, if the read is as wide as the register. A read of another
+/// width returns ones, the initial content of `data`.
 fn answer<const N: usize>(data: &mut [u8], value: [u8; N]) {
     if data.len() == N {
         data.copy_from_slice(&value);
     }
 }
 
-/// The value of a 32-bit register write; `None` when the write is not that wide.
+/// Returns the value of a 32-bit register write; `None` if the write is not that wide.
 fn word32(data: &[u8]) -> Option<u32> {
     Some(u32::from_le_bytes(data.try_into().ok()?))
 }
 
-/// The value of a 64-bit register write; `None` when the write is not that wide.
+/// Returns the value of a 64-bit register write; `None` if the write is not that wide.
 fn word64(data: &[u8]) -> Option<u64> {
     Some(u64::from_le_bytes(data.try_into().ok()?))
 }

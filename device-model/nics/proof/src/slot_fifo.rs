@@ -1,4 +1,5 @@
-//! *Slot FIFO*: a loop-back FIFO, one for each client. What a client sends comes back to it.
+//! *Slot FIFO*: a loop-back FIFO for each client. It returns each message to the client that sent
+//! it.
 //!
 //! ```text
 //!   client writes          device                               client reads
@@ -6,12 +7,15 @@
 //!   port (BAR 0)       -->        |                --> port (BAR 0)
 //! ```
 //!
-//! The same queue has two interfaces. The *slots* are memory that the client maps: fast, and kept in order by convention (a
-//! sequence word in each slot, a count of what was taken on either side). The *port* is a register whose every access reaches
-//! the device: slow, and with all the errors that a real one has.
+//! The queue has two interfaces:
 //!
-//! Nothing is ever lost for want of room. A client that does not take its messages out of the receive slots fills them up,
-//! then the queue, then the send slots, and then its own sends have to wait.
+//! - The *slots* are memory that the client maps. They are fast. A convention keeps them in order:
+//!   each slot has a sequence word, and both sides publish their counts of messages taken.
+//! - The *port* is a register, and each access to it reaches the device. It is slow and has all the
+//!   errors of a real port.
+//!
+//! No message is ever lost for want of room. If a client does not take its messages, the receive
+//! slots fill up, then the queue, then the send slots. Then the client's own sends have to wait.
 
 use std::{
     collections::VecDeque,
@@ -30,7 +34,7 @@ use crate::{answer, identity, users, word32, word64};
 
 type Message = [u8; DATA];
 
-/// The device. See the module.
+/// The device; the module's documentation describes it.
 #[derive(Default)]
 pub struct SlotFifo {
     lanes: [Lane; ATTACHMENTS as usize],
@@ -38,52 +42,61 @@ pub struct SlotFifo {
     errors: u64,
 }
 
-/// What one client has: the state of power-on is the default one.
+/// The state of one client. The default is the state of power-on.
 #[derive(Default)]
 struct Lane {
     slots: Option<Slots>,
     queue: VecDeque<Message>,
+    /// Number of messages taken, through slots and port.
     taken: u64,
+    /// Whether the client has stopped the delivery to its receive slots.
     hold: bool,
+    /// The error register.
     error: u32,
-    /// Words pushed through the port that are no message yet.
+    /// Words pushed through the port that do not make a message yet.
     port_in: Vec<u64>,
-    /// Words left of the message that is being read through the port, the next one last.
+    /// Remaining words of the message that is being read through the port, the next one last.
     port_out: Vec<u64>,
 }
 
-/// The mapped side of a lane, and how far it has got.
+/// The mapped slots of a lane, and the positions in them.
 struct Slots {
     send: Window,
     receive: Window,
     taken_word: SharedU64,
     head_word: SharedU64,
+    /// Number of messages taken out of the send slots.
     taken: u64,
+    /// Number of messages put into the receive slots.
     delivered: u64,
-    /// The last good value of the client's read pointer, and the last bad one that was complained of.
+    /// The last valid value of the client's read pointer.
     head: u64,
+    /// The last invalid value; it is reported once.
     bad_head: Option<u64>,
 }
 
 impl SlotFifo {
-    /// The card. It has [`ATTACHMENTS`] attachments.
+    /// Builds the card in the state of power-on. It has [`ATTACHMENTS`] attachments.
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Power-on state for a lane, with the slots that its client maps.
+    /// Sets a lane to the state of power-on, with the slots that its client maps.
     fn start(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         self.lanes[usize::from(who.0)] = Lane { slots: Slots::open(context, who), ..Lane::default() };
         context.set_intx(who, false);
     }
 
+    /// Counts an error, and sets its bit. A bit that was not set before raises the interrupt.
     fn fail(&mut self, context: &mut Context<'_>, who: AttachmentId, bit: u32) {
         self.errors += 1;
+
         let lane = &mut self.lanes[usize::from(who.0)];
         if lane.error & bit == 0 {
             lane.error |= bit;
             context.interrupt(who, VECTOR_ERROR);
-            // The line, for drivers that have no MSI-X: asserted until the last bit is cleared.
+            // The INTx line serves drivers without MSI-X. It is asserted until the last bit is
+            // cleared.
             context.set_intx(who, true);
         }
     }
@@ -100,7 +113,7 @@ impl Device for SlotFifo {
     }
 
     fn detached(&mut self, _: &mut Context<'_>, who: AttachmentId, _: Ended) {
-        // The memory goes with the client. From here on the lane has none, and `step` passes it by.
+        // The memory goes with the client. From now on `step` skips the lane.
         self.lanes[usize::from(who.0)] = Lane::default();
     }
 
@@ -108,7 +121,8 @@ impl Device for SlotFifo {
         for index in 0..self.lanes.len() {
             let who = AttachmentId(index as u16);
             let meant = reach == Reset::Function || reach == Reset::Attachment(who);
-            // A lane without slots has no client (or is losing it) and is in the state of power-on already.
+            // A lane without slots has no client (or is losing it) and is in the state of power-on
+            // already.
             if meant && self.lanes[index].slots.is_some() {
                 self.start(context, who);
             }
@@ -148,6 +162,7 @@ impl Device for SlotFifo {
             (offset, ..) if is_port(offset) => self.fail(context, from, ERROR_WIDTH),
             _ => {}
         }
+
         Write::Accepted
     }
 
@@ -155,7 +170,8 @@ impl Device for SlotFifo {
         let mut progress = Progress::Idle;
         for index in 0..self.lanes.len() {
             let who = AttachmentId(index as u16);
-            // Out before in: what leaves the queue makes room in it.
+
+            // Deliver first: messages that leave the queue make room in it.
             let moved = match self.lanes[index].deliver(budget) {
                 Ok(delivery) => {
                     self.delivered += delivery.count;
@@ -169,6 +185,7 @@ impl Device for SlotFifo {
                 }
                 Err(_) => 0,
             };
+
             let taken = self.lanes[index].take(budget).unwrap_or(0);
             if moved + taken > 0 {
                 progress = Progress::Busy;
@@ -187,33 +204,38 @@ impl Device for SlotFifo {
     }
 }
 
-/// What [`Lane::deliver`] did.
+/// The outcome of [`Lane::deliver`].
 #[derive(Default)]
 struct Delivery {
     count: u64,
-    /// The client has taken all that was there before, and may have found nothing more.
+    /// Whether the client had taken all earlier messages, so that it may wait for an interrupt.
     all_taken: bool,
     bad_pointer: bool,
 }
 
 impl Lane {
-    /// Move messages from the send slots to the queue, until one or the other ends.
+    /// Moves messages from the send slots to the queue, until the slots are empty, the queue is
+    /// full, or `budget` is reached. Returns the number moved.
     fn take(&mut self, budget: u32) -> Result<u64, MemoryError> {
         let Some(slots) = &mut self.slots else { return Ok(0) };
         let mut count = 0;
+
         while self.queue.len() < QUEUE && count < u64::from(budget) {
             let slot = slots.taken % SLOTS * SLOT;
-            // Acquire: the data of a slot is there when its sequence word is.
+            // Acquire: the data of a slot are there when its sequence word is.
             if slots.send.load_u64_acquire(slot)? != slots.taken + 1 {
                 break;
             }
-            // Read once. Should the client change the slot meanwhile, it garbles its own message and nothing else.
+
+            // The slot is read once. A client that changes it meanwhile garbles only its own
+            // message.
             let mut message = [0; DATA];
             slots.send.read_array(slot + 8, &mut message)?;
             self.queue.push_back(message);
             slots.taken += 1;
             count += 1;
         }
+
         if count > 0 {
             self.taken += count;
             slots.taken_word.store(slots.taken, Ordering::Release);
@@ -221,24 +243,27 @@ impl Lane {
         Ok(count)
     }
 
-    /// Move messages from the queue to the receive slots, as far as the client has emptied these.
+    /// Moves messages from the queue to the receive slots, as far as the client has emptied these.
     fn deliver(&mut self, budget: u32) -> Result<Delivery, MemoryError> {
         let mut delivery = Delivery::default();
         let Some(slots) = &mut self.slots else { return Ok(delivery) };
         delivery.bad_pointer = slots.look_at_head();
+
         let before = slots.delivered;
         while !self.hold && slots.delivered - slots.head < SLOTS && delivery.count < u64::from(budget) {
             let Some(message) = self.queue.pop_front() else { break };
             let slot = slots.delivered % SLOTS * SLOT;
             slots.receive.write_array(slot + 8, &message)?;
-            // Release: who sees the sequence word sees the data.
+            // Release: a reader that sees the sequence word sees the data.
             slots.receive.store_u64_release(slot, slots.delivered + 1)?;
             slots.delivered += 1;
             delivery.count += 1;
         }
+
         if delivery.count > 0 {
-            // The client stores its read pointer, then looks for a message once more, then waits. Here it is the other way round: messages,
-            // then the pointer. With a fence between the two on either side, one of them sees the other's store.
+            // The client stores its read pointer, looks for a message once more, and then waits.
+            // The order here is the opposite: messages, then the pointer. With a fence between the
+            // two on either side, one of them sees the other's store.
             fence(Ordering::SeqCst);
             delivery.bad_pointer |= slots.look_at_head();
             delivery.all_taken = slots.head >= before;
@@ -246,11 +271,12 @@ impl Lane {
         Ok(delivery)
     }
 
-    /// Push a word into the port. False when the queue has no room; the word is lost then, those before it are not.
+    /// Pushes a word into the port. Returns false if the queue has no room; only that word is lost.
     fn push_word(&mut self, word: u64) -> bool {
         if self.queue.len() >= QUEUE {
             return false;
         }
+
         self.port_in.push(word);
         if self.port_in.len() == WORDS {
             let mut message = [0; DATA];
@@ -263,7 +289,8 @@ impl Lane {
         true
     }
 
-    /// Pop a word from the port; `None` when the queue is empty. A message whose first word was read has left the queue.
+    /// Pops a word from the port; returns `None` if the queue is empty. A message has left the
+    /// queue once its first word was read.
     fn pop_word(&mut self) -> Option<u64> {
         if self.port_out.is_empty() {
             let message = self.queue.pop_front()?;
@@ -274,7 +301,7 @@ impl Lane {
 }
 
 impl Slots {
-    /// The client's windows; `None` when there is no client.
+    /// Opens the client's windows; returns `None` if there is no client.
     fn open(context: &Context<'_>, who: AttachmentId) -> Option<Self> {
         let (windows, mirror) = (context.memory(who, 1)?, context.memory(who, 2)?);
         let open = || -> Result<Self, MemoryError> {
@@ -289,22 +316,24 @@ impl Slots {
                 bad_head: None,
             })
         };
-        // The places are constants inside BARs that `spec` asked for.
+        // The offsets are constants inside the BARs that `spec` asks for, so this succeeds.
         open().ok()
     }
 
-    /// Take over the client's read pointer, if it makes sense. Whether it has to be complained of.
+    /// Takes over the client's read pointer if it is valid. Returns whether an invalid value has to
+    /// be reported.
     fn look_at_head(&mut self) -> bool {
         let head = self.head_word.load(Ordering::Acquire);
         if (self.head..=self.delivered).contains(&head) {
             self.head = head;
             return false;
         }
+
         self.bad_head.replace(head) != Some(head)
     }
 }
 
-/// Whether an access at `offset` touches the port.
+/// Returns whether an access at `offset` touches the port.
 fn is_port(offset: u64) -> bool {
     (REG_PORT..REG_PORT + 8).contains(&offset)
 }

@@ -1,4 +1,4 @@
-//! The DMA engine when its client does not answer, in time that the test makes.
+//! The DMA engine with a client that does not answer, in time that the test controls.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "tests")]
 
 use nicforge_core::{
@@ -15,24 +15,27 @@ use zerocopy::IntoBytes;
 
 const CARD: FunctionId = FunctionId(0);
 const USER: AttachmentId = AttachmentId(0);
-/// The list and what is copied are mapped; where it goes is reached by messages.
+/// IOVA of the list, which is mapped, as is the source. The destination is reached by messages.
 const LIST: u64 = 0x1_0000;
 const SOURCE: u64 = 0x2_0000;
 const DESTINATION: u64 = 0x8_0000;
-/// More than writes that may be under way.
+/// Number of copies: more than the writes that may be in flight.
 const COPIES: usize = MAX_REMOTE + 8;
 
+/// Writes a register by a trapped access.
 fn write(machine: &mut Machine, region: u32, offset: u64, data: &[u8]) {
     assert_eq!(machine.write(CARD, USER, region, offset, data).unwrap(), Access::Done);
 }
 
+/// Reads a register by a trapped access.
 fn register(machine: &mut Machine, offset: u64) -> u32 {
     let mut data = [0; 4];
     assert_eq!(machine.read(CARD, USER, region::BAR0, offset, &mut data).unwrap(), Access::Done);
     u32::from_le_bytes(data)
 }
 
-/// Steps until the machine says that there is nothing to do at once. Gives the writes that came out.
+/// Steps the machine until it has nothing to do at once. Returns the ids of the writes to the
+/// client.
 fn rest(machine: &mut Machine, time: u64) -> Vec<u64> {
     let mut writes = Vec::new();
     for _ in 0..1000 {
@@ -49,11 +52,12 @@ fn rest(machine: &mut Machine, time: u64) -> Vec<u64> {
 }
 
 #[test]
-fn an_engine_whose_writes_are_not_answered_rests() {
+fn an_engine_without_answers_to_its_writes_rests() {
     let mut machine = Machine::new();
     machine.add_function("dma0", Box::new(DmaEngine::new())).unwrap();
     machine.attach(CARD, USER).unwrap();
     write(&mut machine, region::CONFIG, 0x04, &0x0006u16.to_le_bytes());
+
     let list: Vec<_> = (0..COPIES as u64)
         .map(|number| Descriptor {
             source: SOURCE + 8 * number,
@@ -62,6 +66,7 @@ fn an_engine_whose_writes_are_not_answered_rests() {
             reserved: 0,
         })
         .collect();
+
     for (iova, content) in [(LIST, list.as_bytes()), (SOURCE, &[7; 8 * COPIES])] {
         let memory = SharedMemory::create("client", 4096).unwrap();
         memory.write(0, content).unwrap();
@@ -74,9 +79,11 @@ fn an_engine_whose_writes_are_not_answered_rests() {
     write(&mut machine, region::BAR0, REG_LIST, &LIST.to_le_bytes());
     write(&mut machine, region::BAR0, REG_COUNT, &(COPIES as u32).to_le_bytes());
     write(&mut machine, region::BAR0, REG_START, &1u32.to_le_bytes());
+
     let first = rest(&mut machine, 0);
+
     assert_eq!((first.len(), register(&mut machine, REG_DONE)), (MAX_REMOTE, MAX_REMOTE as u32));
-    // Also when its time has come and there is still no room.
+    // The engine also rests when its retry is due and there is still no room.
     assert_eq!(rest(&mut machine, 100_000), []);
 
     for id in first {

@@ -1,19 +1,20 @@
 //! Combining the payloads of collective packets.
 //!
-//! The payload is an array of operands of the size that the header says, unsigned and big-endian (Blue Gene/L paper, section 2;
-//! the header's format). Where the payload does not hold a whole number of operands, the rest at its end is an operand of its
-//! own.
+//! The payload is an array of operands, unsigned and big-endian; the packet header states their
+//! size (Blue Gene/L paper, section 2). Where the payload does not hold a whole number of operands,
+//! the rest at its end is an operand of its own.
 
 use nicforge_hwi::tree::{PAYLOAD, opcode};
 
-/// Whether an opcode combines. The others (0, and the two that the hardware does not define) route packets only.
+/// Returns whether an opcode combines. The others (0, and the two that the hardware does not
+/// define) only route packets.
 #[inline]
 pub fn combines(operation: u32) -> bool {
     matches!(operation, opcode::OR | opcode::AND | opcode::XOR | opcode::MAX | opcode::ADD)
 }
 
-/// Combines `operand` into `result`, operands of `size` bytes each (2 to 256, even). An operation that does not combine leaves
-/// `result` alone.
+/// Combines `operand` into `result`, operands of `size` bytes each (2 to 256, even). An operation
+/// that does not combine leaves `result` unchanged.
 pub fn combine(operation: u32, size: usize, result: &mut [u8; PAYLOAD], operand: &[u8; PAYLOAD]) {
     match operation {
         opcode::OR => bitwise(result, operand, |a, b| a | b),
@@ -25,12 +26,14 @@ pub fn combine(operation: u32, size: usize, result: &mut [u8; PAYLOAD], operand:
     }
 }
 
+/// Applies `operation` to each pair of bytes.
 fn bitwise(result: &mut [u8; PAYLOAD], operand: &[u8; PAYLOAD], operation: impl Fn(u8, u8) -> u8) {
     for (a, b) in result.iter_mut().zip(operand) {
         *a = operation(*a, *b);
     }
 }
 
+/// Applies `operation` to each pair of operands of `size` bytes.
 fn each(
     size: usize,
     result: &mut [u8; PAYLOAD],
@@ -43,17 +46,18 @@ fn each(
     }
 }
 
-/// Big-endian numbers of the same length compare as their bytes do.
+/// Keeps the greater operand. Big-endian numbers of the same length compare as their bytes do.
 fn maximum(result: &mut [u8], operand: &[u8]) {
     if *result < *operand {
         result.copy_from_slice(operand);
     }
 }
 
-/// Adds from the least significant end, 8 bytes at a time.
+/// Adds from the least significant end, 8 bytes at a time, then the rest byte by byte.
 fn add(result: &mut [u8], operand: &[u8]) {
     let mut carry = false;
     let mut end = result.len();
+
     while let (Some(a), Some(b)) = (last_word(result, end), last_word(operand, end)) {
         let (sum, over) = a.overflowing_add(b);
         let (sum, over_by_carry) = sum.overflowing_add(carry.into());
@@ -61,6 +65,7 @@ fn add(result: &mut [u8], operand: &[u8]) {
         result[end - 8..end].copy_from_slice(&sum.to_be_bytes());
         end -= 8;
     }
+
     for (a, b) in result[..end].iter_mut().zip(&operand[..end]).rev() {
         let sum = u16::from(*a) + u16::from(*b) + u16::from(carry);
         *a = sum as u8;
@@ -68,7 +73,7 @@ fn add(result: &mut [u8], operand: &[u8]) {
     }
 }
 
-/// The 8 bytes before `end`.
+/// Returns the 8 bytes before `end`.
 #[inline]
 fn last_word(bytes: &[u8], end: usize) -> Option<u64> {
     bytes.get(..end)?.last_chunk::<8>().map(|word| u64::from_be_bytes(*word))

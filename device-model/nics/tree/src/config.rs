@@ -1,4 +1,4 @@
-//! What one NIC is told when it is built.
+//! The configuration of one NIC.
 
 use nicforge_hwi::{
     tree::{DEFAULT_FIFO_DEPTH, MAX_FIFO_DEPTH, MAX_NODES, PORTS, VCS},
@@ -6,18 +6,18 @@ use nicforge_hwi::{
 };
 use thiserror::Error;
 
-/// Classes of the network.
+/// Number of classes of the network.
 pub const CLASSES: usize = 16;
 
-/// Where a point-to-point packet goes next.
+/// The next step of a point-to-point packet at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Route {
     /// The address does not exist.
     #[default]
     None,
-    /// Here.
+    /// The packet is for this node.
     Local,
-    /// Out of this port, 0 to 2.
+    /// The packet leaves through this port, 0 to 2.
     Port(u8),
 }
 
@@ -26,62 +26,64 @@ pub enum Route {
 pub struct ClassRoute(pub u16);
 
 impl ClassRoute {
-    /// A route with these ports to children (a bit a port), this port up (`None` at the root), and whether this node sends and
-    /// receives.
+    /// Returns a route with these ports to children (one bit for each port) and this port up
+    /// (`None` at the root). `sends` and `receives` say whether this node takes part.
     pub fn new(children: u8, up: Option<u8>, sends: bool, receives: bool) -> Self {
         let mut bits = (u16::from(children) & 7) << 12;
         if let Some(up) = up.filter(|&up| usize::from(up) < PORTS) {
             bits |= rdr::TGT0 << up;
         }
+
         if sends {
             bits |= rdr::SRCL;
         }
         if receives {
             bits |= rdr::TGTL;
         }
+
         Self(bits)
     }
 
-    /// Ports to children, a bit a port.
+    /// Returns the ports to children, one bit for each port.
     #[inline]
     pub fn children(self) -> u8 {
         ((self.0 >> 12) & 7) as u8
     }
 
-    /// Ports up, a bit a port; 0 at the root.
+    /// Returns the port up, one bit for each port; 0 at the root.
     #[inline]
     pub fn up(self) -> u8 {
         ((self.0 >> 8) & 7) as u8
     }
 
-    /// Whether this node's packets take part.
+    /// Returns whether this node's packets take part.
     #[inline]
     pub fn sends(self) -> bool {
         self.0 & rdr::SRCL != 0
     }
 
-    /// Whether this node receives what comes down.
+    /// Returns whether this node receives packets that come down.
     #[inline]
     pub fn receives(self) -> bool {
         self.0 & rdr::TGTL != 0
     }
 }
 
-/// How a node routes.
+/// The routes of a node.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Routes {
-    /// Point-to-point, by target address.
+    /// Routes of point-to-point packets, by target address.
     pub targets: Vec<Route>,
-    /// By class, the same for both virtual channels.
+    /// Routes of the classes, the same for both virtual channels.
     pub classes: [ClassRoute; CLASSES],
 }
 
-/// A node's NIC.
+/// Configuration of a node's NIC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TreeConfig {
     /// Address of this node, 0 to [`MAX_NODES`] less one.
     pub node_address: u32,
-    /// Addresses in use in the machine: all nodes' addresses are below.
+    /// Number of addresses in use in the machine; every node's address is below it.
     pub nodes: u32,
     /// Address of the pset's I/O node.
     pub io_node: u32,
@@ -93,17 +95,19 @@ pub struct TreeConfig {
     pub send_depth: u32,
     /// Packets that each receive FIFO holds: a power of two, at most [`MAX_FIFO_DEPTH`].
     pub recv_depth: u32,
-    /// Where packets go.
+    /// Routes of the packets that arrive at this node.
     pub routes: Routes,
-    /// Global interrupt channels that the node takes part in at power-on, a bit a channel.
+    /// Global interrupt channels that the node takes part in at power-on, one bit for each channel.
     pub barriers: u8,
 }
 
 impl TreeConfig {
-    /// A node alone: its own I/O node's only compute node, that can send to itself.
+    /// Returns a node without links. It is the only compute node of its own pset and can send to
+    /// itself.
     pub fn alone() -> Self {
         let mut routes = Routes { targets: vec![Route::Local], ..Routes::default() };
         routes.classes[0] = ClassRoute::new(0, None, true, true);
+
         Self {
             node_address: 0,
             nodes: 1,
@@ -117,6 +121,7 @@ impl TreeConfig {
         }
     }
 
+    /// Checks addresses, FIFO depths and port numbers.
     pub(crate) fn validate(&self) -> Result<(), ConfigError> {
         if self.nodes == 0 || self.nodes > MAX_NODES {
             return Err(ConfigError::Nodes { nodes: self.nodes });
@@ -124,11 +129,13 @@ impl TreeConfig {
         if self.node_address >= self.nodes {
             return Err(ConfigError::Address { address: self.node_address, nodes: self.nodes });
         }
+
         for depth in [self.send_depth, self.recv_depth] {
             if !depth.is_power_of_two() || depth > MAX_FIFO_DEPTH {
                 return Err(ConfigError::Depth { depth });
             }
         }
+
         for (address, route) in self.routes.targets.iter().enumerate() {
             if let Route::Port(port) = *route
                 && usize::from(port) >= PORTS
@@ -136,17 +143,18 @@ impl TreeConfig {
                 return Err(ConfigError::Port { address, port });
             }
         }
+
         Ok(())
     }
 }
 
-/// Why a [`TreeConfig`] is refused.
+/// Reasons why a [`TreeConfig`] is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum ConfigError {
     /// Too few or too many nodes.
     #[error("{nodes} nodes: a machine has 1 to {MAX_NODES}")]
     Nodes {
-        /// How many.
+        /// Number of nodes.
         nodes: u32,
     },
     /// The node's address is not below the number of nodes.

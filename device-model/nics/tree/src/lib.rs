@@ -1,23 +1,24 @@
 //! The Blue Gene tree (collective) network NIC.
 //!
-//! A function is a node's NIC. Its clients, the four cores and the admin, see it as [`nicforge_hwi::tree`] and
-//! [`nicforge_hwi::tree_dcr`] say; this crate is what happens behind.
+//! A function is a node's NIC. Its clients are the four cores and the admin. [`nicforge_hwi::tree`]
+//! and [`nicforge_hwi::tree_dcr`] define what a client sees; this crate implements it.
 //!
-//! In: accesses and mapped memory of the clients, packets from up to three links. Out: packets, interrupts, mirrored state.
+//! In: accesses and mapped memory of the clients, packets from up to three links.
+//! Out: packets, interrupts, mirrored state.
 //! May touch: `core`, `hwi`, `shm`. No unsafe, no threads, no clocks.
 //!
-//! | module | what it holds |
+//! | module | contents |
 //! | --- | --- |
 //! | [`nic`] | the device: attachments, resets, one step |
 //! | `fifo` | a virtual channel's send and receive FIFO, as slots in mapped memory |
 //! | `port` | the trapped port on the same FIFOs |
 //! | `router` | point-to-point, class and broadcast routing |
 //! | [`alu`] | combining operands |
-//! | `presence` | who is up |
+//! | `presence` | which cores of the machine have a client |
 //! | `barrier` | global interrupts |
 //! | `registers` | device control and interrupt registers |
-//! | [`topology`] | machines: who is linked with whom, and by which routes |
-//! | [`config`] | what one NIC is told |
+//! | [`topology`] | machines: the links between nodes, and the routes over them |
+//! | [`config`] | the configuration of one NIC |
 #![forbid(unsafe_code)]
 
 pub mod alu;

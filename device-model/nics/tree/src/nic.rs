@@ -1,4 +1,4 @@
-//! The device: its attachments, resets, and one step of it.
+//! The device: its attachments, resets, and one step.
 
 use nicforge_core::{
     context::Context,
@@ -17,53 +17,58 @@ use crate::{
     barrier::Barrier,
     config::{ConfigError, TreeConfig},
     fifo::{Channel, Discarded, SideItem},
-    port::{Halves, Port},
+    port::{QuadHalves, TrappedPort},
     presence::Presence,
     registers::channel_of,
-    router::{Router, Surroundings},
+    router::{Router, RouterContext},
 };
 
 /// Attachments: four cores and the admin.
 const ATTACHMENTS: usize = CORES as usize + 1;
 /// Cells of each attachment's posted-write ring.
 const RING_CELLS: u32 = 64;
-/// How soon to try again when the fabric's packets were all in use, in nanoseconds.
+/// Delay before a retry when the fabric's packets were all in use, in nanoseconds.
 const STARVED_RETRY: u64 = 10_000;
-/// How soon to look again whether the receive FIFO's lock is free, in nanoseconds.
+/// Delay before the receive FIFO's lock is tried again, in nanoseconds.
 const LOCKED_RETRY: u64 = 1_000_000;
-/// Every vector.
+/// The bits of all vectors.
 const VECTORS: u32 = (1 << vector::COUNT) - 1;
 
-/// A node's NIC. See the crate.
+/// A node's NIC; the crate's documentation describes it.
 pub struct TreeNic {
     pub(crate) config: TreeConfig,
     pub(crate) channels: [Channel; VCS],
-    pub(crate) port: [Port; VCS],
-    pub(crate) halves: [Halves; ATTACHMENTS],
+    pub(crate) port: [TrappedPort; VCS],
+    pub(crate) halves: [QuadHalves; ATTACHMENTS],
     pub(crate) router: Router,
     presence: Presence,
     pub(crate) barrier: Barrier,
+    /// Whether the node has joined its global interrupt wires; it does so in the first step.
     barriers_joined: bool,
-    /// Changes of the wires that were looked at.
+    /// The fabric's count of wire changes when the wires were last read.
     wire_changes: u64,
+    /// The global interrupt status word in the mirrors.
     global_interrupts_shown: u32,
     /// Receive and injection exception enables.
     pub(crate) prxen: u32,
     pub(crate) pixen: u32,
-    /// Who has a client, a bit an attachment.
+    /// Attachments that have a client, one bit for each attachment.
     attached: u32,
     /// Vectors enabled, by attachment.
     pub(crate) enabled: [u32; ATTACHMENTS],
-    /// Attachments that have not been told of a presence change.
-    presence_news: [bool; ATTACHMENTS],
+    /// Attachments with an unreported presence change.
+    presence_unreported: [bool; ATTACHMENTS],
+    /// Interrupts raised.
     interrupts: u64,
+    /// Error events counted.
     errors: u64,
 }
 
 impl TreeNic {
-    /// The NIC of a node.
+    /// Builds the NIC of a node in the state of power-on. Fails if `config` is not valid.
     pub fn new(config: TreeConfig) -> Result<Self, ConfigError> {
         config.validate()?;
+
         Ok(Self {
             channels: std::array::from_fn(|number| Channel::new(number, &config)),
             port: Default::default(),
@@ -78,7 +83,7 @@ impl TreeNic {
             pixen: power_on_pixen(),
             attached: 0,
             enabled: [0; ATTACHMENTS],
-            presence_news: [false; ATTACHMENTS],
+            presence_unreported: [false; ATTACHMENTS],
             interrupts: 0,
             errors: 0,
             config,
@@ -89,13 +94,14 @@ impl TreeNic {
         self.attached & (1 << who.0) != 0
     }
 
-    /// The attachments of a channel that have a client.
+    /// Returns the attachments of a channel that have a client, one bit for each attachment.
     fn clients(&self, channel: usize) -> u32 {
         let of_channel = if channel == VC_SYSTEM { 1 << ATTACHMENT_ADMIN } else { (1 << CORES) - 1 };
         self.attached & of_channel
     }
 
-    /// Counts a core's generation up and sends the news behind what it has sent.
+    /// Advances a core's generation by `by` and queues a presence symbol behind the packets the
+    /// core has sent.
     fn announce(&mut self, core: AttachmentId, by: u8) {
         if let Some(generation) = self.presence.own.get_mut(usize::from(core.0)) {
             *generation = generation.wrapping_add(by);
@@ -106,32 +112,39 @@ impl TreeNic {
         }
     }
 
-    /// Vectors of an attachment whose condition holds.
+    /// Returns the vectors of an attachment whose condition holds.
     pub(crate) fn conditions(&mut self, who: AttachmentId) -> u32 {
         let channel = channel_of(who);
         self.channels[channel].poll_recv_head();
         let mut conditions = self.channels[channel].conditions((self.prxen, self.pixen));
+
         if self.barrier.interrupts() & global_interrupt_channels(channel) != 0 {
             conditions |= 1 << vector::GLOBAL_INT;
         }
-        if self.presence_news[usize::from(who.0)] {
+
+        if self.presence_unreported[usize::from(who.0)] {
             conditions |= 1 << vector::PRESENCE;
         }
+
         conditions
     }
 
-    /// A write of the interrupt enable register.
+    /// Handles a write of the interrupt enable register: an interrupt whose condition holds already
+    /// is raised at once.
     pub(crate) fn enable_interrupts(&mut self, context: &mut Context<'_>, who: AttachmentId, value: u32) {
         self.enabled[usize::from(who.0)] = value & VECTORS;
+
         let due = self.conditions(who) & value;
-        // What these conditions are about is raised here.
+        // Raising a presence interrupt also marks the change as reported.
         self.raise(context, who, due);
     }
 
+    /// Raises an attachment's interrupts, and marks a presence change as reported.
     fn raise(&mut self, context: &mut Context<'_>, who: AttachmentId, vectors: u32) {
         if vectors & (1 << vector::PRESENCE) != 0 {
-            self.presence_news[usize::from(who.0)] = false;
+            self.presence_unreported[usize::from(who.0)] = false;
         }
+
         for number in 0..vector::COUNT {
             if vectors & (1 << number) != 0 {
                 self.interrupts += 1;
@@ -140,28 +153,30 @@ impl TreeNic {
         }
     }
 
-    /// Raises what the step brought about.
+    /// Raises the interrupts for the events of the step.
     fn raise_events(&mut self, context: &mut Context<'_>) {
         for channel in 0..VCS {
             let mut events = std::mem::take(&mut self.channels[channel].events);
             if events == 0 {
                 continue;
             }
+
             if events & (1 << vector::ERROR) != 0 {
                 self.errors += 1;
                 let conditions = self.channels[channel].conditions((self.prxen, self.pixen));
                 events &= !(1 << vector::ERROR) | conditions;
             }
+
             let clients = self.clients(channel);
             for who in (0..ATTACHMENTS as u16).filter(|who| clients & (1 << who) != 0) {
                 let index = usize::from(who);
-                self.presence_news[index] |= events & (1 << vector::PRESENCE) != 0;
+                self.presence_unreported[index] |= events & (1 << vector::PRESENCE) != 0;
                 self.raise(context, AttachmentId(who), events & self.enabled[index]);
             }
         }
     }
 
-    /// Looks at the global interrupt wires.
+    /// Reads the global interrupt wires, and publishes the status word if it changed.
     fn update_barriers(&mut self, context: &mut Context<'_>) {
         self.barrier.written = false;
         let mut ports = context.ports();
@@ -169,6 +184,7 @@ impl TreeNic {
             self.barriers_joined = true;
             self.barrier.reset(self.config.barriers, &mut ports);
         }
+
         self.wire_changes = ports.wire_changes();
         let fired = self.barrier.update(&ports);
         for channel in 0..VCS {
@@ -176,6 +192,7 @@ impl TreeNic {
                 self.channels[channel].events |= 1 << vector::GLOBAL_INT;
             }
         }
+
         let word = self.barrier.status(&ports);
         if word != self.global_interrupts_shown {
             self.global_interrupts_shown = word;
@@ -185,17 +202,19 @@ impl TreeNic {
         }
     }
 
-    /// Publishes the state and raises interrupts: the end of whatever may have changed something.
+    /// Publishes the state and raises interrupts. Each entry point that may change state ends with
+    /// it.
     fn settle(&mut self, context: &mut Context<'_>) {
         let changes = context.ports().wire_changes();
         self.settle_after(context, changes);
     }
 
-    /// As [`TreeNic::settle`]; `changes` is what the ports say of the wires.
+    /// As [`TreeNic::settle`], with the fabric's count of wire changes as `changes`.
     #[inline(always)]
     fn settle_after(&mut self, context: &mut Context<'_>, changes: u64) {
         let wires = changes != self.wire_changes || self.barrier.written || !self.barriers_joined;
         let [system, user] = &self.channels;
+
         if wires || self.attached != 0 || system.events | user.events != 0 {
             self.settle_changes(context, wires);
         }
@@ -206,60 +225,67 @@ impl TreeNic {
         if wires {
             self.update_barriers(context);
         }
+
         let enables = (self.prxen, self.pixen);
         for channel in &mut self.channels {
             channel.publish(enables);
         }
+
         if self.channels.iter().any(|channel| channel.events != 0) {
             self.raise_events(context);
         }
     }
 
-    /// The soft reset of [`nicforge_hwi::tree_dcr::rcfg::RST`].
+    /// Performs the soft reset of [`nicforge_hwi::tree_dcr::rcfg::RST`].
     pub(crate) fn soft_reset(&mut self, context: &mut Context<'_>) {
         let mut ports = context.ports();
-        self.router.clear(&mut Surroundings {
+        self.router.clear(&mut RouterContext {
             channels: &mut self.channels,
             presence: &mut self.presence,
             ports: &mut ports,
             injecting: false,
         });
+
         for (channel, port) in self.channels.iter_mut().zip(&mut self.port) {
             channel.clear(&self.config, &self.presence, &mut ports);
             channel.show_global_interrupts(self.global_interrupts_shown);
             port.clear();
         }
         self.halves = Default::default();
-        // News of our own cores may have gone with the send FIFOs; and whoever has a client lost packets.
+
+        // The clear may have dropped queued presence symbols, so every core is announced again. A
+        // core with a client counts as a new one, because its packets were lost.
         for core in (0..CORES).map(AttachmentId) {
             self.announce(core, if self.is_attached(core) { 2 } else { 0 });
         }
     }
 
-    /// A client resets its attachment and stays, or is gone already.
+    /// Resets an attachment whose client asked for it. The client may have left already.
     fn reset_attachment(&mut self, who: AttachmentId) {
         let index = usize::from(who.0);
-        if let (Some(enabled), Some(news), Some(halves)) =
-            (self.enabled.get_mut(index), self.presence_news.get_mut(index), self.halves.get_mut(index))
+        if let (Some(enabled), Some(unreported), Some(halves)) =
+            (self.enabled.get_mut(index), self.presence_unreported.get_mut(index), self.halves.get_mut(index))
         {
             *enabled = 0;
-            *news = false;
-            *halves = Halves::default();
+            *unreported = false;
+            *halves = QuadHalves::default();
         }
+
         if self.is_attached(who) {
             self.channels[channel_of(who)].free_locks(who.0);
-            // Its peers learn that what they knew of it no longer holds.
+            // Peers must drop their state about the earlier life of this core.
             self.announce(who, 2);
         }
     }
 }
 
-/// The injection exceptions enabled at power-on.
+/// Returns the injection exceptions enabled at power-on.
 fn power_on_pixen() -> u32 {
     (pix::ALL | pix::ENABLE) & !(pix::WM0 | pix::WM1)
 }
 
-/// Global interrupt channels that interrupt the clients of a virtual channel, a bit a channel.
+/// Returns the global interrupt channels that interrupt the clients of a virtual channel, one bit
+/// for each channel.
 fn global_interrupt_channels(channel: usize) -> u8 {
     let user = (1u8 << gi::PRIVILEGED) - 1;
     if channel == VC_USER { user } else { 0xf }
@@ -275,9 +301,11 @@ impl Device for TreeNic {
             class: 0x02_80_00,
             revision: 1,
         };
+
         let mut attachments: Vec<AttachmentSpec> =
             (0..CORES).map(|core| AttachmentSpec { name: format!("core{core}"), group: 1 }).collect();
         attachments.push(AttachmentSpec { name: "admin".to_owned(), group: 0 });
+
         let mut spec = FunctionSpec::nic(identity, attachments, REGISTERS, vector::COUNT, RING_CELLS, 0, 0);
         spec.bars[usize::from(BAR_WINDOW)] =
             Some(BarSpec::memory(window::SIZE, AreaKind::Mapped, Scope::Group));
@@ -301,21 +329,26 @@ impl Device for TreeNic {
         if usize::from(who.0) >= ATTACHMENTS {
             return;
         }
+
         let number = channel_of(who);
+
         if !self.channels[number].is_open()
             && let (Some(window), Some(mirror)) =
                 (context.memory(who, BAR_WINDOW), context.memory(who, BAR_MIRROR))
         {
             self.port[number].clear();
-            // The memory has the size the description asks for, so this does not fail; if it did, the channel would stay closed.
+            // The memory has the size that `spec` asks for, so this does not fail. If it did, the
+            // channel would stay closed.
             let _ = self.channels[number].open(&self.config, &self.presence, &window, &mirror);
             self.channels[number].show_global_interrupts(self.global_interrupts_shown);
         }
+
         self.attached |= 1 << who.0;
         if who.0 < CORES {
-            self.channels[number].core_came(who.0);
+            self.channels[number].core_attached(who.0);
             self.announce(who, 1);
         }
+
         self.settle(context);
     }
 
@@ -323,12 +356,14 @@ impl Device for TreeNic {
         if !self.is_attached(who) {
             return;
         }
+
         let number = channel_of(who);
         self.channels[number].free_locks(who.0);
         self.attached &= !(1 << who.0);
         if who.0 < CORES {
-            self.channels[number].core_went(who.0);
+            self.channels[number].core_detached(who.0);
         }
+
         if self.clients(number) == 0 {
             self.channels[number].close(&mut context.ports());
             self.port[number].clear();
@@ -336,9 +371,11 @@ impl Device for TreeNic {
                 self.barrier.reset(self.config.barriers, &mut context.ports());
             }
         }
+
         if who.0 < CORES {
             self.announce(who, 1);
         }
+
         self.settle(context);
     }
 
@@ -353,20 +390,24 @@ impl Device for TreeNic {
                 for channel in &mut self.channels {
                     channel.vcfg = 0;
                 }
+
                 self.enabled = [0; ATTACHMENTS];
-                self.presence_news = [false; ATTACHMENTS];
+                self.presence_unreported = [false; ATTACHMENTS];
                 self.soft_reset(context);
                 self.barrier.reset(self.config.barriers, &mut context.ports());
             }
         }
+
         self.settle(context);
     }
 
     fn step(&mut self, context: &mut Context<'_>, budget: u32) -> Progress {
         let (mut busy, mut locked) = (false, false);
+
         let wire_changes = {
             let mut ports = context.ports();
-            // A node without clients has nothing to look at but what its last one left behind, which the router takes.
+            // In a node without clients only the router has work: packets that the last client left
+            // behind.
             if self.attached != 0 {
                 for (channel, port) in self.channels.iter_mut().zip(&mut self.port) {
                     channel.poll_recv_head();
@@ -379,15 +420,18 @@ impl Device for TreeNic {
                     port.form(channel, &mut ports);
                 }
             }
-            let mut around = Surroundings {
+
+            let mut router_context = RouterContext {
                 channels: &mut self.channels,
                 presence: &mut self.presence,
                 ports: &mut ports,
                 injecting: self.pixen & pix::ENABLE != 0,
             };
-            busy |= self.router.run(&mut around, budget);
-            around.ports.wire_changes()
+            busy |= self.router.run(&mut router_context, budget);
+
+            router_context.ports.wire_changes()
         };
+
         if locked {
             let soon = context.now().after(LOCKED_RETRY);
             context.wake_at(soon);
@@ -396,6 +440,7 @@ impl Device for TreeNic {
             let soon = context.now().after(STARVED_RETRY);
             context.wake_at(soon);
         }
+
         self.settle_after(context, wire_changes);
         if busy { Progress::Busy } else { Progress::Idle }
     }
@@ -404,6 +449,7 @@ impl Device for TreeNic {
         let [system, user] = &self.router.counters;
         let discarded = self.channels.each_ref().map(|channel| channel.discarded);
         let [system_fill, user_fill] = self.channels.each_ref().map(Channel::fill);
+
         let list = [
             ("vc0_send_fill", system_fill.0.into()),
             ("vc0_recv_fill", system_fill.1.into()),
@@ -430,6 +476,7 @@ impl Device for TreeNic {
             ("errors", self.errors),
             ("interrupts", self.interrupts),
         ];
+
         list.into_iter().map(|(name, value)| Counter { name, value }).collect()
     }
 }

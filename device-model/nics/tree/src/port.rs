@@ -1,4 +1,4 @@
-//! The trapped port: quads and headers pushed into and popped from the FIFOs one by one
+//! The trapped port: quads and headers that are pushed into and popped from the FIFOs one by one
 //! ([`nicforge_hwi::tree_dcr::port`]).
 
 use std::collections::VecDeque;
@@ -11,44 +11,46 @@ use nicforge_hwi::{
 
 use crate::fifo::{Channel, FRAMING, QUADS, SideItem};
 
-/// A virtual channel's port.
+/// Quads and headers pushed into a virtual channel's port that do not make a packet yet.
 #[derive(Default)]
-pub(crate) struct Port {
+pub(crate) struct TrappedPort {
     quads: VecDeque<[u8; 16]>,
     headers: VecDeque<u32>,
 }
 
-/// Halves of quads that an attachment has written or not yet read.
+/// The halves of quads between the two 8-byte accesses of an attachment.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Halves {
+pub(crate) struct QuadHalves {
+    /// A lower half that was written; its upper half is missing.
     written: Option<[u8; 8]>,
+    /// The upper half of a quad whose lower half was read.
     unread: Option<[u8; 8]>,
 }
 
-/// Why an access was refused.
+/// Reasons why an access is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
-    /// Bad width or alignment.
+    /// The width or alignment is wrong.
     Align,
-    /// No such register, or not this way.
+    /// No register is there, or it does not allow this direction.
     Address,
-    /// Noted in the exceptions already.
+    /// The exception bit is set already.
     Noted,
 }
 
-impl Port {
+impl TrappedPort {
     pub(crate) fn clear(&mut self) {
         self.quads.clear();
         self.headers.clear();
     }
 
-    /// A write of the port of channel `vc`.
+    /// Handles a write to the port of channel `vc`.
     pub(crate) fn write(
         &mut self,
         vc: usize,
         channel: &mut Channel,
         ports: &mut Ports<'_>,
-        halves: &mut Halves,
+        halves: &mut QuadHalves,
         offset: u64,
         data: &[u8],
     ) -> Result<(), Refused> {
@@ -59,7 +61,7 @@ impl Port {
                 }
             }
             (port::DI, 8) => {
-                // A lower half that follows a lower half: the first one will never be complete.
+                // A second lower half in a row: the first one can no longer become complete.
                 let lost = halves.written.take().is_some();
                 halves.written = data.first_chunk::<8>().copied();
                 if lost {
@@ -81,10 +83,12 @@ impl Port {
             (0..port::DR, _) => return Err(Refused::Align),
             _ => return Err(Refused::Address),
         }
+
         self.form(channel, ports);
         Ok(())
     }
 
+    /// Queues a quad, or sets an overflow exception if the send FIFO has no room.
     fn push_quad(&mut self, vc: usize, channel: &mut Channel, quad: [u8; 16]) {
         let held = QUADS * channel.send_count() + self.quads.len() as u32;
         if held >= QUADS * channel.send_depth() {
@@ -94,6 +98,7 @@ impl Port {
         }
     }
 
+    /// Queues a header, or sets an overflow exception if the send FIFO has no room.
     fn push_header(&mut self, vc: usize, channel: &mut Channel, header: u32) {
         if channel.send_count() + self.headers.len() as u32 >= channel.send_depth() {
             channel.inject_error([pix::HFO0, pix::HFO1][vc]);
@@ -102,7 +107,7 @@ impl Port {
         }
     }
 
-    /// Makes packets of what has been pushed.
+    /// Appends to the send FIFO each packet whose header and quads are complete.
     #[inline]
     pub(crate) fn form(&mut self, channel: &mut Channel, ports: &mut Ports<'_>) {
         if channel.staged != (0, 0) || !self.quads.is_empty() || !self.headers.is_empty() {
@@ -110,14 +115,17 @@ impl Port {
         }
     }
 
+    /// As [`TrappedPort::form`], where something is queued.
     fn form_packets(&mut self, channel: &mut Channel, ports: &mut Ports<'_>) {
         while self.quads.len() >= QUADS as usize && !self.headers.is_empty() {
             let Some(mut packet) = ports.new_packet(PAYLOAD) else { break };
+
             for (bytes, quad) in
                 packet.bytes_mut().chunks_exact_mut(16).zip(self.quads.drain(..QUADS as usize))
             {
                 bytes.copy_from_slice(&quad);
             }
+
             packet.header = self.headers.pop_front().unwrap_or_default().into();
             packet.framing = FRAMING;
             channel.append(SideItem::Packet(packet));
@@ -125,12 +133,12 @@ impl Port {
         channel.staged = (self.quads.len() as u32, self.headers.len() as u32);
     }
 
-    /// A read of the port of channel `vc`; `other` is the other channel's status word.
+    /// Handles a read from the port of channel `vc`. [`port::SO`] reads the other channel's status.
     pub(crate) fn read(
         &mut self,
         vc: usize,
         channels: &mut [Channel; VCS],
-        halves: &mut Halves,
+        halves: &mut QuadHalves,
         offset: u64,
         data: &mut [u8],
     ) -> Result<(), Refused> {
@@ -141,7 +149,7 @@ impl Port {
                 let quad = self.pop_quad(vc, &mut channels[vc])?;
                 data.copy_from_slice(&quad[..8]);
                 halves.unread = quad.last_chunk::<8>().copied();
-                // As for writes: the upper half that was not read is lost.
+                // As for writes: an upper half that was not read is lost.
                 if lost {
                     return Err(Refused::Align);
                 }
@@ -158,9 +166,11 @@ impl Port {
             (port::DR..port::SIZE, _) => return Err(Refused::Align),
             _ => return Err(Refused::Address),
         }
+
         Ok(())
     }
 
+    /// Takes the next quad out of the receive FIFO, or sets an underflow exception.
     fn pop_quad(&mut self, vc: usize, channel: &mut Channel) -> Result<[u8; 16], Refused> {
         channel.poll_recv_head();
         let mut popped = channel.popped();
@@ -168,15 +178,18 @@ impl Port {
             channel.receive_error([prx::PFU0, prx::PFU1][vc]);
             return Err(Refused::Noted);
         };
+
         popped.quad += 1;
         if popped.quad == QUADS {
             popped.quad = 0;
             popped.payload = popped.payload.wrapping_add(1);
         }
+
         channel.set_popped(popped);
         Ok(quad)
     }
 
+    /// Takes the next header out of the receive FIFO, or sets an underflow exception.
     fn pop_header(&mut self, vc: usize, channel: &mut Channel) -> Result<u32, Refused> {
         channel.poll_recv_head();
         let mut popped = channel.popped();
@@ -184,6 +197,7 @@ impl Port {
             channel.receive_error([prx::HFU0, prx::HFU1][vc]);
             return Err(Refused::Noted);
         };
+
         popped.header = popped.header.wrapping_add(1);
         channel.set_popped(popped);
         Ok(header)

@@ -1,5 +1,4 @@
-//! Accesses to BAR 0: which register it is, who may do what, and what goes wrong
-//! ([`nicforge_hwi::tree_dcr`]).
+//! Accesses to BAR 0 ([`nicforge_hwi::tree_dcr`]): decoding, permissions and error bits.
 
 use nicforge_core::{
     context::Context,
@@ -20,18 +19,18 @@ use crate::{config::ClassRoute, fifo::Head, nic::TreeNic, port::Refused, presenc
 /// End of the device control registers in BAR 0.
 const DCR_END: u64 = DCR_BASE + 4 * DCR_COUNT;
 
-/// The virtual channel of an attachment.
+/// Returns the virtual channel of an attachment.
 pub(crate) fn channel_of(who: AttachmentId) -> usize {
     if who.0 == ATTACHMENT_ADMIN { VC_SYSTEM } else { VC_USER }
 }
 
-/// Whether an attachment is at processor port 1 (cores 2 and 3).
+/// Returns whether an attachment is at processor port 1 (cores 2 and 3).
 fn second_port(who: AttachmentId) -> bool {
     matches!(who.0, 2 | 3)
 }
 
 impl TreeNic {
-    /// A read of BAR 0. What is refused leaves `data` as it is.
+    /// Handles a read of BAR 0. A refused read sets an error bit and leaves `data` unchanged.
     pub(crate) fn read_register(
         &mut self,
         context: &mut Context<'_>,
@@ -40,6 +39,7 @@ impl TreeNic {
         data: &mut [u8],
     ) {
         let channel = channel_of(from);
+
         let result = match at.offset {
             offset if at.bar != 0 || offset >= nicforge_hwi::tree_dcr::REGISTERS => Err(Refused::Address),
             offset if offset < DCR_BASE => {
@@ -48,6 +48,7 @@ impl TreeNic {
             }
             offset => self.read_word(context, from, offset, data),
         };
+
         let error = match result {
             Ok(()) | Err(Refused::Noted) => 0,
             Err(Refused::Align) if second_port(from) => prx::ALIGN1,
@@ -55,9 +56,11 @@ impl TreeNic {
             Err(Refused::Address) if second_port(from) => prx::ADDR1,
             Err(Refused::Address) => prx::ADDR0,
         };
+
         self.channels[channel].receive_error(error);
     }
 
+    /// Reads a device control, global interrupt or interrupt register.
     fn read_word(
         &mut self,
         context: &mut Context<'_>,
@@ -83,16 +86,17 @@ impl TreeNic {
             }
             _ => return Err(Refused::Address),
         };
+
         data.copy_from_slice(&value.to_le_bytes());
         Ok(())
     }
 
-    /// Registers are read and written as whole words.
+    /// Checks that an access covers a whole register: an aligned word.
     fn check(&self, offset: u64, length: usize) -> Result<(), Refused> {
         if offset.is_multiple_of(4) && length == 4 { Ok(()) } else { Err(Refused::Align) }
     }
 
-    /// A write of BAR 0.
+    /// Handles a write of BAR 0. A refused write sets an error bit and has no other effect.
     pub(crate) fn write_register(
         &mut self,
         context: &mut Context<'_>,
@@ -101,6 +105,7 @@ impl TreeNic {
         data: &[u8],
     ) {
         let channel = channel_of(from);
+
         let result = match at.offset {
             offset if at.bar != 0 || offset >= nicforge_hwi::tree_dcr::REGISTERS => Err(Refused::Address),
             offset if offset < DCR_BASE => {
@@ -110,6 +115,7 @@ impl TreeNic {
             }
             offset => self.write_word(context, from, offset, data),
         };
+
         let error = match result {
             Ok(()) | Err(Refused::Noted) => 0,
             Err(Refused::Align) if second_port(from) => pix::ALIGN1,
@@ -117,9 +123,11 @@ impl TreeNic {
             Err(Refused::Address) if second_port(from) => pix::ADDR1,
             Err(Refused::Address) => pix::ADDR0,
         };
+
         self.channels[channel].inject_error(error);
     }
 
+    /// Writes a device control, global interrupt or interrupt enable register.
     fn write_word(
         &mut self,
         context: &mut Context<'_>,
@@ -128,8 +136,10 @@ impl TreeNic {
         data: &[u8],
     ) -> Result<(), Refused> {
         self.check(offset, data.len())?;
+
         let value = data.first_chunk::<4>().map_or(0, |word| u32::from_le_bytes(*word));
         let admin = from.0 == ATTACHMENT_ADMIN;
+
         let done = match offset {
             offset if offset < DCR_END => admin && self.write_dcr(context, (offset - DCR_BASE) / 4, value),
             offset if (gi::BASE..gi::BASE + gi::SIZE).contains(&offset) => {
@@ -142,24 +152,31 @@ impl TreeNic {
             }
             _ => false,
         };
+
         if done { Ok(()) } else { Err(Refused::Address) }
     }
 
+    /// Reads a device control register. Returns `None` if `from` can't read one of that number.
+    /// Exception flags are cleared by the read.
     fn read_dcr(&mut self, context: &mut Context<'_>, from: AttachmentId, number: u64) -> Option<u32> {
         let admin = from.0 == ATTACHMENT_ADMIN;
+
         let value = match number {
             _ if (CLASS_RDR0..CLASS_RDR0 + CLASS_RDR_COUNT).contains(&number) => {
                 let class = 2 * (number - CLASS_RDR0) as usize;
+
                 u32::from(self.router.classes[class].0) << 16 | u32::from(self.router.classes[class + 1].0)
             }
             ARB_RCFG => self.router.rcfg,
             ARB_RSTAT => self.router_status(context),
             ARB_XSTAT => {
-                // The router's order is port 0, 1, 2, send FIFO from bit 0; the register's is port 2, 1, 0, send FIFO from the top.
+                // The router orders its bits port 0, 1, 2, send FIFO from bit 0. The register has
+                // port 2, 1, 0, send FIFO from the top.
                 let nibble = |channel| {
                     let blocked = u32::from(self.router.blocked(channel));
                     (blocked & 4) << 1 | (blocked & 2) << 1 | (blocked & 1) << 1 | (blocked >> 3) & 1
                 };
+
                 nibble(0) << 28 | nibble(1) << 24
             }
             _ if (ARB_HD00..ARB_HD00 + ARB_HD_COUNT).contains(&number) => {
@@ -174,11 +191,13 @@ impl TreeNic {
             REC_PRXF => self.fold(from, admin, |channel| {
                 let flags = channel.exceptions().0;
                 channel.prx = 0;
+
                 flags
             }),
             INJ_PIXF => self.fold(from, admin, |channel| {
                 let flags = channel.exceptions().1;
                 channel.pix = 0;
+
                 flags
             }),
             INJ_CSPY0 => self.channels[0].payload_checksum,
@@ -190,15 +209,17 @@ impl TreeNic {
                 if port >= PORTS as u64 {
                     return None;
                 }
+
                 let ports = context.ports();
                 let retries = |channel| ports.sent(port as u8, channel).retransmissions;
                 (0..VCS).map(retries).sum::<u64>() as u32
             }
         };
+
         Some(value)
     }
 
-    /// ORs something over the channel of `from`, or over both.
+    /// Returns the OR of `f` over the channel of `from`, or over both channels.
     fn fold(
         &mut self,
         from: AttachmentId,
@@ -206,10 +227,12 @@ impl TreeNic {
         mut f: impl FnMut(&mut crate::fifo::Channel) -> u32,
     ) -> u32 {
         let own = channel_of(from);
+
         let channels = self.channels.iter_mut().enumerate();
         channels.filter(|(number, _)| both || *number == own).fold(0, |word, (_, channel)| word | f(channel))
     }
 
+    /// Writes a device control register. Returns false if none of that number can be written.
     fn write_dcr(&mut self, context: &mut Context<'_>, number: u64, value: u32) -> bool {
         match number {
             _ if (CLASS_RDR0..CLASS_RDR0 + CLASS_RDR_COUNT).contains(&number) => {
@@ -233,15 +256,19 @@ impl TreeNic {
             INJ_CSHD1 => self.channels[1].header_checksum = value,
             _ => return false,
         }
+
         true
     }
 
+    /// Returns the arbiter status word: sources that have a packet, and targets without room.
     fn router_status(&mut self, context: &mut Context<'_>) -> u32 {
         let ports = context.ports();
         let mut word = 0;
+
         for (channel, fifo) in self.channels.iter_mut().enumerate() {
             let mut waits = u32::from(fifo.head() != Head::Empty);
             let mut full = u32::from(fifo.is_full());
+
             for port in 0..PORTS {
                 waits |= u32::from(ports.peek(port as u8, channel).is_some()) << (port + 1);
                 let linked = ports.connected(port as u8);
@@ -252,13 +279,16 @@ impl TreeNic {
         word
     }
 
+    /// Returns the header of the packet that waits first at a source, or 0.
     fn waiting_header(&mut self, context: &mut Context<'_>, index: u64) -> u32 {
         let (source, channel) = ((index / 2) as u8, (index % 2) as usize);
+
         if source < PORTS as u8 {
             let ports = context.ports();
             let header = ports.peek(source, channel).map_or(0, |packet| packet.header);
             return if presence::parse(header).is_some() { 0 } else { header as u32 };
         }
+
         let channel = (index as usize) - 2 * PORTS;
         match self.channels.get_mut(channel).map(|fifo| fifo.head()) {
             Some(Head::Packet(header)) => header.0,
@@ -266,11 +296,13 @@ impl TreeNic {
         }
     }
 
+    /// Returns the FIFO pointer word.
     fn fifo_pointers(&mut self) -> u32 {
         let mut word = 0;
         for (number, channel) in self.channels.iter_mut().enumerate() {
             let write = channel.send_pointer().wrapping_add(channel.send_count()) & 7;
             let read = channel.recv_head() & 7;
+
             let shift = 8 * number as u32;
             word |= (write << 28 | write << 24 | read << 12 | read << 8) >> shift;
         }

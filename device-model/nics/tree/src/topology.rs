@@ -1,8 +1,11 @@
-//! Machines: which nodes there are, who is linked with whom, and by which routes.
+//! Machines: nodes, the links between them, and the routes over the links.
 //!
-//! A tree network is a tree: connected, without cycles, three ports a node. Point-to-point routes follow from the links. A class
-//! route is a tree inside it, with its own root: packets go up to the root and come down again. Turning round at different roots
-//! can make packets wait for each other in a circle, so [`Topology::validate`] refuses sets of classes that can.
+//! The network is a tree: connected, without cycles, three ports for each node. Point-to-point
+//! routes follow from the links.
+//!
+//! A class route is a tree inside the network, with its own root. Packets go up to the root, turn
+//! round and come down again. Turning round at different roots can make packets wait for each other
+//! in a circle, so [`Topology::validate`] refuses sets of classes that can.
 
 use std::collections::VecDeque;
 
@@ -20,10 +23,10 @@ pub const CLASS_PSET: usize = 2;
 /// Class of the compute nodes of each pset.
 pub const CLASS_PSET_COMPUTE: usize = 3;
 
-/// A node.
+/// A node of the machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TopologyNode {
-    /// Which pset it belongs to.
+    /// Number of the pset that the node belongs to.
     pub pset: u32,
     /// Address of the pset's I/O node.
     pub io_node: u32,
@@ -31,7 +34,7 @@ pub struct TopologyNode {
     pub pset_rank: Option<u32>,
     /// Compute nodes in the pset.
     pub pset_size: u32,
-    /// Where packets go.
+    /// Routes of the packets that arrive at this node.
     pub routes: Routes,
 }
 
@@ -44,7 +47,7 @@ pub struct TopologyLink {
     pub b: (u32, u8),
 }
 
-/// A machine. A node's address is its index.
+/// A machine. The address of a node is its index in [`Topology::nodes`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     /// The nodes.
@@ -53,13 +56,13 @@ pub struct Topology {
     pub links: Vec<TopologyLink>,
 }
 
-/// Why a topology is refused.
+/// Reasons why a topology is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum TopologyError {
     /// Too few or too many nodes.
     #[error("{nodes} nodes: a machine has 1 to {MAX_NODES}")]
     Nodes {
-        /// How many.
+        /// Number of nodes.
         nodes: usize,
     },
     /// A link ends at a node that does not exist.
@@ -90,7 +93,7 @@ pub enum TopologyError {
         /// A node on it.
         node: u32,
     },
-    /// A node can't be reached.
+    /// No path leads to a node.
     #[error("node {node} can't be reached from node 0")]
     Unreachable {
         /// The node.
@@ -104,7 +107,8 @@ pub enum TopologyError {
         /// The target.
         target: u32,
     },
-    /// A class goes up through a port whose other end does not expect it, or through two, or from a port that is not linked.
+    /// A class goes up through a port whose other end does not expect it, through two ports, or
+    /// through a port without a link.
     #[error("class {class} at node {node} does not fit the node at the other end of port {port}")]
     ClassMismatch {
         /// The class.
@@ -127,20 +131,25 @@ pub enum TopologyError {
 }
 
 impl Topology {
-    /// A machine of psets: for each, an I/O node and as many compute nodes as `compute_nodes` says. Addresses count through
-    /// the psets, the I/O node first and then its compute nodes by rank.
+    /// Returns a machine of psets: each has one I/O node and as many compute nodes as its entry of
+    /// `compute_nodes` says. Addresses count through the psets: the I/O node first, then its
+    /// compute nodes by rank.
     ///
-    /// The compute nodes hang below their I/O node as a binary tree, port 0 upwards. A single pset's I/O node has two branches
-    /// (ports 1 and 2); with several psets it has one (port 1), and the I/O nodes form a chain (port 2 to the next one's port
-    /// 0). Classes are set up as [`CLASS_ALL`] and so on say.
+    /// The compute nodes hang below their I/O node as a binary tree, port 0 upwards. The I/O node
+    /// of a single pset has two branches (ports 1 and 2). With several psets, each I/O node has one
+    /// branch (port 1). The I/O nodes form a chain (port 2 to port 0 of the next).
+    ///
+    /// The classes are [`CLASS_ALL`], [`CLASS_COMPUTE`], [`CLASS_PSET`] and [`CLASS_PSET_COMPUTE`].
     pub fn psets(compute_nodes: &[u32]) -> Result<Self, TopologyError> {
         let total = compute_nodes.iter().fold(0u64, |sum, &count| sum + u64::from(count) + 1);
         if total == 0 || total > u64::from(MAX_NODES) {
             return Err(TopologyError::Nodes { nodes: usize::try_from(total).unwrap_or(usize::MAX) });
         }
+
         let (mut nodes, mut links) = (Vec::new(), Vec::new());
         let alone = compute_nodes.len() == 1;
         let mut previous = None;
+
         for (pset, &size) in compute_nodes.iter().enumerate() {
             let io_node = nodes.len() as u32;
             for index in 0..=size {
@@ -152,6 +161,7 @@ impl Topology {
                     routes: Routes::default(),
                 });
             }
+
             for rank in 0..size {
                 let (parent, port) = if alone {
                     (io_node + rank / 2, 1 + (rank % 2) as u8)
@@ -162,14 +172,17 @@ impl Topology {
                 };
                 links.push(TopologyLink { a: (parent, port), b: (io_node + 1 + rank, 0) });
             }
+
             if let Some(previous) = previous.replace(io_node) {
                 links.push(TopologyLink { a: (previous, 2), b: (io_node, 0) });
             }
         }
+
         let mut topology = Self { nodes, links };
         topology.set_targets()?;
         topology.set_class(CLASS_ALL, 0, |_| true)?;
         topology.set_class(CLASS_COMPUTE, 0, |node| node.pset_rank.is_some())?;
+
         for address in 0..topology.nodes.len() as u32 {
             let node = &topology.nodes[address as usize];
             if node.pset_rank.is_none() {
@@ -179,11 +192,12 @@ impl Topology {
                     .set_class_within(CLASS_PSET_COMPUTE, address, pset, |node| node.pset_rank.is_some())?;
             }
         }
+
         topology.validate()?;
         Ok(topology)
     }
 
-    /// What to tell the NIC of a node; `None` if there is no such node.
+    /// Returns the configuration of a node's NIC; `None` if there is no such node.
     pub fn config(&self, address: u32) -> Option<TreeConfig> {
         let node = self.nodes.get(address as usize)?;
         Some(TreeConfig {
@@ -199,7 +213,7 @@ impl Topology {
         })
     }
 
-    /// Sets every node's point-to-point routes from the links.
+    /// Derives every node's point-to-point routes from the links.
     pub fn set_targets(&mut self) -> Result<(), TopologyError> {
         let peers = self.peers()?;
         for target in 0..self.nodes.len() as u32 {
@@ -212,7 +226,8 @@ impl Topology {
         Ok(())
     }
 
-    /// Sets a class to the whole tree with `root`; the nodes for which `member` holds send and receive.
+    /// Sets a class to the whole tree with `root`. The nodes for which `member` holds send and
+    /// receive.
     pub fn set_class(
         &mut self,
         class: usize,
@@ -222,6 +237,7 @@ impl Topology {
         self.span(class, root, |_| true, member)
     }
 
+    /// Sets a class to the nodes of one pset.
     fn set_class_within(
         &mut self,
         class: usize,
@@ -232,7 +248,7 @@ impl Topology {
         self.span(class, root, |node| node.pset == pset, member)
     }
 
-    /// Sets a class to the part of the tree that lies `inside`.
+    /// Sets a class to the nodes for which `inside` holds.
     fn span(
         &mut self,
         class: usize,
@@ -244,11 +260,13 @@ impl Topology {
         if root as usize >= peers.len() || class >= CLASSES {
             return Err(TopologyError::NoNode { node: root });
         }
+
         let towards = towards(&peers, root)?;
         for address in 0..peers.len() {
             if !inside(&self.nodes[address]) {
                 continue;
             }
+
             let up = if address == root as usize { None } else { towards[address] };
             let mut children = 0;
             for (port, peer) in peers[address].iter().enumerate() {
@@ -259,13 +277,14 @@ impl Topology {
                     children |= 1 << port;
                 }
             }
+
             let takes_part = member(&self.nodes[address]);
             self.nodes[address].routes.classes[class] = ClassRoute::new(children, up, takes_part, takes_part);
         }
         Ok(())
     }
 
-    /// Whether links and routes make a machine whose packets all arrive.
+    /// Checks that links and routes make a machine whose packets all arrive.
     pub fn validate(&self) -> Result<(), TopologyError> {
         let peers = self.peers()?;
         for target in 0..peers.len() as u32 {
@@ -277,10 +296,12 @@ impl Topology {
                 }
             }
         }
+
         self.validate_classes(&peers)?;
         self.validate_turns(&peers)
     }
 
+    /// Checks that both ends of each link agree which one is up, in each class.
     fn validate_classes(&self, peers: &Peers) -> Result<(), TopologyError> {
         for (address, node) in self.nodes.iter().enumerate() {
             for (class, route) in node.routes.classes.iter().enumerate() {
@@ -291,12 +312,14 @@ impl Topology {
                     if up && (child || route.up() != bit) {
                         return Err(mismatch);
                     }
+
                     let Some((peer, peer_port)) = peers[address][usize::from(port)] else {
                         if child || up {
                             return Err(mismatch);
                         }
                         continue;
                     };
+
                     let theirs = self.nodes[peer as usize].routes.classes[class];
                     let peer_bit = 1u8 << peer_port;
                     if child != (theirs.up() & peer_bit != 0) || up != (theirs.children() & peer_bit != 0) {
@@ -308,12 +331,16 @@ impl Topology {
         Ok(())
     }
 
-    /// Looks for circles among the buffers of the links: each direction of a link waits for those that its packets go to next.
-    /// Point-to-point packets never turn round; those of a class do at its root.
+    /// Searches for cycles of waiting among the buffers of the links.
+    ///
+    /// Each direction of a link waits for those that its packets take next. Point-to-point packets
+    /// never turn round; the packets of a class do so at its root.
     fn validate_turns(&self, peers: &Peers) -> Result<(), TopologyError> {
         let index = |node: usize, port: usize| node * PORTS + port;
         let count = peers.len() * PORTS;
-        // waits[x]: ports through which packets that left through x leave the next node.
+
+        // `waits[x]` has the ports through which packets that left through port `x` leave the next
+        // node.
         let mut waits = vec![0u8; count];
         for (address, ports) in peers.iter().enumerate() {
             for (port, peer) in ports.iter().enumerate() {
@@ -328,7 +355,8 @@ impl Topology {
                 waits[index(address, port)] = onward | if turns { 1 << entry } else { 0 };
             }
         }
-        // Remove what waits for nothing until nothing is left, or a circle is.
+
+        // Remove each port that no other port waits for. What is left contains a cycle.
         let mut users = vec![0u32; count];
         let targets = |x: usize| {
             let next = peers[x / PORTS][x % PORTS];
@@ -337,11 +365,13 @@ impl Topology {
                 .filter(move |exit| mask & (1 << exit) != 0)
                 .filter_map(move |exit| next.map(|(peer, _)| index(peer as usize, exit)))
         };
+
         for x in 0..count {
             for target in targets(x) {
                 users[target] += 1;
             }
         }
+
         let mut free: VecDeque<usize> = (0..count).filter(|&x| users[x] == 0).collect();
         let mut removed = 0;
         while let Some(x) = free.pop_front() {
@@ -353,6 +383,7 @@ impl Topology {
                 }
             }
         }
+
         if removed < count
             && let Some(x) = (0..count).find(|&x| users[x] > 0)
         {
@@ -361,11 +392,12 @@ impl Topology {
         Ok(())
     }
 
-    /// Who is at the other end of each port; checks that the links make a tree.
+    /// Returns the other end of each port, after a check that the links make a tree.
     fn peers(&self) -> Result<Peers, TopologyError> {
         if self.nodes.is_empty() || self.nodes.len() > MAX_NODES as usize {
             return Err(TopologyError::Nodes { nodes: self.nodes.len() });
         }
+
         let mut peers: Peers = vec![[None; PORTS]; self.nodes.len()];
         for link in &self.links {
             for ((node, port), peer) in [(link.a, link.b), (link.b, link.a)] {
@@ -378,25 +410,28 @@ impl Topology {
                 }
             }
         }
+
         towards(&peers, 0)?;
         Ok(peers)
     }
 }
 
-/// The other end of each node's ports.
+/// The node and port at the other end of each node's ports.
 type Peers = Vec<[Option<(u32, u8)>; PORTS]>;
 
-/// Each node's port on the way to `target`; `None` at the target itself.
+/// Returns each node's port on the way to `target`; `None` for the target itself.
 fn towards(peers: &Peers, target: u32) -> Result<Vec<Option<u8>>, TopologyError> {
     let mut found: Vec<Option<Option<u8>>> = vec![None; peers.len()];
     let mut queue = VecDeque::from([target]);
     found[target as usize] = Some(None);
+
     while let Some(node) = queue.pop_front() {
         for (port, peer) in peers[node as usize].iter().enumerate() {
             let Some((peer, peer_port)) = *peer else { continue };
             if found[node as usize] == Some(Some(port as u8)) {
                 continue;
             }
+
             if found[peer as usize].is_some() {
                 return Err(TopologyError::Cycle { node: peer });
             }
@@ -404,6 +439,7 @@ fn towards(peers: &Peers, target: u32) -> Result<Vec<Option<u8>>, TopologyError>
             queue.push_back(peer);
         }
     }
+
     found
         .into_iter()
         .enumerate()

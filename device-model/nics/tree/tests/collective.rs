@@ -12,15 +12,17 @@ use nicforge_tree::{
     topology::{CLASS_ALL, CLASS_COMPUTE, CLASS_PSET, CLASS_PSET_COMPUTE},
 };
 
+/// Returns the header of an operation on operands of `words` 16-bit words.
 fn header(class: usize, operation: u32, words: u32) -> Header {
     Header::collective(class as u32, operation, words, 5, false)
 }
 
+/// Attaches core 0 of every node.
 fn cores(rig: &mut Rig) -> Vec<Client> {
     (0..rig.functions.len() as u32).map(|node| rig.core(node)).collect()
 }
 
-/// The reduction of what the nodes contribute, one after the other.
+/// Returns the reduction of the nodes' contributions, computed one after the other.
 fn reduce(operation: u32, words: usize, contributions: &[Payload]) -> Payload {
     let mut result = contributions[0];
     for contribution in &contributions[1..] {
@@ -34,6 +36,7 @@ fn every_operation_reduces_over_all_nodes_and_reaches_them_all() {
     let mut rig = Rig::psets(&[5, 3]);
     let clients = cores(&mut rig);
     let contributions: Vec<Payload> = (0..clients.len() as u32).map(|node| payload(node * 77 + 1)).collect();
+
     for operation in [opcode::OR, opcode::AND, opcode::XOR, opcode::MAX, opcode::ADD] {
         for words in [1, 2, 4, 8, 128] {
             let header = header(CLASS_ALL, operation, words);
@@ -56,6 +59,7 @@ fn nothing_comes_down_before_the_last_node_has_contributed() {
     let mut rig = Rig::psets(&[4]);
     let clients = cores(&mut rig);
     let header = header(CLASS_ALL, opcode::ADD, 2);
+
     for client in &clients[1..] {
         rig.send_all(client, &[(header, [1; PAYLOAD])]);
     }
@@ -71,6 +75,7 @@ fn reductions_in_a_row_keep_their_order() {
     let mut rig = Rig::psets(&[6]);
     let clients = cores(&mut rig);
     let header = header(CLASS_ALL, opcode::MAX, 1);
+
     for round in 0..6u8 {
         for (node, client) in clients.iter().enumerate() {
             assert!(client.try_send(header, &[round * 10 + node as u8; PAYLOAD]));
@@ -163,7 +168,7 @@ fn the_irq_bit_of_one_contribution_is_in_the_result() {
 }
 
 #[test]
-fn contributions_of_different_operations_are_counted_and_block_nobody() {
+fn contributions_of_different_operations_are_counted_and_do_not_block() {
     let mut rig = Rig::psets(&[1]);
     let clients = cores(&mut rig);
 
@@ -180,7 +185,7 @@ fn a_reduction_on_one_channel_does_not_wait_for_the_other() {
     let users = cores(&mut rig);
     let admins: Vec<_> = (0..3).map(|node| rig.admin(node)).collect();
     let header = header(CLASS_PSET_COMPUTE, opcode::ADD, 2);
-    // On the user channel one node is missing.
+    // One node's contribution is missing on the user channel.
     rig.send_all(&users[1], &[(header, [9; PAYLOAD])]);
 
     for admin in &admins[1..] {
@@ -208,9 +213,11 @@ fn the_admin_can_set_up_a_class_and_a_core_cannot() {
     let admins: Vec<_> = (0..2).map(|node| rig.admin(node)).collect();
     let routes = rig.read32(&admins[0], dcr(CLASS_RDR0));
     let leaf = rig.read32(&admins[1], dcr(CLASS_RDR0));
-    // Class 8 becomes what class 0 is.
+
+    // Class 8 gets the routes of class 0.
     rig.write32(&clients[0], dcr(CLASS_RDR0 + 4), routes & 0xffff_0000);
     assert_eq!(rig.read32(&clients[0], dcr(CLASS_RDR0 + 4)), 0);
+
     rig.write32(&admins[0], dcr(CLASS_RDR0 + 4), routes & 0xffff_0000);
     rig.write32(&admins[1], dcr(CLASS_RDR0 + 4), leaf & 0xffff_0000);
 

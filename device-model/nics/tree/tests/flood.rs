@@ -1,5 +1,5 @@
-//! A client of the tree that fills, scribbles and resets all it can reach, and what its neighbours
-//! notice of it.
+//! A client of the tree that fills, overwrites and resets all that it can reach, and the effect on
+//! its neighbours.
 
 #![allow(clippy::unwrap_used, reason = "tests")]
 
@@ -15,15 +15,15 @@ use nicforge_hwi::{
     tree_dcr::{GLOB_NADDR, REGISTERS, dcr},
 };
 
-/// Packets a function and turn.
+/// Packets for each function in one turn.
 const BUDGET: u32 = 16;
 const TURNS: u32 = 3000;
-/// Turns in which a packet of a node that has nothing else under way arrives.
+/// The bound, in turns, within which a packet of an otherwise idle node arrives.
 const MOST_TURNS: u32 = 8;
-/// The node that attacks, which the way between the neighbours passes through.
+/// The node that attacks. The path between its neighbours passes through it.
 const HOSTILE: u32 = 1;
 
-/// Numbers that look random and are the same each time.
+/// A reproducible sequence of pseudo-random numbers.
 struct Numbers(u64);
 
 impl Numbers {
@@ -37,11 +37,11 @@ impl Numbers {
     }
 }
 
-/// All cores of a node, which attack together.
+/// All cores of a node, attacking together.
 struct Hostile {
     cores: Vec<Client>,
     numbers: Numbers,
-    /// Packets leave with any header, also of collectives that never complete.
+    /// Packets leave with any header, including those of collectives that never complete.
     any_header: bool,
 }
 
@@ -51,9 +51,10 @@ impl Hostile {
         Self { cores, numbers: Numbers(3), any_header }
     }
 
-    /// Does a turn's worth of harm.
+    /// Performs one hostile action.
     fn turn(&mut self, rig: &mut Rig) {
         let core = self.numbers.below(4) as usize;
+
         match self.numbers.below(8) {
             0 => {
                 let who = AttachmentId(core as u16);
@@ -69,11 +70,12 @@ impl Hostile {
         }
     }
 
-    /// Fills all send slots. Targets are a node that reads, the node itself, which does not, and
-    /// nodes that are absent.
+    /// Fills all send slots. Targets are a node that receives, the node itself (which does not
+    /// receive), and absent nodes.
     fn fill(&mut self, core: usize) {
         let client = &self.cores[core];
         let depth = client.mirror(mirror::SEND_DEPTH);
+
         for _ in 0..depth {
             let number = client.mirror(mirror::SEND_HEAD);
             let header = match self.numbers.below(4) {
@@ -83,6 +85,7 @@ impl Hostile {
                 2 => to(1000),
                 _ => to(2),
             };
+
             for ahead in 0..depth {
                 let place = number.wrapping_add(ahead);
                 let slot = window::SEND + u64::from(place % depth) * SLOT;
@@ -92,12 +95,14 @@ impl Hostile {
         }
     }
 
-    /// Stores numbers in lock boxes, pointers and scratch memory, and leaves the boxes taken.
+    /// Stores numbers in lock boxes, pointers and scratch memory, and leaves the lock boxes taken.
     fn scribble(&mut self, core: usize) {
         let client = &self.cores[core];
+
         for lock in 0..window::LOCK_BOXES {
             client.set_window(window::LOCK + lock * window::LOCK_STRIDE, self.numbers.next() as u32 | 1);
         }
+
         client.set_window(window::RECV_HEAD, self.numbers.next() as u32);
         client.set_window(window::SEND_TAIL, self.numbers.next() as u32);
         client.set_window(window::SRAM, self.numbers.next() as u32);
@@ -110,7 +115,8 @@ impl Hostile {
             let at = self.numbers.below(REGISTERS);
             let length = self.numbers.below(65) as usize;
             let mut data = [self.numbers.next() as u8; 64];
-            // Accesses that leave the window are refused.
+
+            // An access beyond the BAR is refused.
             let _ = rig.machine.write(function, who, region::BAR0, at, &data[..length]);
             let _ = rig.machine.read(function, who, region::BAR0, at, &mut data[..length]);
         }
@@ -122,7 +128,9 @@ struct Talk {
     from: Client,
     to: Client,
     sent: u32,
+    /// The turn in which the packet on its way was sent.
     since: u32,
+    /// The most turns that a packet took.
     longest: u32,
 }
 
@@ -135,10 +143,11 @@ impl Talk {
         payload(self.sent + 1_000_000)
     }
 
-    /// Takes what has come, and sends the next packet. The hostile node's packets may be among what
-    /// came.
+    /// Takes the packets that have arrived, and sends the next one. The hostile node's packets may
+    /// be among those that arrive.
     fn turn(&mut self, turn: u32) {
         let mut came = turn == 0;
+
         while let Some((_, received)) = self.to.receive() {
             if received == self.expected() {
                 self.longest = self.longest.max(turn - self.since);
@@ -146,6 +155,7 @@ impl Talk {
                 came = true;
             }
         }
+
         if came {
             assert!(self.from.try_send(to(self.to.node), &self.expected()));
             self.since = turn;
@@ -153,21 +163,24 @@ impl Talk {
     }
 }
 
-/// Attacks for all turns, and asserts that each packet and access of the neighbours comes in time.
-/// The reader takes what comes to it.
+/// Attacks in each turn, and asserts that every packet and access of the neighbours completes in
+/// time. The reader, if any, takes all packets that arrive for it.
 fn attack(rig: &mut Rig, mut hostile: Hostile, mut talks: [Talk; 2], reader: Option<Client>) {
     for turn in 0..TURNS {
         hostile.turn(rig);
         while reader.as_ref().is_some_and(|reader| reader.receive().is_some()) {}
+
         for talk in &mut talks {
             talk.turn(turn);
             let mut address = [0; 4];
             let (function, who) = (talk.from.function, talk.from.who);
             let at = dcr(GLOB_NADDR);
             let access = rig.machine.read(function, who, region::BAR0, at, &mut address);
+
             assert_eq!(access.ok(), Some(Access::Done), "turn {turn}");
             assert_eq!(u32::from_le_bytes(address) & 0xffff, talk.from.node, "turn {turn}");
         }
+
         let _ = rig.machine.step(rig.now, BUDGET);
     }
 
@@ -184,6 +197,7 @@ fn a_node_that_floods_its_fifos_and_registers_delays_its_neighbours_packets_by_f
     let near = rig.core(2);
     let (up, down) = (Talk::new(far.twin(), io.twin()), Talk::new(io, far));
     let hostile = Hostile::new(&mut rig, false);
+
     attack(&mut rig, hostile, [up, down], Some(near));
 }
 
@@ -193,5 +207,6 @@ fn a_node_that_sends_any_header_on_the_user_channel_does_not_delay_the_system_ch
     let (io, far) = (rig.admin(0), rig.attach(3, ATTACHMENT_ADMIN));
     let (up, down) = (Talk::new(far.twin(), io.twin()), Talk::new(io, far));
     let hostile = Hostile::new(&mut rig, true);
+
     attack(&mut rig, hostile, [up, down], None);
 }

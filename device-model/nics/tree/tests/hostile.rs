@@ -1,4 +1,5 @@
-//! Clients that do anything at all: nothing panics, nothing runs for ever, others are not reached, and a reset clears it.
+//! Clients that do anything at all. Nothing panics, nothing runs for ever, other clients are not
+//! affected, and a reset recovers the node.
 
 mod common;
 
@@ -25,13 +26,13 @@ enum Action {
         offset: u64,
         data: Vec<u8>,
     },
-    /// Any word of the window.
+    /// Stores any value in any word of the window.
     Store {
         by: u16,
         word: u64,
         value: u32,
     },
-    /// A control word in a send slot, of a plausible number.
+    /// Stores a control word of a plausible number in a send slot.
     Slot {
         by: u16,
         slot: u64,
@@ -42,6 +43,7 @@ enum Action {
         by: u16,
         value: u32,
     },
+    /// Steps the machine this often.
     Steps(u32),
 }
 
@@ -75,9 +77,11 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
+/// Performs an action of the hostile node.
 #[allow(clippy::unwrap_used, reason = "a helper of tests fails the test")]
 fn perform(rig: &mut Rig, clients: &mut [Option<Client>; 5], node: u32, action: Action) {
     let function = rig.functions[node as usize];
+
     match action {
         Action::Attach(by) => {
             if clients[usize::from(by)].is_none() {
@@ -106,7 +110,7 @@ fn perform(rig: &mut Rig, clients: &mut [Option<Client>; 5], node: u32, action: 
         Action::Read { by, offset, length } => {
             if clients[usize::from(by)].is_some() {
                 let mut data = vec![0; length];
-                // One that leaves the BAR is refused.
+                // An access beyond the BAR is refused.
                 let _ = rig.machine.read(function, AttachmentId(by), 0, offset, &mut data);
             }
         }
@@ -145,6 +149,7 @@ proptest! {
         let (io, peer) = (rig.core(0), rig.core(4));
         let mut clients = Default::default();
         for action in actions {
+
             perform(&mut rig, &mut clients, 1, action);
         }
         for _ in 0..50 {
@@ -161,7 +166,9 @@ proptest! {
         rig.send_all(&peer, &[(to(0), payload(2))]);
         prop_assert_eq!(peer.receive().unwrap().1, payload(1));
         prop_assert_eq!(io.receive().unwrap().1, payload(2));
+
         let alive = clients.iter().enumerate().take(4);
+
         for (core, client) in alive {
             prop_assert_eq!(io.presence(1, core) % 2 == 1, client.is_some());
         }
@@ -203,7 +210,8 @@ fn a_header_changed_after_the_packet_was_seen_has_no_effect() {
     let mut rig = Rig::psets(&[2]);
     let (io, compute) = (rig.core(0), rig.core(1));
     let fill: Vec<_> = (0..13).map(|number| (to(1), payload(number))).collect();
-    // The last one is first in a send FIFO that is blocked.
+
+    // The last packet is first in a blocked send FIFO.
     assert_eq!(rig.send_all(&io, &fill), 13);
     let slot = window::SEND + (io.mirror(mirror::SEND_HEAD) % 8) as u64 * SLOT;
 

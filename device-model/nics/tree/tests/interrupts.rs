@@ -18,7 +18,7 @@ const ERROR: usize = vector::ERROR as usize;
 const GLOBAL_INT: usize = vector::GLOBAL_INT as usize;
 
 #[test]
-fn an_irq_packet_interrupts_whoever_enabled_it_and_a_data_packet_nobody() {
+fn an_irq_packet_raises_only_an_enabled_interrupt_and_a_data_packet_none() {
     let mut rig = Rig::psets(&[2]);
     let (io, first, second) = (rig.core(0), rig.attach(1, 0), rig.attach(1, 1));
     let (at_first, at_second) = (rig.interrupts(&first), rig.interrupts(&second));
@@ -53,7 +53,7 @@ fn enabling_after_the_irq_packet_was_read_does_not_interrupt() {
     rig.send_all(&io, &[(irq_to(1), payload(3))]);
     compute.receive().unwrap();
 
-    // The read pointer was stored, but the NIC has not been stepped since.
+    // The client has stored the read pointer, but the NIC has not been stepped since.
     rig.write32(&compute, REG_INT_ENABLE, 1 << vector::RECV_IRQ);
 
     assert_eq!(counts[RECV_IRQ].take(), 0);
@@ -66,10 +66,12 @@ fn a_posted_write_enables_interrupts() {
     let mut rig = Rig::psets(&[2]);
     let (io, compute) = (rig.core(0), rig.core(1));
     let counts = rig.interrupts(&compute);
+
     let rings = rig.machine.spec(compute.function).unwrap().rings.unwrap();
     let memory = rig.machine.region(compute.function, compute.who, rings.bar.into()).unwrap().memory.unwrap();
     let cells = memory.window(rings.offset.into(), u64::from(rings.cells) * CELL as u64).unwrap();
     let mut ring = Producer::new(SharedCells::new(cells).unwrap());
+
     rig.send_all(&io, &[(irq_to(1), payload(1))]);
 
     ring.try_push(|| 0, 0, REG_INT_ENABLE as u32, &1u32.to_le_bytes()).unwrap();
@@ -99,6 +101,7 @@ fn the_receive_watermark_interrupts_when_it_is_passed() {
     rig.write32(&admin, dcr(GLOB_VCFG1), 4 << vcfg::RWM_SHIFT);
     rig.write32(&compute, REG_INT_ENABLE, 1 << vector::WATERMARK);
     let packets: Vec<_> = (0..4).map(|number| (to(1), payload(number))).collect();
+
     rig.send_all(&io, &packets);
     assert_eq!(counts[WATERMARK].take(), 0);
 
@@ -115,10 +118,13 @@ fn the_send_watermark_interrupts_when_the_send_fifo_has_drained() {
     let enable = rig.read32(&admin, dcr(INJ_PIXEN)) | pix::WM1;
     rig.write32(&admin, dcr(INJ_PIXEN), enable);
     rig.write32(&admin, dcr(GLOB_VCFG1), 7 << vcfg::RWM_SHIFT | 4 << vcfg::IWM_SHIFT);
+
     let packets: Vec<_> = (0..100).map(|number| (to(0), payload(number))).collect();
     rig.send_all(&compute, &packets);
+
     let counts = rig.interrupts(&compute);
     rig.write32(&compute, REG_INT_ENABLE, 1 << vector::WATERMARK);
+
     for _ in 0..3 {
         io.receive().unwrap();
         rig.run();
@@ -147,18 +153,22 @@ fn an_error_interrupts_once_until_it_was_read() {
     assert_eq!(counts[ERROR].take(), 1);
 }
 
+/// Returns the address of a global interrupt channel's register.
 fn register(register: u64, channel: u64) -> u64 {
     gi::BASE + register + 16 * channel
 }
 
+/// Arms a node for a barrier (`and`) or a notification.
 fn arm(rig: &mut Rig, client: &Client, channel: u64, and: bool) {
     rig.write32(client, register(gi::ARM_TYPE, channel), and.into());
 }
 
+/// Enters the barrier, or sends the notification.
 fn fire(rig: &mut Rig, client: &Client, channel: u64) {
     rig.write32(client, register(gi::STICKY, channel), 1);
 }
 
+/// Returns whether the node's interrupt of a channel is set.
 fn done(client: &Client, channel: u64) -> bool {
     client.mirror(mirror::GLOBAL_INT) & (gi::STICKY_INT >> channel) != 0
 }
@@ -172,6 +182,7 @@ fn a_barrier_completes_when_the_last_compute_node_enters_and_can_be_repeated() {
         arm(&mut rig, node, 0, true);
         rig.write32(node, REG_INT_ENABLE, 1 << vector::GLOBAL_INT);
     }
+
     for round in 0..5 {
         for (entered, node) in nodes.iter().enumerate() {
             assert!(nodes.iter().all(|node| !done(node, 0)), "round {round}: complete after {entered}");
@@ -187,7 +198,7 @@ fn a_barrier_completes_when_the_last_compute_node_enters_and_can_be_repeated() {
 }
 
 #[test]
-fn a_node_that_enters_the_next_barrier_early_does_not_complete_it_for_the_slow() {
+fn a_node_that_enters_the_next_barrier_early_does_not_complete_it_for_slower_nodes() {
     let mut rig = Rig::psets(&[2]);
     let (fast, slow) = (rig.core(1), rig.core(2));
     for node in [&fast, &slow] {
@@ -221,7 +232,7 @@ fn a_notification_reaches_every_node_that_is_armed() {
 }
 
 #[test]
-fn an_io_node_takes_part_only_when_it_says_so() {
+fn an_io_node_takes_part_only_after_it_joins() {
     let mut rig = Rig::psets(&[1]);
     let (io, compute) = (rig.core(0), rig.core(1));
     for node in [&io, &compute] {

@@ -1,4 +1,4 @@
-//! Clients that come, go and die: presence, lock boxes, what is left in the FIFOs.
+//! Clients that attach, detach and die: presence, lock boxes, and packets left in the FIFOs.
 
 mod common;
 
@@ -13,7 +13,7 @@ const LOCK_RECV: u64 = window::LOCK + window::LOCK_RECV * window::LOCK_STRIDE;
 const LOCK_SEND: u64 = window::LOCK + window::LOCK_SEND * window::LOCK_STRIDE;
 
 #[test]
-fn a_core_that_comes_is_seen_by_all_nodes_on_both_channels() {
+fn an_attached_core_is_seen_by_all_nodes_on_both_channels() {
     let mut rig = Rig::psets(&[3, 2]);
     let watchers: Vec<_> = (0..7).map(|node| rig.admin(node)).collect();
     let user = rig.attach(1, 2);
@@ -30,7 +30,7 @@ fn a_core_that_comes_is_seen_by_all_nodes_on_both_channels() {
 }
 
 #[test]
-fn a_channel_that_opens_late_knows_who_is_up() {
+fn a_channel_that_opens_late_shows_the_presence_of_all_cores() {
     let mut rig = Rig::psets(&[3]);
     let first = rig.core(1);
     rig.kill(&first);
@@ -46,12 +46,15 @@ fn a_channel_that_opens_late_knows_who_is_up() {
 }
 
 #[test]
-fn the_news_of_a_death_comes_behind_what_the_dead_had_sent() {
+fn the_presence_symbol_of_a_dead_core_arrives_behind_its_packets() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
-    // More than the way to the I/O node holds, so that the rest is in the send FIFO when the core dies.
+
+    // These are more packets than the path to the I/O node holds, so the rest is in the send FIFO
+    // when the core dies.
     let packets: Vec<_> = (0..100).map(|number| (to(0), payload(number))).collect();
     let sent = rig.send_all(&compute, &packets) as u32;
+
     rig.kill(&compute);
     rig.run();
 
@@ -62,7 +65,7 @@ fn the_news_of_a_death_comes_behind_what_the_dead_had_sent() {
         rig.run();
     }
 
-    // Only what fits into the receive slots can be left.
+    // At most the packets in the receive slots are left.
     while let Some((_, data)) = io.receive() {
         assert_eq!(data, payload(received));
         received += 1;
@@ -72,17 +75,19 @@ fn the_news_of_a_death_comes_behind_what_the_dead_had_sent() {
 }
 
 #[test]
-fn the_news_of_a_death_stays_behind_what_is_in_the_send_slots_of_the_cores_left() {
+fn the_presence_symbol_of_a_dead_core_stays_behind_the_send_slots_of_live_cores() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
+
     let (dead, _left) = (rig.attach(4, 0), rig.attach(4, 1));
     let packets: Vec<_> = (0..100).map(|number| (to(0), payload(number))).collect();
+
     let sent = rig.send_all(&dead, &packets) as u32;
     rig.kill(&dead);
     rig.run();
 
     for number in 0..sent {
-        // The last packets may be in the receive slots when the news comes.
+        // The last packets may be in the receive slots when the symbol arrives.
         assert!(io.presence(4, 0) == 1 || sent - number <= 8);
         assert_eq!(io.receive().unwrap().1, payload(number));
         rig.run();
@@ -92,8 +97,9 @@ fn the_news_of_a_death_stays_behind_what_is_in_the_send_slots_of_the_cores_left(
 }
 
 #[test]
-fn presence_changes_are_counted_and_interrupt_whoever_asked() {
+fn presence_changes_are_counted_and_raise_an_enabled_interrupt() {
     let mut rig = Rig::psets(&[2]);
+
     let io = rig.core(0);
     let counts = rig.interrupts(&io);
     rig.write32(&io, REG_INT_ENABLE, 1 << vector::PRESENCE);
@@ -123,7 +129,7 @@ fn a_change_before_the_interrupt_was_enabled_raises_it_then_and_once() {
 }
 
 #[test]
-fn packets_for_a_node_that_went_down_are_discarded_and_block_nobody() {
+fn packets_for_a_node_that_went_down_are_discarded_and_block_no_sender() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
     rig.kill(&compute);
@@ -191,7 +197,7 @@ fn lock_boxes_of_a_dead_core_are_freed_and_no_others() {
 }
 
 #[test]
-fn what_a_dead_reader_was_about_to_read_is_discarded_until_the_next_reader_comes() {
+fn the_packets_of_a_dead_reader_are_discarded_until_the_next_reader_takes_the_lock() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (reader, other) = (rig.attach(4, 0), rig.attach(4, 1));
@@ -201,7 +207,8 @@ fn what_a_dead_reader_was_about_to_read_is_discarded_until_the_next_reader_comes
     rig.kill(&reader);
     rig.run();
 
-    // The stream drains, more of it too; what has the irq bit stays, and so does what is behind it.
+    // The stream drains, and so does a second one. The packet with the irq bit stays, with all
+    // packets behind it.
     rig.send_all(&io, &packets);
     rig.send_all(&io, &[(irq_to(4), payload(99)), (to(4), payload(100))]);
 
@@ -214,7 +221,8 @@ fn what_a_dead_reader_was_about_to_read_is_discarded_until_the_next_reader_comes
     assert_eq!(other.receive().unwrap().1, payload(101));
 }
 
-/// A node whose reader has died with the box, the I/O node's core, and another core of the node.
+/// Returns a machine, the I/O node's core, and a live core of a node whose reader has died with the
+/// lock.
 fn after_the_death_of_a_reader() -> (Rig, Client, Client) {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
@@ -226,9 +234,9 @@ fn after_the_death_of_a_reader() -> (Rig, Client, Client) {
 }
 
 #[test]
-fn a_reader_that_came_and_freed_the_box_again_ends_the_discarding() {
+fn a_reader_that_took_and_freed_the_lock_ends_the_discarding() {
     let (mut rig, io, live) = after_the_death_of_a_reader();
-    // It takes an acknowledgement and leaves the data for its other thread.
+    // The reader takes an acknowledgement and leaves the data for its other thread.
     rig.send_all(&io, &[(irq_to(4), payload(1)), (to(4), payload(2))]);
     live.set_window(LOCK_RECV, 2);
     assert_eq!(live.receive().unwrap(), (irq_to(4), payload(1)));
@@ -239,7 +247,7 @@ fn a_reader_that_came_and_freed_the_box_again_ends_the_discarding() {
 }
 
 #[test]
-fn packets_that_name_a_live_core_are_not_what_a_dead_reader_left() {
+fn packets_that_name_a_live_core_are_not_discarded_for_a_dead_reader() {
     let (mut rig, io, live) = after_the_death_of_a_reader();
     rig.send_all(&io, &[(to_core(1, false), payload(1)), (to_core(1, false), payload(2))]);
 
@@ -265,7 +273,7 @@ fn a_reset_of_an_attachment_shows_in_its_generation_and_spares_the_others() {
 }
 
 #[test]
-fn an_operators_reset_clears_a_blocked_node_and_tells_the_peers() {
+fn an_operators_reset_clears_a_blocked_node_and_shows_in_its_peers_mirrors() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
     let packets: Vec<_> = (0..100).map(|number| (to(4), payload(number))).collect();
@@ -276,10 +284,12 @@ fn an_operators_reset_clears_a_blocked_node_and_tells_the_peers() {
 
     assert_eq!(io.presence(4, 0), 3);
     assert_eq!(compute.mirror(mirror::NODE_ADDRESS), 4);
-    // What was still on its way arrives in the FIFO that is empty again.
+
+    // Packets on the links during the reset arrive in the empty FIFO.
     while compute.receive().is_some() {
         rig.run();
     }
+
     rig.send_all(&io, &[(to(4), payload(500))]);
     assert_eq!(compute.receive().unwrap().1, payload(500));
 }
@@ -296,7 +306,8 @@ fn tenants_that_come_and_go_at_a_blocked_tree_leave_a_bounded_rest() {
         rig.run();
     }
 
-    // Two send FIFOs' worth are kept beside the receive FIFO and the link's buffers.
+    // Two send FIFOs' worth of packets are kept, in addition to the receive FIFO and the link's
+    // buffers.
     let mut received = 0;
     while io.receive().is_some() {
         received += 1;
@@ -306,19 +317,22 @@ fn tenants_that_come_and_go_at_a_blocked_tree_leave_a_bounded_rest() {
     assert_eq!(io.presence(1, 0), 100);
 }
 
+/// Returns the header of a packet for a core of node 4.
 fn to_core(core: u16, irq: bool) -> Header {
     Header::to_core(0, 4, core, irq)
 }
 
 #[test]
-fn packets_for_a_core_that_died_are_in_nobodys_way() {
+fn packets_for_a_dead_core_do_not_block_other_cores() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (dead, idle) = (rig.attach(4, 0), rig.attach(4, 1));
     let stream = |marked: bool| -> Vec<_> {
         (0..24).map(|number| (to_core(0, marked && number == 0), payload(number))).collect()
     };
-    // It dies with the beginning of its message in front of the FIFO; the other core takes and frees the box then, and more comes.
+
+    // The core dies with the beginning of its message at the front of the FIFO. The other core then
+    // takes and frees the lock, and more packets arrive.
     dead.set_window(LOCK_RECV, 1);
     rig.send_all(&io, &stream(true));
     rig.kill(&dead);
@@ -335,10 +349,11 @@ fn packets_for_a_core_that_died_are_in_nobodys_way() {
 }
 
 #[test]
-fn packets_for_a_dead_core_go_when_what_a_live_one_has_in_front_of_them_was_taken() {
+fn packets_for_a_dead_core_are_discarded_once_a_live_cores_packets_before_them_are_taken() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));
+
     let mut packets = vec![(to_core(1, true), payload(0))];
     packets.extend((1..4).map(|number| (to_core(0, number == 1), payload(number))));
     packets.push((to_core(1, false), payload(4)));
@@ -347,7 +362,7 @@ fn packets_for_a_dead_core_go_when_what_a_live_one_has_in_front_of_them_was_take
     rig.run();
     assert_eq!(live.waiting(), 5);
 
-    // While a live core has the box, packets are its affair.
+    // While a live core has the lock, the NIC does not touch the FIFO.
     live.set_window(LOCK_RECV, 2);
     assert_eq!(live.receive().unwrap(), (to_core(1, true), payload(0)));
     let soon = rig.now.after(10_000_000);
@@ -355,7 +370,9 @@ fn packets_for_a_dead_core_go_when_what_a_live_one_has_in_front_of_them_was_take
         rig.machine.step(rig.now, 64);
         rig.now = rig.now.after(1_000_000);
     }
+
     assert_eq!(live.waiting(), 4);
+
     live.set_window(LOCK_RECV, 0);
     rig.machine.step(rig.now, 64);
 
@@ -363,7 +380,7 @@ fn packets_for_a_dead_core_go_when_what_a_live_one_has_in_front_of_them_was_take
 }
 
 #[test]
-fn box_handed_to_a_core_that_had_died_holds_nothing_up() {
+fn a_lock_handed_to_a_dead_core_does_not_block_the_fifo() {
     let mut rig = Rig::psets(&[4]);
     let io = rig.core(0);
     let (dead, live) = (rig.attach(4, 0), rig.attach(4, 1));

@@ -11,6 +11,7 @@ use nicforge_hwi::{
     },
 };
 
+/// Sends a packet through the port and runs the machine.
 fn push(rig: &mut Rig, client: &Client, header: Header, data: &Payload) {
     rig.write32(client, port::HI, header.0);
     for quad in data.chunks(16) {
@@ -19,6 +20,7 @@ fn push(rig: &mut Rig, client: &Client, header: Header, data: &Payload) {
     rig.run();
 }
 
+/// Receives a packet through the port.
 fn pop(rig: &mut Rig, client: &Client) -> (Header, Payload) {
     let header = Header(rig.read32(client, port::HR));
     let mut data = [0; PAYLOAD];
@@ -28,6 +30,7 @@ fn pop(rig: &mut Rig, client: &Client) -> (Header, Payload) {
     (header, data)
 }
 
+/// Reads and clears the receive and injection exceptions, without the watermarks.
 fn errors(rig: &mut Rig, client: &Client) -> (u32, u32) {
     let flags = (rig.read32(client, dcr(REC_PRXF)), rig.read32(client, dcr(INJ_PIXF)));
     (flags.0 & !(prx::WM0 | prx::WM1), flags.1 & !(pix::WM0 | pix::WM1))
@@ -68,7 +71,7 @@ fn port_and_slots_are_two_ways_to_the_same_queues() {
 fn packets_of_port_and_slots_leave_a_blocked_fifo_in_the_order_they_came() {
     let mut rig = Rig::psets(&[1]);
     let (io, compute) = (rig.core(0), rig.core(1));
-    // Receive FIFO and link full.
+    // The packets fill receive FIFO and link.
     let fill: Vec<_> = (0..12).map(|number| (to(1), payload(number))).collect();
     rig.send_all(&io, &fill);
 
@@ -126,9 +129,11 @@ fn an_upper_half_alone_and_two_lower_halves_are_alignment_errors() {
 
     rig.write(&core, port::DI + 8, &[2; 8]);
     assert_eq!(errors(&mut rig, &core).1, pix::ALIGN0);
+
     rig.write(&core, port::DI, &[1; 8]);
     rig.write(&core, port::DI, &[1; 8]);
     assert_eq!(errors(&mut rig, &core).1, pix::ALIGN0);
+
     rig.read::<8>(&core, port::DR + 8);
     assert_eq!(errors(&mut rig, &core).0, prx::ALIGN0);
 }
@@ -141,11 +146,14 @@ fn bad_widths_and_alignments_set_the_bit_of_the_cores_processor_port() {
     rig.write32(&first, port::DI, 1);
     assert_eq!(errors(&mut rig, &first), (0, pix::ALIGN0));
     rig.write(&third, port::HI, &[0; 8]);
+
     assert_eq!(errors(&mut rig, &first), (0, pix::ALIGN1));
     assert_eq!(rig.read::<4>(&first, port::DR), [0xff; 4]);
     assert_eq!(errors(&mut rig, &first), (prx::ALIGN0, 0));
+
     assert_eq!(rig.read::<8>(&third, port::SX), [0xff; 8]);
     assert_eq!(errors(&mut rig, &first), (prx::ALIGN1, 0));
+
     assert_eq!(rig.read::<2>(&third, dcr(GLOB_NADDR)), [0xff; 2]);
     assert_eq!(errors(&mut rig, &first), (prx::ALIGN1, 0));
 }
@@ -157,10 +165,13 @@ fn addresses_that_do_not_exist_or_go_the_other_way_are_address_errors() {
 
     rig.write(&first, port::DR, &[0; 16]);
     assert_eq!(errors(&mut rig, &first), (0, pix::ADDR0));
+
     rig.read::<16>(&fourth, port::DI);
     assert_eq!(errors(&mut rig, &first), (prx::ADDR1, 0));
+
     rig.read32(&first, 0x800);
     assert_eq!(errors(&mut rig, &first), (prx::ADDR0, 0));
+
     rig.write32(&fourth, 0x2800, 0);
     assert_eq!(errors(&mut rig, &first), (0, pix::ADDR1));
 }
@@ -180,10 +191,10 @@ fn reading_an_empty_fifo_is_an_under_run() {
 }
 
 #[test]
-fn writing_a_full_fifo_is_an_overflow_and_loses_what_was_written() {
+fn a_write_to_a_full_fifo_is_an_overflow_and_is_lost() {
     let mut rig = Rig::psets(&[1]);
     let (io, admin) = (rig.core(0), rig.admin(0));
-    // Nothing leaves the send FIFO.
+    // Packets stay in the send FIFO while injection is disabled.
     rig.write32(&admin, dcr(INJ_PIXEN), pix::ALL);
     for number in 0..8 {
         push(&mut rig, &io, to(1), &payload(number));
@@ -235,7 +246,7 @@ fn an_attachment_reaches_its_own_channel_only_and_sees_the_others_status() {
 }
 
 #[test]
-fn the_error_word_of_the_mirror_shows_what_the_registers_show() {
+fn the_error_word_of_the_mirror_equals_the_registers() {
     let mut rig = Rig::psets(&[1]);
     let core = rig.attach(1, 2);
     rig.write32(&core, port::DI, 1);
@@ -266,7 +277,7 @@ fn writes_of_control_registers_by_a_core_are_ignored_and_noted() {
 }
 
 #[test]
-fn checksums_include_what_the_headers_mode_says() {
+fn checksums_include_the_bytes_that_the_headers_mode_selects() {
     let mut rig = Rig::psets(&[1]);
     let (io, admin) = (rig.core(0), rig.admin(0));
     let _compute = rig.core(1);
@@ -274,6 +285,7 @@ fn checksums_include_what_the_headers_mode_says() {
     let ones = [1; PAYLOAD];
     let words = |count: u32| count * 0x0101;
     let mut expected = (0u32, 0u32);
+
     for (mode, included) in [
         (checksum::NONE, None),
         (checksum::SOME, Some(120)),
@@ -287,6 +299,7 @@ fn checksums_include_what_the_headers_mode_says() {
         if let Some(included) = included {
             expected = (expected.0.wrapping_add(header.0), expected.1 + words(included));
         }
+
         assert_eq!((rig.read32(&io, dcr(INJ_CSHD1)), rig.read32(&io, dcr(INJ_CSPY1))), expected);
     }
     rig.write32(&admin, dcr(INJ_CSHD1), 0);
@@ -320,7 +333,7 @@ fn a_soft_reset_empties_the_fifos_and_clears_errors() {
 fn manual_mode_and_disabled_channels_hold_packets_and_show_them() {
     let mut rig = Rig::psets(&[1]);
     let (io, compute, admin) = (rig.core(0), rig.core(1), rig.admin(1));
-    // Port 0, virtual channel 1.
+    // The bit is that of port 0, virtual channel 1.
     rig.write32(&admin, dcr(ARB_RCFG), rcfg::SRC00 >> 1);
 
     rig.send_all(&io, &[(to(1), payload(1))]);

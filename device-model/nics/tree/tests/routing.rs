@@ -1,4 +1,5 @@
-//! Point-to-point packets through the slots, back-pressure, errors of the slots, faults on the links.
+//! Point-to-point packets through the slots, back-pressure, errors of the slots, and faults on the
+//! links.
 
 mod common;
 
@@ -18,6 +19,7 @@ fn every_node_reaches_every_node_of_two_psets() {
     let mut rig = Rig::psets(&[6, 5]);
     let nodes = rig.functions.len() as u32;
     let clients: Vec<_> = (0..nodes).map(|node| rig.core(node)).collect();
+
     for from in 0..nodes {
         for target in 0..nodes {
             assert!(clients[from as usize].try_send(to(target), &payload(from * 100 + target)));
@@ -52,7 +54,7 @@ fn a_stream_of_many_kinds_is_the_same_over_links_that_take_packets_in_rows_and_o
         to(4),
         irq_to(4),
         Header::to_core(0, 4, 0, false),
-        // Nobody has this core.
+        // This core has no client.
         Header::to_core(0, 4, 3, false),
         Header::to_core(0, 4, 1, true),
         summed(to(4)),
@@ -63,17 +65,21 @@ fn a_stream_of_many_kinds_is_the_same_over_links_that_take_packets_in_rows_and_o
         to(1),
         to(3),
     ];
+
     let mut results = Vec::new();
     let timed = LinkSpec { delay: 20, bits_per_second: 6_800_000_000, credits: vec![4, 4] };
     for link in [LinkSpec::default(), LinkSpec { delay: 20, ..LinkSpec::default() }, timed] {
         let mut rig = Rig::with(&[4], link, |config| config.recv_depth = 256);
         let clients: Vec<_> = (0..5).map(|node| rig.core(node)).collect();
         let other = rig.attach(4, 1);
+
         let count = rig.interrupts(&clients[4]);
+
         rig.write32(&clients[4], REG_INT_ENABLE, 1 << vector::RECV_IRQ);
         let packets: Vec<_> = (0..150u32)
             .map(|number| (kinds[(number * number / 3) as usize % kinds.len()], payload(number)))
             .collect();
+
         assert_eq!(rig.send_all(&clients[0], &packets), packets.len());
 
         assert_eq!(other.waiting(), clients[4].waiting());
@@ -91,6 +97,7 @@ fn a_stream_of_many_kinds_is_the_same_over_links_that_take_packets_in_rows_and_o
             let meant: Vec<_> = meant.map(|(header, data)| (header.0, *data)).collect();
             assert_eq!(*received, meant, "node {node}");
         }
+
         rig.run();
         let names = ["sent", "received", "forwarded", "discarded", "no_target"];
         let counters: Vec<_> =
@@ -122,7 +129,7 @@ fn a_receiver_that_reads_nothing_stops_the_sender_and_nothing_is_lost() {
 
     let sent = rig.send_all(&io, &packets);
 
-    // 8 receive slots, 8 send slots, 2 links of 4 credits each.
+    // The bound is 8 receive slots, 8 send slots, and 2 links with 4 credits each.
     assert_eq!(sent, 24);
     assert_eq!(status::send_headers(io.mirror(mirror::STATUS)), 8);
     assert_eq!(status::headers(compute.mirror(mirror::STATUS)), 8);
@@ -149,14 +156,14 @@ fn a_blocked_user_channel_does_not_stop_the_system_channel() {
 }
 
 #[test]
-fn a_blocked_pset_does_not_stop_its_neighbour_nor_its_news() {
+fn a_blocked_pset_does_not_stop_its_neighbours_packets_or_presence_symbols() {
     let mut rig = Rig::psets(&[2, 2]);
     let (io_a, compute_a) = (rig.core(0), rig.core(1));
     let (io_b, _compute_b) = (rig.core(3), rig.core(4));
     let packets: Vec<_> = (0..100).map(|number| (to(4), payload(number))).collect();
     rig.send_all(&io_b, &packets);
 
-    // More news than the links to the blocked pset have credits.
+    // The loop makes more presence changes than the links to the blocked pset have credits.
     for _ in 0..20 {
         let late = rig.core(2);
         rig.kill(&late);
@@ -227,7 +234,7 @@ fn a_bad_receive_pointer_is_ignored_and_noted() {
 }
 
 #[test]
-fn the_mirror_says_who_and_where_the_node_is() {
+fn the_mirror_shows_the_identity_and_place_of_the_node() {
     let mut rig = Rig::psets(&[2, 3]);
     let compute = rig.core(5);
     let io = rig.core(3);
@@ -266,20 +273,23 @@ fn checksum_errors_on_a_link_cost_time_and_nothing_else() {
     let mut rig = Rig::with(&[4], link, |_| {});
     let (io, compute) = (rig.core(0), rig.core(4));
     let last = *rig.links.last().unwrap();
+
     let hook =
         Box::new(|_: &mut _, transmission| if transmission % 3 == 1 { Fault::Corrupt } else { Fault::None });
     rig.machine.fabric().set_fault(last, Direction::Forward, Some(hook)).unwrap();
+
     for number in 0..40 {
         rig.send_all(&io, &[(to(4), payload(number))]);
 
         assert_eq!(compute.receive().unwrap().1, payload(number));
     }
+
     let stats = rig.machine.fabric().link_stats(last, Direction::Forward, 1).unwrap();
     assert!(stats.retransmissions > 5);
 }
 
 #[test]
-fn a_deep_fifo_holds_what_its_depth_says() {
+fn a_deep_fifo_holds_as_many_packets_as_its_depth() {
     let mut rig = Rig::with(&[2], LinkSpec::default(), |config| {
         config.send_depth = 256;
         config.recv_depth = 128;
@@ -300,7 +310,9 @@ fn a_stream_reaches_the_payload_ceiling_of_the_link_both_ways_at_once() {
     let link = LinkSpec { delay: 50, bits_per_second: 6_800_000_000, credits: vec![8, 8] };
     let mut rig = Rig::with(&[4], link, |_| {});
     let (io, compute) = (rig.core(0), rig.core(4));
+
     let (start, mut received) = (rig.now, [0u32; 2]);
+
     while received != [1000, 1000] {
         let _ = rig.machine.step(rig.now, 64);
         while io.try_send(to(4), &payload(1)) || compute.try_send(to(0), &payload(2)) {}
@@ -309,12 +321,13 @@ fn a_stream_reaches_the_payload_ceiling_of_the_link_both_ways_at_once() {
                 *count += 1;
             }
         }
+
         if rig.machine.step(rig.now, 64) != Next::Now {
             rig.now = rig.machine.fabric().next_event().min(rig.now.after(1000));
         }
     }
 
-    // 256 of 260 bytes are payload; two hops and a full FIFO at the start cost little.
+    // Of 260 bytes 256 are payload; two hops and a full FIFO at the start cost little.
     let gigabits = 1000.0 * 256.0 * 8.0 / (rig.now.0 - start.0) as f64;
     assert!((6.6..6.7).contains(&gigabits), "{gigabits} Gb/s");
 }
@@ -324,17 +337,21 @@ fn a_fabric_that_is_short_of_packets_slows_down_and_loses_nothing() {
     let mut rig = Rig::psets(&[4]);
     let (io, compute) = (rig.core(0), rig.core(4));
     rig.machine.fabric().set_pool_bound(2);
+
     let (mut sent, mut received) = (0, 0);
     while received < 50 {
         while sent < 50 && io.try_send(to(4), &payload(sent)) {
             sent += 1;
         }
+
         rig.run();
         rig.now = rig.now.after(10_000);
+
         while let Some((_, data)) = compute.receive() {
             assert_eq!(data, payload(received));
             received += 1;
         }
     }
+
     assert_eq!(rig.machine.fabric().packets_in_use(), 0);
 }

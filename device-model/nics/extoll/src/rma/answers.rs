@@ -1,4 +1,4 @@
-//! How commands of this card's VPIDs end: by the answers of their targets.
+//! Answers to the commands of this card's VPIDs, and the ends of these commands.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
-    aside::Handled,
     commands::State,
     part::Part,
     requester::Turn,
+    side_queue::Handled,
     transfer::{Data, Waiting},
 };
 use crate::{
@@ -18,13 +18,16 @@ use crate::{
 };
 
 impl Card {
-    /// All of a get that will be asked for was: it ends when that is answered.
+    /// Notes that a get has requested all that it will request. It ends when all of that is
+    /// answered.
     pub(crate) fn get_sent(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Turn {
         let Some(client) = self.rma.client(who) else { return Turn::Blocked };
         let id = client.commands.id(index);
-        let Some(under) = client.commands.list.get_mut(index) else { return Turn::Blocked };
-        under.state = State::Sent;
-        let (answered, status) = (under.answered == under.sent, under.status);
+        let Some(in_flight) = client.commands.list.get_mut(index) else { return Turn::Blocked };
+
+        in_flight.state = State::Sent;
+        let (answered, status) = (in_flight.answered == in_flight.sent, in_flight.status);
+
         if answered {
             self.end_command(context, who, id, status);
         } else {
@@ -44,7 +47,9 @@ impl Card {
     ) -> Handled {
         let who = AttachmentId(wire.target_vpid);
         let Some(client) = self.rma.client(who) else { return Handled::Done };
-        let Some(under) = client.commands.under(part.id).filter(|under| under.command == part.command) else {
+        let Some(in_flight) =
+            client.commands.in_flight(part.id).filter(|in_flight| in_flight.command == part.command)
+        else {
             return Handled::Done;
         };
 
@@ -54,30 +59,30 @@ impl Card {
             return Handled::Done;
         }
 
-        let rest = under.length - under.answered.min(under.length);
-        let over = part.length >= under.sent - under.answered
-            && (under.state == State::Sent || part.status != status::DONE);
-        let tell = under.notify & notify::RESPONDER != 0 && !under.orphan;
-        if over && tell && !self.switch.has_room(wire.source, Class::Completion) {
+        let rest = in_flight.length - in_flight.answered.min(in_flight.length);
+        let over = part.length >= in_flight.sent - in_flight.answered
+            && (in_flight.state == State::Sent || part.status != status::DONE);
+        let notify_responder = in_flight.notify & notify::RESPONDER != 0 && !in_flight.orphan;
+        if over && notify_responder && !self.switch.request_room(wire.source, Class::Completion) {
             return Handled::NoRoom;
         }
 
-        let mut status = if under.status == status::DONE { part.status } else { under.status };
-        if status == status::DONE && *under.read.get_or_insert(part.address) != part.address {
+        let mut status = if in_flight.status == status::DONE { part.status } else { in_flight.status };
+        if status == status::DONE && *in_flight.read.get_or_insert(part.address) != part.address {
             status = status::WITHDRAWN;
         }
 
-        let (at, region, orphan) = (part.at(), under.region, under.orphan);
-        let address = under.destination.wrapping_add(at.into());
+        let (at, region, orphan) = (part.at(), in_flight.region, in_flight.orphan);
+        let address = in_flight.destination.wrapping_add(at.into());
         if orphan {
             status = status::WITHDRAWN;
         } else if status == status::DONE {
             let there =
                 self.atu.find(address, part.rest.into()).is_some_and(|(found, _)| found.serial == region);
-            let data = memory.as_ref().map_or(Data::Missing, |memory| Data::Memory(memory, part.place));
+            let data = memory.as_ref().map_or(Data::Missing, |memory| Data::Memory(memory, part.data));
             let moved = if there {
-                let place = (address, part.rest.into());
-                self.rma.move_in(context, &self.atu, place, &data, part.length, waiting)
+                let range = (address, part.rest.into());
+                self.rma.move_in(context, &self.atu, range, &data, part.length, waiting)
             } else {
                 Some(status::WITHDRAWN)
             };
@@ -87,28 +92,33 @@ impl Card {
             }
         }
 
+        // The lease returns to its owner before the command ends.
         drop(memory);
         let Some(client) = self.rma.client(who) else { return Handled::Done };
         let length = part.length.min(rest);
         client.commands.asked = client.commands.asked.saturating_sub(length);
-        let Some(under) = client.commands.under(part.id) else { return Handled::Done };
-        under.answered += length;
-        under.moved = true;
-        under.status = status;
 
-        let ended = under.answered == under.sent && (under.state == State::Sent || status != status::DONE);
-        let (source, total) = (under.source, under.length);
+        let Some(in_flight) = client.commands.in_flight(part.id) else { return Handled::Done };
+        in_flight.answered += length;
+        in_flight.moved = true;
+        in_flight.status = status;
+
+        let ended = in_flight.answered == in_flight.sent
+            && (in_flight.state == State::Sent || status != status::DONE);
+        let (source, total) = (in_flight.source, in_flight.length);
         if ended {
-            if tell {
+            if notify_responder {
                 let about = Part {
                     id: part.id,
                     command: command::GET,
                     status,
                     total,
                     address: source,
+
                     ..Part::default()
                 };
-                // There is room, as was seen above; and it is for the other side's information only.
+                // A failure is ignored: there is room, as seen above, and the packet only informs
+                // the other side.
                 let _ =
                     self.send_rma(context, Kind::Ended, (wire.source, wire.source_vpid), who.0, &about, None);
             }
@@ -117,43 +127,51 @@ impl Card {
         Handled::Done
     }
 
-    /// A command has ended, and its VPID is told.
+    /// Ends a command and notifies its VPID.
     pub(crate) fn end_command(&mut self, context: &mut Context<'_>, who: AttachmentId, id: u32, status: u8) {
         let node = self.config.node;
         let Some(client) = self.rma.client(who) else { return };
-        let Some(under) = client.commands.under(id) else { return };
-        under.state = State::Ended;
-        let get = under.command == command::GET;
-        let told = !under.orphan && under.tenancy == client.tenancy;
-        let under = under.clone();
+        let Some(in_flight) = client.commands.in_flight(id) else { return };
+
+        in_flight.state = State::Ended;
+        let get = in_flight.command == command::GET;
+        let notifies = !in_flight.orphan && in_flight.tenancy == client.tenancy;
+        let in_flight = in_flight.clone();
+
         client.commands.gets -= u32::from(get);
         if get {
-            // What is still to come of it when it is given up.
-            let coming = under.sent.saturating_sub(under.answered);
+            // A get that is given up has no more data to expect.
+            let coming = in_flight.sent.saturating_sub(in_flight.answered);
             client.commands.asked = client.commands.asked.saturating_sub(coming);
         }
+
         client.commands.tidy();
         if status != status::DONE {
             client.asking.give_up((node, who.0), id);
         }
-        if under.orphan {
+
+        if in_flight.orphan {
             return;
         }
+
         client.counts.completed += 1;
         self.show(who);
-        if !told {
+
+        if !notifies {
             return;
         }
-        let tell = |role, address| {
-            let (node, vpid) = under.target;
-            Notification::new(role, status, under.command, node, vpid, under.length, address)
+
+        let notification = |role, address| {
+            let (node, vpid) = in_flight.target;
+            Notification::new(role, status, in_flight.command, node, vpid, in_flight.length, address)
         };
-        if status != status::DONE || under.notify & notify::REQUESTER != 0 {
-            let own = if get { under.destination } else { under.source };
-            self.notify(context, who, tell(notify::REQUESTER, own));
+
+        if status != status::DONE || in_flight.notify & notify::REQUESTER != 0 {
+            let own = if get { in_flight.destination } else { in_flight.source };
+            self.notify(context, who, notification(notify::REQUESTER, own));
         }
-        if get && status == status::DONE && under.notify & notify::COMPLETER != 0 {
-            self.notify(context, who, tell(notify::COMPLETER, under.destination));
+        if get && status == status::DONE && in_flight.notify & notify::COMPLETER != 0 {
+            self.notify(context, who, notification(notify::COMPLETER, in_flight.destination));
         }
     }
 }

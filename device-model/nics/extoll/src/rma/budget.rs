@@ -1,7 +1,7 @@
 //! The time for which clients with slow memory may hold queues that all clients share.
 //!
 //! A budget is a token bucket of nanoseconds. It is charged while a packet at the front of a shared
-//! queue waits for the client, and refills at a hundredth of the time that passes. A reset of the
+//! queue waits for the client. It refills at a hundredth of the time that passes. A reset of the
 //! client does not refill it.
 
 use nicforge_core::time::Nanos;
@@ -10,31 +10,33 @@ use nicforge_core::time::Nanos;
 pub(crate) const OF_CLIENT: u64 = 50_000_000;
 /// Nanoseconds that all clients of a card may hold shared queues at once, together.
 pub(crate) const OF_CARD: u64 = 100_000_000;
-/// A nanosecond is refilled each time that this many have passed.
+/// Nanoseconds that must pass for a refill of one nanosecond.
 const REFILL: u64 = 100;
-/// Most that is charged between two looks: a card that was not driven could not see an answer.
+/// Most nanoseconds charged between two looks. A card that was not driven for longer could not see
+/// an answer.
 const SLICE: u64 = 5_000_000;
 
 /// A token bucket of nanoseconds.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Budget {
     capacity: i64,
-    /// Below 0 when a hold took longer than was left: that is paid back before the next one.
+    /// Nanoseconds left. The value is negative after a hold that took longer than was left; that
+    /// debt is paid back before the next hold.
     left: i64,
+    /// The time up to which the budget has been refilled.
     refilled: Nanos,
     /// The time up to which the current hold is charged.
     held: Option<Nanos>,
 }
 
 impl Budget {
-    /// A full budget of `capacity` nanoseconds.
+    /// Returns a full budget of `capacity` nanoseconds.
     pub(crate) fn new(capacity: u64) -> Self {
         let capacity = capacity as i64;
         Self { capacity, left: capacity, refilled: Nanos::ZERO, held: None }
     }
 
-    /// Begins or continues a hold, and charges it up to now. Returns false when the budget is
-    /// spent.
+    /// Begins or continues a hold, and charges it up to now. Returns false if the budget is spent.
     pub(crate) fn hold(&mut self, now: Nanos) -> bool {
         self.charge(now);
         self.held = Some(now);
@@ -42,12 +44,13 @@ impl Budget {
         self.left > 0
     }
 
-    /// Ends a hold, and charges what is left of it.
+    /// Ends a hold, and charges the rest of it.
     pub(crate) fn release(&mut self, now: Nanos) {
         self.charge(now);
         self.held = None;
     }
 
+    /// Refills the budget up to now, and charges the present hold.
     fn charge(&mut self, now: Nanos) {
         let refill = now.0.saturating_sub(self.refilled.0) / REFILL;
         if refill > 0 {
@@ -86,9 +89,11 @@ mod tests {
     #[test]
     fn a_window_holds_the_capacity_and_a_hundredth_of_its_length() {
         let mut budget = Budget::new(OF_CLIENT);
+
         let held = hold_all(&mut budget, START, 5_000_000_000);
         assert!((OF_CLIENT..=OF_CLIENT + 50_100_000).contains(&held), "{held}");
-        // Nothing was saved up.
+
+        // The second window has only its refill.
         let held = hold_all(&mut budget, START + 5_000_000_000, 5_000_000_000);
         assert!((45_000_000..=50_100_000).contains(&held), "{held}");
     }

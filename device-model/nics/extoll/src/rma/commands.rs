@@ -1,56 +1,59 @@
-//! A VPID's commands: the list that they are in from the write of the descriptor to their end.
+//! The list of a VPID's commands, from the write of the descriptor to their end.
 
 use std::collections::VecDeque;
 
 use nicforge_hwi::extoll_rma::{Command, MAX_COMMANDS, MAX_IMMEDIATE, MAX_LENGTH, command, status};
 
-/// Targets for which a VPID's commands are looked at, for one that can go on.
+/// Targets that are considered in the search for a command that can proceed.
 pub(crate) const LOOK_AHEAD: usize = 8;
 
-/// How far a command has come.
+/// Progress of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum State {
-    /// Nothing was sent.
+    /// No part was sent.
     New,
-    /// Parts of it were, and more are to come.
+    /// Some parts were sent.
     Sending,
-    /// All of it was; it ends by answers.
+    /// All parts were sent; answers end the command.
     Sent,
-    /// It has ended.
+    /// The command has ended.
     Ended,
 }
 
-/// A command under way.
+/// A command in flight.
 #[derive(Clone, Debug)]
-pub(crate) struct Under {
+pub(crate) struct InFlightCommand {
     pub(crate) target: (u32, u16),
     pub(crate) command: u8,
     pub(crate) notify: u8,
     pub(crate) status: u8,
     pub(crate) state: State,
-    /// Its VPID was reset: nobody is told, and nothing more of it is sent.
+    /// Whether its VPID was reset: it gets no notifications, and no more parts are sent.
     pub(crate) orphan: bool,
     pub(crate) length: u32,
-    /// Bytes that were sent, or asked for; bytes of a get that were answered.
+    /// Bytes that were sent, or requested by a get.
     pub(crate) sent: u32,
+    /// Bytes of a get that were answered.
     pub(crate) answered: u32,
     pub(crate) source: u64,
     pub(crate) destination: u64,
-    /// The queue that its notifications are for.
+    /// The queue for its notifications, as in [`super::Client::tenancy`].
     pub(crate) tenancy: u32,
-    /// The region at this card: a put's source, a get's destination. 0: not looked up.
+    /// The region at this card: a put's source or a get's destination. 0 before the lookup.
     pub(crate) region: u64,
-    /// The region that a get reads, as the first answer says.
+    /// The region that a get reads, from the first answer.
     pub(crate) read: Option<u64>,
-    /// Something of it was sent or answered since the watchdog's last look.
+    /// Whether a part was sent or answered since the watchdog's last look.
     pub(crate) moved: bool,
-    /// For how long nothing was, as far as the watchdog has seen, while this was the first one for its target.
+    /// Nanoseconds without progress that the watchdog has counted while this was the first command
+    /// for its target.
     waited: u64,
-    /// The watchdog ends it.
+    /// Whether the watchdog ends the command.
     expired: bool,
 }
 
-impl Under {
+impl InFlightCommand {
+    /// Returns a command as written. A command that makes no sense gets the status to end with.
     fn new(written: &Command, tenancy: u32) -> Self {
         let sound = is_sound(written);
         Self {
@@ -75,7 +78,7 @@ impl Under {
     }
 }
 
-/// The targets that were looked at for a VPID's turn: of each only the first command that was not sent as a whole.
+/// The targets seen in one search. Only the first unsent command for each target is considered.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Ahead {
     targets: [(u32, u16); LOOK_AHEAD],
@@ -91,67 +94,77 @@ impl Ahead {
 /// A VPID's commands, in the order in which they were written.
 #[derive(Default)]
 pub(crate) struct Commands {
-    pub(crate) list: VecDeque<Under>,
-    /// The number of the first one.
+    pub(crate) list: VecDeque<InFlightCommand>,
+    /// Number of the first command in the list.
     pub(crate) first: u32,
-    /// How many at the front were sent as a whole.
+    /// Number of commands at the front that were sent completely.
     pub(crate) sent: usize,
-    /// Gets that have not ended.
+    /// Number of gets that have not ended.
     pub(crate) gets: u32,
-    /// Bytes that they have asked for and not got.
+    /// Bytes that these gets have requested and not received.
     pub(crate) asked: u32,
 }
 
 impl Commands {
-    /// Whether there are none.
+    /// Returns whether the list is empty.
     pub(crate) fn is_empty(&self) -> bool {
         self.list.is_empty()
     }
 
-    /// Whether no more can be taken.
+    /// Returns whether the list can take no more commands.
     pub(crate) fn is_full(&self) -> bool {
         self.list.len() >= MAX_COMMANDS
     }
 
-    /// Takes one that was written, for the queue of `tenancy`. False when it makes no sense: it ends with that.
+    /// Appends a written command, with notifications for the queue of `tenancy`. Returns false if
+    /// the command makes no sense; it then ends with an error.
     pub(crate) fn push(&mut self, written: &Command, tenancy: u32) -> bool {
         if self.list.capacity() == 0 {
             self.list.reserve_exact(MAX_COMMANDS);
         }
-        let under = Under::new(written, tenancy);
-        let sound = under.status == status::DONE;
-        self.gets += u32::from(under.command == command::GET);
-        self.list.push_back(under);
+
+        let in_flight = InFlightCommand::new(written, tenancy);
+        let sound = in_flight.status == status::DONE;
+        self.gets += u32::from(in_flight.command == command::GET);
+        self.list.push_back(in_flight);
+
         sound
     }
 
-    /// Whether there are commands that were not sent as a whole.
+    /// Returns whether there are commands that were not sent completely.
     pub(crate) fn is_sending(&self) -> bool {
         self.sent < self.list.len()
     }
 
-    /// The VPID was reset.
+    /// Marks all commands as those of a VPID that was reset.
     pub(crate) fn orphan(&mut self) {
-        for under in &mut self.list {
-            under.orphan = true;
+        for in_flight in &mut self.list {
+            in_flight.orphan = true;
         }
     }
 
-    pub(crate) fn under(&mut self, id: u32) -> Option<&mut Under> {
-        self.list.get_mut(id.wrapping_sub(self.first) as usize).filter(|under| under.state != State::Ended)
+    /// Returns the command with a number, if it has not ended.
+    pub(crate) fn in_flight(&mut self, id: u32) -> Option<&mut InFlightCommand> {
+        self.list
+            .get_mut(id.wrapping_sub(self.first) as usize)
+            .filter(|in_flight| in_flight.state != State::Ended)
     }
 
+    /// Returns the number of the command at an index.
     pub(crate) fn id(&self, index: usize) -> u32 {
-        // At most MAX_COMMANDS.
+        // The index is below MAX_COMMANDS, so it fits.
         self.first.wrapping_add(index as u32)
     }
 
-    /// Whether a command before this one, for the same target, keeps it from starting: if it failed, any; if it is a put, a get.
+    /// Returns whether an earlier command for the same target keeps this one from starting. A
+    /// command that has failed waits for all of them, a put only for gets.
     pub(crate) fn has_to_wait(&self, index: usize, failed: bool) -> bool {
         let Some(this) = self.list.get(index) else { return true };
+
         if !failed && (this.command == command::GET || self.gets == 0) {
             return false;
         }
+
         self.list.iter().take(index).any(|before| {
             before.state != State::Ended
                 && before.target == this.target
@@ -159,72 +172,89 @@ impl Commands {
         })
     }
 
-    /// Moves past what was sent as a whole, and drops what has ended at the front.
+    /// Skips the commands that were sent completely, and drops those at the front that have ended.
     pub(crate) fn tidy(&mut self) {
-        while self.list.get(self.sent).is_some_and(|under| matches!(under.state, State::Sent | State::Ended))
+        while self
+            .list
+            .get(self.sent)
+            .is_some_and(|in_flight| matches!(in_flight.state, State::Sent | State::Ended))
         {
             self.sent += 1;
         }
-        while self.list.front().is_some_and(|under| under.state == State::Ended) {
+
+        while self.list.front().is_some_and(|in_flight| in_flight.state == State::Ended) {
             self.list.pop_front();
             self.first = self.first.wrapping_add(1);
             self.sent = self.sent.saturating_sub(1);
         }
     }
 
-    /// The next command from `from` on that may go on as far as those before it go, for a target that is not in `ahead` yet.
+    /// Returns the next command from `from` on that may proceed, for a target that is not in
+    /// `ahead` yet, and adds the target. Commands for one target keep their order.
     #[inline]
     pub(crate) fn next_ahead(&self, ahead: &mut Ahead, from: usize) -> Option<usize> {
         if ahead.count == LOOK_AHEAD || from > self.list.len() {
             return None;
         }
-        let open = |under: &Under| matches!(under.state, State::New | State::Sending);
+
+        let open = |in_flight: &InFlightCommand| matches!(in_flight.state, State::New | State::Sending);
         let mut rest = self.list.range(from..);
-        let index = from + rest.position(|under| open(under) && !ahead.contains(under.target))?;
+        let index = from + rest.position(|in_flight| open(in_flight) && !ahead.contains(in_flight.target))?;
+
         ahead.targets[ahead.count] = self.list[index].target;
         ahead.count += 1;
         Some(index)
     }
 
-    /// The watchdog's look, `elapsed` nanoseconds after the last one: the commands for targets of which nothing was heard for `limit` are over.
-    /// What the first one for a target waits for keeps all those behind it. What was not looked at, behind too many other targets, has its time still.
-    pub(crate) fn look(&mut self, elapsed: u64, limit: u64) {
+    /// Performs the watchdog's look, `elapsed` nanoseconds after the last one. Marks all commands
+    /// for a target as expired if that target has made no progress for `limit`.
+    ///
+    /// Time counts for the first command of each target, since those behind it can't pass it. No
+    /// time counts for commands that can't be sent because [`LOOK_AHEAD`] other targets are before
+    /// them.
+    pub(crate) fn check_progress(&mut self, elapsed: u64, limit: u64) {
         let (mut ahead, mut from) = (Ahead::default(), self.sent);
         while let Some(index) = self.next_ahead(&mut ahead, from) {
             from = index + 1;
         }
+
         for index in 0..self.list.len() {
-            let Under { target, state, .. } = self.list[index];
-            let same = |under: &&Under| under.target == target;
+            let InFlightCommand { target, state, .. } = self.list[index];
+            let same = |in_flight: &&InFlightCommand| in_flight.target == target;
             if state == State::Ended
                 || self.list.iter().take(index).filter(same).any(|before| before.state != State::Ended)
             {
                 continue;
             }
+
             if state != State::Sent && !ahead.contains(target) {
                 continue;
             }
-            let moved = self.list.iter().filter(same).any(|under| under.moved);
+
+            let moved = self.list.iter().filter(same).any(|in_flight| in_flight.moved);
             let this = &mut self.list[index];
             this.waited = if moved { 0 } else { this.waited.saturating_add(elapsed) };
+
             if this.waited >= limit {
                 self.list
                     .iter_mut()
-                    .filter(|under| under.target == target)
-                    .for_each(|under| under.expired = true);
+                    .filter(|in_flight| in_flight.target == target)
+                    .for_each(|in_flight| in_flight.expired = true);
             }
         }
-        self.list.iter_mut().for_each(|under| under.moved = false);
+
+        self.list.iter_mut().for_each(|in_flight| in_flight.moved = false);
     }
 
-    /// The first command that the watchdog ends and that has not ended.
+    /// Returns the number of the first command that has expired and not ended.
     pub(crate) fn expired(&self) -> Option<u32> {
-        let index = self.list.iter().position(|under| under.expired && under.state != State::Ended)?;
+        let index =
+            self.list.iter().position(|in_flight| in_flight.expired && in_flight.state != State::Ended)?;
         Some(self.id(index))
     }
 }
 
-/// Whether a descriptor makes sense by itself.
+/// Returns whether a descriptor makes sense by itself.
 fn is_sound(written: &Command) -> bool {
     let most = match written.command() {
         command::PUT | command::GET => MAX_LENGTH,
@@ -253,47 +283,55 @@ mod tests {
     }
 
     #[test]
-    fn what_moves_keeps_all_for_its_target_and_nobody_else() {
+    fn progress_of_one_command_keeps_only_the_commands_for_its_target() {
         let mut commands = list(&[1, 2, 1]);
+
         for _ in 0..3 {
             commands.list[2].moved = true;
-            commands.look(LIMIT / 2, LIMIT);
+            commands.check_progress(LIMIT / 2, LIMIT);
         }
+
         assert_eq!(expired(&commands), [1]);
         assert_eq!(commands.expired(), Some(1));
-        commands.look(LIMIT / 2, LIMIT);
+        commands.check_progress(LIMIT / 2, LIMIT);
         assert_eq!(expired(&commands), [1]);
-        commands.look(LIMIT / 2, LIMIT);
+
+        commands.check_progress(LIMIT / 2, LIMIT);
         assert_eq!(expired(&commands), [0, 1, 2]);
     }
 
     #[test]
-    fn what_waits_behind_too_many_other_targets_has_its_time_still() {
+    fn time_does_not_count_behind_too_many_other_targets() {
         let targets: Vec<u16> = (0..LOOK_AHEAD as u16 + 2).flat_map(|vpid| [vpid; 3]).collect();
         let mut commands = list(&targets);
-        commands.look(LIMIT, LIMIT);
+
+        commands.check_progress(LIMIT, LIMIT);
         assert_eq!(expired(&commands), (0..3 * LOOK_AHEAD).collect::<Vec<_>>());
-        // Answers are waited for, whatever stands before.
+
+        // An answer is waited for whatever commands are before it.
         commands.list.back_mut().unwrap().state = State::Sent;
         commands.list[3 * LOOK_AHEAD + 3].state = State::Ended;
         commands.list[3 * LOOK_AHEAD + 4].state = State::Ended;
-        commands.look(LIMIT, LIMIT);
+
+        commands.check_progress(LIMIT, LIMIT);
         assert!(commands.list.back().unwrap().expired && !commands.list[3 * LOOK_AHEAD].expired);
     }
 
     #[test]
     fn time_counts_from_when_a_command_is_the_first_one() {
         let mut commands = list(&[1, 1]);
-        commands.look(LIMIT - 1, LIMIT);
+
+        commands.check_progress(LIMIT - 1, LIMIT);
         commands.list[0].state = State::Ended;
-        commands.look(LIMIT - 1, LIMIT);
+        commands.check_progress(LIMIT - 1, LIMIT);
+
         assert_eq!(commands.expired(), None);
-        commands.look(1, LIMIT);
+        commands.check_progress(1, LIMIT);
         assert_eq!(commands.expired(), Some(1));
     }
 
     #[test]
-    fn descriptors_that_make_no_sense_are_taken_to_be_told() {
+    fn invalid_descriptors_are_taken_and_end_with_an_error_status() {
         let put = Command::new(0, 1, command::PUT, 0, 8, 0, 0);
         let bad = [
             Command { head: put.head | Command::RESERVED, ..put },
@@ -302,10 +340,16 @@ mod tests {
             Command::new(0, 1, command::IMMEDIATE_PUT, 0, MAX_IMMEDIATE + 1, 0, 0),
             Command::new(0, 1, 7, 0, 8, 0, 0),
         ];
+
         let mut commands = Commands::default();
         for written in &bad {
             assert!(!commands.push(written, 0));
         }
-        assert!(commands.list.iter().all(|under| under.status == status::COMMAND && under.length == 0));
+        assert!(
+            commands
+                .list
+                .iter()
+                .all(|in_flight| in_flight.status == status::COMMAND && in_flight.length == 0)
+        );
     }
 }

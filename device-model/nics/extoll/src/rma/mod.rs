@@ -1,36 +1,43 @@
-//! RMA: puts, gets, immediate puts, and who is told of them.
+//! RMA: puts, gets, immediate puts, and the notifications of them.
 //!
-//! - `part`: what is in a packet: a part of a command, at most [`part::MTU`] bytes of data;
-//! - `commands`: the list of a VPID's commands;
-//! - `requester`: those of this card's VPIDs are taken and sent, in order, a part of each VPID in turn;
-//! - `answers`: what comes back for them, and how they end;
-//! - `watchdog`: how they end when nothing comes back;
-//! - `target`: what others ask of this card's memory: puts are written, gets are answered;
-//! - `transfer`: where bytes move: the one copy from memory to memory, or by messages to a client whose memory can't be mapped;
-//! - `aside`: side queues, for packets that wait for one client;
-//! - `budget`: the time for which clients with slow memory may hold shared queues;
-//! - `notify`: notification queues.
+//! | module | contents |
+//! | --- | --- |
+//! | `part` | the content of a packet: a part of a command, at most [`part::MTU`] bytes of data |
+//! | `commands` | the list of a VPID's commands |
+//! | `requester` | the commands of this card's VPIDs, until they are sent |
+//! | `answers` | the answers to these commands, and their ends |
+//! | `watchdog` | the ends of commands without answers |
+//! | `target` | accesses of others to this card's memory: puts are written, gets are answered |
+//! | `transfer` | data movement, by one copy or by messages |
+//! | `side_queue` | side queues, for packets that wait for one client |
+//! | `budget` | the time for which clients with slow memory may hold shared queues |
+//! | `notify` | notification queues |
 //!
-//! **Order.** Parts of one VPID for one node travel one way and are handled in the order in which they were sent; answers come back the same way. A put
-//! waits until the VPID's gets from the same target have ended, because a get's data are read when they are copied, which is later than when it was asked
-//! for.
+//! **Order.** All parts of a VPID's commands for one node travel one way and are handled in the
+//! order in which they were sent. Answers come back the same way. A put waits until the VPID's gets
+//! from the same target have ended. The reason is that a get's data are read when they are copied,
+//! which is later than the request.
 //!
-//! **Ends.** Every command whose first part was sent ends by an answer, whatever has happened to its VPID: a put that can't go on sends its end. A VPID's
-//! next tenant waits behind what its predecessor left, and is not told of it. Only the watchdog ends a command without one: its late answers find no
-//! command, and a put that it ends half way is forgotten by its target when the next one begins.
+//! **Ends.** Every command whose first part was sent ends by an answer, even if its VPID was reset.
+//! A put that can't continue sends its end. A VPID's next tenant waits behind the commands that its
+//! predecessor left and gets no notifications of them.
 //!
-//! **Waiting.** A packet in front of a queue of the network for whose answer there is no room stays
-//! there, and the other queues go on. A packet that waits for memory reached by messages moves to a
-//! side queue of that memory's client. A client that does not answer a message within
-//! [`transfer::PATIENCE`] is not waited for until it answers one.
+//! Only the watchdog ends a command without an answer. A late answer to such a command finds no
+//! command and is dropped. If a put is ended half way, its target forgets it when the next one
+//! begins.
+//!
+//! **Waiting.** A packet at the front of a queue of the network stays there while its answer has no
+//! room, and the other queues continue. A packet that waits for memory reached by messages moves to
+//! a side queue of that memory's client. If a client does not answer a message within
+//! [`transfer::PATIENCE`], the card stops waiting for it until it answers one.
 
 mod answers;
-mod aside;
 mod budget;
 pub(crate) mod commands;
 pub(crate) mod notify;
 pub(crate) mod part;
 pub(crate) mod requester;
+mod side_queue;
 pub(crate) mod target;
 pub(crate) mod transfer;
 pub(crate) mod watchdog;
@@ -40,13 +47,13 @@ use std::{collections::HashMap, sync::Arc};
 use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 
 use self::{
-    aside::{Aside, Handled},
     budget::Budget,
     commands::Commands,
-    notify::{Place, Queue},
+    notify::{Queue, QueueRegisters},
+    side_queue::{Handled, SideQueue},
     target::{Stream, Streams},
     transfer::{Stage, Waiting},
-    watchdog::Watch,
+    watchdog::Watchdog,
 };
 use crate::{
     card::Card,
@@ -58,13 +65,13 @@ use crate::{
 /// Bytes that count as one packet's worth of work.
 const BYTES_A_UNIT: u32 = 4096;
 
-/// What a part of so many bytes costs of a step's budget.
+/// Returns the cost of a part of `bytes` bytes, in units of a step's budget.
 #[inline]
 pub(crate) const fn cost(bytes: u32) -> u32 {
     1 + bytes / BYTES_A_UNIT
 }
 
-/// What RMA counts for an attachment.
+/// RMA counters of an attachment.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Counts {
     pub(crate) commands: u64,
@@ -74,6 +81,7 @@ pub(crate) struct Counts {
 }
 
 impl Counts {
+    /// Returns the sums of both counters.
     fn and(self, other: Self) -> Self {
         Self {
             commands: self.commands + other.commands,
@@ -84,31 +92,35 @@ impl Counts {
     }
 }
 
-/// What an attachment has of RMA.
+/// RMA state of an attachment.
 pub(crate) struct Client {
-    pub(crate) place: Place,
+    /// The notification queue's registers.
+    pub(crate) registers: QueueRegisters,
     pub(crate) queue: Option<Queue>,
-    /// Counts up with every queue: a command's notifications are for the queue that was there when it was written.
+    /// Number of queues enabled and disabled so far. A command's notifications go only to the queue
+    /// that was enabled when the command was written.
     pub(crate) tenancy: u32,
-    /// A read pointer that makes no sense and was said to.
+    /// The last invalid read pointer; it is reported once.
     pub(crate) bad_pointer: Option<u64>,
     pub(crate) counts: Counts,
     pub(crate) commands: Commands,
-    /// Memory that is reached by messages: read for a put, and for a get's answer.
+    /// Stage for puts from this client's memory, where it is reached by messages.
     pub(crate) asking: Stage,
+    /// Stage for gets from this client's memory, where it is reached by messages.
     pub(crate) answering: Stage,
-    /// The client lets messages wait; the next ones are not waited for.
+    /// Whether the client has let a message wait too long. The card does not wait for its next
+    /// ones.
     pub(crate) unresponsive: bool,
     /// Packets that wait for this client's memory, by class.
-    pub(crate) aside: [Aside; aside::CLASSES.len()],
-    /// The time for which they may hold shared queues.
+    pub(crate) side_queues: [SideQueue; side_queue::CLASSES.len()],
+    /// The time for which these packets may hold shared queues.
     pub(crate) budget: Budget,
 }
 
 impl Default for Client {
     fn default() -> Self {
         Self {
-            place: Place::default(),
+            registers: QueueRegisters::default(),
             queue: None,
             tenancy: 0,
             bad_pointer: None,
@@ -117,7 +129,7 @@ impl Default for Client {
             asking: Stage::default(),
             answering: Stage::default(),
             unresponsive: false,
-            aside: Default::default(),
+            side_queues: Default::default(),
             budget: Budget::new(budget::OF_CLIENT),
         }
     }
@@ -125,31 +137,33 @@ impl Default for Client {
 
 /// A card's RMA unit.
 pub(crate) struct Rma {
-    /// By attachment.
+    /// State by attachment.
     clients: Vec<Client>,
-    /// Those with commands that were not sent as a whole, and whose turn it is.
+    /// Attachments with commands that are not sent completely.
     pub(crate) sending: Set,
+    /// The attachment that sends next.
     pub(crate) turn: u16,
-    /// Puts for this card of which parts have come.
+    /// Puts for this card that have begun and not ended.
     pub(crate) streams: Streams,
-    /// By queue of the network: how much of the packet in front is done.
+    /// Progress of the first packet of each queue of the network.
     pub(crate) waiting: [Waiting; QUEUES],
-    /// Clients with packets in side queues, and the one that is looked at next.
-    pub(crate) with_aside: Set,
-    pub(crate) aside_turn: u16,
+    /// Clients with packets in side queues.
+    pub(crate) with_side_packets: Set,
+    /// The client whose side queues are served next.
+    pub(crate) side_queue_turn: u16,
     /// The time for which packets of all clients may hold shared queues.
     pub(crate) budget: Budget,
     /// Packets that ended early because a budget was spent.
     pub(crate) hurried: u64,
-    /// For memory that is reached by messages.
+    /// Buffer for writes to memory that is reached by messages.
     pub(crate) scratch: Box<[u8]>,
-    /// What attachments have counted before they started anew.
+    /// Counters of earlier tenants.
     before: Counts,
-    /// Accesses to this card's memory that were refused.
+    /// Number of accesses to this card's memory that were refused.
     pub(crate) refused: u64,
-    /// Bytes moved to this card's memory.
+    /// Number of bytes moved to this card's memory.
     pub(crate) bytes: u64,
-    pub(crate) watch: Watch,
+    pub(crate) watchdog: Watchdog,
 }
 
 impl Rma {
@@ -160,65 +174,72 @@ impl Rma {
             turn: 0,
             streams: HashMap::<Stream, _>::new(),
             waiting: [Waiting::default(); QUEUES],
-            with_aside: Set::default(),
-            aside_turn: 0,
+            with_side_packets: Set::default(),
+            side_queue_turn: 0,
             budget: Budget::new(budget::OF_CARD),
             hurried: 0,
             scratch: Box::default(),
             before: Counts::default(),
             refused: 0,
             bytes: 0,
-            watch: Watch::new(watchdog),
+            watchdog: Watchdog::new(watchdog),
         }
     }
 
+    /// Returns an attachment's state, if the attachment exists.
     #[inline]
     pub(crate) fn client(&mut self, who: AttachmentId) -> Option<&mut Client> {
         self.clients.get_mut(usize::from(who.0))
     }
 
-    /// Whether packets wait in a side queue of a client.
-    pub(crate) fn has_aside(&self, who: AttachmentId, class: usize) -> bool {
+    /// Returns whether packets wait in a side queue of a client.
+    pub(crate) fn has_side_packets(&self, who: AttachmentId, class: usize) -> bool {
         let client = self.clients.get(usize::from(who.0));
-        client.is_some_and(|client| client.aside.get(class).is_some_and(|aside| !aside.is_empty()))
+        client.is_some_and(|client| client.side_queues.get(class).is_some_and(|queue| !queue.is_empty()))
     }
 
-    /// What an attachment counts.
+    /// Returns an attachment's counters.
     pub(crate) fn counts(&self, who: AttachmentId) -> Counts {
         self.clients.get(usize::from(who.0)).map_or_else(Counts::default, |client| client.counts)
     }
 
-    /// Commands taken, commands ended and notifications lost, of all attachments and all their tenants. What was under way when one started anew has
-    /// ended uncounted.
+    /// Returns the counters of all attachments, all tenants included. Commands that a reset ended
+    /// are not counted as completed.
     pub(crate) fn totals(&self) -> Counts {
         self.clients.iter().fold(self.before, |sum, client| sum.and(client.counts))
     }
 }
 
 impl Card {
-    /// An attachment starts anew, or its client is gone: its memory is not touched any more, its commands end, and nobody is told.
+    /// Resets an attachment's RMA state when it is reset or its client has left. Its memory is no
+    /// longer accessed, and its commands end without notifications.
     pub(crate) fn rma_power_on(&mut self, who: AttachmentId) {
         self.atu.deregister_all(who);
         let Some(client) = self.rma.client(who) else { return };
-        client.place = Place::default();
+
+        client.registers = QueueRegisters::default();
         client.queue = None;
         client.tenancy = client.tenancy.wrapping_add(1);
         client.bad_pointer = None;
+
         let counted = std::mem::take(&mut client.counts);
+
         client.asking.abandon();
         client.answering.abandon();
         client.unresponsive = false;
         client.commands.orphan();
+
         if client.commands.is_sending() {
             self.rma.sending.add(who.0);
         } else {
             self.rma.sending.remove(who.0);
         }
+
         self.rma.before = self.rma.before.and(counted);
     }
 
-    /// Handles the RMA packet in front of a queue. Returns its cost, or `None` when it has to stay
-    /// there for now.
+    /// Handles the RMA packet at the front of a queue. Returns its cost, or `None` if it has to
+    /// stay there for now.
     #[inline]
     pub(crate) fn rma_arrived(&mut self, context: &mut Context<'_>, arrival: Arrival) -> Option<u32> {
         let wire = arrival.wire;
@@ -231,7 +252,7 @@ impl Card {
 
         if let Some(part) = part {
             let mut waiting = self.rma.waiting.get(queue).copied().unwrap_or_default();
-            let handled = if self.follows_others(wire) {
+            let handled = if self.follows_side_packets(wire) {
                 Handled::Slow
             } else {
                 self.rma_handle(context, wire, part, memory, &mut waiting)
@@ -240,11 +261,11 @@ impl Card {
             let stays = match handled {
                 Handled::Done => None,
                 Handled::NoRoom => Some(None),
-                Handled::Slow => Some(self.step_aside(context, arrival, part, waiting)),
+                Handled::Slow => Some(self.move_to_side_queue(context, arrival, part, waiting)),
             };
             let stayed = stays == Some(None);
-            if let Some(place) = self.rma.waiting.get_mut(queue) {
-                *place = if stayed { waiting } else { Waiting::default() };
+            if let Some(progress) = self.rma.waiting.get_mut(queue) {
+                *progress = if stayed { waiting } else { Waiting::default() };
             }
             if let Some(cost) = stays {
                 return cost;
@@ -258,7 +279,7 @@ impl Card {
         Some(cost(part.map_or(0, |part| part.length)))
     }
 
-    /// Handles an RMA packet, whichever queue it is in.
+    /// Handles an RMA packet from a queue of the network or a side queue.
     #[inline]
     pub(crate) fn rma_handle(
         &mut self,

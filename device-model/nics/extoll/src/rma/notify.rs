@@ -1,4 +1,4 @@
-//! A VPID's notification queue, in memory of its own, which the card fills and its owner empties.
+//! A VPID's notification queue, in its own memory, which the card fills and its owner empties.
 
 use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 use nicforge_hwi::{
@@ -11,14 +11,15 @@ use crate::{card::Card, work};
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<Notification>() as u64;
 
-/// Where a queue is, as its owner's registers say.
+/// The registers that describe a queue.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct QueueRegisters {
     pub(crate) base: u64,
     pub(crate) entries: u64,
 }
 
-impl Place {
+impl QueueRegisters {
+    /// Returns whether a queue can have this address and size.
     fn is_sound(self) -> bool {
         self.entries.is_power_of_two()
             && (MIN_ENTRIES..=MAX_ENTRIES).contains(&self.entries)
@@ -27,7 +28,7 @@ impl Place {
     }
 }
 
-/// What became of a notification.
+/// The outcome of writing a notification.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Put {
     Done,
@@ -39,56 +40,67 @@ enum Put {
 pub(crate) struct Queue {
     memory: DmaLease,
     entries: u64,
-    /// Notifications written so far, and those that the owner has taken.
+    /// Number of notifications written so far.
     written: u64,
+    /// Number of notifications that the owner has taken.
     taken: u64,
 }
 
 impl Queue {
+    /// Writes a notification to the next entry. The word that marks the entry as valid is written
+    /// last.
     fn put(&mut self, notification: Notification) -> Put {
         if self.written - self.taken == self.entries {
             return Put::Full;
         }
+
         let at = (self.written & (self.entries - 1)) * ENTRY;
         let written = self
             .memory
             .store_u64_relaxed(at + 8, notification.address)
             .and_then(|()| self.memory.store_u64_release(at, notification.head));
+
         if written.is_err() {
             return Put::MemoryGone;
         }
+
         self.written += 1;
         Put::Done
     }
 }
 
 impl Card {
-    /// A write of the notification queue's enable register.
+    /// Handles a write of the notification queue's enable register. A queue that can't be used
+    /// counts as an error.
     pub(crate) fn enable_queue(&mut self, context: &mut Context<'_>, who: AttachmentId, on: bool) {
         let admin = self.admin();
         let Some(client) = self.rma.client(who) else { return };
         if on == client.queue.is_some() {
             return;
         }
+
         client.tenancy = client.tenancy.wrapping_add(1);
         if !on {
             client.queue = None;
             return;
         }
-        let place = client.place;
-        let memory = if who != admin && place.is_sound() {
-            let bytes = place.entries * ENTRY;
-            self.work.spend(work::of_lease(context, who, place.base, bytes));
-            let memory = context.dma_lease(who, place.base, bytes, true).ok();
-            // An entry may lie in two mappings; each half is written at once.
+
+        let registers = client.registers;
+        let memory = if who != admin && registers.is_sound() {
+            let bytes = registers.entries * ENTRY;
+            self.work.spend(work::of_lease(context, who, registers.base, bytes));
+            let memory = context.dma_lease(who, registers.base, bytes, true).ok();
+            // An entry may lie in two mappings, but each half is written in one access.
             memory.filter(|memory| memory.keeps_whole(8))
         } else {
             None
         };
+
         match memory {
             Some(memory) => {
-                // The pointer counts from the queue's enabling; what an earlier queue left there is not this one's.
-                client.queue = Some(Queue { memory, entries: place.entries, written: 0, taken: 0 });
+                // The read pointer counts from the enabling of this queue. A value that an earlier
+                // queue left is ignored.
+                client.queue = Some(Queue { memory, entries: registers.entries, written: 0, taken: 0 });
                 client.bad_pointer =
                     self.vpids.get(usize::from(who.0)).and_then(crate::vpid::Vpid::rma_read_pointer);
             }
@@ -96,14 +108,17 @@ impl Card {
         }
     }
 
-    /// Looks at the owner's read pointer. A value that makes no sense is one error until it changes.
+    /// Reads the owner's read pointer. A value that makes no sense counts as one error until it
+    /// changes.
     fn look_at_queue(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         let Some(pointer) = self.vpids.get(usize::from(who.0)).and_then(crate::vpid::Vpid::rma_read_pointer)
         else {
             return;
         };
+
         let Some(client) = self.rma.client(who) else { return };
         let Some(queue) = &mut client.queue else { return };
+
         if (queue.taken..=queue.written).contains(&pointer) {
             queue.taken = pointer;
             client.bad_pointer = None;
@@ -113,14 +128,15 @@ impl Card {
         }
     }
 
-    /// Whether there are notifications that the owner has not taken.
-    pub(crate) fn has_notifications(&mut self, context: &mut Context<'_>, who: AttachmentId) -> bool {
+    /// Reads the owner's read pointer, and returns whether it has notifications to take.
+    pub(crate) fn poll_notifications(&mut self, context: &mut Context<'_>, who: AttachmentId) -> bool {
         self.look_at_queue(context, who);
         let queue = self.rma.client(who).and_then(|client| client.queue.as_ref());
         queue.is_some_and(|queue| queue.written != queue.taken)
     }
 
-    /// Tells a VPID something, if it has a queue.
+    /// Writes a notification for a VPID, if it has a queue, and raises its interrupt if the queue
+    /// was empty.
     pub(crate) fn notify(
         &mut self,
         context: &mut Context<'_>,
@@ -128,9 +144,11 @@ impl Card {
         notification: Notification,
     ) {
         self.look_at_queue(context, who);
+
         let Some(client) = self.rma.client(who) else { return };
         let Some(queue) = &mut client.queue else { return };
         let first = queue.written == queue.taken;
+
         match queue.put(notification) {
             Put::Done => {
                 client.counts.notifications += 1;
@@ -157,17 +175,17 @@ mod tests {
     use super::*;
 
     #[test]
-    fn queues_that_cannot_be_are_unsound() {
-        let sound = Place { base: 0x1000, entries: 64 };
+    fn impossible_queues_are_unsound() {
+        let sound = QueueRegisters { base: 0x1000, entries: 64 };
         assert!(sound.is_sound());
         let unsound = [
-            Place { base: 0x1008, ..sound },
-            Place { entries: 0, ..sound },
-            Place { entries: 65, ..sound },
-            Place { entries: 32, ..sound },
-            Place { entries: 1 << 17, ..sound },
-            Place { base: 0xffff_ffff_ffff_f000, entries: 1024 },
+            QueueRegisters { base: 0x1008, ..sound },
+            QueueRegisters { entries: 0, ..sound },
+            QueueRegisters { entries: 65, ..sound },
+            QueueRegisters { entries: 32, ..sound },
+            QueueRegisters { entries: 1 << 17, ..sound },
+            QueueRegisters { base: 0xffff_ffff_ffff_f000, entries: 1024 },
         ];
-        assert!(unsound.iter().all(|place| !place.is_sound()));
+        assert!(unsound.iter().all(|registers| !registers.is_sound()));
     }
 }

@@ -1,43 +1,48 @@
-//! What is in an RMA packet, beside the header that all packets have.
+//! The content of an RMA packet, which follows the header that all packets have.
 
-/// Bytes of a packet's content. The data are not among them: a packet refers to them, or they are a word of it.
+/// Bytes of a packet's content. The data are not in it: the packet refers to them, or they are one
+/// of its words.
 pub(crate) const BYTES: usize = 40;
 /// Bytes that a packet refers to at most.
 pub(crate) const MTU: u32 = 64 << 10;
 
-/// A part of a command, or what became of one.
+/// A part of a command, or the answer to one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Part {
     /// The requester's number for the command.
     pub(crate) id: u32,
-    /// What to do, who is notified, what has become of it: as the hardware interface numbers them.
+    /// The command, the recipients of notifications, and the outcome, as the hardware interface
+    /// numbers them.
     pub(crate) command: u8,
     pub(crate) notify: u8,
     pub(crate) status: u8,
-    /// Of a put: no more of the command follows. Of an answer: the get is over as far as this card is concerned.
+    /// In a put: this is the last part. In an answer: the get is finished as far as the answering
+    /// card is concerned.
     pub(crate) last: bool,
-    /// The memory that the packet refers to is a stage of its sender's, which waits until the
-    /// packet is gone.
+    /// Whether the packet refers to a stage of its sender, which is occupied until the packet is
+    /// gone.
     pub(crate) staged: bool,
-    /// Bytes in this part; 0 in the end of a command that goes no further.
+    /// Bytes in this part; 0 in a part that only ends its command.
     pub(crate) length: u32,
-    /// Bytes of the command from the first one of this part on.
+    /// Bytes of the command from the first byte of this part on.
     pub(crate) rest: u32,
     /// Bytes of the command.
     pub(crate) total: u32,
-    /// Where the command reads or writes at its target. In an answer: the number of the region that was read.
+    /// The address of the command at its target. In an answer: the number of the region that was
+    /// read.
     pub(crate) address: u64,
-    /// Where the data are in the memory that the packet refers to; an immediate put's data.
-    pub(crate) place: u64,
+    /// Offset of the data in the memory that the packet refers to, or an immediate put's data.
+    pub(crate) data: u64,
 }
 
 impl Part {
-    /// Where in the command this part is.
+    /// Returns the offset of this part in the command.
     #[inline]
     pub(crate) const fn at(&self) -> u32 {
         self.total.wrapping_sub(self.rest)
     }
 
+    /// Writes the part to `out`, which has [`BYTES`] bytes.
     #[inline]
     pub(crate) fn encode(&self, out: &mut [u8]) {
         let words = [
@@ -50,20 +55,21 @@ impl Part {
             u64::from(self.length) | u64::from(self.rest) << 32,
             u64::from(self.total),
             self.address,
-            self.place,
+            self.data,
         ];
         for (bytes, word) in out.chunks_exact_mut(8).zip(words) {
             bytes.copy_from_slice(&word.to_le_bytes());
         }
     }
 
-    /// `None` when these are not the bytes of a part.
+    /// Returns the part that these bytes encode; `None` if they are not a part.
     #[inline]
     pub(crate) fn decode(bytes: &[u8]) -> Option<Self> {
         let bytes: &[u8; BYTES] = bytes.try_into().ok()?;
         let (words, _) = bytes.as_chunks::<8>();
-        let [head, lengths, total, address, place] =
+        let [head, lengths, total, address, data] =
             [0, 1, 2, 3, 4].map(|index: usize| u64::from_le_bytes(words[index]));
+
         Some(Self {
             id: head as u32,
             command: (head >> 32) as u8,
@@ -75,7 +81,7 @@ impl Part {
             rest: (lengths >> 32) as u32,
             total: total as u32,
             address,
-            place,
+            data,
         })
     }
 }
@@ -88,9 +94,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_part_comes_back(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), address: u64, place: u64) {
+        fn a_part_comes_back(id: u32, command: u8, notify: u8, status: u8, ends: (bool, bool), lengths: (u32, u32, u32), address: u64, data: u64) {
             let ((last, staged), (length, rest, total)) = (ends, lengths);
-            let part = Part { id, command, notify, status, last, staged, length, rest, total, address, place };
+            let part = Part { id, command, notify, status, last, staged, length, rest, total, address, data };
             let mut bytes = [0; BYTES];
             part.encode(&mut bytes);
             prop_assert_eq!(Part::decode(&bytes), Some(part));

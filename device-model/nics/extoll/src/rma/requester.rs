@@ -1,7 +1,8 @@
-//! The commands of this card's VPIDs, until they were sent.
+//! The commands of this card's VPIDs, until they are sent.
 //!
-//! A command is taken into its VPID's list, sent in parts, and ends by answers (`answers`). Commands are started in the order in which they were written; one that
-//! can't go on lets those for other targets pass. VPIDs send a part in turn.
+//! A command enters its VPID's list, is sent in parts, and ends by answers (`answers`). Commands
+//! start in the order in which they were written; a command that can't proceed lets those for other
+//! targets pass. VPIDs send one part in turn.
 
 use std::sync::Arc;
 
@@ -16,7 +17,7 @@ use nicforge_hwi::{
 };
 
 use super::{
-    commands::{Ahead, State, Under},
+    commands::{Ahead, InFlightCommand, State},
     part::{self, MTU, Part},
     transfer::{Lent, RETRY, Role, Unreadable, Wanted},
 };
@@ -27,10 +28,10 @@ use crate::{
     wire::{Class, FRAMING, Kind, Wire},
 };
 
-/// Bytes that a VPID's gets have asked for and not got, at most.
+/// Bytes that a VPID's gets may have requested and not received.
 const GET_WINDOW: u32 = 8 * MTU;
 
-/// What a VPID's turn came to.
+/// The outcome of a VPID's turn.
 pub(crate) enum Turn {
     /// A part was sent, or a command ended, at this cost.
     Went(u32),
@@ -39,17 +40,19 @@ pub(crate) enum Turn {
 }
 
 impl Card {
-    /// A write of the command register.
+    /// Handles a write of the command register. It stalls while the VPID's list is full.
     pub(crate) fn rma_command(&mut self, context: &mut Context<'_>, who: AttachmentId, data: &[u8]) -> Write {
         let admin = self.admin();
         let Ok(bytes) = <[u8; COMMAND_BYTES]>::try_from(data) else {
             self.fail(context, who, error::REGISTER_ACCESS, reg::RMA_COMMAND);
             return Write::Accepted;
         };
+
         if who == admin {
             self.fail(context, who, error::NOT_PERMITTED, reg::RMA_COMMAND);
             return Write::Accepted;
         }
+
         let Some(client) = self.rma.client(who) else { return Write::Accepted };
         if client.queue.is_none() {
             self.fail(context, who, error::COMMAND, reg::RMA_COMMAND);
@@ -58,38 +61,44 @@ impl Card {
         if client.commands.is_full() {
             return Write::Stalled;
         }
+
         let written: Command = zerocopy::transmute!(bytes);
         let sound = client.commands.push(&written, client.tenancy);
         client.counts.commands += 1;
         self.rma.sending.add(who.0);
-        self.rma.watch.add(context, who);
+        self.rma.watchdog.add(context, who);
         self.show(who);
+
         if !sound {
             self.fail(context, who, error::COMMAND, reg::RMA_COMMAND);
         }
         Write::Accepted
     }
 
-    /// Sends parts of commands, a VPID in turn, for about `budget` packets' worth of work. Returns how much it was.
+    /// Sends parts of commands, one for each VPID in turn, for about `budget` units of work.
+    /// Returns the work done.
     pub(crate) fn rma_send(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        self.rma_watch(context);
+        self.run_rma_watchdog(context);
         if self.rma.sending.is_empty() {
             return 0;
         }
+
         let mut waiting = self.rma.sending;
         let mut next = self.rma.turn;
         let mut spent = 0;
         while spent < budget {
             let Some(who) = waiting.next(next) else { break };
             next = who + 1;
+
             match self.send_part(context, AttachmentId(who)) {
                 Turn::Went(cost) => {
                     spent += cost;
-                    // Who was only looked at has not had its turn.
+                    // A VPID that was blocked keeps its turn.
                     self.rma.turn = next;
                 }
                 Turn::Blocked => waiting.remove(who),
             }
+
             let Some(client) = self.rma.client(AttachmentId(who)) else { break };
             if !client.commands.is_sending() {
                 self.rma.sending.remove(who);
@@ -99,7 +108,7 @@ impl Card {
         spent
     }
 
-    /// Sends a part of the first command of a VPID that can go on.
+    /// Sends a part of a VPID's first command that can proceed.
     fn send_part(&mut self, context: &mut Context<'_>, who: AttachmentId) -> Turn {
         let Some(client) = self.rma.client(who) else { return Turn::Blocked };
         let (mut ahead, mut from) = (Ahead::default(), client.commands.sent);
@@ -113,6 +122,7 @@ impl Card {
         }
     }
 
+    /// Sends a part of one command.
     fn send_part_of(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Turn {
         if let Some(turn) = self.start(context, who, index) {
             return turn;
@@ -121,47 +131,47 @@ impl Card {
         let Some(commands) = self.rma.client(who).map(|client| &client.commands) else {
             return Turn::Blocked;
         };
-        let Some(under) = commands.list.get(index).cloned() else { return Turn::Blocked };
+        let Some(in_flight) = commands.list.get(index).cloned() else { return Turn::Blocked };
         let (id, asked) = (commands.id(index), commands.asked);
-        if !self.switch.is_idle(under.target.0, Class::Request) {
+        if !self.switch.request_idle_way(in_flight.target.0, Class::Request) {
             return Turn::Blocked;
         }
 
-        let rest = under.length - under.sent;
+        let rest = in_flight.length - in_flight.sent;
         let mut part = Part {
             id,
-            command: under.command,
-            notify: under.notify,
-            status: under.status,
+            command: in_flight.command,
+            notify: in_flight.notify,
+            status: in_flight.status,
             last: false,
             staged: false,
             length: rest.min(MTU),
             rest,
-            total: under.length,
-            address: under.destination,
-            place: 0,
+            total: in_flight.length,
+            address: in_flight.destination,
+            data: 0,
         };
 
         let mut memory = None;
-        let stopped = under.orphan || under.status != status::DONE;
-        if under.command == command::GET {
+        let stopped = in_flight.orphan || in_flight.status != status::DONE;
+        if in_flight.command == command::GET {
             if stopped || rest == 0 {
                 return self.get_sent(context, who, index);
             }
-            part.address = under.source;
+            part.address = in_flight.source;
             if asked > 0 && asked + part.length > GET_WINDOW {
                 return Turn::Blocked;
             }
         } else if stopped {
             part.length = 0;
-            part.status = if under.orphan { status::WITHDRAWN } else { under.status };
-        } else if under.command == command::IMMEDIATE_PUT {
-            part.place = under.source;
+            part.status = if in_flight.orphan { status::WITHDRAWN } else { in_flight.status };
+        } else if in_flight.command == command::IMMEDIATE_PUT {
+            part.data = in_flight.source;
         } else {
-            match self.source(context, who, &under, id, rest) {
-                Ok(Some(Lent { lease, place, length, staged })) => {
+            match self.source(context, who, &in_flight, id, rest) {
+                Ok(Some(Lent { lease, offset, length, staged })) => {
                     memory = Some(lease);
-                    (part.place, part.length, part.staged) = (place, length, staged);
+                    (part.data, part.length, part.staged) = (offset, length, staged);
                 }
                 Ok(None) => {
                     context.wake_at(context.now().after(RETRY));
@@ -174,13 +184,13 @@ impl Card {
             }
         }
 
-        part.last = under.command != command::GET && (part.length == rest || part.status != status::DONE);
-        let kind = if under.command == command::GET { Kind::Get } else { Kind::Put };
-        match self.send_rma(context, kind, under.target, who.0, &part, memory) {
+        part.last = in_flight.command != command::GET && (part.length == rest || part.status != status::DONE);
+        let kind = if in_flight.command == command::GET { Kind::Get } else { Kind::Put };
+        match self.send_rma(context, kind, in_flight.target, who.0, &part, memory) {
             Ok(()) => {}
             Err(Unsent::Later) => return Turn::Blocked,
             Err(Unsent::Never) => {
-                // A route that was there when the command started is there still.
+                // Not reached: the route existed when the command started.
                 self.end_command(context, who, id, status::NO_RECEIVER);
                 return Turn::Went(1);
             }
@@ -188,35 +198,40 @@ impl Card {
 
         let Some(client) = self.rma.client(who) else { return Turn::Blocked };
         let commands = &mut client.commands;
-        if let Some(under) = commands.list.get_mut(index) {
-            under.sent += part.length;
-            under.moved = true;
-            if under.command == command::GET {
+        if let Some(in_flight) = commands.list.get_mut(index) {
+            in_flight.sent += part.length;
+            in_flight.moved = true;
+            if in_flight.command == command::GET {
                 commands.asked += part.length;
             }
-            under.state = if part.last || under.sent == under.length { State::Sent } else { State::Sending };
+            in_flight.state =
+                if part.last || in_flight.sent == in_flight.length { State::Sent } else { State::Sending };
         }
         commands.tidy();
-        // The bytes are moved, and counted, where they arrive.
+        // The bytes count for the budget of the card that moves them.
         Turn::Went(1)
     }
 
-    /// Looks at a command that nothing was sent of. What it came to when it ends here, or has to wait.
+    /// Starts a command of which no part was sent. Returns the outcome of the turn if the command
+    /// ends here or has to wait, and `None` if a part can be sent.
     fn start(&mut self, context: &mut Context<'_>, who: AttachmentId, index: usize) -> Option<Turn> {
         let commands = &self.rma.client(who)?.commands;
-        let under = commands.list.get(index).filter(|under| under.state == State::New)?;
+        let in_flight = commands.list.get(index).filter(|in_flight| in_flight.state == State::New)?;
         let id = commands.id(index);
-        if under.orphan {
+
+        if in_flight.orphan {
             self.end_command(context, who, id, status::WITHDRAWN);
             return Some(Turn::Went(1));
         }
-        let (status, region) = match under.status {
+
+        let (status, region) = match in_flight.status {
             status::DONE => {
-                let under = under.clone();
-                self.judge(who, &under)
+                let in_flight = in_flight.clone();
+                self.judge(who, &in_flight)
             }
             bad => (bad, 0),
         };
+
         let commands = &mut self.rma.client(who)?.commands;
         if commands.has_to_wait(index, status != status::DONE) {
             return Some(Turn::Blocked);
@@ -225,25 +240,28 @@ impl Card {
             self.end_command(context, who, id, status);
             return Some(Turn::Went(1));
         }
-        if let Some(under) = commands.list.get_mut(index) {
-            under.region = region;
-            under.state = State::Sending;
+
+        if let Some(in_flight) = commands.list.get_mut(index) {
+            in_flight.region = region;
+            in_flight.state = State::Sending;
         }
         None
     }
 
-    /// Whether a command can be done as far as this card can tell, and the region of this card that it needs.
-    fn judge(&self, who: AttachmentId, under: &Under) -> (u8, u64) {
-        let (node, vpid) = under.target;
+    /// Checks a command as far as this card can. Returns its status, and the number of the region
+    /// of this card that it needs.
+    fn judge(&self, who: AttachmentId, in_flight: &InFlightCommand) -> (u8, u64) {
+        let (node, vpid) = in_flight.target;
         if node >= self.config.nodes || vpid >= self.config.vpids || self.switch.route(node) == Route::None {
             return (status::NO_RECEIVER, 0);
         }
-        let (address, write) = match under.command {
+
+        let (address, write) = match in_flight.command {
             command::IMMEDIATE_PUT => return (status::DONE, 0),
-            command::GET => (under.destination, true),
-            _ => (under.source, false),
+            command::GET => (in_flight.destination, true),
+            _ => (in_flight.source, false),
         };
-        match self.atu.find(address, under.length.into()) {
+        match self.atu.find(address, in_flight.length.into()) {
             Some((region, _)) if region.owner == who.0 && region.allows(true, write) => {
                 (status::DONE, region.serial)
             }
@@ -256,29 +274,32 @@ impl Card {
         &mut self,
         context: &mut Context<'_>,
         who: AttachmentId,
-        under: &Under,
+        in_flight: &InFlightCommand,
         id: u32,
         rest: u32,
     ) -> Result<Option<Lent>, Unreadable> {
         let (region, offset) =
-            self.atu.find(under.source + u64::from(under.sent), rest.into()).ok_or(Unreadable)?;
-        if region.serial != under.region {
+            self.atu.find(in_flight.source + u64::from(in_flight.sent), rest.into()).ok_or(Unreadable)?;
+        if region.serial != in_flight.region {
             return Err(Unreadable);
         }
+
         let piece = region.piece(offset, rest.min(MTU).into()).ok_or(Unreadable)?;
-        // At most MTU.
+
+        // The length fits: it is at most MTU.
         let length = piece.length as u32;
-        if let Some((lease, place)) = piece.lease {
-            return Ok(Some(Lent { lease: lease.clone(), place, length, staged: false }));
+        if let Some((lease, offset)) = piece.lease {
+            return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
         }
+
         let wanted =
-            Wanted { requester: (self.config.node, who.0), id, at: under.sent, iova: piece.iova, length };
+            Wanted { requester: (self.config.node, who.0), id, at: in_flight.sent, iova: piece.iova, length };
         let client = self.rma.client(who).ok_or(Unreadable)?;
         let lease = client.asking.fetch(context, who, Role::Asking, wanted)?;
-        Ok(lease.map(|lease| Lent { lease, place: 0, length, staged: true }))
+        Ok(lease.map(|lease| Lent { lease, offset: 0, length, staged: true }))
     }
 
-    /// Sends an RMA packet.
+    /// Sends an RMA packet. A packet that refers to memory takes the link's time for its data.
     pub(crate) fn send_rma(
         &mut self,
         context: &mut Context<'_>,
@@ -298,17 +319,20 @@ impl Card {
             kind,
             generation: 0,
         };
+
         let mut ports = context.ports();
         let Some(mut packet) = ports.new_packet(part::BYTES) else {
             context.wake_at(context.now().after(STARVED_RETRY));
             return Err(Unsent::Later);
         };
+
         packet.header = wire.encode();
-        // The link carries the data, whatever this machine does.
+        // The link carries the data, although this machine does not move them with the packet.
         let data = if memory.is_some() { part.length } else { 0 };
         packet.framing = FRAMING + data;
         packet.memory = memory;
         part.encode(packet.bytes_mut());
+
         match self.switch.send(&mut ports, packet) {
             Ok(()) => Ok(()),
             Err(Refused::Full(packet)) => {
@@ -323,10 +347,10 @@ impl Card {
     }
 }
 
-/// Why a packet was not sent.
+/// Reasons why a packet was not sent.
 pub(crate) enum Unsent {
-    /// There is no room or no packet now.
+    /// The network has no room, or the pool has no packet, at this time.
     Later,
-    /// No route leads there.
+    /// No route leads to the target.
     Never,
 }

@@ -1,4 +1,4 @@
-//! What others ask of this card's memory.
+//! Accesses of other VPIDs to this card's memory.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -6,9 +6,9 @@ use nicforge_core::{context::Context, device::AttachmentId, dma::DmaLease};
 use nicforge_hwi::extoll_rma::{Notification, command, notify, status};
 
 use super::{
-    aside::Handled,
     part::{MTU, Part},
     requester::Unsent,
+    side_queue::Handled,
     transfer::{Data, Lent, Role, Unreadable, Waiting, Wanted},
 };
 use crate::{
@@ -16,28 +16,32 @@ use crate::{
     wire::{Class, Kind, Wire},
 };
 
-/// Whose puts for whom: the requester's node and VPID, the target's VPID. Their parts come one command after the other.
+/// The puts of one requester for one target: the requester's node and VPID, and the target's VPID.
+/// Parts of one command come before those of the next.
 pub(crate) type Stream = (u32, u16, u16);
 /// Puts of several parts that have begun.
-pub(crate) type Streams = HashMap<Stream, Begun>;
+pub(crate) type Streams = HashMap<Stream, PartialPut>;
 
-/// A put of several parts.
+/// A put of several parts, of which some have arrived.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Begun {
-    /// The region that its first part went to.
+pub(crate) struct PartialPut {
+    /// The region of its first part.
     region: u64,
-    /// What has become of it so far.
+    /// The status so far.
     status: u8,
 }
 
 impl Card {
-    /// Whether a requester may read or write `rest` bytes of a VPID's memory; the region.
+    /// Checks that a requester may read or write `rest` bytes of a VPID's memory. Returns the
+    /// region's number, or the status of the refusal.
     fn allowed(&mut self, wire: Wire, address: u64, rest: u32, write: bool) -> Result<u64, u8> {
         let there = self.vpids.get(usize::from(wire.target_vpid)).is_some_and(|vpid| vpid.windows.is_some());
         if !there || wire.target_vpid >= self.config.vpids {
             return Err(status::NO_RECEIVER);
         }
+
         let itself = (wire.source, wire.source_vpid) == (self.config.node, wire.target_vpid);
+
         match self.atu.find(address, rest.into()) {
             Some((region, _)) if region.owner == wire.target_vpid && region.allows(itself, write) => {
                 Ok(region.serial)
@@ -58,53 +62,60 @@ impl Card {
         memory: Option<Arc<DmaLease>>,
         waiting: &mut Waiting,
     ) -> Handled {
-        if part.last && !self.switch.has_room(wire.source, Class::Response) {
+        if part.last && !self.switch.request_room(wire.source, Class::Response) {
             return Handled::NoRoom;
         }
 
         let stream = (wire.source, wire.source_vpid, wire.target_vpid);
         let whole = part.last && part.rest == part.total;
-        // A put that its requester gave up half way is over when the next one begins.
-        let begun = if part.at() == 0 { None } else { self.rma.streams.get(&stream).copied() };
+
+        // The first part of a put supersedes a put that its requester gave up half way.
+        let partial = if part.at() == 0 { None } else { self.rma.streams.get(&stream).copied() };
+
         let address = part.address.wrapping_add(part.at().into());
-        let mut region = begun.map_or(0, |begun| begun.region);
-        let mut became = match begun {
-            Some(begun) if begun.status != status::DONE => begun.status,
+        let mut region = partial.map_or(0, |partial| partial.region);
+
+        let mut became = match partial {
+            Some(partial) if partial.status != status::DONE => partial.status,
             _ => part.status,
         };
+
         if became == status::DONE {
             became = match self.allowed(wire, address, part.rest, true) {
-                // Registered anew since the first part.
-                Ok(found) if begun.is_some_and(|begun| begun.region != found) => status::WITHDRAWN,
+                // The memory was registered anew since the first part.
+                Ok(found) if partial.is_some_and(|partial| partial.region != found) => status::WITHDRAWN,
                 Ok(found) => {
                     region = found;
                     let data = match &memory {
-                        Some(memory) => Data::Memory(memory, part.place),
-                        None if part.command == command::IMMEDIATE_PUT => {
-                            Data::Word(part.place.to_le_bytes())
-                        }
+                        Some(memory) => Data::Memory(memory, part.data),
+                        None if part.command == command::IMMEDIATE_PUT => Data::Word(part.data.to_le_bytes()),
                         None => Data::Missing,
                     };
-                    let place = (address, part.rest.into());
-                    match self.rma.move_in(context, &self.atu, place, &data, part.length, waiting) {
+                    let range = (address, part.rest.into());
+                    match self.rma.move_in(context, &self.atu, range, &data, part.length, waiting) {
                         Some(became) => became,
                         None => return Handled::Slow,
                     }
                 }
-                // Part of it was written before: it was there.
-                Err(status::REMOTE_ADDRESS | status::NO_RECEIVER) if begun.is_some() => status::WITHDRAWN,
+                // Earlier parts were written, so the memory was there.
+                Err(status::REMOTE_ADDRESS | status::NO_RECEIVER) if partial.is_some() => status::WITHDRAWN,
                 Err(refused) => refused,
             };
         }
-        // What is lent of the source goes back before its owner hears that it is its own.
+
+        // The source's lease is returned before the answer tells its owner that the command has
+        // ended.
         drop(memory);
+
         if !part.last {
-            self.rma.streams.insert(stream, Begun { region, status: became });
+            self.rma.streams.insert(stream, PartialPut { region, status: became });
             return Handled::Done;
         }
+
         if !whole {
             self.rma.streams.remove(&stream);
         }
+
         let answer = Part { status: became, last: true, length: 0, ..part };
         if let Err(Unsent::Later) = self.send_rma(
             context,
@@ -114,16 +125,18 @@ impl Card {
             &answer,
             None,
         ) {
-            // There was room, so that only packets are short. What was written is not written again: its queue remembers.
+            // There was room, so the pool is empty. The queue remembers that the data were written,
+            // and they are not written again.
             if !whole {
-                self.rma.streams.insert(stream, Begun { region, status: became });
+                self.rma.streams.insert(stream, PartialPut { region, status: became });
             }
             return Handled::NoRoom;
         }
+
         let touched = region != 0 && matches!(became, status::DONE | status::WITHDRAWN);
         if touched && part.notify & notify::COMPLETER != 0 {
             let (node, vpid) = (wire.source, wire.source_vpid);
-            let told = Notification::new(
+            let notification = Notification::new(
                 notify::COMPLETER,
                 became,
                 part.command,
@@ -132,13 +145,14 @@ impl Card {
                 part.total,
                 part.address,
             );
-            self.notify(context, AttachmentId(wire.target_vpid), told);
+            self.notify(context, AttachmentId(wire.target_vpid), notification);
         }
         Handled::Done
     }
 
-    /// Handles a get of a part. A part may lie in several pieces of memory, and an answer refers to
-    /// one: a get that found no room goes on behind the pieces that were answered.
+    /// Handles a request for a part of a get. A part may lie in several pieces of memory, and an
+    /// answer refers to one. A get that finds no room continues later, behind the pieces that were
+    /// answered.
     pub(crate) fn get_arrived(
         &mut self,
         context: &mut Context<'_>,
@@ -147,7 +161,7 @@ impl Card {
         waiting: &mut Waiting,
     ) -> Handled {
         loop {
-            if !self.switch.has_room(wire.source, Class::Response) {
+            if !self.switch.request_room(wire.source, Class::Response) {
                 return Handled::NoRoom;
             }
 
@@ -161,9 +175,9 @@ impl Card {
                 Ok(region) => {
                     answer.address = region;
                     match self.lend(context, wire, &part, (address, rest, left), waiting) {
-                        Ok(Some(Lent { lease, place, length, staged })) => {
+                        Ok(Some(Lent { lease, offset, length, staged })) => {
                             memory = Some(lease);
-                            (answer.place, answer.length, answer.last) = (place, length, length == left);
+                            (answer.data, answer.length, answer.last) = (offset, length, length == left);
                             answer.staged = staged;
                         }
                         Ok(None) => return Handled::Slow,
@@ -193,10 +207,11 @@ impl Card {
     ) -> Result<Option<Lent>, Unreadable> {
         let (region, offset) = self.atu.find(address, rest.into()).ok_or(Unreadable)?;
         let piece = region.piece(offset, left.min(MTU).into()).ok_or(Unreadable)?;
-        // At most MTU.
+
+        // The length fits: it is at most MTU.
         let length = piece.length as u32;
-        if let Some((lease, place)) = piece.lease {
-            return Ok(Some(Lent { lease: lease.clone(), place, length, staged: false }));
+        if let Some((lease, offset)) = piece.lease {
+            return Ok(Some(Lent { lease: lease.clone(), offset, length, staged: false }));
         }
 
         let owner = AttachmentId(wire.target_vpid);
@@ -205,7 +220,7 @@ impl Card {
         let wanted = Wanted { requester, id: part.id, at, iova: piece.iova, length };
         let client = self.rma.client(owner).ok_or(Unreadable)?;
         if let Some(lease) = client.answering.fetch(context, owner, Role::Answering, wanted)? {
-            return Ok(Some(Lent { lease, place: 0, length, staged: true }));
+            return Ok(Some(Lent { lease, offset: 0, length, staged: true }));
         }
 
         if waiting.wait(context.now()) && !client.unresponsive {
@@ -216,13 +231,15 @@ impl Card {
         Err(Unreadable)
     }
 
-    /// The other side has all the data of a get that was answered here, or will not get them.
+    /// Notifies the VPID that answered a get: the requester has all the data, or will not get them.
     pub(crate) fn get_ended(&mut self, context: &mut Context<'_>, wire: Wire, part: Part) {
         if !matches!(part.status, status::DONE | status::WITHDRAWN) {
             return;
         }
+
         let (node, vpid) = (wire.source, wire.source_vpid);
-        let told = Notification::new(
+
+        let notification = Notification::new(
             notify::RESPONDER,
             part.status,
             command::GET,
@@ -231,6 +248,6 @@ impl Card {
             part.total,
             part.address,
         );
-        self.notify(context, AttachmentId(wire.target_vpid), told);
+        self.notify(context, AttachmentId(wire.target_vpid), notification);
     }
 }

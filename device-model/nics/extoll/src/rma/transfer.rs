@@ -1,7 +1,10 @@
-//! Where bytes move.
+//! Data movement.
 //!
-//! Memory that is mapped is copied from where it is to where it goes, once. Memory that is reached by messages is read into a [`Stage`] of this card, which
-//! takes the place of the source, and written by messages of at most `MAX_DMA` bytes: two copies and a message's round trip for each 64 KiB more.
+//! Mapped memory is copied once, from the source directly to the destination.
+//!
+//! Memory that is reached by messages is read into a [`Stage`] of this card, which takes the place
+//! of the source. It is written by messages of at most `MAX_DMA` bytes. Each 64 KiB cost two copies
+//! and one more round trip of a message.
 
 use std::sync::Arc;
 
@@ -14,28 +17,30 @@ use nicforge_core::{
 use nicforge_hwi::extoll_rma::status;
 use nicforge_shm::{SharedMemory, Window};
 
-use super::{Rma, aside::Aside, part::MTU};
+use super::{Rma, part::MTU, side_queue::SideQueue};
 use crate::{
     atu::{Atu, Region},
     card::Card,
 };
 
-/// How long a client may take to let a message through before its memory counts as withdrawn, in nanoseconds.
+/// Time after which the memory of a client that has not answered a message counts as withdrawn, in
+/// nanoseconds.
 pub(crate) const PATIENCE: u64 = 100_000_000;
-/// How soon to look again while messages wait, in nanoseconds.
+/// Delay before the next look while messages are not answered, in nanoseconds.
 pub(crate) const RETRY: u64 = 20_000;
 
 const _: () = assert!(MTU as usize <= MAX_DMA);
 
-/// How far a packet has come, and since when it waits for a client.
+/// Progress of a packet, and the time since which it waits for a client.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Waiting {
-    /// Bytes that are done.
+    /// Number of bytes that are done.
     pub(crate) done: u32,
-    /// The region that it was done in.
+    /// The region in which these bytes were done.
     region: u64,
+    /// The time since which the packet waits.
     since: Option<Nanos>,
-    /// It may not wait any more.
+    /// Whether the packet may not wait any longer.
     pub(crate) hurried: bool,
 }
 
@@ -46,7 +51,7 @@ impl Waiting {
         !self.hurried && now < since.after(PATIENCE)
     }
 
-    /// Nanoseconds for which the packet has waited.
+    /// Returns the number of nanoseconds for which the packet has waited.
     pub(crate) fn waited(&self, now: Nanos) -> u64 {
         self.since.map_or(0, |since| now.0.saturating_sub(since.0))
     }
@@ -54,26 +59,26 @@ impl Waiting {
 
 /// The data of a part.
 pub(crate) enum Data<'a> {
-    /// In memory.
+    /// The data are in memory, from this offset on.
     Memory(&'a DmaLease, u64),
-    /// An immediate put's.
+    /// The data of an immediate put.
     Word([u8; 8]),
-    /// Nowhere: the packet is not one that a card sends.
+    /// There are no data: the packet is not one that a card sends.
     Missing,
 }
 
-/// What became of an attempt.
+/// The outcome of an attempt to move data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moved {
-    /// All of it is there.
+    /// All bytes have moved.
     Done,
-    /// Messages have to be answered first.
+    /// A message has to be answered first.
     Wait,
-    /// The memory of one end is not there any more.
+    /// The memory of one end is gone.
     Withdrawn,
 }
 
-/// Why bytes did not move.
+/// Reasons why bytes did not move.
 enum Failed {
     Busy,
     Withdrawn,
@@ -85,7 +90,7 @@ impl From<LeaseError> for Failed {
     }
 }
 
-/// Moves `length` bytes to a place of a region, from byte `done` on.
+/// Moves `length` bytes to an offset of a region, from byte `done` on, and advances `done`.
 pub(crate) fn deposit(
     context: &mut Context<'_>,
     scratch: &mut Box<[u8]>,
@@ -98,14 +103,16 @@ pub(crate) fn deposit(
         let Some(piece) = region.piece(offset + u64::from(*done), u64::from(length - *done)) else {
             return Moved::Withdrawn;
         };
+
         let moved = match piece.lease {
             Some((target, within)) => copy(data, *done, target, within, piece.length),
             None => {
                 write(context, scratch, AttachmentId(region.owner), data, *done, (piece.iova, piece.length))
             }
         };
+
         match moved {
-            // At most `length`.
+            // The length fits: it is at most `length`.
             Ok(()) => *done += piece.length as u32,
             Err(Failed::Busy) => return Moved::Wait,
             Err(Failed::Withdrawn) => return Moved::Withdrawn,
@@ -114,16 +121,18 @@ pub(crate) fn deposit(
     Moved::Done
 }
 
+/// Copies `length` bytes of the data, from byte `done` on, to mapped memory.
 #[inline]
 fn copy(data: &Data<'_>, done: u32, target: &DmaLease, within: u64, length: u64) -> Result<(), Failed> {
     match data {
-        Data::Memory(source, place) => source.copy_to(place + u64::from(done), target, within, length)?,
+        Data::Memory(source, offset) => source.copy_to(offset + u64::from(done), target, within, length)?,
         Data::Word(bytes) => target.write(within, word(bytes, done, length)?)?,
         Data::Missing => return Err(Failed::Withdrawn),
     }
     Ok(())
 }
 
+/// Returns `length` bytes of an immediate put's data, from byte `done` on.
 fn word(bytes: &[u8; 8], done: u32, length: u64) -> Result<&[u8], Failed> {
     let done = done as usize;
     bytes.get(done..done + length as usize).ok_or(Failed::Withdrawn)
@@ -139,58 +148,61 @@ fn write(
     (iova, length): (u64, u64),
 ) -> Result<(), Failed> {
     let written = match data {
-        Data::Memory(source, place) => {
+        Data::Memory(source, offset) => {
             if scratch.is_empty() {
                 *scratch = vec![0; MAX_DMA].into_boxed_slice();
             }
             let bytes = scratch.get_mut(..length as usize).ok_or(Failed::Withdrawn)?;
-            source.read(place + u64::from(done), bytes)?;
+            source.read(offset + u64::from(done), bytes)?;
             context.dma_write(owner, iova, bytes)
         }
         Data::Word(bytes) => context.dma_write(owner, iova, word(bytes, done, length)?),
         Data::Missing => return Err(Failed::Withdrawn),
     };
+
     written.map_err(|error| if error == DmaError::Busy { Failed::Busy } else { Failed::Withdrawn })
 }
 
-/// What a stage holds.
+/// The contents of a stage.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Content {
     #[default]
     Nothing,
-    /// The read for this has been started.
+    /// The read for this request has been started.
     Coming(Wanted),
     Ready(Wanted),
     Failed(Wanted),
 }
 
-/// What was read, or is being read, for whom.
+/// The identity of data that are read by messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Wanted {
-    /// The requester: node and VPID.
+    /// The requester's node and VPID.
     pub(crate) requester: (u32, u16),
     pub(crate) id: u32,
-    /// Where in the command.
+    /// Offset in the command.
     pub(crate) at: u32,
     pub(crate) iova: u64,
     pub(crate) length: u32,
 }
 
-/// Memory of the card, as much as a packet refers to, for what is read by messages. Made when it is first needed.
+/// A buffer of the card for data that are read by messages, as large as the data of one packet. Its
+/// memory is created when it is first needed.
 #[derive(Default)]
 pub(crate) struct Stage {
     memory: Option<Window>,
-    /// Of what packets refer to.
+    /// Term of the lease.
     term: Term,
-    /// What packets refer to. While one does, nothing new is read.
+    /// The lease that packets refer to. While a packet holds it, no new read starts.
     lease: Option<Arc<DmaLease>>,
     content: Content,
-    /// Of the last read: an answer for an earlier one is nobody's.
+    /// Number of the last read. An answer to an earlier one is dropped.
     generation: u32,
 }
 
 impl Stage {
-    /// What was read is not needed any more, what comes is nobody's, and what is under way is withdrawn.
+    /// Empties the stage. An expected answer is dropped, and packets that refer to the stage lose
+    /// their data.
     pub(crate) fn abandon(&mut self) {
         self.term.end();
         self.term = Term::default();
@@ -199,22 +211,24 @@ impl Stage {
         self.generation = self.generation.wrapping_add(1);
     }
 
-    /// A command does not want its data any more.
+    /// Drops the data of a command that no longer needs them.
     pub(crate) fn give_up(&mut self, requester: (u32, u16), id: u32) {
         let (Content::Coming(wanted) | Content::Ready(wanted) | Content::Failed(wanted)) = self.content
         else {
             return;
         };
+
         if (wanted.requester, wanted.id) == (requester, id) {
             self.content = Content::Nothing;
             self.generation = self.generation.wrapping_add(1);
         }
     }
 
-    /// The lease of what was wanted, once it is there: then it is the caller's. `Ok(None)`: not yet.
+    /// Returns the lease of the wanted data if they have been read; the data then belong to the
+    /// caller. Otherwise starts the read if the stage is free, and returns `Ok(None)`.
     ///
     /// # Errors
-    /// It can't be had.
+    /// The data can't be read.
     pub(crate) fn fetch(
         &mut self,
         context: &mut Context<'_>,
@@ -231,20 +245,25 @@ impl Stage {
                 self.content = Content::Nothing;
                 return Err(Unreadable);
             }
-            // On its way, or for a packet in front of another queue, which takes it or gives it up.
+            // The stage serves this request or one in another queue, which will take it or give it
+            // up.
             Content::Coming(_) | Content::Ready(_) | Content::Failed(_) => return Ok(None),
             Content::Nothing => {}
         }
+
         if self.lease.as_ref().is_some_and(|lease| Arc::strong_count(lease) > 1) {
             return Ok(None);
         }
+
         if self.memory.is_none() {
             let memory = SharedMemory::create("rma-stage", MAX_DMA).map_err(|_| Unreadable)?;
             self.memory = Some(memory.whole());
         }
+
         if let (Some(memory), None) = (&self.memory, &self.lease) {
             self.lease = Some(Arc::new(DmaLease::new(memory.clone(), self.term.clone())));
         }
+
         self.generation = self.generation.wrapping_add(1);
         let token = DmaToken(u64::from(self.generation) << 1 | role as u64);
         if context.dma_read(owner, wanted.iova, wanted.length as usize, token).is_ok() {
@@ -253,17 +272,20 @@ impl Stage {
         Ok(None)
     }
 
+    /// Takes the answer to a read.
     fn arrived(&mut self, generation: u32, result: Result<&[u8], DmaError>) {
         let Content::Coming(wanted) = self.content else { return };
         if generation != self.generation {
             return;
         }
+
         let there = match (result, &self.memory) {
             (Ok(bytes), Some(memory)) => {
                 bytes.len() == wanted.length as usize && memory.write(0, bytes).is_ok()
             }
             _ => false,
         };
+
         self.content = if there { Content::Ready(wanted) } else { Content::Failed(wanted) };
     }
 }
@@ -271,28 +293,30 @@ impl Stage {
 /// Memory that a packet refers to.
 pub(crate) struct Lent {
     pub(crate) lease: Arc<DmaLease>,
-    /// Where in it the data are, and their length.
-    pub(crate) place: u64,
+    /// Offset of the data in the lease.
+    pub(crate) offset: u64,
+    /// Length of the data in bytes.
     pub(crate) length: u32,
-    /// The memory is its owner's stage.
+    /// Whether the memory is its owner's stage.
     pub(crate) staged: bool,
 }
 
-/// Memory that can't be read.
+/// The memory can't be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Unreadable;
 
-/// What a stage is for.
+/// The use of a stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Role {
-    /// A put of its owner.
+    /// For a put of its owner.
     Asking = 0,
-    /// A get from its owner.
+    /// For a get from its owner.
     Answering = 1,
 }
 
 impl Card {
-    /// A read by messages has ended.
+    /// Handles the answer to a read by messages. An answer without an error ends the client's state
+    /// as unresponsive.
     pub(crate) fn stage_arrived(
         &mut self,
         who: AttachmentId,
@@ -301,7 +325,8 @@ impl Card {
     ) {
         let Some(client) = self.rma.client(who) else { return };
         client.unresponsive &= result.is_err();
-        client.aside.iter_mut().for_each(Aside::look_now);
+        client.side_queues.iter_mut().for_each(SideQueue::retry_now);
+
         let stage =
             if token.0 & 1 == Role::Asking as u64 { &mut client.asking } else { &mut client.answering };
         stage.arrived((token.0 >> 1) as u32, result);
@@ -309,7 +334,8 @@ impl Card {
 }
 
 impl Rma {
-    /// Moves a part to memory of this card. Returns how it ended, or `None` when it has to wait.
+    /// Moves a part to memory of this card. Returns the status with which it ended, or `None` if it
+    /// has to wait.
     pub(crate) fn move_in(
         &mut self,
         context: &mut Context<'_>,

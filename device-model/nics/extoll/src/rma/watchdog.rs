@@ -1,35 +1,40 @@
-//! The watchdog: a command whose target never answers ends.
+//! The watchdog ends commands whose target never answers.
 //!
-//! What counts is that something moves: a part that the network took, or an answer. When nothing has moved between a VPID and a target for as long as the
-//! register says, all of the VPID's commands for that target end with [`status::TIMED_OUT`], those behind the first too: they can't pass it. What comes of
-//! them later is nobody's. What the network has of a put is written when it gets there, unless its memory is withdrawn before.
+//! Progress is a part that the network took, or an answer. After a time without progress between a
+//! VPID and a target, all of the VPID's commands for that target end with [`status::TIMED_OUT`].
+//! The register [`nicforge_hwi::extoll::reg::RMA_WATCHDOG`] sets that time. Commands behind the
+//! first end as well, because they can't pass it.
 //!
-//! Time is counted by looks, at most a sixteenth of the limit at a time: when nobody drove this card for long, its neighbours had no time to answer
-//! either.
+//! Later answers to these commands are dropped. Parts of a put that are in the network are written
+//! when they arrive, unless their memory is withdrawn before.
+//!
+//! Time counts by looks, at most a sixteenth of the limit for each. While this card was not driven,
+//! its neighbours had no time to answer either.
 
 use nicforge_core::{context::Context, device::AttachmentId, time::Nanos};
 use nicforge_hwi::extoll_rma::status;
 
 use crate::{card::Card, set::Set};
 
-/// Looks in which a command ends that nothing moves, at least.
+/// Looks without progress after which a command ends, at least.
 const LOOKS: u64 = 16;
 
-/// When is looked, and at whom.
+/// The watchdog's limit, its next look, and the VPIDs that it looks at.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Watch {
-    /// Nanoseconds without anything that moves; 0: for ever.
+pub(crate) struct Watchdog {
+    /// Nanoseconds without progress that are allowed; 0 disables the watchdog.
     limit: u64,
+    /// Time of the last look.
     last: Nanos,
-    /// [`Nanos::NEVER`] while there is nothing to look at.
+    /// Time of the next look; [`Nanos::NEVER`] while there are no commands to look at.
     next: Nanos,
     /// VPIDs with commands.
     busy: Set,
-    /// Commands that it has ended.
+    /// Number of commands that the watchdog has ended.
     pub(crate) ended: u64,
 }
 
-impl Watch {
+impl Watchdog {
     pub(crate) fn new(limit: u64) -> Self {
         Self { limit, last: Nanos::ZERO, next: Nanos::NEVER, busy: Set::default(), ended: 0 }
     }
@@ -38,17 +43,18 @@ impl Watch {
         self.limit
     }
 
-    /// Another limit, from now on.
+    /// Sets the limit, which counts from now.
     pub(crate) fn set_limit(&mut self, context: &mut Context<'_>, limit: u64) {
         self.limit = limit;
         self.begin(context);
     }
 
+    /// Returns the most nanoseconds that one look counts.
     fn slice(&self) -> u64 {
         (self.limit / LOOKS).max(1)
     }
 
-    /// A VPID has a command.
+    /// Notes that a VPID has a command.
     #[inline]
     pub(crate) fn add(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         self.busy.add(who.0);
@@ -57,6 +63,7 @@ impl Watch {
         }
     }
 
+    /// Schedules the next look, counted from now.
     fn begin(&mut self, context: &mut Context<'_>) {
         self.last = context.now();
         self.next = match self.limit {
@@ -69,37 +76,42 @@ impl Watch {
 }
 
 impl Card {
-    /// Ends what its targets have not answered for too long.
+    /// Ends commands without progress if a look is due, and schedules the next look.
     #[inline]
-    pub(crate) fn rma_watch(&mut self, context: &mut Context<'_>) {
-        let next = self.rma.watch.next;
+    pub(crate) fn run_rma_watchdog(&mut self, context: &mut Context<'_>) {
+        let next = self.rma.watchdog.next;
         if next == Nanos::NEVER {
             return;
         }
         if context.now() >= next {
-            self.rma_look(context);
+            self.check_rma_progress(context);
         }
-        // A wish holds until the card is driven the next time.
-        context.wake_at(self.rma.watch.next);
+        // A wake-up request holds for one step of the card, so it is repeated.
+        context.wake_at(self.rma.watchdog.next);
     }
 
+    /// Looks at the commands of all VPIDs.
     #[cold]
-    fn rma_look(&mut self, context: &mut Context<'_>) {
-        let watch = &self.rma.watch;
-        let elapsed = context.now().0.saturating_sub(watch.last.0).min(watch.slice());
-        let (busy, limit) = (watch.busy, watch.limit);
+    fn check_rma_progress(&mut self, context: &mut Context<'_>) {
+        let watchdog = &self.rma.watchdog;
+        let elapsed = context.now().0.saturating_sub(watchdog.last.0).min(watchdog.slice());
+        let (busy, limit) = (watchdog.busy, watchdog.limit);
+
         for number in busy.iter() {
             let who = AttachmentId(number);
             let Some(client) = self.rma.client(who) else { continue };
-            client.commands.look(elapsed, limit);
+            client.commands.check_progress(elapsed, limit);
+
             while let Some(id) = self.rma.client(who).and_then(|client| client.commands.expired()) {
                 self.end_command(context, who, id, status::TIMED_OUT);
-                self.rma.watch.ended += 1;
+                self.rma.watchdog.ended += 1;
             }
+
             if self.rma.client(who).is_none_or(|client| client.commands.is_empty()) {
-                self.rma.watch.busy.remove(number);
+                self.rma.watchdog.busy.remove(number);
             }
         }
-        self.rma.watch.begin(context);
+
+        self.rma.watchdog.begin(context);
     }
 }

@@ -1,8 +1,10 @@
-//! Networks: who is linked with whom, and by which way a packet goes.
+//! Networks: the links between nodes, and the routes over them.
 //!
-//! In: the shape. Out: links to be plugged in, a routing table for each card ([`Topology::config`]), and the certainty that these tables reach
-//! everybody and cannot deadlock (`check`). Any network with at most six links a node is possible; generators are in `generators`,
-//! shortest-path tables for anything else in [`Topology::from_links`].
+//! In: the shape. Out: the links to connect, and a routing table for each card
+//! ([`Topology::config`]). `check` proves that the tables reach every node and can't deadlock.
+//!
+//! Any network with at most six links for each node is possible. `generators` builds the usual
+//! shapes; [`Topology::from_links`] makes shortest-path tables for any other.
 
 mod check;
 mod generators;
@@ -14,15 +16,15 @@ use thiserror::Error;
 
 use crate::config::CardConfig;
 
-/// Where a packet goes next.
+/// The next step of a packet at a node.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Route {
-    /// Nowhere: there is no such node.
+    /// There is no such node.
     #[default]
     None,
-    /// It is here.
+    /// The packet is for this node.
     Local,
-    /// Out of this port, 0 to 5, on this lane of its class, 0 or 1.
+    /// The packet leaves through this port, 0 to 5, on this lane of its class, 0 or 1.
     Port {
         /// The port.
         port: u8,
@@ -33,23 +35,23 @@ pub enum Route {
 
 /// A link between two ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct TopologyLink {
     /// Node and port of one end.
     pub a: (u32, u8),
-    /// Node and port of the other.
+    /// Node and port of the other end.
     pub b: (u32, u8),
 }
 
-/// The tables of all cards.
+/// The routing tables of all cards.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Routes {
     nodes: u32,
-    /// By node, then target.
+    /// Routes by node, then target.
     table: Vec<Route>,
 }
 
 impl Routes {
-    /// Tables without a route but those of each node to itself.
+    /// Returns tables with only the routes of each node to itself.
     fn new(nodes: u32) -> Self {
         let mut routes = Self { nodes, table: vec![Route::None; nodes as usize * nodes as usize] };
         for node in 0..nodes {
@@ -58,7 +60,7 @@ impl Routes {
         routes
     }
 
-    /// The route from a node to a target; none for nodes that do not exist.
+    /// Returns the route from a node to a target; [`Route::None`] if either does not exist.
     #[inline]
     pub fn get(&self, node: u32, target: u32) -> Route {
         if node >= self.nodes || target >= self.nodes {
@@ -74,7 +76,7 @@ impl Routes {
         }
     }
 
-    /// One node's table.
+    /// Returns one node's table.
     pub fn of(&self, node: u32) -> &[Route] {
         let start = node as usize * self.nodes as usize;
         self.table.get(start..start + self.nodes as usize).unwrap_or_default()
@@ -85,20 +87,20 @@ impl Routes {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Topology {
     nodes: u32,
-    links: Vec<Link>,
+    links: Vec<TopologyLink>,
     routes: Routes,
 }
 
-/// Why a network can't be.
+/// Reasons why a network is refused.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum TopologyError {
     /// Too few or too many nodes.
     #[error("a network of {nodes} nodes: 1 to {MAX_NODES} are possible")]
     Nodes {
-        /// How many.
+        /// Number of nodes.
         nodes: u64,
     },
-    /// A shape with too many links a node.
+    /// A shape needs more links for each node than a card has.
     #[error("{what} needs {links} links a node, and a card has {LINKS}")]
     Degree {
         /// The shape.
@@ -106,11 +108,11 @@ pub enum TopologyError {
         /// Links it needs.
         links: u64,
     },
-    /// A link that names a node or port that does not exist, or one of its own.
+    /// A link names a node or port that does not exist, or joins a node to itself.
     #[error("the link between {link:?} is not between ports 0 to 5 of two nodes of the network")]
     Link {
         /// The link.
-        link: Link,
+        link: TopologyLink,
     },
     /// Two links at one port.
     #[error("port {port} of node {node} has two links")]
@@ -123,9 +125,9 @@ pub enum TopologyError {
     /// A table leads out of a port without a link, or has no entry.
     #[error("node {node} has no way to node {target}")]
     Unreachable {
-        /// From.
+        /// The node without a way.
         node: u32,
-        /// To.
+        /// The target that it can't reach.
         target: u32,
     },
     /// The tables allow a cycle of channels that wait for each other.
@@ -142,47 +144,48 @@ pub enum TopologyError {
     },
 }
 
-/// Who is at the other end of a port.
+/// The node and port at the other end of each node's ports.
 pub(crate) type Neighbours = Vec<[Option<(u32, u8)>; LINKS]>;
 
 impl Topology {
-    /// A network of any shape, with shortest ways along a tree's order: up to the root first, then down (up*/down*), which cannot deadlock
-    /// whatever the shape. The root is node 0.
+    /// Builds a network of any shape with shortest up*/down* routes: up the order of a tree first,
+    /// then down. Such routes can't deadlock, whatever the shape. The root is node 0.
     ///
     /// # Errors
-    /// [`TopologyError::Nodes`], [`TopologyError::Link`], [`TopologyError::PortTaken`], [`TopologyError::Unreachable`].
-    pub fn from_links(nodes: u32, links: Vec<Link>) -> Result<Self, TopologyError> {
+    /// [`TopologyError::Nodes`], [`TopologyError::Link`], [`TopologyError::PortTaken`],
+    /// [`TopologyError::Unreachable`].
+    pub fn from_links(nodes: u32, links: Vec<TopologyLink>) -> Result<Self, TopologyError> {
         let neighbours = neighbours(nodes, &links)?;
         let routes = up_down(nodes, &neighbours);
         Self::with_routes(nodes, links, routes)
     }
 
-    /// A network with tables of one's own, which are checked.
+    /// Builds a network with the caller's routing tables, after checking them.
     ///
     /// # Errors
-    /// Any.
-    pub fn with_routes(nodes: u32, links: Vec<Link>, routes: Routes) -> Result<Self, TopologyError> {
+    /// Each [`TopologyError`] is possible.
+    pub fn with_routes(nodes: u32, links: Vec<TopologyLink>, routes: Routes) -> Result<Self, TopologyError> {
         let neighbours = neighbours(nodes, &links)?;
         check::check(nodes, &neighbours, &routes)?;
         Ok(Self { nodes, links, routes })
     }
 
-    /// How many nodes.
+    /// Returns the number of nodes.
     pub fn nodes(&self) -> u32 {
         self.nodes
     }
 
-    /// Its links.
-    pub fn links(&self) -> &[Link] {
+    /// Returns the links.
+    pub fn links(&self) -> &[TopologyLink] {
         &self.links
     }
 
-    /// Its tables.
+    /// Returns the routing tables.
     pub fn routes(&self) -> &Routes {
         &self.routes
     }
 
-    /// A card of it.
+    /// Returns the configuration of a card.
     pub fn config(&self, node: u32, vpids: u16) -> CardConfig {
         CardConfig {
             node,
@@ -194,10 +197,11 @@ impl Topology {
         }
     }
 
-    /// Links that a packet passes on its way.
+    /// Returns the number of links on the route between two nodes; `None` if there is no route.
     pub fn hops(&self, from: u32, to: u32) -> Option<u32> {
         let neighbours = neighbours(self.nodes, &self.links).ok()?;
         let (mut node, mut hops) = (from, 0);
+
         while node != to {
             let Route::Port { port, .. } = self.routes.get(node, to) else { return None };
             node = neighbours[node as usize][usize::from(port)]?.0;
@@ -207,17 +211,20 @@ impl Topology {
     }
 }
 
-/// Who is where; checks the links.
-fn neighbours(nodes: u32, links: &[Link]) -> Result<Neighbours, TopologyError> {
+/// Returns the other end of each port, after checking the links.
+fn neighbours(nodes: u32, links: &[TopologyLink]) -> Result<Neighbours, TopologyError> {
     if nodes == 0 || nodes > MAX_NODES {
         return Err(TopologyError::Nodes { nodes: nodes.into() });
     }
+
     let mut neighbours: Neighbours = vec![[None; LINKS]; nodes as usize];
     for &link in links {
         let good = |(node, port): (u32, u8)| node < nodes && usize::from(port) < LINKS;
+
         if !good(link.a) || !good(link.b) || link.a.0 == link.b.0 {
             return Err(TopologyError::Link { link });
         }
+
         for ((node, port), other) in [(link.a, link.b), (link.b, link.a)] {
             let end = &mut neighbours[node as usize][usize::from(port)];
             if end.replace(other).is_some() {
@@ -228,13 +235,17 @@ fn neighbours(nodes: u32, links: &[Link]) -> Result<Neighbours, TopologyError> {
     Ok(neighbours)
 }
 
-/// Up*/down* tables: every node has a depth below node 0; a way goes up any number of links and then down, never up again. To stay within a
-/// table by (node, target) alone, a node sends down as soon as the target can be reached by going down only, and up until then.
+/// Returns up*/down* tables. Each node has a position in a breadth-first walk from node 0. A route
+/// goes up any number of links and then down, never up again.
+///
+/// A table's entry depends on (node, target) alone. So a node sends down as soon as the target can
+/// be reached by going down only, and up until then.
 fn up_down(nodes: u32, neighbours: &Neighbours) -> Routes {
     let order = breadth_first(nodes, neighbours);
     let mut routes = Routes::new(nodes);
+
     for target in 0..nodes {
-        // Nodes from which the target is reached by going down only, nearest first.
+        // First step: nodes from which the target is reached by going down only, nearest first.
         let mut waiting = VecDeque::from([target]);
         while let Some(node) = waiting.pop_front() {
             for (above, port) in neighbours[node as usize].iter().flatten().copied() {
@@ -245,18 +256,22 @@ fn up_down(nodes: u32, neighbours: &Neighbours) -> Routes {
                 }
             }
         }
-        // The others go up towards the nearest one that can go down. In the order from the root on, who is above has its route already.
+
+        // Second step: the others go up, to the lowest-numbered position that has a route. Going
+        // through them from the root on ensures that the nodes above have their routes already.
         let mut rest: Vec<u32> = (0..nodes).filter(|&node| routes.get(node, target) == Route::None).collect();
         rest.sort_unstable_by_key(|&node| order[node as usize]);
         for node in rest {
             let up = (0..)
                 .zip(&neighbours[node as usize])
                 .filter_map(|(port, end)| end.map(|(other, _)| (port, other)));
+
             let best = up
                 .filter(|&(_, other)| {
                     order[other as usize] < order[node as usize] && routes.get(other, target) != Route::None
                 })
                 .min_by_key(|&(_, other)| order[other as usize]);
+
             if let Some((port, _)) = best {
                 routes.set(node, target, Route::Port { port, lane: 0 });
             }
@@ -265,12 +280,14 @@ fn up_down(nodes: u32, neighbours: &Neighbours) -> Routes {
     routes
 }
 
-/// Each node's place in a breadth-first walk from node 0; `u32::MAX` for one that is not reached.
+/// Returns each node's position in a breadth-first walk from node 0; `u32::MAX` for a node that is
+/// not reached.
 fn breadth_first(nodes: u32, neighbours: &Neighbours) -> Vec<u32> {
     let mut order = vec![u32::MAX; nodes as usize];
     let mut waiting = VecDeque::from([0]);
     order[0] = 0;
     let mut next = 1;
+
     while let Some(node) = waiting.pop_front() {
         for (other, _) in neighbours[node as usize].iter().flatten() {
             if order[*other as usize] == u32::MAX {

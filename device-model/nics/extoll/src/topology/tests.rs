@@ -4,7 +4,8 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn reaches_everybody(topology: &Topology) {
+/// Asserts that each node has a route to each node, and that all cards' configurations are valid.
+fn assert_all_reachable(topology: &Topology) {
     for from in 0..topology.nodes() {
         for to in 0..topology.nodes() {
             assert!(topology.hops(from, to).is_some(), "{from} to {to}");
@@ -14,12 +15,13 @@ fn reaches_everybody(topology: &Topology) {
 }
 
 #[test]
-fn tori_reach_everybody_by_the_shortest_way() {
+fn tori_reach_every_node_by_the_shortest_way() {
     for dimensions in
         [&[][..], &[1], &[2], &[3], &[4], &[7], &[2, 2], &[4, 3], &[2, 2, 2], &[3, 4, 5], &[8, 8, 8]]
     {
         let topology = Topology::torus(dimensions).unwrap();
         assert_eq!(topology.nodes(), dimensions.iter().product::<u32>());
+
         let first: Vec<_> = (0..topology.nodes()).map(|to| topology.hops(0, to).unwrap()).collect();
         for (to, hops) in (0..).zip(first) {
             let mut stride = 1;
@@ -31,23 +33,25 @@ fn tori_reach_everybody_by_the_shortest_way() {
             }
             assert_eq!(hops, shortest, "{dimensions:?} to {to}");
         }
+
         if topology.nodes() <= 64 {
-            reaches_everybody(&topology);
+            assert_all_reachable(&topology);
         }
     }
 }
 
 #[test]
-fn hypercubes_and_meshes_reach_everybody() {
+fn hypercubes_and_meshes_reach_every_node() {
     for dimensions in 0..=6 {
         let topology = Topology::hypercube(dimensions).unwrap();
         assert_eq!(topology.hops(0, topology.nodes() - 1), Some(dimensions));
-        reaches_everybody(&topology);
+        assert_all_reachable(&topology);
     }
+
     for nodes in 1..=7 {
         let topology = Topology::full_mesh(nodes).unwrap();
         assert_eq!(topology.links().len() as u32, nodes * (nodes - 1) / 2);
-        reaches_everybody(&topology);
+        assert_all_reachable(&topology);
     }
 }
 
@@ -57,7 +61,7 @@ fn the_largest_torus_is_checked() {
 }
 
 #[test]
-fn shapes_that_cannot_be_are_refused_with_their_numbers() {
+fn impossible_shapes_are_refused_with_their_numbers() {
     assert_eq!(Topology::torus(&[2, 2, 2, 2]), Err(TopologyError::Degree { what: "a torus", links: 8 }));
     assert_eq!(Topology::torus(&[0, 4]), Err(TopologyError::Nodes { nodes: 0 }));
     assert_eq!(
@@ -79,6 +83,7 @@ fn a_ring_without_a_dateline_is_refused() {
             routes.set(node, target, Route::Port { port: 0, lane: 0 });
         }
     }
+
     let refused = Topology::with_routes(4, ring.links().to_vec(), routes);
     assert!(matches!(refused, Err(TopologyError::Deadlock { lane: 0, port: 0, .. })), "{refused:?}");
 }
@@ -86,12 +91,13 @@ fn a_ring_without_a_dateline_is_refused() {
 #[test]
 fn a_table_that_leads_in_a_circle_or_nowhere_is_refused() {
     let ring = Topology::torus(&[3]).unwrap();
-    // 0 and 1 send what is for 2 to each other.
+    // Nodes 0 and 1 send packets for node 2 to each other.
     let mut routes = ring.routes().clone();
     routes.set(0, 2, Route::Port { port: 0, lane: 1 });
     routes.set(1, 2, Route::Port { port: 1, lane: 1 });
     let refused = Topology::with_routes(3, ring.links().to_vec(), routes);
     assert!(matches!(refused, Err(TopologyError::Deadlock { .. })), "{refused:?}");
+
     let mut routes = ring.routes().clone();
     routes.set(0, 2, Route::Port { port: 5, lane: 0 });
     let refused = Topology::with_routes(3, ring.links().to_vec(), routes);
@@ -99,33 +105,37 @@ fn a_table_that_leads_in_a_circle_or_nowhere_is_refused() {
 }
 
 #[test]
-fn links_that_cannot_be_are_refused() {
-    let link = Link { a: (0, 0), b: (1, 6) };
+fn impossible_links_are_refused() {
+    let link = TopologyLink { a: (0, 0), b: (1, 6) };
     assert_eq!(Topology::from_links(2, vec![link]), Err(TopologyError::Link { link }));
-    let link = Link { a: (0, 0), b: (0, 1) };
+
+    let link = TopologyLink { a: (0, 0), b: (0, 1) };
     assert_eq!(Topology::from_links(2, vec![link]), Err(TopologyError::Link { link }));
-    let twice = vec![Link { a: (0, 0), b: (1, 0) }, Link { a: (0, 0), b: (1, 1) }];
+
+    let twice = vec![TopologyLink { a: (0, 0), b: (1, 0) }, TopologyLink { a: (0, 0), b: (1, 1) }];
     assert_eq!(Topology::from_links(2, twice), Err(TopologyError::PortTaken { node: 0, port: 0 }));
     assert_eq!(Topology::from_links(2, Vec::new()), Err(TopologyError::Unreachable { node: 1, target: 0 }));
 }
 
 proptest! {
-    /// Any connected network gets tables that reach everybody and cannot deadlock.
+    /// Any connected network gets tables that reach every node and can't deadlock.
     #[test]
     fn any_connected_network_is_routed(nodes in 2u32..24, picks in proptest::collection::vec((any::<u32>(), any::<u32>()), 0..60)) {
         let mut used = vec![0u8; nodes as usize];
         let mut links = Vec::new();
-        // A tree of degree at most four keeps it connected.
+
+        // A tree in which each node has at most four links keeps the network connected.
         let tree = (1..nodes).map(|node| (node, (node - 1) / 3));
         let more = picks.into_iter().map(|(a, b)| (a % nodes, b % nodes));
         for (a, b) in tree.chain(more) {
             if a != b && used[a as usize] < 6 && used[b as usize] < 6 {
-                links.push(Link { a: (a, used[a as usize]), b: (b, used[b as usize]) });
+                links.push(TopologyLink { a: (a, used[a as usize]), b: (b, used[b as usize]) });
                 used[a as usize] += 1;
                 used[b as usize] += 1;
             }
         }
+
         let topology = Topology::from_links(nodes, links).unwrap();
-        reaches_everybody(&topology);
+        assert_all_reachable(&topology);
     }
 }

@@ -1,38 +1,39 @@
-//! Putting messages together that a processor has split.
+//! Assembly of messages that a processor has split.
 
 use nicforge_core::time::Nanos;
 use nicforge_hwi::extoll_velo::{MAX_MESSAGE, address};
 
-/// The message that a store belongs to.
+/// The bits of an offset that are the same for all stores of a message.
 const MESSAGE_MASK: u64 = !(MAX_MESSAGE as u64 - 1);
 
-/// Whether an offset is where a message starts.
+/// Returns whether an offset is the start of a message.
 #[inline]
 pub(crate) fn is_start(offset: u64) -> bool {
     offset & !MESSAGE_MASK == 0
 }
 
-/// What a write to the send aperture was.
+/// The kind of a write to the send aperture.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Burst {
-    /// All of a message.
+    /// A complete message.
     Whole,
     /// The last piece of a message whose other pieces are in [`Assembly`].
     Last,
-    /// A piece with more to come: kept.
+    /// A piece that is kept until more pieces arrive.
     Kept,
     /// No piece of any message.
     Bad,
 }
 
-/// A message that the processor split, as far as it has come.
+/// The pieces of a split message that have arrived.
 #[derive(Clone, Debug)]
 pub(crate) struct Assembly {
     bytes: [u8; MAX_MESSAGE],
-    /// Where the message is written to.
+    /// The offset of the message's first byte.
     message: u64,
-    /// Bytes that have come; 0: there is none.
+    /// Number of bytes that have arrived; 0 if there is no message.
     length: usize,
+    /// Arrival time of the first piece.
     since: Nanos,
 }
 
@@ -43,19 +44,24 @@ impl Default for Assembly {
 }
 
 impl Assembly {
-    /// Looks at a write. The second value says that a message was torn by it: it will not be completed.
+    /// Classifies a write. The second value says that the write has torn an earlier message, which
+    /// can no longer become complete.
     ///
-    /// A last piece is kept, so that the message can be had from [`Assembly::with`], but not counted: a write that stalls comes again.
+    /// A last piece is stored, so that [`Assembly::message`] returns the message, but not counted:
+    /// a write that stalls is retried.
     #[inline]
     pub(crate) fn add(&mut self, offset: u64, data: &[u8], now: Nanos) -> (Burst, bool) {
         let (_, _, _, quadwords) = address::decode(offset);
         let position = (offset & !MESSAGE_MASK) as usize;
+
         if position == 0 && data.len() == quadwords * 8 {
             return (Burst::Whole, std::mem::take(&mut self.length) > 0);
         }
+
         self.add_piece(offset, position, quadwords * 8, data, now)
     }
 
+    /// As [`Assembly::add`], for a write that is not a complete message.
     #[cold]
     fn add_piece(
         &mut self,
@@ -66,6 +72,7 @@ impl Assembly {
         now: Nanos,
     ) -> (Burst, bool) {
         let message = offset & MESSAGE_MASK;
+
         let sound = position.is_multiple_of(8)
             && !data.is_empty()
             && data.len().is_multiple_of(8)
@@ -73,8 +80,10 @@ impl Assembly {
         if !sound {
             return (Burst::Bad, false);
         }
+
         let goes_on = self.length > 0 && self.message == message && self.length == position;
         let torn = self.length > 0 && !goes_on;
+
         if !goes_on {
             self.length = 0;
             if position != 0 {
@@ -83,15 +92,18 @@ impl Assembly {
             self.message = message;
             self.since = now;
         }
+
         self.bytes[position..position + data.len()].copy_from_slice(data);
+
         if position + data.len() == whole {
             return (Burst::Last, torn);
         }
+
         self.length = position + data.len();
         (Burst::Kept, torn)
     }
 
-    /// The message whose last piece came.
+    /// Returns the message whose last piece has arrived.
     pub(crate) fn message(&self, quadwords: usize) -> [u8; MAX_MESSAGE] {
         let mut message = [0; MAX_MESSAGE];
         let length = (quadwords * 8).min(MAX_MESSAGE);
@@ -99,18 +111,18 @@ impl Assembly {
         message
     }
 
-    /// The message was sent, or given up.
+    /// Drops the message, after it was sent or given up.
     pub(crate) fn clear(&mut self) {
         self.length = 0;
     }
 
-    /// Whether there is no message that is not complete.
+    /// Returns whether there is no incomplete message.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         self.length == 0
     }
 
-    /// When the message that is not complete began.
+    /// Returns the time at which the incomplete message began.
     pub(crate) fn waiting_since(&self) -> Option<Nanos> {
         (self.length > 0).then_some(self.since)
     }
@@ -120,7 +132,7 @@ impl Assembly {
 mod tests {
     use super::*;
 
-    fn place(quadwords: usize, position: u64) -> u64 {
+    fn offset_of(quadwords: usize, position: u64) -> u64 {
         address::encode(3, 4, 5, quadwords) + position
     }
 
@@ -128,7 +140,7 @@ mod tests {
     fn a_burst_in_one_piece_is_whole() {
         let mut assembly = Assembly::default();
         for quadwords in 1..=8 {
-            let found = assembly.add(place(quadwords, 0), &vec![1; quadwords * 8], Nanos::ZERO);
+            let found = assembly.add(offset_of(quadwords, 0), &vec![1; quadwords * 8], Nanos::ZERO);
             assert_eq!(found, (Burst::Whole, false));
         }
     }
@@ -136,12 +148,15 @@ mod tests {
     #[test]
     fn pieces_in_order_make_a_message_and_a_last_one_may_come_again() {
         let mut assembly = Assembly::default();
-        assert_eq!(assembly.add(place(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(place(3, 8), &[2; 8], Nanos::ZERO), (Burst::Kept, false));
+
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
+        assert_eq!(assembly.add(offset_of(3, 8), &[2; 8], Nanos::ZERO), (Burst::Kept, false));
+
         for _ in 0..3 {
-            assert_eq!(assembly.add(place(3, 16), &[3; 8], Nanos::ZERO), (Burst::Last, false));
+            assert_eq!(assembly.add(offset_of(3, 16), &[3; 8], Nanos::ZERO), (Burst::Last, false));
             assert_eq!(assembly.message(3)[..24], [[1; 8], [2; 8], [3; 8]].concat());
         }
+
         assembly.clear();
         assert_eq!(assembly.waiting_since(), None);
     }
@@ -149,20 +164,27 @@ mod tests {
     #[test]
     fn another_message_tears_one_that_is_not_complete() {
         let mut assembly = Assembly::default();
-        assert_eq!(assembly.add(place(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(place(1, 0), &[2; 8], Nanos::ZERO), (Burst::Whole, true));
-        assert_eq!(assembly.add(place(3, 8), &[1; 8], Nanos::ZERO), (Burst::Bad, false));
-        assert_eq!(assembly.add(place(3, 0), &[1; 16], Nanos::ZERO), (Burst::Kept, false));
-        assert_eq!(assembly.add(place(2, 0), &[4; 8], Nanos::ZERO), (Burst::Kept, true));
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 8], Nanos::ZERO), (Burst::Kept, false));
+
+        assert_eq!(assembly.add(offset_of(1, 0), &[2; 8], Nanos::ZERO), (Burst::Whole, true));
+        assert_eq!(assembly.add(offset_of(3, 8), &[1; 8], Nanos::ZERO), (Burst::Bad, false));
+
+        assert_eq!(assembly.add(offset_of(3, 0), &[1; 16], Nanos::ZERO), (Burst::Kept, false));
+        assert_eq!(assembly.add(offset_of(2, 0), &[4; 8], Nanos::ZERO), (Burst::Kept, true));
     }
 
     #[test]
-    fn what_is_no_piece_is_bad_and_harmless() {
+    fn a_write_that_is_no_piece_is_bad_and_changes_nothing() {
         let mut assembly = Assembly::default();
-        let _ = assembly.add(place(4, 0), &[1; 8], Nanos::ZERO);
+        let _ = assembly.add(offset_of(4, 0), &[1; 8], Nanos::ZERO);
+
         for (position, length) in [(1, 8), (8, 7), (8, 0), (8, 32), (56, 16), (16, 24)] {
-            assert_eq!(assembly.add(place(4, position), &vec![9; length], Nanos::ZERO), (Burst::Bad, false));
+            assert_eq!(
+                assembly.add(offset_of(4, position), &vec![9; length], Nanos::ZERO),
+                (Burst::Bad, false)
+            );
         }
-        assert_eq!(assembly.add(place(4, 8), &[2; 24], Nanos::ZERO), (Burst::Last, false));
+
+        assert_eq!(assembly.add(offset_of(4, 8), &[2; 24], Nanos::ZERO), (Burst::Last, false));
     }
 }

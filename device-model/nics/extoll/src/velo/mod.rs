@@ -1,9 +1,11 @@
 //! VELO: small messages, sent by stores and received in rings.
 //!
-//! - `assembly`: putting split bursts together;
-//! - `send`: from a store's address to a packet; stalls and their watchdog;
-//! - `ring`: a VPID's receive ring in its own memory, and the credit that is owed for what was taken out of it;
-//! - `receive`: from packets to the rings of those that they are for.
+//! | module | contents |
+//! | --- | --- |
+//! | `assembly` | assembly of split bursts |
+//! | `send` | packets from stores; stalls and their watchdog |
+//! | `ring` | a VPID's receive ring in its own memory, and the credit returned for its slots |
+//! | `receive` | delivery of packets to receive rings |
 
 pub(crate) mod assembly;
 mod receive;

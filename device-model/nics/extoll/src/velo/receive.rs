@@ -1,4 +1,4 @@
-//! From packets that have arrived to receive rings.
+//! Delivery of arrived packets to receive rings.
 
 use nicforge_core::{
     context::Context,
@@ -19,7 +19,7 @@ use crate::{
     wire::{Kind, Wire},
 };
 
-/// Packets in a row.
+/// Packets in a row, of which the first can be read and passed.
 trait Row {
     fn front(&self) -> Option<&Packet>;
     fn pass(&mut self);
@@ -37,7 +37,7 @@ impl Row for Arrivals<'_> {
     }
 }
 
-/// A packet that was taken from where it waited.
+/// A row of one packet, which was taken out of its queue.
 struct Single<'a>(Option<&'a Packet>);
 
 impl Row for Single<'_> {
@@ -50,40 +50,43 @@ impl Row for Single<'_> {
     }
 }
 
-/// What messages for a VPID came to.
+/// The outcome of the delivery of messages to a VPID.
 #[derive(Clone, Copy, Debug, Default)]
 struct Outcome {
     delivered: u32,
     undelivered: u32,
-    /// Its ring was empty before, and it waits for the interrupt.
+    /// Whether the ring was empty before and its interrupt is enabled.
     interrupt: bool,
-    /// The ring's memory is not there any more.
+    /// Whether the ring's memory is gone.
     gone: bool,
 }
 
-/// Where messages go to while packets are taken.
+/// The parts of the card that a delivery changes while packets are taken.
 struct Delivery<'a> {
     vpids: &'a mut [Vpid],
     unread: &'a mut Set,
-    shown_late: &'a mut Set,
+    with_changed_counters: &'a mut Set,
 }
 
 impl Delivery<'_> {
-    /// Puts the packets in front that have the header `alike` into the ring of the VPID that they are for. Not a part of who calls it: its loop takes
-    /// all the registers there are.
+    /// Puts the first packets of a row, as long as they have the header `alike`, into the ring of
+    /// their VPID. The function is not inlined, because its loop needs all registers.
     #[inline(never)]
     fn deliver(&mut self, alike: u64, row: &mut impl Row) -> Outcome {
         let wire = Wire::decode(alike);
         let who = wire.target_vpid;
         let mut outcome = Outcome::default();
+
         let vpid = self.vpids.get_mut(usize::from(who)).filter(|vpid| vpid.generation == wire.generation);
         let Some(Vpid { ring: Some(ring), counts, interrupts_enabled, .. }) = vpid else {
-            // Sent before its sender knew that the ring was given up.
+            // The message was sent before its sender knew that the ring was disabled.
             row.pass();
             return Outcome { undelivered: 1, ..outcome };
         };
+
         let first = !ring.has_unread();
         let header = header::encode(wire.source, wire.source_vpid, wire.tag, wire.quadwords);
+
         if let Some(mut filling) = ring.fill(wire.source) {
             while let Some(packet) = row.front()
                 && packet.header == alike
@@ -107,28 +110,33 @@ impl Delivery<'_> {
             outcome.undelivered = u32::from(put != Put::Done);
             outcome.gone = put == Put::MemoryGone;
         }
+
         if outcome.delivered > 0 {
             counts.received += u64::from(outcome.delivered);
             outcome.interrupt = first && *interrupts_enabled & (1 << vector::VELO_RECEIVE) != 0;
             self.unread.add(who);
-            self.shown_late.add(who);
+            self.with_changed_counters.add(who);
         }
+
         outcome
     }
 }
 
 impl Card {
-    /// Takes an arrival that is a message, and messages that come behind it in a row, at most `limit`. Returns how many.
+    /// Takes an arrival that is a message and the messages behind it in a row, at most `limit`.
+    /// Returns the number taken.
     pub(crate) fn receive(&mut self, context: &mut Context<'_>, arrival: Arrival, limit: u32) -> u32 {
         let node = self.config.node;
-        let Self { switch, vpids, unread, shown_late, .. } = self;
-        let mut delivery = Delivery { vpids, unread, shown_late };
+        let Self { switch, vpids, unread, with_changed_counters, .. } = self;
+        let mut delivery = Delivery { vpids, unread, with_changed_counters };
+
         let mut ports = context.ports();
         let mut taken = 0;
         let (mut last, mut outcome) = (0, Outcome::default());
         let (mut delivered, mut undelivered) = (0, 0);
+
         if let Some(mut row) = switch.take_run(&mut ports, arrival, limit) {
-            // An interrupt, and the end of a ring, come before what is behind.
+            // An interrupt, or the end of a ring, is handled before later packets.
             while !outcome.interrupt
                 && !outcome.gone
                 && let Some(packet) = row.front()
@@ -141,18 +149,21 @@ impl Card {
             }
             taken = row.taken();
         } else if let Some(packet) = switch.take(&mut ports, arrival) {
-            // Of this card itself.
+            // The packet is one of this card itself.
             last = packet.header;
             outcome = delivery.deliver(last, &mut Single(Some(&packet)));
             (delivered, undelivered, taken) = (outcome.delivered, outcome.undelivered, 1);
             ports.recycle(packet);
         }
+
         self.delivered += u64::from(delivered);
         self.undelivered += u64::from(undelivered);
+
         let who = AttachmentId(Wire::decode(last).target_vpid);
         if outcome.interrupt {
             self.raise(context, who, vector::VELO_RECEIVE);
         }
+
         if outcome.gone {
             self.disable_ring(who);
             self.fail(context, who, error::RING_MEMORY, 0);

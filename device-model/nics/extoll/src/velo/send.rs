@@ -1,4 +1,4 @@
-//! From stores to packets, and writers that wait.
+//! Packets from stores, and writers that wait.
 
 use nicforge_core::{
     context::Context,
@@ -18,36 +18,36 @@ use crate::{
     wire::{Class, FRAMING, Kind, Wire},
 };
 
-/// A split message that is not completed within this time is torn, in nanoseconds.
+/// Time after which an incomplete split message is torn, in nanoseconds.
 const SPLIT_TIMEOUT: u64 = 100_000_000;
-/// Looks at a send that waits before the watchdog ends it, at least.
+/// Looks at a waiting send before the watchdog ends it, at least.
 const WATCHDOG_LOOKS: u64 = 16;
 
-/// What a look at the messages in front of a ring came to.
+/// The outcome of an attempt to send the first messages of a ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Sent {
-    /// One or more have gone.
+    /// At least one message was sent.
     Some,
-    /// The one in front does not go this way: it is looked at by itself.
+    /// The first record can't be sent in a row and must be handled singly.
     Nothing,
-    /// The way has no credit, or what there is belongs to what passes through.
+    /// The way has no credit, or its credits are reserved for transit packets.
     Blocked,
 }
 
-/// Why a send has to wait.
+/// Reasons why a send has to wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reason {
-    /// Its addressee's ring is full, as far as this node's share goes.
+    /// The receiver's ring is full, as far as this node's share is concerned.
     Credit,
-    /// The machine has no packet left: it passes by itself.
+    /// The pool has no packet left. The wait ends by itself.
     Packets,
-    /// There is no room on a way out. It passes by itself, unless the network stands still.
+    /// The way has no room. The wait ends by itself, unless the network stands still.
     Way,
 }
 
 impl Card {
-    /// Sends the messages in front of a ring that go to the node of the first one, as long as nothing is in their way. What is in front then,
-    /// if anything, is sent one by one, or waits.
+    /// Sends the first messages of a ring that go to the same node as the first one. The row ends
+    /// at the first message that can't be sent at once; the caller must send that one singly.
     pub(crate) fn send_run(
         &mut self,
         context: &mut Context<'_>,
@@ -60,26 +60,30 @@ impl Card {
         let Some(way) = self.switch.way_out(node, Class::Request).filter(|_| who != admin) else {
             return Sent::Nothing;
         };
-        let Self { vpids, directory, shown_late, switch, .. } = self;
+
+        let Self { vpids, directory, with_changed_counters, switch, .. } = self;
         let vpid = vpids.get_mut(usize::from(who.0)).filter(|vpid| vpid.assembly.is_empty());
         let (Some(vpid), mut ports) = (vpid, context.ports()) else { return Sent::Nothing };
+
         let most = switch.allowance(&ports, way);
         if most == 0 || ports.is_up(way.0) && !ports.ready(way.0, way.1) {
-            // Who has no credit waits for that, and not for the way.
+            // A message without credit waits for the receiver and not for the way.
             let goes =
                 directory.entry(node, addressee).is_some_and(|entry| entry.is_up() && entry.credit > 0);
             return if goes { Sent::Blocked } else { Sent::Nothing };
         }
+
         let Some(run) = ports.run(way.0, way.1) else { return Sent::Nothing };
         let mut run = run.at_most(most);
-        // What the last record came to.
-        let (mut header, mut place) = (0, usize::MAX);
+        // The header and the directory entry of the last record, reused for records alike.
+
+        let (mut header, mut index) = (0, usize::MAX);
         let sent = posted.take_while(|at, data, alike| {
             if !alike {
                 let (target, target_vpid, tag, quadwords) = address::decode(at.offset);
                 let whole = is_start(at.offset) && data.len() == quadwords * 8;
                 let sound = at.bar == BAR_VELO && target == node && whole;
-                let found = directory.place(node, target_vpid).filter(|_| sound);
+                let found = directory.index(node, target_vpid).filter(|_| sound);
                 let entry = found.and_then(|found| directory.at(found)).filter(|entry| entry.is_up());
                 let (Some(found), Some(entry)) = (found, entry) else {
                     return false;
@@ -94,9 +98,9 @@ impl Card {
                     kind: Kind::Velo,
                     generation: entry.generation,
                 };
-                (header, place) = (wire.encode(), found);
+                (header, index) = (wire.encode(), found);
             }
-            let Some(entry) = directory.at(place) else { return false };
+            let Some(entry) = directory.at(index) else { return false };
             let sends = entry.credit > 0
                 && run.send(data, |packet| {
                     packet.header = header;
@@ -105,17 +109,19 @@ impl Card {
             entry.credit -= u32::from(sends);
             sends
         });
+
         if sent == 0 {
             return Sent::Nothing;
         }
+
         vpid.counts.sent += u64::from(sent);
         vpid.end_stall();
-        shown_late.add(who.0);
+        with_changed_counters.add(who.0);
         switch.spend(way, sent);
         Sent::Some
     }
 
-    /// A write to the send aperture.
+    /// Handles a write to the send aperture.
     pub(crate) fn send(
         &mut self,
         context: &mut Context<'_>,
@@ -129,11 +135,13 @@ impl Card {
             self.fail(context, who, error::NOT_PERMITTED, offset);
             return Write::Accepted;
         };
+
         let (burst, torn) = vpid.assembly.add(offset, data, now);
         if torn {
             self.torn += 1;
             self.fail(context, who, error::SEND_TORN, offset);
         }
+
         match burst {
             Burst::Whole => self.inject(context, who, offset, data),
             Burst::Last => {
@@ -159,7 +167,7 @@ impl Card {
         }
     }
 
-    /// Sends a message, if there is credit for its addressee.
+    /// Sends a message if there is credit for its receiver. Otherwise the writer stalls.
     #[inline]
     fn inject(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64, message: &[u8]) -> Write {
         let (node, target, tag, quadwords) = address::decode(offset);
@@ -167,9 +175,11 @@ impl Card {
             self.undeliverable(context, who, offset);
             return Write::Accepted;
         };
+
         if entry.credit == 0 {
             return self.stall(context, who, offset, Reason::Credit);
         }
+
         let wire = Wire {
             target: node,
             source: self.config.node,
@@ -180,21 +190,24 @@ impl Card {
             kind: Kind::Velo,
             generation: entry.generation,
         };
+
         let mut ports = context.ports();
         let Some(mut packet) = ports.new_packet(message.len()) else {
             context.wake_at(context.now().after(STARVED_RETRY));
             return self.stall(context, who, offset, Reason::Packets);
         };
+
         packet.header = wire.encode();
         packet.framing = FRAMING;
         packet.bytes_mut().copy_from_slice(message);
+
         match self.switch.send_for_client(&mut ports, node, Class::Request, packet) {
             Ok(()) => {
                 entry.credit -= 1;
                 let vpid = &mut self.vpids[usize::from(who.0)];
                 vpid.counts.sent += 1;
                 vpid.end_stall();
-                self.shown_late.add(who.0);
+                self.with_changed_counters.add(who.0);
                 Write::Accepted
             }
             Err(Refused::Full(packet)) => {
@@ -209,6 +222,7 @@ impl Card {
         }
     }
 
+    /// Drops a message without a receiver and counts an error.
     #[cold]
     fn undeliverable(&mut self, context: &mut Context<'_>, who: AttachmentId, offset: u64) {
         if let Some(vpid) = self.vpid(who) {
@@ -219,7 +233,8 @@ impl Card {
         self.fail(context, who, error::NO_RECEIVER, offset);
     }
 
-    /// The send in front has to wait, unless it has waited long enough.
+    /// Lets the first send wait. When it has waited long enough, the watchdog ends it with an
+    /// error.
     #[cold]
     pub(crate) fn stall(
         &mut self,
@@ -231,6 +246,7 @@ impl Card {
         let (now, watchdog) = (context.now(), self.watchdog);
         let Self { vpids, switch, .. } = self;
         let Some(vpid) = vpids.get_mut(usize::from(who.0)) else { return Write::Accepted };
+
         let before = vpid.stalled;
         let departed = if reason == Reason::Way {
             let (node, ..) = address::decode(offset);
@@ -239,8 +255,10 @@ impl Card {
         } else {
             before.map_or(0, |before| before.departed)
         };
-        // Time counts by looks: when nobody drove this card for long, its neighbours have had no time to make room either. And it does not count
-        // while packets leave on the same way: the network does not stand still, and this one's turn comes.
+
+        // Time counts by looks: while this card was not driven, its neighbours had no time to make
+        // room either. Time does not count while packets leave on the same way, because then the
+        // network moves and this send will get its turn.
         let slice = (watchdog / WATCHDOG_LOOKS).max(1);
         let waited = match before {
             Some(before) if before.departed == departed => {
@@ -248,13 +266,16 @@ impl Card {
             }
             _ => 0,
         };
+
         vpid.stalled = Some(Stall { waited, last: now, departed });
+
         if reason == Reason::Credit && !vpid.stalled_for_credit {
             vpid.stalled_for_credit = true;
             vpid.counts.stalls += 1;
             self.stalls += 1;
-            self.shown_late.add(who.0);
+            self.with_changed_counters.add(who.0);
         }
+
         if watchdog == 0 {
             return Write::Stalled;
         }
@@ -262,16 +283,18 @@ impl Card {
             context.wake_at(now.after(slice.min(watchdog - waited)));
             return Write::Stalled;
         }
+
         if let Some(vpid) = self.vpid(who) {
             vpid.end_stall();
             vpid.counts.given_up += 1;
         }
+
         self.watchdogs += 1;
         self.fail(context, who, error::WATCHDOG, offset);
         Write::Accepted
     }
 
-    /// A split message whose rest does not come.
+    /// Ends split messages that were not completed in time, as torn.
     pub(crate) fn give_up_splits(&mut self, context: &mut Context<'_>) {
         let now = context.now();
         for who in self.splits.iter() {
@@ -280,7 +303,9 @@ impl Card {
                 self.splits.remove(who);
                 continue;
             };
-            // Whose last piece has come and waits for credit is whole. The watchdog looks after it.
+
+            // A message whose last piece waits for credit is complete; the watchdog limits its
+            // wait.
             let end = vpid.stalled.map_or(since, |stall| stall.last).after(SPLIT_TIMEOUT);
             if now < end {
                 context.wake_at(end);
@@ -290,11 +315,12 @@ impl Card {
         }
     }
 
-    /// What has come of a split message is torn, if there is one.
+    /// Ends a VPID's incomplete split message, if there is one, as torn.
     pub(crate) fn give_up_split(&mut self, context: &mut Context<'_>, who: AttachmentId) {
         let Some(vpid) = self.vpid(who).filter(|vpid| vpid.assembly.waiting_since().is_some()) else {
             return;
         };
+
         vpid.assembly.clear();
         self.torn += 1;
         self.fail(context, who, error::SEND_TORN, 0);

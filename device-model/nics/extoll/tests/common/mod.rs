@@ -1,4 +1,5 @@
-//! A machine of EXTOLL cards in process, and clients that drive them through mapped memory and trapped accesses.
+//! A machine of EXTOLL cards in process, and clients that drive them through mapped memory and
+//! trapped accesses.
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails the test")]
 
@@ -26,18 +27,19 @@ use nicforge_hwi::{
 };
 use nicforge_shm::SharedMemory;
 
-/// Turns after which a machine that is still busy is taken for one that never rests.
+/// Turns after which a machine that is still busy counts as one that never rests.
 const MANY_TURNS: usize = 200_000;
-/// Configuration space, as a region.
+/// Index of the region that is the configuration space.
 const REGION_CONFIG: u32 = 7;
 /// IOVA of each client's receive ring.
 pub(crate) const RING_BASE: u64 = 0x10_0000;
 
-/// A link with room for four packets of each virtual channel, as fast as it goes.
+/// Returns a link without delay or rate, with room for four packets of each virtual channel.
 pub(crate) fn plain_link() -> LinkSpec {
     LinkSpec { credits: vec![4; wire::CHANNELS], ..LinkSpec::default() }
 }
 
+/// A machine of EXTOLL cards, with the time at which it is stepped.
 pub(crate) struct Rig {
     pub(crate) machine: Machine,
     pub(crate) now: Nanos,
@@ -47,14 +49,17 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
+    /// Builds a machine with plain links.
     pub(crate) fn new(topology: &Topology, vpids: u16) -> Self {
         Self::with(topology, vpids, &plain_link(), |_| {})
     }
 
+    /// Builds a machine of two cards with four VPIDs each.
     pub(crate) fn pair() -> Self {
         Self::new(&Topology::full_mesh(2).unwrap(), 4)
     }
 
+    /// Builds a machine with these links, after `change` to each card's configuration.
     pub(crate) fn with(
         topology: &Topology,
         vpids: u16,
@@ -62,6 +67,7 @@ impl Rig {
         change: impl Fn(&mut CardConfig),
     ) -> Self {
         let mut machine = Machine::new();
+
         let functions: Vec<_> = (0..topology.nodes())
             .map(|node| {
                 let mut config = topology.config(node, vpids);
@@ -69,6 +75,7 @@ impl Rig {
                 machine.add_function(&format!("node{node}"), Box::new(Card::new(config).unwrap())).unwrap()
             })
             .collect();
+
         let links = topology
             .links()
             .iter()
@@ -77,12 +84,13 @@ impl Rig {
                 machine.fabric().connect(end(tie.a), end(tie.b), link.clone()).unwrap()
             })
             .collect();
+
         let mut rig = Self { machine, now: Nanos::ZERO, functions, links, vpids };
         rig.run();
         rig
     }
 
-    /// Steps, and lets the fabric's time pass, until nothing moves any more.
+    /// Steps the machine and advances the fabric's time until nothing moves any more.
     pub(crate) fn run(&mut self) {
         let mut quiet = 0;
         for _ in 0..MANY_TURNS {
@@ -90,6 +98,7 @@ impl Rig {
                 quiet = 0;
                 continue;
             }
+
             quiet += 1;
             let next = self.machine.fabric().next_event();
             if next != Nanos::NEVER {
@@ -101,24 +110,26 @@ impl Rig {
         panic!("the machine does not come to rest");
     }
 
-    /// Lets time pass.
+    /// Advances time, then runs the machine.
     pub(crate) fn pass(&mut self, nanoseconds: u64) {
         self.now = self.now.after(nanoseconds);
         self.run();
     }
 
+    /// Attaches a client and runs the machine.
     pub(crate) fn attach(&mut self, node: u32, vpid: u16) -> Client {
         let client = self.attach_at_once(node, vpid);
         self.run();
         client
     }
 
-    /// As [`Rig::attach`]; nothing is stepped afterwards.
+    /// As [`Rig::attach`], without a step afterwards.
     pub(crate) fn attach_at_once(&mut self, node: u32, vpid: u16) -> Client {
         let function = self.functions[node as usize];
         let who = AttachmentId(vpid);
         self.machine.attach(function, who).unwrap();
         self.enable_bus_master(function, who);
+
         let memory = |bar: u8| self.machine.region(function, who, bar.into()).unwrap().memory.unwrap();
         Client {
             node,
@@ -133,24 +144,26 @@ impl Rig {
         }
     }
 
-    /// Enables memory accesses and DMA of a function, as software does when it starts and after a
+    /// Enables memory accesses and DMA of a function, as software does at its start and after a
     /// reset.
     pub(crate) fn enable_bus_master(&mut self, function: FunctionId, who: AttachmentId) {
         let access = self.machine.write(function, who, REGION_CONFIG, 4, &6u16.to_le_bytes()).unwrap();
         assert_eq!(access, Access::Done);
     }
 
+    /// Attaches a card's admin.
     pub(crate) fn admin(&mut self, node: u32) -> Client {
         self.attach(node, self.vpids)
     }
 
-    /// A client with a receive ring.
+    /// Attaches a client with a receive ring.
     pub(crate) fn receiver(&mut self, node: u32, vpid: u16, slots: u64) -> Client {
         let mut client = self.attach(node, vpid);
         self.enable(&mut client, slots);
         client
     }
 
+    /// Maps memory for a client's receive ring and enables the ring.
     pub(crate) fn enable(&mut self, client: &mut Client, slots: u64) {
         let bytes = (slots * SLOT).next_multiple_of(4096);
         let memory = SharedMemory::create("ring", bytes as usize).unwrap();
@@ -158,20 +171,25 @@ impl Rig {
         self.machine
             .dma_map(client.function, client.who, RING_BASE, bytes, DmaPermission::READ_WRITE, backing)
             .unwrap();
+
         client.ring = Some((memory, slots));
         client.taken = 0;
+
         self.write64(client, reg::VELO_RING_BASE, RING_BASE);
         self.write64(client, reg::VELO_RING_SLOTS, slots);
         self.write64(client, reg::VELO_RING_ENABLE, 1);
         self.run();
+
         assert_eq!(self.read64(client, reg::VELO_RING_ENABLE), 1);
     }
 
+    /// Detaches a client as if it had died.
     pub(crate) fn kill(&mut self, client: &Client) {
         self.machine.detach(client.function, client.who, Ended::Closed).unwrap();
         self.run();
     }
 
+    /// Reads a register.
     pub(crate) fn read64(&mut self, client: &Client, offset: u64) -> u64 {
         let mut data = [0; 8];
         let access = self.machine.read(client.function, client.who, 0, offset, &mut data).unwrap();
@@ -179,7 +197,8 @@ impl Rig {
         u64::from_le_bytes(data)
     }
 
-    /// A trapped write of a register, which is offered again in some turns when the card has done enough in this one.
+    /// Writes a register by a trapped access, which is retried for some turns while the card's
+    /// budget is used up.
     pub(crate) fn write64(&mut self, client: &Client, offset: u64, value: u64) {
         let data = value.to_le_bytes();
         for _ in 0..4 {
@@ -191,23 +210,24 @@ impl Rig {
         panic!("the write of register {offset:#x} goes on waiting");
     }
 
-    /// A trapped store to the send aperture.
+    /// Stores to the send aperture by a trapped access.
     pub(crate) fn store(&mut self, client: &Client, offset: u64, data: &[u8]) -> Access {
         self.machine.write(client.function, client.who, BAR_VELO.into(), offset, data).unwrap()
     }
 
-    /// Sends a message in one piece. False when it stalls.
+    /// Sends a message in one piece. Returns false if it stalls.
     pub(crate) fn send(&mut self, client: &Client, to: (u32, u16), tag: u8, message: &[u8]) -> bool {
         let offset = address::encode(to.0, to.1, tag, message.len() / 8);
         self.store(client, offset, message) == Access::Done
     }
 
+    /// Returns a counter of a node's card.
     pub(crate) fn counter(&self, node: u32, name: &str) -> u64 {
         let counters = self.machine.counters(self.functions[node as usize]);
         counters.iter().find(|counter| counter.name == name).unwrap().value
     }
 
-    /// Counts a client's interrupts from now on.
+    /// Binds counters to a client's interrupts. They count from now on.
     pub(crate) fn interrupts(&mut self, client: &Client) -> Vec<Arc<Count>> {
         let counts: Vec<_> = (0..vector::COUNT).map(|_| Arc::new(Count(AtomicU64::new(0)))).collect();
         let sinks = counts.iter().map(|count| Some(count.clone() as Arc<dyn InterruptSink>)).collect();
@@ -216,6 +236,7 @@ impl Rig {
     }
 }
 
+/// Counts one vector's interrupts.
 pub(crate) struct Count(AtomicU64);
 
 impl Count {
@@ -238,6 +259,7 @@ pub(crate) struct Message {
     pub(crate) bytes: Vec<u8>,
 }
 
+/// A client of one attachment, with its mapped memory.
 pub(crate) struct Client {
     pub(crate) node: u32,
     pub(crate) vpid: u16,
@@ -251,39 +273,44 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// Takes a message out of the ring, and does not say so yet.
+    /// Takes a message out of the ring, without moving the read pointer.
     pub(crate) fn take(&mut self) -> Option<Message> {
         let (memory, slots) = self.ring.as_ref()?;
         let slot = memory.window(self.taken % slots * SLOT, SLOT).unwrap();
         let (node, vpid, tag, quadwords) = header::decode(slot.load_u64_acquire(SLOT_HEADER).unwrap())?;
+
         let mut bytes = vec![0; quadwords * 8];
         slot.read(SLOT_DATA, &mut bytes).unwrap();
         slot.store_u64_release(SLOT_HEADER, 0).unwrap();
+
         self.taken += 1;
         Some(Message { from: (node, vpid), tag, bytes })
     }
 
-    /// Gives the slots of what was taken back.
+    /// Moves the read pointer behind the messages taken.
     pub(crate) fn give_back(&self) {
         self.windows.window(window::VELO_READ_POINTER, 8).unwrap().store_u64_release(0, self.taken).unwrap();
     }
 
+    /// Takes all messages, and moves the read pointer.
     pub(crate) fn take_all(&mut self) -> Vec<Message> {
         let messages: Vec<_> = std::iter::from_fn(|| self.take()).collect();
         self.give_back();
         messages
     }
 
+    /// Returns a word of the mirror.
     pub(crate) fn shown(&self, offset: u64) -> u64 {
         self.mirror.window(offset, 8).unwrap().load_u64_acquire(0).unwrap()
     }
 
-    /// The code of the last error and what it is about.
+    /// Returns the code of the last error and what it is about.
     pub(crate) fn last_error(&self) -> (u8, u64) {
         let word = self.shown(mirror::LAST_ERROR);
         (word as u8, word >> 8)
     }
 
+    /// Returns a VPID's generation in the directory.
     pub(crate) fn generation(&self, node: u32, vpid: u16) -> u8 {
         let at = u64::from(node) * directory::STRIDE + u64::from(vpid);
         let mut byte = [0];

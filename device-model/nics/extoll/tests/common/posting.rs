@@ -7,7 +7,7 @@ use nicforge_shm::{Producer, SharedCells, SharedU32};
 
 use super::Client;
 
-/// A client's ring, into which it posts.
+/// The producer's side of a client's ring.
 pub(crate) struct Posting {
     producer: Producer<SharedCells>,
     consumed: SharedU32,
@@ -20,12 +20,13 @@ impl Posting {
         Self { producer, consumed: client.mirror.u32(mirror::RING_HEAD).unwrap() }
     }
 
-    /// False when the ring is full.
+    /// Posts a write. Returns false if the ring is full.
     pub(crate) fn offer(&mut self, bar: u8, offset: u64, data: &[u8]) -> bool {
         let consumed = || self.consumed.load(Ordering::Acquire);
         self.producer.try_push(consumed, bar, offset as u32, data).is_ok()
     }
 
+    /// Posts a write into a ring that must have room.
     pub(crate) fn post(&mut self, bar: u8, offset: u64, data: &[u8]) {
         assert!(self.offer(bar, offset, data), "the ring is full");
     }

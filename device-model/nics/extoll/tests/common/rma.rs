@@ -1,4 +1,4 @@
-//! RMA as a client does it: memory, registrations, descriptors, notifications.
+//! RMA from a client's point of view: memory, registrations, descriptors, notifications.
 
 use nicforge_core::{
     dma::{DmaBacking, DmaPermission},
@@ -14,10 +14,11 @@ use zerocopy::IntoBytes;
 
 use super::{Client, Rig};
 
-/// IOVA of each client's notification queue, and of the memory that it transfers.
+/// IOVA of each client's notification queue.
 pub(crate) const QUEUE_BASE: u64 = 0x4000_0000;
+/// IOVA of each client's memory for transfers.
 pub(crate) const DATA_BASE: u64 = 0x8000_0000;
-/// Registered for everybody.
+/// Permissions of memory that all VPIDs may access.
 pub(crate) const OPEN: u64 = atu::READ | atu::WRITE;
 
 /// A client with a notification queue and memory.
@@ -27,34 +28,39 @@ pub(crate) struct Peer {
     pub(crate) entries: u64,
     pub(crate) taken: u64,
     pub(crate) memory: SharedMemory,
-    /// Of the memory, when it was registered by [`Rig::peer`].
+    /// Address of the memory, if [`Rig::peer`] registered it.
     pub(crate) nla: u64,
 }
 
 impl Rig {
-    /// A client with a queue of 64 entries and `bytes` of memory that everybody may access.
+    /// Attaches a client with a queue of 64 entries, and `bytes` of memory that all VPIDs may
+    /// access.
     pub(crate) fn peer(&mut self, node: u32, vpid: u16, bytes: u64) -> Peer {
         let mut peer = self.unregistered_peer(node, vpid, bytes, 64);
         peer.nla = self.register(&peer.client, DATA_BASE, bytes / 4096, page::SIZE_4K, OPEN).unwrap();
         peer
     }
 
+    /// Attaches a client with a queue and memory that is not registered.
     pub(crate) fn unregistered_peer(&mut self, node: u32, vpid: u16, bytes: u64, entries: u64) -> Peer {
         let client = self.attach(node, vpid);
         let queue = self.map(&client, QUEUE_BASE, (entries * 16).next_multiple_of(4096));
         let memory = self.map(&client, DATA_BASE, bytes);
+
         self.write64(&client, reg::RMA_QUEUE_BASE, QUEUE_BASE);
         self.write64(&client, reg::RMA_QUEUE_ENTRIES, entries);
         self.write64(&client, reg::RMA_QUEUE_ENABLE, 1);
+
         assert_eq!(self.read64(&client, reg::RMA_QUEUE_ENABLE), 1);
         Peer { client, queue, entries, taken: 0, memory, nla: 0 }
     }
 
-    /// Maps new memory for DMA.
+    /// Maps new memory for DMA, for reading and writing.
     pub(crate) fn map(&mut self, client: &Client, iova: u64, bytes: u64) -> SharedMemory {
         self.map_for(client, iova, bytes, DmaPermission::READ_WRITE)
     }
 
+    /// Maps new memory for DMA with these permissions.
     pub(crate) fn map_for(
         &mut self,
         client: &Client,
@@ -68,7 +74,7 @@ impl Rig {
         memory
     }
 
-    /// An address translation command; its status.
+    /// Carries out an address translation command and returns its status.
     pub(crate) fn translate(
         &mut self,
         client: &Client,
@@ -82,7 +88,7 @@ impl Rig {
         self.read64(client, atu::STATUS)
     }
 
-    /// Registers memory of a client; the NLA or the status.
+    /// Registers memory of a client. Returns the NLA or the status of the failure.
     pub(crate) fn register(
         &mut self,
         client: &Client,
@@ -98,7 +104,8 @@ impl Rig {
         }
     }
 
-    /// Registers and deregisters until all entries were granted once, so that the next ones are those of the first gap.
+    /// Registers and deregisters until all entries were granted once. The next registration gets
+    /// the first gap.
     pub(crate) fn go_round(&mut self, client: &Client, iova: u64, pages: u64) {
         let entries = page::entries(page::SIZE_4K);
         loop {
@@ -110,17 +117,18 @@ impl Rig {
         }
     }
 
+    /// Deregisters memory of a client and returns the status.
     pub(crate) fn deregister(&mut self, client: &Client, nla: u64) -> u64 {
         self.translate(client, (client.vpid, nla, 0), atu::DEREGISTER)
     }
 
-    /// Writes a descriptor. False when it stalls.
+    /// Writes a descriptor. Returns false if it stalls.
     pub(crate) fn post(&mut self, peer: &Peer, command: Command) -> bool {
         let Client { function, who, .. } = peer.client;
         self.machine.write(function, who, 0, reg::RMA_COMMAND, command.as_bytes()).unwrap() == Access::Done
     }
 
-    /// A put of part of `from`'s memory to part of `to`'s.
+    /// Puts part of `from`'s memory into `to`'s.
     pub(crate) fn put(
         &mut self,
         from: &Peer,
@@ -140,7 +148,7 @@ impl Rig {
         self.post(from, command)
     }
 
-    /// A get of part of `from`'s memory to part of `to`'s, by `to`.
+    /// Gets part of `from`'s memory into `to`'s; `to` is the requester.
     pub(crate) fn get(
         &mut self,
         to: &Peer,
@@ -160,7 +168,7 @@ impl Rig {
         self.post(to, command)
     }
 
-    /// One round of every function, and the fabric's next event if nothing moved.
+    /// Steps every function once, and advances time to the fabric's next event if nothing moved.
     pub(crate) fn turn(&mut self) {
         if self.machine.step(self.now, 1) != nicforge_core::machine::Next::Now {
             let next = self.machine.fabric().next_event();
@@ -172,33 +180,36 @@ impl Rig {
 }
 
 impl Peer {
-    /// Takes a notification, and does not say so yet.
+    /// Takes a notification, without moving the read pointer.
     pub(crate) fn take(&mut self) -> Option<Notification> {
         let entry = self.queue.window(self.taken % self.entries * 16, 16).unwrap();
         let head = entry.load_u64_acquire(0).unwrap();
         if head == 0 {
             return None;
         }
+
         let address = entry.load_u64_relaxed(8).unwrap();
         entry.store_u64_release(0, 0).unwrap();
         self.taken += 1;
         Some(Notification { head, address })
     }
 
+    /// Moves the read pointer behind the notifications taken.
     pub(crate) fn give_back(&self) {
         let pointer = self.client.windows.window(window::RMA_READ_POINTER, 8).unwrap();
         pointer.store_u64_release(0, self.taken).unwrap();
     }
 
+    /// Takes all notifications, and moves the read pointer.
     pub(crate) fn take_all(&mut self) -> Vec<Notification> {
         let all: Vec<_> = std::iter::from_fn(|| self.take()).collect();
         self.give_back();
         all
     }
 
-    /// Role and status of all notifications.
-    pub(crate) fn told(&mut self) -> Vec<(u8, u8)> {
-        self.take_all().iter().map(|told| (told.role(), told.status())).collect()
+    /// Takes all notifications, and returns the role and status of each.
+    pub(crate) fn outcomes(&mut self) -> Vec<(u8, u8)> {
+        self.take_all().iter().map(|notified| (notified.role(), notified.status())).collect()
     }
 
     pub(crate) fn write(&self, offset: u64, bytes: &[u8]) {

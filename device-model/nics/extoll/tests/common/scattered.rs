@@ -1,23 +1,27 @@
-//! Memory that is mapped for DMA in many pieces, none of which lies behind its neighbour in its file: as a guest's is behind an IOMMU that maps pages.
+//! Memory that is mapped for DMA in many pieces, none of which lies behind its neighbour in its
+//! file. A guest behind an IOMMU that maps single pages has such memory.
 
 use nicforge_core::dma::{DmaBacking, DmaPermission};
 use nicforge_shm::SharedMemory;
 
 use super::{Client, Rig};
 
+/// Memory that is mapped in many pieces.
 pub(crate) struct Scattered {
     memory: SharedMemory,
-    /// Of each piece: where it begins, and where it lies in the file.
+    /// The IOVA and the position in the file of each piece.
     pieces: Vec<(u64, u64)>,
 }
 
 impl Rig {
-    /// Maps pieces of these lengths side by side from `iova` on.
+    /// Maps pieces of these lengths, one after the other from `iova` on.
     pub(crate) fn map_scattered(&mut self, client: &Client, iova: u64, lengths: &[u64]) -> Scattered {
         let total: u64 = lengths.iter().sum();
-        // A multiple of 8 between them, so that words stay aligned.
+
+        // The gaps are multiples of 8, so that words stay aligned.
         let room: u64 = lengths.iter().map(|length| length.next_multiple_of(8) + 8).sum();
         let memory = SharedMemory::create("scattered", room as usize).unwrap();
+
         let (mut start, mut at, mut pieces) = (0, room, Vec::new());
         for &length in lengths {
             at -= length.next_multiple_of(8) + 8;
@@ -29,12 +33,15 @@ impl Rig {
             pieces.push((start, at));
             start += length;
         }
+
         pieces.push((total, 0));
         Scattered { memory, pieces }
     }
 }
 
 impl Scattered {
+    /// Calls `access` with the position in the file and the range of bytes of each piece of an
+    /// access.
     fn each(&self, offset: u64, length: usize, mut access: impl FnMut(u64, std::ops::Range<usize>)) {
         let end = offset + length as u64;
         for pair in self.pieces.windows(2) {

@@ -1,10 +1,13 @@
 //! A virtual channel's send and receive FIFO at a node.
 //!
-//! Both are slots in mapped memory ([`nicforge_hwi::tree::window`], [`nicforge_hwi::tree::mirror`]). What the NIC itself puts into
-//! the send FIFO (packets from the port, those of a tenant that is gone, presence symbols) waits beside the slots, each
-//! with the number of the slot that it goes in front of, so that there is one order.
+//! Both are slots in mapped memory ([`nicforge_hwi::tree::window`],
+//! [`nicforge_hwi::tree::mirror`]). The NIC itself also puts items into the send FIFO: packets from
+//! the port, packets of a tenant that is gone, and presence symbols. These wait in a side queue.
+//! Each has the number of the slot that it goes in front of, so slots and side queue have one
+//! order.
 //!
-//! Slots are read once into a packet of our own; the receive slots are in memory that clients can't write.
+//! A slot is read once, into a packet that the NIC owns. The receive slots are in memory that
+//! clients can't write.
 
 mod receive;
 mod send;
@@ -20,22 +23,24 @@ use crate::{config::TreeConfig, presence::Presence};
 
 /// Quads in a payload.
 pub(crate) const QUADS: u32 = (PAYLOAD / 16) as u32;
-/// Bytes of a packet on the wire beside the payload.
+/// Bytes of a packet on the wire in addition to the payload.
 pub(crate) const FRAMING: u32 = 4;
 
-/// Something that the NIC put into the send FIFO.
+/// An item of the side queue of a send FIFO.
 pub(crate) struct Side {
-    /// Number of the slot it goes in front of.
+    /// Number of the slot that the item goes in front of.
     after: u32,
     item: SideItem,
 }
 
+/// An item that the NIC put into the send FIFO: a packet, or the new generation of one of the
+/// node's cores.
 pub(crate) enum SideItem {
     Packet(Packet),
     Presence { core: u8, generation: u8 },
 }
 
-/// What is first in the send FIFO.
+/// The first item of the send FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Head {
     Empty,
@@ -47,38 +52,39 @@ pub(crate) enum Head {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Room {
     Yes,
-    /// It waits.
+    /// The packet waits.
     No,
-    /// It is discarded: whom it was for is gone.
+    /// The packet is discarded because its receiver is gone.
     Sink,
 }
 
-/// What became of packets for cores that have no client.
+/// The outcome of an attempt to discard packets for cores that have no client.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Discarded {
     Nothing,
     Some,
-    /// A live core has the lock. It takes them itself if it goes on reading; when it gives the lock back instead, nothing says so.
+    /// A live core has the lock. It takes the packets itself if it goes on reading. If it frees the
+    /// lock instead, no event tells the NIC, so the NIC must retry.
     Later,
 }
 
-/// What ended a row of packets that go the same way.
+/// The reason why a row of packets that go the same way ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RowEnd {
-    /// There are no more.
+    /// There are no more packets.
     Empty,
-    /// The next one would go the same way and has to wait.
+    /// The next packet would go the same way and has to wait.
     Blocked,
-    /// As [`RowEnd::Blocked`], for want of a packet from the pool.
+    /// The next packet would go the same way, and the pool has no packet left to carry it.
     Starved,
-    /// The next one is not like these, or as many as were asked for have gone.
+    /// The next packet differs from these, or the limit was reached.
     Other,
 }
 
 /// The slots of a FIFO.
 type Ring = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLOAD>;
 
-/// The mapped memory of a tenancy.
+/// The mapped memory of one tenancy: from the first client of a channel to the last.
 struct Windows {
     window: Window,
     mirror: Window,
@@ -86,11 +92,11 @@ struct Windows {
     recv: Ring,
     recv_head: SharedU32,
     lock_recv: SharedU32,
-    /// The words of the mirror that follow the packets.
+    /// The words of the mirror that change with the packets.
     shown: ShownAt,
 }
 
-/// Where [`Shown`] is in the mirror.
+/// The mirror's words for the fields of [`Shown`].
 struct ShownAt {
     send_head: SharedU32,
     recv_tail: SharedU32,
@@ -109,6 +115,7 @@ impl Windows {
         let recv_head = window.u32(window::RECV_HEAD)?;
         let window = window.window(0, window::SIZE)?;
         let mirror = mirror_memory.window(0, mirror::SIZE)?;
+
         Ok(Self {
             send: Ring::new(&window, window::SEND, config.send_depth)?,
             recv: Ring::new(&mirror, mirror::RECV, config.recv_depth)?,
@@ -126,23 +133,25 @@ impl Windows {
         })
     }
 
+    /// Stores a word of the mirror.
     fn show(&self, offset: u64, value: u32) {
         // The windows have their full size and are writable here, so this can't fail.
         let _ = self.mirror.store_u32_release(offset, value);
     }
 }
 
-/// How far the port has popped the receive FIFO.
+/// The port's position in the receive FIFO.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Popped {
-    /// Number of the packet whose header is next.
+    /// Number of the packet whose header is popped next.
     pub(crate) header: u32,
-    /// Number of the packet whose payload is next, and which quad of it.
+    /// Number of the packet whose payload is popped next.
     pub(crate) payload: u32,
+    /// Index of the quad that is popped next in that payload.
     pub(crate) quad: u32,
 }
 
-/// What the mirror shows.
+/// The values in the mirror; a word is stored only when its value changes.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Shown {
     send_head: u32,
@@ -156,43 +165,54 @@ struct Shown {
 pub(crate) struct Channel {
     number: u32,
     windows: Option<Windows>,
-    /// Whether it has had a tenant.
+    /// Whether the channel has ever had a tenant.
     was_up: bool,
     send_depth: u32,
     recv_depth: u32,
-    /// Packets taken out of the send slots.
+    /// Number of packets taken out of the send slots.
     send_head: u32,
-    /// Send slots known to be filled, from the head on.
+    /// Number of send slots known to be filled, from the head on.
     send_seen: u32,
-    /// Control word of the slot at the head, once it was read: it is not read again.
+    /// Control word of the slot at the head, once it was read; it is not read again.
     current: Option<u64>,
+    /// Items between the slots, in order.
     side: VecDeque<Side>,
+    /// Number of packets in the side queue.
     side_packets: u32,
-    /// Packets put into and taken out of the receive slots.
+    /// Number of packets put into the receive slots.
     recv_tail: u32,
+    /// Number of packets that software has freed.
     recv_head: u32,
-    /// Which receive slots hold a packet with the irq bit.
+    /// Receive slots that hold a packet with the irq bit, one bit for each slot.
     irq: [u64; 4],
+    /// Number of packets with the irq bit.
     irq_count: u32,
+    /// The last invalid head that software wrote; it is reported once.
     bad_head: Option<u32>,
-    /// The owner of the receive lock died; nobody has taken it since.
+    /// Whether the owner of the receive lock died and no core has taken the lock since.
     guard: bool,
-    /// Which cores have no client, a bit a core; 0 where packets for cores are like any others (the system channel).
+    /// Cores that have no client, one bit for each core. 0 in the system channel, where packets for
+    /// cores are like all others.
     absent: u32,
-    /// Receive slots up to this number may hold packets for a core that was there when they came.
+    /// Receive slots up to this number may hold packets for a core that has left since they
+    /// arrived.
     orphans_until: Option<u32>,
     shown: Shown,
-    /// Exceptions set and not read yet.
+    /// Receive exceptions that are set and not read yet.
     pub(crate) prx: u32,
+    /// Injection exceptions that are set and not read yet.
     pub(crate) pix: u32,
+    /// The channel's configuration register: watermarks, and bytes excluded from checksums.
     pub(crate) vcfg: u32,
     pub(crate) payload_checksum: u32,
     pub(crate) header_checksum: u32,
+    /// Whether an enabled receive or send watermark exception was set when last published.
     watermarks: (bool, bool),
-    /// Vectors to raise.
+    /// Vectors to raise at the end of the step.
     pub(crate) events: u32,
+    /// Number of packets that were discarded in this FIFO.
     pub(crate) discarded: u64,
-    /// Quads and headers that the port has pushed and that make no packet yet.
+    /// Quads and headers that the port has pushed and that do not make a packet yet.
     pub(crate) staged: (u32, u32),
     popped: Popped,
 }
@@ -218,6 +238,7 @@ impl Channel {
             guard: false,
             absent: if number == VC_USER { (1 << CORES) - 1 } else { 0 },
             orphans_until: None,
+
             shown: Shown::default(),
             prx: 0,
             pix: 0,
@@ -232,7 +253,7 @@ impl Channel {
         }
     }
 
-    /// The first tenant came: `window` and `mirror` are new.
+    /// Opens the channel for its first tenant, with `window` and `mirror` as its new memory.
     pub(crate) fn open(
         &mut self,
         config: &TreeConfig,
@@ -241,6 +262,7 @@ impl Channel {
         mirror: &SharedMemory,
     ) -> Result<(), MemoryError> {
         let windows = Windows::new(config, window, mirror)?;
+
         self.empty();
         self.windows = Some(windows);
         self.was_up = true;
@@ -248,8 +270,10 @@ impl Channel {
         Ok(())
     }
 
+    /// Writes all words of the mirror that do not change with each packet.
     fn show_constants(&mut self, config: &TreeConfig, presence: &Presence) {
         let Some(windows) = &self.windows else { return };
+
         windows.show(mirror::NODE_ADDRESS, config.node_address);
         windows.show(mirror::CHANNEL, self.number);
         windows.show(mirror::SEND_DEPTH, config.send_depth);
@@ -258,6 +282,7 @@ impl Channel {
         windows.show(mirror::IO_NODE, config.io_node);
         windows.show(mirror::PSET_RANK, config.pset_rank.unwrap_or(u32::MAX));
         windows.show(mirror::PSET_SIZE, config.pset_size);
+
         for (node, word) in presence.table(self.number as usize).iter().enumerate() {
             windows.show(mirror::PRESENCE + 4 * node as u64, *word);
         }
@@ -265,14 +290,16 @@ impl Channel {
         self.shown = Shown::default();
     }
 
-    /// FIFOs and slot numbers as new; what waits beside the slots stays.
+    /// Resets FIFOs and slot numbers. The side queue keeps its items.
     fn empty(&mut self) {
         for side in &mut self.side {
             side.after = 0;
         }
+
         self.send_head = 0;
         self.send_seen = 0;
         self.current = None;
+
         self.recv_tail = 0;
         self.recv_head = 0;
         self.irq = [0; 4];
@@ -280,6 +307,7 @@ impl Channel {
         self.bad_head = None;
         self.guard = false;
         self.orphans_until = None;
+
         self.shown = Shown::default();
         self.watermarks = (false, false);
         self.prx = 0;
@@ -288,23 +316,28 @@ impl Channel {
         self.popped = Popped::default();
     }
 
-    /// The last tenant goes. What it had sent waits beside the slots from now on; what it had received is gone.
+    /// Closes the channel when its last tenant leaves. Packets that the tenant had sent move to the
+    /// side queue; received packets are dropped.
     pub(crate) fn close(&mut self, ports: &mut Ports<'_>) {
         self.keep_sent(ports);
         self.windows = None;
         self.empty();
     }
 
+    /// Moves the packets in the send slots to the side queue, up to a bound.
     fn keep_sent(&mut self, ports: &mut Ports<'_>) {
         let filled = self.send_filled();
         let mut kept = VecDeque::with_capacity(self.side.len() + filled as usize);
         let mut left = std::mem::take(&mut self.side);
+
         for _ in 0..filled {
             while left.front().is_some_and(|side| side.after == self.send_head) {
                 kept.extend(left.pop_front());
             }
-            // Tenants that come and go while the tree is blocked leave a bounded amount behind.
+
+            // The bound holds however many tenants come and go while the tree is blocked.
             let packet = if self.side_packets < 2 * self.send_depth { self.read_slot(ports) } else { None };
+
             match packet {
                 Some(packet) => {
                     kept.push_back(Side { after: 0, item: SideItem::Packet(packet) });
@@ -312,27 +345,32 @@ impl Channel {
                 }
                 None => self.discarded += 1,
             }
+
             self.next_slot();
         }
+
         kept.extend(left);
         self.side = kept;
     }
 
-    /// A reset of the whole function: FIFOs, and what waits beside them, are emptied; tenants stay.
+    /// Empties slots and side queue for a reset of the whole function; tenants stay.
     pub(crate) fn clear(&mut self, config: &TreeConfig, presence: &Presence, ports: &mut Ports<'_>) {
         for side in self.side.drain(..) {
             if let SideItem::Packet(packet) = side.item {
                 ports.recycle(packet);
             }
         }
+
         self.side_packets = 0;
         self.empty();
         self.payload_checksum = 0;
         self.header_checksum = 0;
+
         if let Some(windows) = &self.windows {
             let _ = windows.window.zero(0, window::SIZE);
             let _ = windows.mirror.zero(0, mirror::SIZE);
         }
+
         self.show_constants(config, presence);
     }
 
@@ -340,19 +378,22 @@ impl Channel {
         self.windows.is_some()
     }
 
-    /// The mirror's presence word of a node changed. Comes after the packets that were in front of the news.
+    /// Shows a node's new presence word in the mirror. The receive tail is published first, so that
+    /// a client that sees the change also sees the packets in front of it.
     pub(crate) fn show_presence(&mut self, node: u32, word: u32, changes: u32) {
         if let Some(windows) = &self.windows {
             if self.shown.recv_tail != self.recv_tail {
                 self.shown.recv_tail = self.recv_tail;
                 windows.shown.recv_tail.store(self.recv_tail, Ordering::Release);
             }
+
             windows.show(mirror::PRESENCE + 4 * u64::from(node), word);
             windows.show(mirror::PRESENCE_CHANGES, changes);
             self.events |= 1 << vector::PRESENCE;
         }
     }
 
+    /// Shows the global interrupt status word in the mirror.
     pub(crate) fn show_global_interrupts(&self, word: u32) {
         if let Some(windows) = &self.windows {
             windows.show(mirror::GLOBAL_INT, word);

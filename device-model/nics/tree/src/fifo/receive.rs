@@ -1,4 +1,4 @@
-//! The receive FIFO: slots that the NIC fills; and the lock boxes, of which one guards it.
+//! The receive FIFO: slots that the NIC fills, and the lock boxes. One lock box guards the FIFO.
 
 use std::sync::atomic::Ordering;
 
@@ -11,17 +11,18 @@ use nicforge_hwi::{
 use super::{Channel, Discarded, Popped, Room, RowEnd};
 
 impl Channel {
-    /// Packets in the receive FIFO.
+    /// Returns the number of packets in the receive FIFO.
     #[inline]
     pub(crate) fn recv_count(&self) -> u32 {
         self.recv_tail.wrapping_sub(self.recv_head)
     }
 
+    /// Returns the number of packets that software has freed.
     pub(crate) fn recv_head(&self) -> u32 {
         self.recv_head
     }
 
-    /// Whether a packet can be delivered here.
+    /// Returns whether a packet can be delivered here.
     #[inline]
     pub(crate) fn room(&mut self, header: Header) -> Room {
         let Some(windows) = &self.windows else {
@@ -30,31 +31,38 @@ impl Channel {
         if is_for_absent(self.absent, header) {
             return Room::Sink;
         }
-        // Behind an irq-marked packet the data may be a live core's: that packet can be the acknowledgement of its read.
-        if self.guard && is_anybodys(header) && self.irq_count == 0 {
+
+        // Without a live reader a packet that names no core has no receiver. After an irq-marked
+        // packet it may have one: the irq-marked packet can be the acknowledgement of a live core's
+        // read.
+        if self.guard && has_no_receiver(header) && self.irq_count == 0 {
             if windows.lock_recv.load(Ordering::Acquire) == 0 {
                 return Room::Sink;
             }
             self.guard = false;
         }
+
         if self.recv_count() < self.recv_depth {
             return Room::Yes;
         }
+
         self.poll_recv_head();
         if self.recv_count() < self.recv_depth { Room::Yes } else { Room::No }
     }
 
-    /// Whether the receive FIFO is full, as far as is known.
+    /// Returns whether the receive FIFO is full, as far as is known.
     pub(crate) fn is_full(&self) -> bool {
         self.recv_count() >= self.recv_depth
     }
 
-    /// Puts a packet into the receive FIFO; [`Channel::room`] said yes.
+    /// Puts a packet into the receive FIFO. The caller must have seen [`Room::Yes`] from
+    /// [`Channel::room`].
     #[inline]
     pub(crate) fn deliver(&mut self, header: Header, payload: &[u8]) {
         let (Some(windows), Some(payload)) = (&self.windows, payload.first_chunk::<PAYLOAD>()) else {
             return;
         };
+
         windows.recv.put(self.recv_tail, header.0, payload);
         if header.irq() {
             let (word, bit) = irq_at(self.recv_depth, self.recv_tail);
@@ -62,11 +70,13 @@ impl Channel {
             self.irq_count += 1;
             self.events |= 1 << vector::RECV_IRQ;
         }
+
         self.recv_tail = self.recv_tail.wrapping_add(1);
     }
 
-    /// Puts packets that have arrived at a port into the receive FIFO as long as `goes` says so of their headers, at most `limit`, as
-    /// [`Channel::deliver`] does one by one. Gives how many.
+    /// Puts packets that have arrived at a port into the receive FIFO, as [`Channel::deliver`] does
+    /// one by one. Stops at the first header that `goes` refuses, and after `limit` packets.
+    /// Returns the number delivered and why the row ended.
     #[inline]
     pub(crate) fn receive_row(
         &mut self,
@@ -82,6 +92,7 @@ impl Channel {
             if end != RowEnd::Blocked {
                 return (received, end);
             }
+
             self.poll_recv_head();
             if self.is_full() {
                 return (received, end);
@@ -89,7 +100,7 @@ impl Channel {
         }
     }
 
-    /// As [`Channel::receive_row`], up to the slots that are known to be free.
+    /// As [`Channel::receive_row`], limited to the slots that are known to be free.
     #[inline(always)]
     fn put_row(
         &mut self,
@@ -98,12 +109,15 @@ impl Channel {
         limit: u32,
         goes: impl Fn(u64) -> bool,
     ) -> (u32, RowEnd) {
-        // Whom the packets are for has to be looked at one by one while that may have changed.
+        // While `guard` is set, each packet's receiver needs a check of its own.
         let Some(windows) = self.windows.as_ref().filter(|_| !self.guard) else { return (0, RowEnd::Other) };
+
         let (mut tail, full) = (self.recv_tail, self.recv_head.wrapping_add(self.recv_depth));
         let (mut alike, mut end) = (None, RowEnd::Empty);
+
         let taken = ports.take_while(port, self.number as usize, limit, |packet| {
             let header = Header(packet.header as u32);
+
             if alike != Some(packet.header) {
                 if !goes(packet.header) || is_for_absent(self.absent, header) {
                     end = RowEnd::Other;
@@ -111,10 +125,12 @@ impl Channel {
                 }
                 alike = Some(packet.header);
             }
+
             if tail == full {
                 end = RowEnd::Blocked;
                 return false;
             }
+
             if let Some(payload) = packet.bytes().first_chunk::<PAYLOAD>() {
                 windows.recv.put(tail, header.0, payload);
                 if header.irq() {
@@ -127,11 +143,12 @@ impl Channel {
             }
             true
         });
+
         self.recv_tail = tail;
         (taken, end)
     }
 
-    /// Frees the receive slots that software has done with.
+    /// Frees the receive slots that software has released.
     #[inline]
     pub(crate) fn poll_recv_head(&mut self) {
         let Some(windows) = &self.windows else { return };
@@ -141,8 +158,11 @@ impl Channel {
         }
     }
 
+    /// Frees receive slots up to `head`. A head beyond the packets sets an exception once and frees
+    /// nothing.
     fn free_until(&mut self, head: u32) {
         let freed = head.wrapping_sub(self.recv_head);
+
         if freed > self.recv_count() {
             if self.bad_head != Some(head) {
                 self.bad_head = Some(head);
@@ -150,9 +170,11 @@ impl Channel {
             }
             return;
         }
+
         self.bad_head = None;
-        // Only who has the box moves the head: a core has taken it since, and may have freed it again.
+        // Only a core that has the lock moves the head, so a live reader has had the lock since.
         self.guard &= freed == 0;
+
         if self.irq_count == 0 {
             self.recv_head = head;
         } else {
@@ -162,6 +184,7 @@ impl Channel {
         }
     }
 
+    /// Frees the receive slot at the head.
     fn free_one(&mut self) {
         let (word, bit) = irq_at(self.recv_depth, self.recv_head);
         if self.irq[word] & bit != 0 {
@@ -171,7 +194,7 @@ impl Channel {
         self.recv_head = self.recv_head.wrapping_add(1);
     }
 
-    /// Frees receive slots on software's behalf (the port), and says so where software would.
+    /// Frees receive slots for the port, and writes the head where software would write it.
     pub(crate) fn advance_recv_head(&mut self, head: u32) {
         self.free_until(head);
         if let Some(windows) = &self.windows {
@@ -179,10 +202,11 @@ impl Channel {
         }
     }
 
-    /// How far the port has popped. What software freed by its read pointer counts as popped.
+    /// Returns the port's position in the FIFO. Packets that software has freed count as popped.
     pub(crate) fn popped(&self) -> Popped {
         let mut popped = self.popped;
         let count = self.recv_count();
+
         if popped.header.wrapping_sub(self.recv_head) > count {
             popped.header = self.recv_head;
         }
@@ -192,9 +216,10 @@ impl Channel {
         popped
     }
 
-    /// The port has popped something: frees the packets of which everything was popped.
+    /// Sets the port's position, and frees the packets that were popped completely.
     pub(crate) fn set_popped(&mut self, popped: Popped) {
         self.popped = popped;
+
         let headers = popped.header.wrapping_sub(self.recv_head);
         let read = headers.min(popped.payload.wrapping_sub(self.recv_head));
         if read > 0 {
@@ -202,35 +227,39 @@ impl Channel {
         }
     }
 
-    /// Header of packet `number`, which is in the receive FIFO.
+    /// Returns the header of packet `number` if that packet is in the receive FIFO.
     pub(crate) fn received_header(&self, number: u32) -> Option<u32> {
         let ring = &self.windows.as_ref()?.recv;
         self.is_received(number).then(|| (ring.control(number) >> 32) as u32)
     }
 
-    /// A quad of packet `number`, which is in the receive FIFO.
+    /// Returns a quad of packet `number` if that packet is in the receive FIFO.
     pub(crate) fn received_quad(&self, number: u32, quad: u32) -> Option<[u8; 16]> {
         let slot = u64::from(number & (self.recv_depth - 1)) * SLOT;
         let offset = mirror::RECV + slot + SLOT_PAYLOAD + 16 * u64::from(quad);
         let mut bytes = [0; 16];
+
         let windows = self.windows.as_ref().filter(|_| self.is_received(number))?;
         windows.mirror.read_array(offset, &mut bytes).ok()?;
+
         Some(bytes)
     }
 
-    /// Whether packet `number` is in the receive FIFO.
+    /// Returns whether packet `number` is in the receive FIFO.
     fn is_received(&self, number: u32) -> bool {
         number.wrapping_sub(self.recv_head) < self.recv_count()
     }
 
     /// Frees the lock boxes of an attachment that ends.
     pub(crate) fn free_locks(&mut self, attachment: u16) {
-        // What the dead core had read does not tell of a reader after it.
+        // The dead core may have moved the head before it died. Later moves are a live reader's.
         self.poll_recv_head();
         let Some(windows) = &self.windows else { return };
+
         for number in 0..window::LOCK_BOXES {
             let Ok(lock) = windows.window.u32(window::LOCK + number * window::LOCK_STRIDE) else { continue };
             let owner = lock.load(Ordering::Acquire);
+
             if owner & 0xffff == u32::from(attachment) + 1
                 && lock.compare_exchange(owner, 0, Ordering::AcqRel, Ordering::Relaxed).is_ok()
                 && number == window::LOCK_RECV
@@ -240,119 +269,140 @@ impl Channel {
         }
     }
 
-    /// A core got a client.
-    pub(crate) fn core_came(&mut self, core: u16) {
+    /// Notes that a core has a client.
+    pub(crate) fn core_attached(&mut self, core: u16) {
         self.absent &= !(1 << core);
     }
 
-    /// A core lost its client: what is in the FIFO for it is nobody's.
-    pub(crate) fn core_went(&mut self, core: u16) {
+    /// Notes that a core has lost its client. Packets for it in the FIFO no longer have a receiver.
+    pub(crate) fn core_detached(&mut self, core: u16) {
         self.absent |= 1 << core;
         if self.windows.is_some() {
             self.orphans_until = Some(self.recv_tail);
         }
     }
 
-    /// Discards packets for cores without a client from the front of the FIFO, holding the reader's lock.
+    /// Discards packets for cores without a client from the front of the FIFO. The NIC holds the
+    /// reader's lock meanwhile.
     #[inline]
     pub(crate) fn discard_for_absent(&mut self) -> Discarded {
-        if self.orphans_until.is_none() { Discarded::Nothing } else { self.discard_left() }
+        if self.orphans_until.is_none() { Discarded::Nothing } else { self.discard_front_for_absent() }
     }
 
+    /// As [`Channel::discard_for_absent`], where such packets may be left.
     #[cold]
-    fn discard_left(&mut self) -> Discarded {
+    fn discard_front_for_absent(&mut self) -> Discarded {
         let Some(until) = self.orphans_until else { return Discarded::Nothing };
+
         let left = until.wrapping_sub(self.recv_head);
         if left == 0 || left > self.recv_count() {
             self.orphans_until = None;
             return Discarded::Nothing;
         }
+
         if !self.front_is_for_absent() {
             return Discarded::Nothing;
         }
+
         let Some(windows) = &self.windows else { return Discarded::Nothing };
         let lock = windows.lock_recv.clone();
         let owner = lock.load(Ordering::Acquire);
-        // The box may have been handed to a core that had gone already.
+        // The owner may be a core that had left before it was handed the lock.
         let free = owner == 0 || self.is_absent_owner(owner);
         if !free || lock.compare_exchange(owner, LOCK_OWNER_NIC, Ordering::AcqRel, Ordering::Relaxed).is_err()
         {
             return Discarded::Later;
         }
+
         self.poll_recv_head();
+
         let before = self.discarded;
         while self.recv_count() > 0 && self.front_is_for_absent() {
             self.free_one();
             self.discarded += 1;
         }
+
         if let Some(windows) = &self.windows {
             windows.recv_head.store(self.recv_head, Ordering::Release);
         }
         lock.store(0, Ordering::Release);
+
         if self.discarded == before { Discarded::Nothing } else { Discarded::Some }
     }
 
+    /// Returns whether the packet at the front is for a core without a client.
     fn front_is_for_absent(&self) -> bool {
         self.received_header(self.recv_head).is_some_and(|header| is_for_absent(self.absent, Header(header)))
     }
 
+    /// Returns whether the owner in a lock box is a core without a client.
     fn is_absent_owner(&self, owner: u32) -> bool {
         let core = (owner & 0xffff).wrapping_sub(1);
         core < u32::from(CORES) && self.absent & (1 << core) != 0
     }
 
-    /// While nobody reads what a dead reader was about to: discards packets without the irq bit that name no core from the front of
-    /// the FIFO, holding the reader's lock.
+    /// Discards packets from the front of the FIFO while the owner of the receive lock is dead and
+    /// no core has taken it. Only packets without the irq bit that name no core are discarded. The
+    /// NIC holds the reader's lock meanwhile. Returns whether any packet was discarded.
     #[inline]
     pub(crate) fn discard_orphans(&mut self) -> bool {
-        self.guard && self.discard_guarded()
+        self.guard && self.discard_front_orphans()
     }
 
+    /// As [`Channel::discard_orphans`], where the guard is set.
     #[cold]
-    fn discard_guarded(&mut self) -> bool {
-        if !self.front_is_anybodys() {
+    fn discard_front_orphans(&mut self) -> bool {
+        if !self.front_has_no_receiver() {
             return false;
         }
+
         let Some(windows) = &self.windows else { return false };
         let lock = windows.lock_recv.clone();
         if lock.compare_exchange(0, LOCK_OWNER_NIC, Ordering::AcqRel, Ordering::Relaxed).is_err() {
             self.guard = false;
             return false;
         }
+
         self.poll_recv_head();
         let before = self.discarded;
-        while self.guard && self.front_is_anybodys() {
+        while self.guard && self.front_has_no_receiver() {
             self.free_one();
             self.discarded += 1;
         }
+
         if self.discarded != before
             && let Some(windows) = &self.windows
         {
             windows.recv_head.store(self.recv_head, Ordering::Release);
         }
+
         lock.store(0, Ordering::Release);
         self.discarded != before
     }
 
-    fn front_is_anybodys(&self) -> bool {
+    /// Returns whether the packet at the front has no known receiver.
+    fn front_has_no_receiver(&self) -> bool {
         self.recv_count() > 0
-            && self.received_header(self.recv_head).is_some_and(|header| is_anybodys(Header(header)))
+            && self.received_header(self.recv_head).is_some_and(|header| has_no_receiver(Header(header)))
     }
 }
 
-/// Whether a packet says neither by its irq bit nor by a core's name that it belongs to a reader that may live.
+/// Returns whether a packet has neither an irq bit nor a core's name that would assign it to a live
+/// reader.
 #[inline]
-fn is_anybodys(header: Header) -> bool {
+fn has_no_receiver(header: Header) -> bool {
     !header.irq() && header.core().is_none()
 }
 
-/// Whether a packet is for a core that has no client; `absent` are those, a bit a core.
+/// Returns whether a packet is for a core that has no client; `absent` has one bit for each such
+/// core.
 #[inline]
 fn is_for_absent(absent: u32, header: Header) -> bool {
     absent != 0 && header.core().is_some_and(|core| absent & (1 << core) != 0)
 }
 
-/// Where the irq bit of packet `number` is kept in a FIFO of `depth` slots: a word, and a bit of it.
+/// Returns the word and the bit in it that mark packet `number` as irq-marked, in a FIFO of `depth`
+/// slots.
 #[inline]
 fn irq_at(depth: u32, number: u32) -> (usize, u64) {
     let slot = number & (depth - 1);

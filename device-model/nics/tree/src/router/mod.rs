@@ -1,11 +1,12 @@
-//! The router: takes packets from the links, the send FIFOs and the ALU to where they go.
+//! The router: moves packets from the links, the send FIFOs and the ALU to their targets.
 //!
-//! A packet with one target is moved when the target has room. One with several is taken out, copied to each target as it gets
-//! room, and holds up its own source only. The two virtual channels share nothing that one could wait for.
+//! A packet with one target is moved when the target has room. A packet with several targets is
+//! taken out and copied to each target as room becomes available; it holds up only its own source.
+//! The two virtual channels share no resource that one could wait for.
 
 mod collective;
-mod news;
 mod row;
+mod symbols;
 
 use nicforge_core::fabric::{Packet, Ports};
 use nicforge_hwi::{
@@ -26,21 +27,21 @@ const SOURCES: usize = 5;
 const LOCAL: usize = 3;
 /// The ALU as a source.
 const ALU: usize = 4;
-/// Packets that a source moves in a row before the next has its turn.
+/// Packets that a source moves in a row before the next source is served.
 const BURST: u32 = 8;
 /// The target bit of the receive FIFO.
 const TO_LOCAL: u8 = 1 << LOCAL;
 /// The bits of all ports.
 const ALL_PORTS: u8 = (1 << PORTS) - 1;
 
-/// A packet on its way to several targets.
+/// A packet that is being copied to several targets.
 struct Held {
     packet: Packet,
-    /// Targets left: ports, and [`TO_LOCAL`].
+    /// Remaining targets: ports, and [`TO_LOCAL`].
     targets: u8,
 }
 
-/// What a virtual channel's part of the router has done.
+/// Counters of one virtual channel of the router.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RouterCounters {
     /// Packets taken out of the send FIFO.
@@ -51,9 +52,9 @@ pub(crate) struct RouterCounters {
     pub(crate) forwarded: u64,
     /// Packets combined into another.
     pub(crate) combined: u64,
-    /// Packets combined whose operation was not the others'.
+    /// Packets combined whose operation differed from the others'.
     pub(crate) mismatched: u64,
-    /// Times a source began to wait.
+    /// Times that a source began to wait.
     pub(crate) stalls: u64,
     /// Packets discarded because their receiver is gone.
     pub(crate) sunk: u64,
@@ -63,44 +64,47 @@ pub(crate) struct RouterCounters {
     pub(crate) presence: u64,
 }
 
-/// One try to move the packet that is first at a source.
+/// The outcome of one attempt to move the first packet of a source.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Move {
     Moved,
-    /// There is nothing.
+    /// The source has no packet.
     Empty,
-    /// It has to wait.
+    /// The packet has to wait.
     Blocked,
 }
 
-/// What the router works with for the time of a step.
-pub(crate) struct Surroundings<'a, 'b> {
+/// The parts of the NIC that the router works on during a step.
+pub(crate) struct RouterContext<'a, 'b> {
     pub(crate) channels: &'a mut [Channel; VCS],
     pub(crate) presence: &'a mut Presence,
     pub(crate) ports: &'a mut Ports<'b>,
-    /// Whether the injection interface works.
+    /// Whether the injection interface is enabled.
     pub(crate) injecting: bool,
 }
 
 /// A node's router.
 pub(crate) struct Router {
     address: u32,
+    /// Point-to-point routes, by target address.
     targets: Vec<Route>,
+    /// Class routes.
     pub(crate) classes: [ClassRoute; CLASSES],
     /// General configuration register.
     pub(crate) rcfg: u32,
+    /// Packets with several targets, by the source they came from.
     held: [[Option<Held>; SOURCES]; VCS],
-    /// Sources for which something is held, a bit a source.
+    /// Sources that have a held packet, one bit for each source.
     held_mask: [u8; VCS],
-    /// Which sources wait, a bit a source.
+    /// Sources that wait, one bit for each source.
     blocked: [u8; VCS],
-    /// Ports with a link.
+    /// Ports with a link, one bit for each port.
     connected: u8,
-    /// Whose turn is first.
+    /// The source that is served first.
     first: usize,
-    /// Another look at the sources may find more in this step.
+    /// Whether another look at the sources may find more packets in this step.
     again: bool,
-    /// Something could not move for want of a packet from the pool; it is to be tried again soon.
+    /// Whether a packet could not move because the pool was empty. The device must retry soon.
     pub(crate) starved: bool,
     pub(crate) counters: [RouterCounters; VCS],
 }
@@ -123,65 +127,75 @@ impl Router {
         }
     }
 
-    /// Drops what is under way in this node: what is held, and what has arrived at its ports. Presence news are kept.
-    pub(crate) fn clear(&mut self, around: &mut Surroundings<'_, '_>) {
-        self.look_at_links(around.ports);
+    /// Drops the packets in this node: those held, and those that have arrived at its ports.
+    /// Presence symbols are processed.
+    pub(crate) fn clear(&mut self, context: &mut RouterContext<'_, '_>) {
+        self.look_at_links(context.ports);
+
         for channel in 0..VCS {
             for source in 0..SOURCES {
                 if let Some(held) = self.held[channel][source].take() {
-                    around.ports.recycle(held.packet);
+                    context.ports.recycle(held.packet);
                     self.counters[channel].sunk += 1;
                 }
             }
+
             for port in 0..PORTS {
-                while let Some(packet) = around.ports.take(port as u8, channel) {
+                while let Some(packet) = context.ports.take(port as u8, channel) {
                     match presence::parse(packet.header) {
-                        Some((node, word)) => self.learn(around, channel, node, word, Some(port)),
+                        Some((node, word)) => self.learn(context, channel, node, word, Some(port)),
                         None => self.counters[channel].sunk += 1,
                     }
-                    around.ports.recycle(packet);
+                    context.ports.recycle(packet);
                 }
             }
         }
+
         self.blocked = [0; VCS];
         self.held_mask = [0; VCS];
     }
 
-    /// Sources that wait, a bit a source: ports, send FIFO, ALU.
+    /// Returns the sources that wait, one bit for each source: ports, send FIFO, ALU.
     pub(crate) fn blocked(&self, channel: usize) -> u8 {
         self.blocked[channel]
     }
 
+    /// Notes the ports that have a link.
     fn look_at_links(&mut self, ports: &Ports<'_>) {
         self.connected = ports.plugged() as u8 & ALL_PORTS;
     }
 
-    /// Moves about `budget` packets. True when anything moved.
+    /// Moves about `budget` packets. Returns whether any moved.
     #[inline(always)]
-    pub(crate) fn run(&mut self, around: &mut Surroundings<'_, '_>, budget: u32) -> bool {
+    pub(crate) fn run(&mut self, context: &mut RouterContext<'_, '_>, budget: u32) -> bool {
         if self.rcfg & rcfg::MAN != 0 {
             return false;
         }
+
         let mut left = budget.max(1);
         let mut moved_any = false;
-        self.look_at_links(around.ports);
+        self.look_at_links(context.ports);
+
         loop {
-            if around.presence.ports_waiting != [0; VCS] {
-                self.flush_all_presence(around);
+            if context.presence.ports_waiting != [0; VCS] {
+                self.flush_all_presence(context);
             }
-            let active = self.active(around);
+
+            let active = self.active(context);
             if active == [0; VCS] {
                 return moved_any;
             }
+
             self.again = false;
             let mut moved = 0;
             let [system, user] = active;
             if system != 0 {
-                moved += self.serve(around, VC_SYSTEM, system, left);
+                moved += self.serve(context, VC_SYSTEM, system, left);
             }
             if user != 0 {
-                moved += self.serve(around, VC_USER, user, left);
+                moved += self.serve(context, VC_USER, user, left);
             }
+
             moved_any |= moved > 0;
             left = left.saturating_sub(moved);
             if !self.again || left == 0 {
@@ -190,71 +204,81 @@ impl Router {
         }
     }
 
-    /// Moves packets of the sources of a channel, each in its turn. Gives how many.
+    /// Moves packets of the active sources of a channel in turn. Returns the number moved.
     #[inline(always)]
-    fn serve(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, sources: u8, left: u32) -> u32 {
+    fn serve(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, sources: u8, left: u32) -> u32 {
         let limit = BURST.min(left);
         if !sources.is_power_of_two() {
-            return self.serve_in_turn(around, channel, sources, limit);
+            return self.serve_in_turn(context, channel, sources, limit);
         }
+
         let source = sources.trailing_zeros() as usize;
-        let (moved, end) = self.move_row(around, channel, source, limit);
+        let (moved, end) = self.move_row(context, channel, source, limit);
+
         if end == RowEnd::Empty && moved < limit {
-            // What was there has gone, and all is said.
+            // The source is empty and nothing waits, so `continue_source` has no work.
             self.blocked[channel] = 0;
             return moved;
         }
-        self.go_on(around, channel, source, limit, (moved, end))
+
+        self.continue_source(context, channel, source, limit, (moved, end))
     }
 
-    /// As [`Router::serve`], of several sources.
+    /// As [`Router::serve`], for several sources.
     #[inline(never)]
     fn serve_in_turn(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         sources: u8,
         limit: u32,
     ) -> u32 {
-        // The sources from `first` on, then those before it.
+        // The round starts at `first` and wraps around.
         let later = 0xffu8 << self.first;
         let (mut sources, mut moved) = (sources, 0);
+
         while sources != 0 {
             let next = if sources & later != 0 { sources & later } else { sources };
             let source = next.trailing_zeros() as usize;
             sources &= !(1 << source);
-            let row = self.move_row(around, channel, source, limit);
-            moved += self.go_on(around, channel, source, limit, row);
+            let row = self.move_row(context, channel, source, limit);
+            moved += self.continue_source(context, channel, source, limit, row);
         }
-        // Those that compete take turns.
+
+        // The next round starts one source further on, so that competing sources alternate.
         self.first = if self.first + 1 == SOURCES { 0 } else { self.first + 1 };
         moved
     }
 
-    /// Sources that have something, by virtual channel, a bit a source. The channels have nothing to do with each other.
+    /// Returns the sources that have a packet, by virtual channel, one bit for each source.
     #[inline]
-    fn active(&mut self, around: &mut Surroundings<'_, '_>) -> [u8; VCS] {
-        let arrived = around.ports.arrivals();
+    fn active(&mut self, context: &mut RouterContext<'_, '_>) -> [u8; VCS] {
+        let arrived = context.ports.arrivals();
         let mut active = [0; VCS];
+
         for (channel, sources) in active.iter_mut().enumerate() {
             *sources = (arrived[channel] as u8 & ALL_PORTS) | self.held_mask[channel];
-            let fifo = &mut around.channels[channel];
-            if around.injecting && fifo.may_send() && fifo.head() != Head::Empty {
+
+            let fifo = &mut context.channels[channel];
+            if context.injecting && fifo.may_send() && fifo.head() != Head::Empty {
                 *sources |= TO_LOCAL;
             }
+
             self.blocked[channel] &= *sources;
         }
         active
     }
 
-    /// Moves up to `limit` packets of a source, of which a row has gone already. Gives how many in all.
+    /// Moves up to `limit` packets of a source. `moved` and `end` describe the row that has gone
+    /// already. Returns the number moved in all.
     ///
-    /// Whoever moved that many has perhaps more, and what the ALU did or was given may let others go on: both are worth another look
-    /// ([`Router::again`]). Nothing else in a step of this node changes what a source finds.
+    /// Two events set [`Router::again`]. A source that reached its limit may have more packets. A
+    /// packet to or from the ALU may let other sources continue. Nothing else in a step of this
+    /// node changes what a source finds.
     #[inline(never)]
-    fn go_on(
+    fn continue_source(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
@@ -262,14 +286,17 @@ impl Router {
     ) -> u32 {
         let bit = 1u8 << source;
         let mut row = moved;
+
         loop {
             if moved > 0 {
                 self.blocked[channel] &= !bit;
             }
+
             if moved >= limit {
                 self.again = true;
                 return moved;
             }
+
             match end {
                 RowEnd::Empty => return moved,
                 RowEnd::Blocked | RowEnd::Starved => {
@@ -277,10 +304,10 @@ impl Router {
                     self.wait(channel, bit);
                     return moved;
                 }
-                // Behind one row there may be another.
+                // Another row may follow this one.
                 RowEnd::Other if row > 0 => {}
                 RowEnd::Other => {
-                    match self.advance(around, channel, source) {
+                    match self.advance(context, channel, source) {
                         Move::Moved => self.blocked[channel] &= !bit,
                         Move::Empty => return moved,
                         Move::Blocked => {
@@ -288,6 +315,7 @@ impl Router {
                             return moved;
                         }
                     }
+
                     moved += 1;
                     self.again |= source == ALU || self.held_mask[channel] != 0;
                     if moved >= limit {
@@ -295,12 +323,13 @@ impl Router {
                     }
                 }
             }
-            (row, end) = self.move_row(around, channel, source, limit - moved);
+
+            (row, end) = self.move_row(context, channel, source, limit - moved);
             moved += row;
         }
     }
 
-    /// Notes that a source waits.
+    /// Notes that a source waits, and counts the stall if it did not wait before.
     #[inline]
     fn wait(&mut self, channel: usize, bit: u8) {
         if self.blocked[channel] & bit == 0 {
@@ -309,125 +338,139 @@ impl Router {
         }
     }
 
-    /// Moves the packet that is first at a source, whatever it is.
+    /// Moves the first packet of a source, of any kind.
     #[inline(never)]
-    fn advance(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
+    fn advance(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, source: usize) -> Move {
         if self.held_mask[channel] & (1 << source) != 0 {
-            return self.advance_held(around, channel, source);
+            return self.advance_held(context, channel, source);
         }
+
         let header = if source < PORTS {
             if self.rcfg & (rcfg::SRC00 >> (4 * source + channel)) != 0 {
                 return Move::Empty;
             }
-            let Some(packet) = around.ports.peek(source as u8, channel) else { return Move::Empty };
+
+            let Some(packet) = context.ports.peek(source as u8, channel) else { return Move::Empty };
             let header = packet.header;
+
             if let Some((node, word)) = presence::parse(header) {
-                if let Some(packet) = around.ports.take(source as u8, channel) {
-                    around.ports.recycle(packet);
+                if let Some(packet) = context.ports.take(source as u8, channel) {
+                    context.ports.recycle(packet);
                 }
-                self.learn(around, channel, node, word, Some(source));
+                self.learn(context, channel, node, word, Some(source));
                 return Move::Moved;
             }
             Header(header as u32)
-        } else if source == LOCAL && around.injecting {
-            match around.channels[channel].head() {
+        } else if source == LOCAL && context.injecting {
+            match context.channels[channel].head() {
                 Head::Empty => return Move::Empty,
                 Head::Packet(header) => header,
                 Head::Presence { core, generation } => {
-                    around.channels[channel].take_presence();
-                    let word = around.presence.with_core(channel, self.address, core, generation);
-                    self.learn(around, channel, self.address, word, None);
+                    context.channels[channel].take_presence();
+                    let word = context.presence.with_core(channel, self.address, core, generation);
+                    self.learn(context, channel, self.address, word, None);
                     return Move::Moved;
                 }
             }
         } else {
             return Move::Empty;
         };
+
         if header.is_point_to_point() {
             let target = match self.targets.get(header.node() as usize) {
                 Some(Route::Local) => TO_LOCAL,
                 Some(Route::Port(port)) => 1 << *port,
                 Some(Route::None) | None => 0,
             };
-            return self.send(around, channel, source, header, target);
+            return self.send(context, channel, source, header, target);
         }
+
         let route = self.classes[header.class() as usize];
         if !self.goes_up(route, source) {
-            // Down, or nowhere.
+            // The packet goes down, or it has no way to go.
             let down = source < PORTS && route.up() & (1 << source) != 0;
             let targets = if down { down_targets(route) } else { 0 };
-            return self.send(around, channel, source, header, targets);
+            return self.send(context, channel, source, header, targets);
         }
+
         if alu::combines(header.opcode()) {
-            self.combine(around, channel, route, header)
+            self.combine(context, channel, route, header)
         } else {
-            self.send(around, channel, source, header, up_targets(route))
+            self.send(context, channel, source, header, up_targets(route))
         }
     }
 
+    /// Returns whether a class's packet from this source goes up.
     fn goes_up(&self, route: ClassRoute, source: usize) -> bool {
         if source == LOCAL { route.sends() } else { route.children() & (1 << source) != 0 }
     }
 
-    /// Sends the packet that is first at a source to its targets.
+    /// Sends the first packet of a source to its targets.
     #[inline]
     fn send(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         header: Header,
         targets: u8,
     ) -> Move {
-        // A link that is not there, or the one it came through, is no way for a point-to-point packet; a class turns round.
+        // A point-to-point packet takes no port without a link and never returns through its own
+        // port. A class's packet turns round at its root.
         let back = if source < PORTS && header.is_point_to_point() { 1 << source } else { 0 };
         let targets = targets & (self.connected | TO_LOCAL) & !back;
         if targets == 0 {
-            return self.discard(around, channel, source);
+            return self.discard(context, channel, source);
         }
+
         if targets & (targets - 1) != 0 {
-            let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
+            let Some(packet) = self.take(context, channel, source) else { return Move::Blocked };
             self.hold(channel, source, Held { packet, targets });
-            let _ = self.advance_held(around, channel, source);
+            let _ = self.advance_held(context, channel, source);
             return Move::Moved;
         }
+
         if targets == TO_LOCAL {
-            return match around.channels[channel].room(header) {
+            return match context.channels[channel].room(header) {
                 Room::No => Move::Blocked,
                 room => {
-                    let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
-                    self.deliver(around, channel, &packet, room);
-                    around.ports.recycle(packet);
+                    let Some(packet) = self.take(context, channel, source) else { return Move::Blocked };
+                    self.deliver(context, channel, &packet, room);
+                    context.ports.recycle(packet);
                     Move::Moved
                 }
             };
         }
+
         let port = targets.trailing_zeros() as usize;
-        if !self.port_open(around, channel, port) {
+        if !self.port_open(context, channel, port) {
             return Move::Blocked;
         }
+
         if source < PORTS {
-            if !around.ports.forward(source as u8, port as u8, channel) {
+            if !context.ports.forward(source as u8, port as u8, channel) {
                 return Move::Blocked;
             }
             self.counters[channel].forwarded += 1;
             return Move::Moved;
         }
-        if !around.ports.ready(port as u8, channel) {
+
+        if !context.ports.ready(port as u8, channel) {
             return Move::Blocked;
         }
-        let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
-        self.transmit(around, channel, port, packet);
+
+        let Some(packet) = self.take(context, channel, source) else { return Move::Blocked };
+        self.transmit(context, channel, port, packet);
         Move::Moved
     }
 
-    /// Takes the packet that is first at a port or in the send FIFO.
+    /// Takes the first packet out of a port or the send FIFO.
     #[inline]
-    fn take(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Option<Packet> {
+    fn take(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, source: usize) -> Option<Packet> {
         if source < PORTS {
-            around.ports.take(source as u8, channel)
+            context.ports.take(source as u8, channel)
         } else {
-            let packet = around.channels[channel].take(around.ports);
+            let packet = context.channels[channel].take(context.ports);
             match &packet {
                 Some(_) => self.counters[channel].sent += 1,
                 None => self.starved = true,
@@ -436,56 +479,64 @@ impl Router {
         }
     }
 
+    /// Puts a packet into the receive FIFO, or drops it where `room` says that its receiver is
+    /// gone.
     #[inline]
-    fn deliver(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, packet: &Packet, room: Room) {
+    fn deliver(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, packet: &Packet, room: Room) {
         if room == Room::Yes {
-            around.channels[channel].deliver(Header(packet.header as u32), packet.bytes());
+            context.channels[channel].deliver(Header(packet.header as u32), packet.bytes());
             self.counters[channel].received += 1;
         } else {
             self.counters[channel].sunk += 1;
         }
     }
 
+    /// Sends a packet through a port. The packet is dropped if the port does not accept it.
     #[inline]
-    fn transmit(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize, packet: Packet) {
-        match around.ports.send(port as u8, channel, packet) {
+    fn transmit(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, port: usize, packet: Packet) {
+        match context.ports.send(port as u8, channel, packet) {
             Ok(()) => self.counters[channel].forwarded += 1,
-            Err(packet) => around.ports.recycle(packet),
+            Err(packet) => context.ports.recycle(packet),
         }
     }
 
-    /// Whether a packet can go out of a port now.
-    fn port_ready(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
-        self.port_open(around, channel, port) && around.ports.ready(port as u8, channel)
+    /// Returns whether a packet can leave through a port now.
+    fn port_ready(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, port: usize) -> bool {
+        self.port_open(context, channel, port) && context.ports.ready(port as u8, channel)
     }
 
-    /// Whether nothing but credits can keep a packet from going out of a port; presence symbols that wait there go first.
+    /// Returns whether only credits can keep a packet from leaving through a port. Presence symbols
+    /// that wait there are sent first.
     #[inline]
-    fn port_open(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, port: usize) -> bool {
-        if around.presence.ports_waiting[channel] & (1 << port) != 0
-            && !self.flush_presence(around, channel, port)
+    fn port_open(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, port: usize) -> bool {
+        if context.presence.ports_waiting[channel] & (1 << port) != 0
+            && !self.flush_presence(context, channel, port)
         {
             return false;
         }
+
         self.rcfg & (rcfg::TGT00 >> (4 * port + channel)) == 0
     }
 
-    fn discard(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, source: usize) -> Move {
-        let Some(packet) = self.take(around, channel, source) else { return Move::Blocked };
-        around.ports.recycle(packet);
+    /// Drops the first packet of a source, which has no target.
+    fn discard(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, source: usize) -> Move {
+        let Some(packet) = self.take(context, channel, source) else { return Move::Blocked };
+        context.ports.recycle(packet);
+
         self.counters[channel].no_target += 1;
         if source == LOCAL {
-            around.channels[channel].inject_error(pix::ADDR0);
+            context.channels[channel].inject_error(pix::ADDR0);
         }
         Move::Moved
     }
 }
 
-/// Where the packets of a class go on their way up: up, or down again at the root.
+/// Returns the targets of a class's packet that goes up: the port up, or those down at the root.
 fn up_targets(route: ClassRoute) -> u8 {
     if route.up() != 0 { route.up() } else { down_targets(route) }
 }
 
+/// Returns the targets of a class's packet that goes down.
 fn down_targets(route: ClassRoute) -> u8 {
     route.children() | if route.receives() { TO_LOCAL } else { 0 }
 }

@@ -1,28 +1,32 @@
-//! Packets in a row: the common case by itself.
+//! Rows of packets: the common case.
 //!
-//! Point-to-point packets that come one behind the other from one source and go the same way share what is the same for all of them:
-//! the look at their route, at the link and at the FIFO, credits, and who is woken. Whatever is not so common (classes, several targets,
-//! presence symbols, checksums, receivers that are gone, the node's own packets onto links that take time) ends a row, and
-//! [`Router::advance`] takes the packet that is first as it takes any.
+//! A row is a sequence of point-to-point packets from one source that go the same way. They share
+//! the lookup of the route, the check of link and FIFO, the credits, and the wake-up of the next
+//! node.
+//!
+//! Everything less common ends a row: classes, several targets, presence symbols, checksums, absent
+//! receivers, and the node's own packets onto links that take time. [`Router::advance`] then moves
+//! the first packet, whatever it is.
 
 use nicforge_core::fabric::Packet;
 use nicforge_hwi::tree::{Header, PORTS};
 
-use super::{LOCAL, Router, Surroundings};
+use super::{LOCAL, Router, RouterContext};
 use crate::{config::Route, fifo::RowEnd};
 
-/// No row begins here.
+/// The result where no row begins.
 const NONE: (u32, RowEnd) = (0, RowEnd::Other);
 
-/// Where a point-to-point packet goes. `None` for any other.
+/// Returns the route of a point-to-point packet; `None` for any other.
 #[inline(always)]
 fn route_of(targets: &[Route], header: u64) -> Option<Route> {
-    // The bits of a presence symbol and the lack of the point-to-point bit both end this.
+    // A presence symbol has bits above the header's 32; a class's packet lacks the point-to-point
+    // bit.
     let plain = header >> 32 == 0 && Header(header as u32).is_point_to_point();
     if plain { targets.get(Header(header as u32).node() as usize).copied() } else { None }
 }
 
-/// Why a row of packets with the header `alike` ended, by the packet that is in front now.
+/// Returns why a row of packets with the header `alike` ended, from the packet that is first now.
 #[inline(never)]
 fn end_of(front: Option<&Packet>, alike: u64) -> RowEnd {
     match front {
@@ -33,33 +37,35 @@ fn end_of(front: Option<&Packet>, alike: u64) -> RowEnd {
 }
 
 impl Router {
-    /// Moves packets that go the same way as the one that is first at a source, at most `limit`. Gives how many, and why no more.
+    /// Moves packets that go the same way as the first packet of a source, at most `limit`. Returns
+    /// the number moved and why the row ended.
     #[inline]
     pub(super) fn move_row(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
     ) -> (u32, RowEnd) {
         let held = self.held_mask[channel] & (1 << source) != 0;
-        if self.rcfg != 0 || held || around.presence.ports_waiting[channel] != 0 {
+        if self.rcfg != 0 || held || context.presence.ports_waiting[channel] != 0 {
             return NONE;
         }
+
         if source < PORTS {
-            self.port_row(around, channel, source, limit)
+            self.port_row(context, channel, source, limit)
         } else if source == LOCAL {
-            self.send_row(around, channel, limit)
+            self.send_row(context, channel, limit)
         } else {
             NONE
         }
     }
 
-    /// From a port: into the receive FIFO, or on through another port.
+    /// Moves packets from a port into the receive FIFO, or on through another port.
     #[inline(never)]
     fn port_row(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
@@ -67,59 +73,65 @@ impl Router {
         let targets = self.targets.as_slice();
         let through = self.connected & !(1 << source);
         let (mut route, mut alike) = (None, 0);
-        let forwarded = around.ports.forward_row(source as u8, channel, limit, |first| {
+
+        let forwarded = context.ports.forward_row(source as u8, channel, limit, |first| {
             alike = first.header;
             route = route_of(targets, alike);
             let Some(Route::Port(port)) = route else { return None };
-            // A stream's packets are alike.
+
+            // The packets of a stream have equal headers, so one comparison decides.
             let alike = alike;
             (through & (1 << port) != 0).then_some((port, move |packet: &Packet| packet.header == alike))
         });
+
         match (forwarded, route) {
             (Some((moved, more)), _) => {
                 self.counters[channel].forwarded += u64::from(moved);
                 let end = if more {
-                    end_of(around.ports.peek(source as u8, channel), alike)
+                    end_of(context.ports.peek(source as u8, channel), alike)
                 } else {
                     RowEnd::Empty
                 };
                 (moved, end)
             }
-            (None, Some(Route::Local)) => self.receive_row(around, channel, source, limit),
+            (None, Some(Route::Local)) => self.receive_row(context, channel, source, limit),
             (None, _) => NONE,
         }
     }
 
-    /// From a port into the receive FIFO.
+    /// Moves packets from a port into the receive FIFO.
     #[inline(never)]
     fn receive_row(
         &mut self,
-        around: &mut Surroundings<'_, '_>,
+        context: &mut RouterContext<'_, '_>,
         channel: usize,
         source: usize,
         limit: u32,
     ) -> (u32, RowEnd) {
         let targets = self.targets.as_slice();
         let goes = |header| route_of(targets, header) == Some(Route::Local);
-        let fifo = &mut around.channels[channel];
-        let (received, end) = fifo.receive_row(around.ports, source as u8, limit, goes);
+
+        let fifo = &mut context.channels[channel];
+        let (received, end) = fifo.receive_row(context.ports, source as u8, limit, goes);
         self.counters[channel].received += u64::from(received);
         (received, end)
     }
 
-    /// From the send FIFO to a port.
+    /// Moves packets from the send FIFO to a port.
     #[inline(never)]
-    fn send_row(&mut self, around: &mut Surroundings<'_, '_>, channel: usize, limit: u32) -> (u32, RowEnd) {
+    fn send_row(&mut self, context: &mut RouterContext<'_, '_>, channel: usize, limit: u32) -> (u32, RowEnd) {
         let targets = self.targets.as_slice();
-        let fifo = &mut around.channels[channel];
-        let Some(first) = fifo.slot_header().filter(|_| around.injecting) else { return NONE };
+        let fifo = &mut context.channels[channel];
+        let Some(first) = fifo.slot_header().filter(|_| context.injecting) else { return NONE };
         let Some(Route::Port(port)) = route_of(targets, first.0.into()) else { return NONE };
         if self.connected & (1 << port) == 0 {
             return NONE;
         }
-        let Some(mut run) = around.ports.run(port, channel) else { return NONE };
+
+        let Some(mut run) = context.ports.run(port, channel) else { return NONE };
         let goes = |header: Header| route_of(targets, header.0.into()) == Some(Route::Port(port));
         let (sent, end) = fifo.send_row(&mut run, limit, goes);
+
         let counters = &mut self.counters[channel];
         counters.sent += u64::from(sent);
         counters.forwarded += u64::from(sent);

@@ -1,4 +1,5 @@
-//! A machine of tree NICs in process, and clients that drive them through mapped memory and trapped accesses.
+//! A machine of tree NICs in process, and clients that drive them through mapped memory and trapped
+//! accesses.
 #![allow(dead_code, reason = "each test binary uses its part")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a helper of tests fails the test")]
 
@@ -23,9 +24,10 @@ use nicforge_tree::{Topology, TreeConfig, TreeNic};
 
 pub(crate) type Payload = [u8; PAYLOAD];
 
-/// Turns after which a machine that is still busy is taken for one that never rests.
+/// Turns after which a machine that is still busy counts as one that never rests.
 const MANY_TURNS: usize = 200_000;
 
+/// A machine of tree NICs, with the time at which it is stepped.
 pub(crate) struct Rig {
     pub(crate) machine: Machine,
     pub(crate) now: Nanos,
@@ -34,13 +36,16 @@ pub(crate) struct Rig {
 }
 
 impl Rig {
+    /// Builds a machine of psets with default links.
     pub(crate) fn psets(compute_nodes: &[u32]) -> Self {
         Self::with(compute_nodes, LinkSpec::default(), |_| {})
     }
 
+    /// Builds a machine of psets with these links, after `change` to each node's configuration.
     pub(crate) fn with(compute_nodes: &[u32], link: LinkSpec, change: impl Fn(&mut TreeConfig)) -> Self {
         let topology = Topology::psets(compute_nodes).unwrap();
         let mut machine = Machine::new();
+
         let functions: Vec<_> = (0..topology.nodes.len() as u32)
             .map(|address| {
                 let mut config = topology.config(address).unwrap();
@@ -49,6 +54,7 @@ impl Rig {
                 machine.add_function(&format!("node{address}"), Box::new(device)).unwrap()
             })
             .collect();
+
         let links = topology
             .links
             .iter()
@@ -57,12 +63,13 @@ impl Rig {
                 machine.fabric().connect(end(tie.a), end(tie.b), link.clone()).unwrap()
             })
             .collect();
+
         let mut rig = Self { machine, now: Nanos::ZERO, functions, links };
         rig.run();
         rig
     }
 
-    /// Steps, and lets time pass, until nothing moves any more.
+    /// Steps the machine and advances time until nothing moves any more.
     pub(crate) fn run(&mut self) {
         let mut quiet = 0;
         for _ in 0..MANY_TURNS {
@@ -70,6 +77,7 @@ impl Rig {
                 quiet = 0;
                 continue;
             }
+
             quiet += 1;
             let next = self.machine.fabric().next_event();
             if next != Nanos::NEVER {
@@ -81,13 +89,14 @@ impl Rig {
         panic!("the machine does not come to rest");
     }
 
+    /// Attaches a client and runs the machine.
     pub(crate) fn attach(&mut self, node: u32, attachment: u16) -> Client {
         let client = self.attach_at_once(node, attachment);
         self.run();
         client
     }
 
-    /// As [`Rig::attach`]; nothing is stepped afterwards.
+    /// As [`Rig::attach`], without a step afterwards.
     pub(crate) fn attach_at_once(&mut self, node: u32, attachment: u16) -> Client {
         let function = self.functions[node as usize];
         let who = AttachmentId(attachment);
@@ -96,6 +105,7 @@ impl Rig {
         Client { node, function, who, window: memory(BAR_WINDOW), mirror: memory(BAR_MIRROR) }
     }
 
+    /// Attaches core 0 of a node.
     pub(crate) fn core(&mut self, node: u32) -> Client {
         self.attach(node, 0)
     }
@@ -104,7 +114,7 @@ impl Rig {
         self.attach(node, ATTACHMENT_ADMIN)
     }
 
-    /// The client dies; nothing is stepped afterwards.
+    /// Detaches the client as if it had died, without a step afterwards.
     pub(crate) fn kill(&mut self, client: &Client) {
         self.machine.detach(client.function, client.who, Ended::Closed).unwrap();
     }
@@ -129,12 +139,13 @@ impl Rig {
         self.write(client, offset, &value.to_le_bytes());
     }
 
+    /// Returns a counter of a node's NIC.
     pub(crate) fn counter(&self, node: u32, name: &str) -> u64 {
         let counters = self.machine.counters(self.functions[node as usize]);
         counters.iter().find(|counter| counter.name == name).unwrap().value
     }
 
-    /// Counts a client's interrupts from now on.
+    /// Binds counters to a client's interrupts. They count from now on.
     pub(crate) fn interrupts(&mut self, client: &Client) -> Vec<Arc<Count>> {
         let counts: Vec<_> = (0..vector::COUNT).map(|_| Arc::new(Count(AtomicU64::new(0)))).collect();
         let sinks = counts.iter().map(|count| Some(count.clone() as Arc<dyn InterruptSink>)).collect();
@@ -142,7 +153,8 @@ impl Rig {
         counts
     }
 
-    /// Sends as much of `packets` as goes, running the machine in between, and reads nothing. Returns how many went.
+    /// Sends `packets` in order until one does not fit even after the machine has run. Nothing is
+    /// received meanwhile. Returns the number sent.
     pub(crate) fn send_all(&mut self, client: &Client, packets: &[(Header, Payload)]) -> usize {
         for (sent, (header, payload)) in packets.iter().enumerate() {
             if !client.try_send(*header, payload) {
@@ -152,11 +164,13 @@ impl Rig {
                 }
             }
         }
+
         self.run();
         packets.len()
     }
 }
 
+/// Counts one vector's interrupts.
 pub(crate) struct Count(AtomicU64);
 
 impl InterruptSink for Count {
@@ -166,11 +180,13 @@ impl InterruptSink for Count {
 }
 
 impl Count {
+    /// Returns the count and sets it to 0.
     pub(crate) fn take(&self) -> u64 {
         self.0.swap(0, Ordering::Relaxed)
     }
 }
 
+/// A client of one attachment, with its mapped memory.
 pub(crate) struct Client {
     pub(crate) node: u32,
     pub(crate) function: FunctionId,
@@ -180,17 +196,18 @@ pub(crate) struct Client {
 }
 
 impl Client {
-    /// The same client once more.
+    /// Returns a second handle to the same client.
     pub(crate) fn twin(&self) -> Self {
         let (window, mirror) = (self.window.clone(), self.mirror.clone());
         Self { node: self.node, function: self.function, who: self.who, window, mirror }
     }
 
-    /// A word of the channel mirror.
+    /// Returns a word of the channel's mirror.
     pub(crate) fn mirror(&self, offset: u64) -> u32 {
         self.mirror.u32(offset).unwrap().load(Ordering::Acquire)
     }
 
+    /// Returns a word of the channel's window.
     pub(crate) fn window(&self, offset: u64) -> u32 {
         self.window.u32(offset).unwrap().load(Ordering::Acquire)
     }
@@ -199,17 +216,19 @@ impl Client {
         self.window.u32(offset).unwrap().store(value, Ordering::Release);
     }
 
+    /// Returns a core's generation as this client sees it.
     pub(crate) fn presence(&self, node: u32, core: usize) -> u8 {
         self.mirror(mirror::PRESENCE + 4 * u64::from(node)).to_le_bytes()[core]
     }
 
-    /// Puts a packet into a send slot. False when there is no free one.
+    /// Puts a packet into a send slot. Returns false if no slot is free.
     pub(crate) fn try_send(&self, header: Header, payload: &Payload) -> bool {
         let depth = self.mirror(mirror::SEND_DEPTH);
         let tail = self.window(window::SEND_TAIL);
         if tail.wrapping_sub(self.mirror(mirror::SEND_HEAD)) >= depth {
             return false;
         }
+
         let slot = window::SEND + u64::from(tail % depth) * SLOT;
         self.window.write(slot + SLOT_PAYLOAD, payload).unwrap();
         let control = u64::from(tail.wrapping_add(1)) | (u64::from(header.0) << 32);
@@ -218,34 +237,36 @@ impl Client {
         true
     }
 
-    /// Takes a packet out of the receive slots.
+    /// Takes the first packet out of the receive slots.
     pub(crate) fn receive(&self) -> Option<(Header, Payload)> {
         let packet = self.peek(0)?;
         self.set_window(window::RECV_HEAD, self.window(window::RECV_HEAD).wrapping_add(1));
         Some(packet)
     }
 
-    /// The packet `ahead` of the first in the receive slots.
+    /// Returns the packet `ahead` of the first in the receive slots, without taking it.
     pub(crate) fn peek(&self, ahead: u32) -> Option<(Header, Payload)> {
         let depth = self.mirror(mirror::RECV_DEPTH);
         let number = self.window(window::RECV_HEAD).wrapping_add(ahead);
         let slot = mirror::RECV + u64::from(number % depth) * SLOT;
         let control = self.mirror.u64(slot + SLOT_CONTROL).unwrap().load(Ordering::Acquire);
+
         if control as u32 != number.wrapping_add(1) {
             return None;
         }
+
         let mut payload = [0; PAYLOAD];
         self.mirror.read(slot + SLOT_PAYLOAD, &mut payload).unwrap();
         Some((Header((control >> 32) as u32), payload))
     }
 
-    /// What is in the receive slots, without taking it.
+    /// Returns the number of packets in the receive slots, without taking them.
     pub(crate) fn waiting(&self) -> usize {
         (0..self.mirror(mirror::RECV_DEPTH)).take_while(|&ahead| self.peek(ahead).is_some()).count()
     }
 }
 
-/// A payload that names itself.
+/// Returns a payload that differs for each seed.
 pub(crate) fn payload(seed: u32) -> Payload {
     std::array::from_fn(|index| (seed.wrapping_mul(31).wrapping_add(index as u32) >> (index % 3)) as u8)
 }

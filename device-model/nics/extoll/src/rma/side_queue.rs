@@ -1,16 +1,15 @@
 //! Side queues: packets that wait for one client's memory leave the queues that all clients share.
 //!
-//! A packet whose data move by messages, and whose client has not answered yet, goes to a queue of
-//! that client's, one for each class of traffic. All later RMA packets of the class for the client
-//! follow it, so that order is kept. The side queue of one client delays no other client.
+//! A packet whose data move by messages moves to a side queue if its client has not answered yet.
+//! Each client has one side queue for each class of traffic. All later RMA packets of the class for
+//! the client follow it, so that order is kept. One client's side queue delays no other client.
 //!
 //! A side queue is bounded by [`DEPTH`]. When it is full, packets for the client wait at the front
-//! of shared queues, and that time is charged to a [`Budget`] of the client's and to one of the
-//! card's. When one of them is spent, the oldest packet of the side queue ends as withdrawn and
-//! makes room.
+//! of shared queues. That time is charged to a [`Budget`] of the client and to one of the card.
+//! When one of them is spent, the oldest packet of the side queue ends as withdrawn and makes room.
 //!
-//! A packet in a side queue keeps no other client's stage busy: staged data are copied to the side
-//! queue's own memory, at most [`COPIES`] packets of them.
+//! A packet in a side queue does not occupy another client's stage. Staged data are copied to the
+//! side queue's own memory, for at most [`COPIES`] packets.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -35,21 +34,21 @@ use crate::{
 
 /// Packets in a side queue at most.
 const DEPTH: usize = 256;
-/// Packets with copied data among them at most: a bit each.
+/// Packets with copied data in a side queue at most.
 const COPIES: usize = 4;
 /// Longest time between two looks at a side queue, in nanoseconds.
 const LONGEST_RETRY: u64 = 1_000_000;
-/// Classes that have side queues, in the order in which they are looked at.
+/// Classes that have side queues, in the order in which they are served.
 pub(crate) const CLASSES: [Class; 2] = [Class::Response, Class::Request];
 
-/// The outcome of a look at a packet.
+/// The outcome of an attempt to handle a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handled {
-    /// It is over.
+    /// The packet is finished.
     Done,
     /// The network has no room for its answer.
     NoRoom,
-    /// The client's memory is reached by messages, which it has not answered.
+    /// The packet waits for a message that its client has not answered.
     Slow,
 }
 
@@ -58,47 +57,50 @@ struct Entry {
     wire: Wire,
     part: Part,
     memory: Option<Arc<DmaLease>>,
-    /// The slot of the side queue's memory that its data were copied to.
+    /// The slot of the side queue's memory that holds its data, if they were copied.
     copy: Option<usize>,
+    /// The packet's progress.
     waiting: Waiting,
 }
 
 /// Packets of a class that wait for a client.
 #[derive(Default)]
-pub(crate) struct Aside {
+pub(crate) struct SideQueue {
     entries: VecDeque<Entry>,
-    /// When the first one is looked at again.
+    /// Time of the next look at the first packet.
     next_look: Nanos,
-    /// The last look found that the client has not answered.
+    /// Whether the last look found that the client has not answered.
     slow: bool,
-    /// Memory for copies, made when it is first needed, and its slots in use.
+    /// Memory for copied data, created when it is first needed.
     memory: Option<SharedMemory>,
+    /// The slots of that memory in use.
     used: [bool; COPIES],
 }
 
-impl Aside {
+impl SideQueue {
     pub(crate) fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }
 
+    /// Returns whether a packet can be added.
     fn has_room(&self, part: &Part) -> bool {
         self.entries.len() < DEPTH && (!part.staged || self.used.contains(&false))
     }
 
-    /// Puts a packet behind the others. The caller has asked [`Aside::has_room`].
+    /// Adds a packet at the end. The caller must have asked [`SideQueue::has_room`].
     fn push(&mut self, wire: Wire, mut part: Part, memory: Option<Arc<DmaLease>>, waiting: Waiting) {
         let (mut memory, mut copy) = (memory, None);
         if part.staged {
             // Without a copy the packet has no data, and its command ends as withdrawn.
             copy = memory.take().and_then(|stage| self.copy(&stage, &part));
             memory = copy.and_then(|slot| self.lease(slot));
-            part.place = 0;
+            part.data = 0;
         }
 
         self.entries.push_back(Entry { wire, part, memory, copy, waiting });
     }
 
-    /// Copies a packet's data to a free slot.
+    /// Copies a packet's data to a free slot and returns the slot.
     fn copy(&mut self, stage: &DmaLease, part: &Part) -> Option<usize> {
         let slot = self.used.iter().position(|used| !used)?;
         if self.memory.is_none() {
@@ -106,55 +108,59 @@ impl Aside {
         }
 
         let length = u64::from(part.length.min(MTU));
-        stage.copy_to(part.place, &*self.lease(slot)?, 0, length).ok()?;
+        stage.copy_to(part.data, &*self.lease(slot)?, 0, length).ok()?;
         self.used[slot] = true;
         Some(slot)
     }
 
+    /// Returns a lease of a slot.
     fn lease(&self, slot: usize) -> Option<Arc<DmaLease>> {
         let mtu = u64::from(MTU);
         let window = self.memory.as_ref()?.window(slot as u64 * mtu, mtu).ok()?;
         Some(Arc::new(DmaLease::new(window, Term::default())))
     }
 
+    /// Removes the first packet and frees its slot.
     fn pop(&mut self) {
         let Some(entry) = self.entries.pop_front() else { return };
         if let Some(used) = entry.copy.and_then(|slot| self.used.get_mut(slot)) {
             *used = false;
         }
+
         (self.next_look, self.slow) = (Nanos::ZERO, false);
     }
 
-    /// A message was answered: the first packet may go on.
-    pub(crate) fn look_now(&mut self) {
+    /// Lets the first packet be looked at in the next step, because a message was answered.
+    pub(crate) fn retry_now(&mut self) {
         self.next_look = Nanos::ZERO;
     }
 }
 
-/// The side queue of a class, as an index. Packets of the third class never wait.
+/// Returns the index of the side queue of a class. Completions never wait.
 #[inline]
 fn index(class: Class) -> usize {
     usize::from(class == Class::Request)
 }
 
 impl Card {
-    fn aside(&mut self, owner: AttachmentId, class: Class) -> Option<&mut Aside> {
-        Some(&mut self.rma.client(owner)?.aside[index(class)])
+    /// Returns a client's side queue for a class.
+    fn side_queue(&mut self, owner: AttachmentId, class: Class) -> Option<&mut SideQueue> {
+        Some(&mut self.rma.client(owner)?.side_queues[index(class)])
     }
 
     /// Returns whether a packet has to follow others to a side queue.
     #[inline]
-    pub(crate) fn follows_others(&self, wire: Wire) -> bool {
+    pub(crate) fn follows_side_packets(&self, wire: Wire) -> bool {
         let class = wire.kind.class();
-        !self.rma.with_aside.is_empty()
+        !self.rma.with_side_packets.is_empty()
             && class != Class::Completion
-            && self.rma.has_aside(AttachmentId(wire.target_vpid), index(class))
+            && self.rma.has_side_packets(AttachmentId(wire.target_vpid), index(class))
     }
 
     /// Moves the packet at the front of a shared queue to a side queue. Returns the cost, or `None`
-    /// when the packet has to stay where it is for now.
+    /// if the packet has to stay where it is for now.
     #[cold]
-    pub(crate) fn step_aside(
+    pub(crate) fn move_to_side_queue(
         &mut self,
         context: &mut Context<'_>,
         arrival: Arrival,
@@ -166,26 +172,31 @@ impl Card {
             return None;
         }
 
-        let packet = {
+        let memory = {
             let mut ports = context.ports();
             let mut packet = self.switch.take(&mut ports, arrival)?;
             let memory = packet.memory.take();
             ports.recycle(packet);
             memory
         };
+
         let look = waiting.retry(context.now());
-        let aside = self.aside(owner, class)?;
-        if aside.is_empty() {
-            (aside.next_look, aside.slow) = (look, true);
+        let side_queue = self.side_queue(owner, class)?;
+        if side_queue.is_empty() {
+            (side_queue.next_look, side_queue.slow) = (look, true);
         }
-        aside.push(arrival.wire, part, packet, waiting);
-        self.rma.with_aside.add(owner.0);
+
+        side_queue.push(arrival.wire, part, memory, waiting);
+        self.rma.with_side_packets.add(owner.0);
         context.wake_at(look);
-        // The look at this packet, or at the one that made room, may have copied as much.
+
+        // The look at this packet, or at the packet that made room, may have copied as much as
+        // this.
         Some(cost(part.length))
     }
 
-    /// Whether a side queue has room for a packet, if necessary by ending its oldest one.
+    /// Returns whether a side queue has room for a packet. If necessary and allowed, it ends the
+    /// oldest packet.
     fn make_room(
         &mut self,
         context: &mut Context<'_>,
@@ -195,12 +206,14 @@ impl Card {
     ) -> bool {
         let now = context.now();
         let Some(client) = self.rma.client(owner) else { return false };
-        let aside = &client.aside[index(class)];
-        if aside.has_room(part) {
+
+        let side_queue = &client.side_queues[index(class)];
+        if side_queue.has_room(part) {
             return true;
         }
-        if !aside.slow {
-            // The network has no room for an answer.
+        if !side_queue.slow {
+            // The queue waits for room in the network and not for its client, so no budget is
+            // charged.
             return false;
         }
 
@@ -212,46 +225,51 @@ impl Card {
         }
 
         self.rma.hurried += 1;
-        self.look_aside(context, owner, class, true);
-        self.aside(owner, class).is_some_and(|aside| aside.has_room(part))
+        self.handle_first_side_packet(context, owner, class, true);
+        self.side_queue(owner, class).is_some_and(|side_queue| side_queue.has_room(part))
     }
 
-    /// Handles packets of side queues, a client after the other, for about `budget` packets' worth
-    /// of work. Returns how much it was.
+    /// Handles packets of side queues, one client after the other, for about `budget` units of
+    /// work. Returns the work done.
     #[inline]
-    pub(crate) fn handle_aside(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        if self.rma.with_aside.is_empty() { 0 } else { self.handle_all_aside(context, budget) }
+    pub(crate) fn serve_side_queues(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        if self.rma.with_side_packets.is_empty() {
+            0
+        } else {
+            self.serve_waiting_side_queues(context, budget)
+        }
     }
 
+    /// As [`Card::serve_side_queues`], where packets wait.
     #[cold]
-    fn handle_all_aside(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
-        let mut left = self.rma.with_aside;
+    fn serve_waiting_side_queues(&mut self, context: &mut Context<'_>, budget: u32) -> u32 {
+        let mut left = self.rma.with_side_packets;
         let mut spent = 0;
         while spent < budget {
-            let Some(number) = left.next(self.rma.aside_turn) else { break };
+            let Some(number) = left.next(self.rma.side_queue_turn) else { break };
             left.remove(number);
-            self.rma.aside_turn = number + 1;
+            self.rma.side_queue_turn = number + 1;
 
             let owner = AttachmentId(number);
             for class in CLASSES {
                 while spent < budget
-                    && let Some(cost) = self.look_aside(context, owner, class, false)
+                    && let Some(cost) = self.handle_first_side_packet(context, owner, class, false)
                 {
                     spent += cost;
                 }
             }
 
-            let over = |client: &mut super::Client| client.aside.iter().all(Aside::is_empty);
+            let over = |client: &mut super::Client| client.side_queues.iter().all(SideQueue::is_empty);
             if self.rma.client(owner).is_none_or(over) {
-                self.rma.with_aside.remove(number);
+                self.rma.with_side_packets.remove(number);
             }
         }
         spent
     }
 
-    /// Looks at the first packet of a side queue. Returns the cost when it is over, and `None` when
+    /// Handles the first packet of a side queue. Returns the cost if it is finished, and `None` if
     /// it waits. A hurried look ends a packet that would wait.
-    fn look_aside(
+    fn handle_first_side_packet(
         &mut self,
         context: &mut Context<'_>,
         owner: AttachmentId,
@@ -259,10 +277,10 @@ impl Card {
         hurried: bool,
     ) -> Option<u32> {
         let now = context.now();
-        let aside = self.aside(owner, class)?;
-        let first = aside.entries.front()?;
-        if now < aside.next_look && !hurried {
-            context.wake_at(aside.next_look);
+        let side_queue = self.side_queue(owner, class)?;
+        let first = side_queue.entries.front()?;
+        if now < side_queue.next_look && !hurried {
+            context.wake_at(side_queue.next_look);
             return None;
         }
 
@@ -273,15 +291,15 @@ impl Card {
         waiting.hurried = false;
         let look = if handled == Handled::Slow { waiting.retry(now) } else { Nanos::ZERO };
 
-        let aside = self.aside(owner, class)?;
+        let side_queue = self.side_queue(owner, class)?;
         if handled != Handled::Done {
-            (aside.next_look, aside.slow) = (look, handled == Handled::Slow);
-            aside.entries.front_mut()?.waiting = waiting;
+            (side_queue.next_look, side_queue.slow) = (look, handled == Handled::Slow);
+            side_queue.entries.front_mut()?.waiting = waiting;
             context.wake_at(if look > now { look } else { now.after(LONGEST_RETRY) });
             return None;
         }
 
-        aside.pop();
+        side_queue.pop();
         self.rma.client(owner)?.budget.release(now);
         self.rma.budget.release(now);
         Some(cost(part.length))
@@ -289,7 +307,8 @@ impl Card {
 }
 
 impl Waiting {
-    /// When to look again: soon at first, and less often the longer the client has not answered.
+    /// Returns the time of the next look: soon at first, and less often the longer the client has
+    /// not answered.
     fn retry(&self, now: Nanos) -> Nanos {
         let waited = self.waited(now);
         now.after((waited / 8).clamp(RETRY, LONGEST_RETRY))
