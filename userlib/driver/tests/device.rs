@@ -1,4 +1,4 @@
-//! Opening, registers, memory, life and death.
+//! Opening a device, registers, memory, loss and reset.
 
 mod common;
 
@@ -384,7 +384,8 @@ fn token_rearmed_while_it_is_cancelled_is_not_readable_afterwards() {
         (1..=ROUNDS)
             .filter(|&round| {
                 begun.store(round, Ordering::SeqCst);
-                // As a waiter that sees the cancellation at once; without a second processor it gives way.
+                // This thread polls like a waiter that sees the cancellation at once. It yields
+                // later, for hosts with one processor.
                 for turn in 0.. {
                     if cancel.is_cancelled() {
                         break;

@@ -1,4 +1,4 @@
-//! Interrupts over sources without descriptors, as a machine in process has them.
+//! Interrupts whose sources have no descriptors, as in a machine in this process.
 
 mod common;
 

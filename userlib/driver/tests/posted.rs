@@ -1,4 +1,4 @@
-//! Posted writes, doorbells and the life of rings.
+//! Posted writes, doorbells, and rings across resets.
 
 mod common;
 

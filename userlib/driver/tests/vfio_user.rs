@@ -1,4 +1,4 @@
-//! The same device behind a vfio-user socket.
+//! The device of the other tests, behind a vfio-user socket.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;

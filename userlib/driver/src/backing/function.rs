@@ -1,5 +1,7 @@
-//! What the kernel's two ways to a PCI function have in common: a file in which the regions lie one behind the other, to be read,
-//! written and mapped; and how it shows that the function is gone.
+//! The parts that the two kernel backings share: VFIO and the shim.
+//!
+//! A PCI function is a file in which its regions lie one behind the other. [`Function`] reads,
+//! writes and maps them, and detects that the function is gone.
 
 use std::{
     fs::File,
@@ -27,30 +29,30 @@ use crate::{
     heartbeat::{Heartbeat, RESTS},
 };
 
-/// Regions that a PCI function has.
+/// The number of regions of a PCI function.
 const REGIONS: usize = 9;
-/// How often waits look at the function itself.
+/// Minimum time between two checks of the function's identity during waits.
 const LOOK: Duration = Duration::from_millis(100);
 const PAGE: u64 = 4096;
 
-/// How a function was lost.
+/// The way in which a function was lost.
 #[derive(Clone, Copy)]
 pub(super) enum Lost {
-    /// Nobody answers.
+    /// The function no longer answers.
     Pulled = 1,
-    /// The kernel wants it back.
+    /// The kernel has asked for the function back.
     Withdrawn = 2,
 }
 
-/// A region as the kernel describes it.
+/// A region, as the kernel describes it.
 #[derive(Default)]
 pub(super) struct Told {
     pub(super) size: u64,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    /// Where it starts in the file.
+    /// Offset of the region in the file.
     pub(super) at: u64,
-    /// What may be mapped: {offset, length} each.
+    /// The mappable areas, each as {offset, length}.
     pub(super) areas: Vec<(u64, u64)>,
 }
 
@@ -60,24 +62,25 @@ struct KernelRegion {
     memory: OnceLock<Window>,
 }
 
-/// Asks the kernel for a region; the default for one that the function does not have.
+/// Asks the kernel to describe a region. The answer is the default for a region that the function
+/// does not have.
 pub(super) type Describe = fn(BorrowedFd<'_>, u32) -> Result<Told, Errno>;
 
-/// A PCI function behind a file of the kernel's.
+/// A PCI function behind a file of the kernel.
 pub(super) struct Function {
     file: File,
     describe: Describe,
-    /// The file splits accesses of 8 bytes.
+    /// Whether the file splits accesses of 8 bytes.
     splits_words: bool,
     regions: [OnceLock<KernelRegion>; REGIONS],
-    /// 0, or a [`Lost`]. A look that found the function lost is the last one.
+    /// 0, or a [`Lost`]. The function stays lost once this is set.
     gone: AtomicU8,
     looked: Mutex<Instant>,
-    /// Of the engine behind it, where there is one.
+    /// The heartbeat of the engine behind the function, if it has one.
     heartbeat: OnceLock<Heartbeat>,
 }
 
-/// A new counter of interrupts, empty.
+/// Creates an eventfd that counts interrupts, starting at 0.
 pub(super) fn eventfd() -> Result<EventFd, Error> {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
         .map_err(|errno| Error::system("creating an eventfd", errno))
@@ -92,10 +95,11 @@ impl Function {
         let looked = Mutex::new(Instant::now());
         let gone = AtomicU8::new(0);
         let (regions, heartbeat) = Default::default();
+
         Self { file, describe, splits_words, regions, gone, looked, heartbeat }
     }
 
-    /// Where the engine behind the function counts its heartbeat.
+    /// Sets the word in which the engine behind the function counts its heartbeat.
     pub(super) fn set_heartbeat(&self, word: SharedU64) {
         let _ = self.heartbeat.set(Heartbeat::new(word));
     }
@@ -110,11 +114,14 @@ impl Function {
         if let Some(known) = slot.get() {
             return Ok(known);
         }
+
         let told = self.done("asking for a region", (self.describe)(self.fd(), region))?;
+
         let fits = |&(offset, len): &(u64, u64)| {
             let pages = len != 0 && offset % PAGE == 0 && len % PAGE == 0;
             pages && offset.checked_add(len).is_some_and(|end| end <= told.size)
         };
+
         let areas = told.areas.into_iter().filter(fits);
         let info = RegionInfo {
             size: told.size,
@@ -122,6 +129,7 @@ impl Function {
             writable: told.writable,
             mappable: areas.map(|(offset, len)| MappableArea { offset, len }).collect(),
         };
+
         Ok(slot.get_or_init(|| KernelRegion { info, at: told.at, memory: OnceLock::new() }))
     }
 
@@ -129,70 +137,84 @@ impl Function {
         Ok(self.region(region)?.info.clone())
     }
 
-    /// The mapping of `[offset, offset + 8)`, for accesses that the file would split.
+    /// Returns a mapping of `[offset, offset + 8)`, for accesses that the file would split.
     fn mapped_word(&self, region: u32, offset: u64, len: usize) -> Option<Window> {
         if !self.splits_words || len != 8 || !offset.is_multiple_of(8) {
             return None;
         }
+
         let known = self.region(region).ok()?;
         let inside = |area: &MappableArea| {
             offset >= area.offset && area.len >= 8 && offset - area.offset <= area.len - 8
         };
+
         if !known.info.mappable.iter().any(inside) {
             return None;
         }
+
         if known.memory.get().is_none() {
             let memory = self.map(region, true).ok()??;
             let _ = known.memory.set(memory.whole());
         }
+
         known.memory.get()?.window(offset, 8).ok()
     }
 
-    /// As [`super::Backing::map`], for stores too if that is wanted and possible.
+    /// Maps a region, as [`super::Backing::map`] does. The mapping is writable if `stores` is set
+    /// and the region is.
     pub(super) fn map(&self, region: u32, stores: bool) -> Result<Option<SharedMemory>, Error> {
         let known = self.region(region)?;
         let areas: Vec<_> = known.info.mappable.iter().map(|area| (area.offset, area.len)).collect();
+
         let Some(end) = areas.iter().map(|(offset, len)| offset + len).max() else { return Ok(None) };
         let len = usize::try_from(end).map_err(|_| Error::AddressSpace { len: end })?;
+
         let access = if stores && known.info.writable { Access::ReadWrite } else { Access::ReadOnly };
         Ok(Some(SharedMemory::map_device(self.fd(), known.at, len, &areas, access)?))
     }
 
-    /// Where `[offset, offset + len)` of a region lies in the file.
+    /// Returns the offset in the file of `[offset, offset + len)` in a region.
     fn place(&self, region: u32, offset: u64, len: usize) -> Result<u64, Error> {
         let known = self.region(region)?;
         let (size, len) = (known.info.size, len as u64);
+
         if offset > size || len > size - offset {
             return Err(Error::OutOfRange { what: "region", index: region, offset, len, size });
         }
+
         Ok(known.at + offset)
     }
 
     pub(super) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         let at = self.place(region, offset, out.len())?;
+
         if let Some(word) = self.mapped_word(region, offset, out.len()) {
             out.copy_from_slice(&word.load_u64_acquire(0)?.to_ne_bytes());
         } else {
             let read = self.file.read_exact_at(out, at).map_err(|error| errno_of(&error));
             self.done("a trapped read", read)?;
         }
-        // What a function that is not there any more reads as.
+
+        // A function that is no longer there reads as all ones.
         if out.len() >= 4 && out.iter().all(|&byte| byte == 0xff) && self.is_all_ones() {
             return Err(self.lost(Lost::Pulled));
         }
+
         Ok(())
     }
 
     pub(super) fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
         let at = self.place(region, offset, data.len())?;
+
         if let (Some(word), Ok(value)) = (self.mapped_word(region, offset, data.len()), data.try_into()) {
             return Ok(word.store_u64_release(0, u64::from_ne_bytes(value))?);
         }
+
         let written = self.file.write_all_at(data, at).map_err(|error| errno_of(&error));
         self.done("a trapped write", written)
     }
 
-    /// The result of a call. The kernel says in several ways that a function is not there any more.
+    /// Converts the result of a call. The kernel has several errors for a function that is gone.
     pub(super) fn done<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
         result.map_err(|errno| match errno {
             Errno::ENODEV | Errno::ENXIO => self.lost(Lost::Pulled),
@@ -201,18 +223,19 @@ impl Function {
         })
     }
 
-    /// Remembers that it is lost; the first cause stays.
+    /// Records that the function is lost, and returns the error. The first recorded cause stays.
     pub(super) fn lost(&self, how: Lost) -> Error {
         let _ = self.gone.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Acquire);
         let withdrawn = self.gone.load(Ordering::Acquire) == Lost::Withdrawn as u8;
         Error::DeviceGone { cause: if withdrawn { GoneCause::Withdrawn } else { GoneCause::HungUp } }
     }
 
-    /// Whether the function's identity reads as nothing that PCI has: nobody answers.
+    /// Returns whether the function's identity reads as all ones, which means that nothing answers.
     pub(super) fn is_all_ones(&self) -> bool {
         let Some(known) = self.regions.get(REGION_CONFIG as usize).and_then(OnceLock::get) else {
             return false;
         };
+
         let mut id = [0; 4];
         match self.file.read_exact_at(&mut id, known.at) {
             Ok(()) => id == [0xff; 4],
@@ -220,12 +243,14 @@ impl Function {
         }
     }
 
-    /// Whether it is lost, by what is known and, every now and then, by its identity; unless its engine's heartbeat moves, which
-    /// says the same and costs no access of the function.
+    /// Checks whether the function is lost: from the recorded state, and at most once each [`LOOK`]
+    /// from its identity. A moving heartbeat makes the read of the identity unnecessary, and it
+    /// costs no access of the function.
     pub(super) fn look(&self) -> Result<(), Error> {
         if self.gone.load(Ordering::Acquire) != 0 {
             return Err(self.lost(Lost::Pulled));
         }
+
         {
             let mut looked = lock(&self.looked);
             if looked.elapsed() < LOOK {
@@ -233,6 +258,7 @@ impl Function {
             }
             *looked = Instant::now();
         }
+
         let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.rests_for() <= RESTS);
         if !beats && self.is_all_ones() { Err(self.lost(Lost::Pulled)) } else { Ok(()) }
     }
@@ -244,7 +270,8 @@ mod tests {
 
     use super::*;
 
-    /// A region of two pages behind the first page of the file, the second of which may be mapped.
+    /// Describes a region of two pages, which starts at the file's second page. Its second page is
+    /// mappable.
     fn describe(_: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
         match region {
             0 | REGION_CONFIG => Ok(Told {
@@ -278,12 +305,15 @@ mod tests {
         let (memory, function) = function();
         function.write(0, 4, &[1, 2, 3, 4]).unwrap();
         function.write(0, 4096, &7u64.to_ne_bytes()).unwrap();
+
         let mut bytes = [0; 4];
         memory.read(PAGE + 4, &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 3, 4]);
+
         let mut word = [0; 8];
         function.read(0, 4096, &mut word).unwrap();
         assert_eq!(u64::from_ne_bytes(word), 7);
+
         assert!(matches!(function.read(0, 8190, &mut bytes), Err(Error::OutOfRange { .. })));
         assert!(matches!(function.write(0, u64::MAX, &bytes), Err(Error::OutOfRange { .. })));
     }
@@ -301,18 +331,22 @@ mod tests {
     fn function_is_asked_only_when_its_engine_does_not_beat() {
         let (memory, function) = function();
         function.info(REGION_CONFIG).unwrap();
+
         function.set_heartbeat(memory.whole().u64(2 * PAGE).unwrap());
         memory.write(PAGE, &[0xff; 4]).unwrap();
+
         let (start, mut beats) = (Instant::now(), 0u64);
         while start.elapsed() < LOOK * 3 {
             beats += 1;
             memory.write(2 * PAGE, &beats.to_ne_bytes()).unwrap();
             assert_eq!(function.look(), Ok(()));
         }
+
         while function.look().is_ok() {
             assert!(start.elapsed() < Duration::from_secs(60), "nobody noticed");
             std::thread::yield_now();
         }
+
         assert_eq!(function.look(), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
     }
 
@@ -320,9 +354,11 @@ mod tests {
     fn all_ones_everywhere_mean_that_nobody_is_there() {
         let (memory, function) = function();
         function.info(REGION_CONFIG).unwrap();
+
         memory.write(PAGE + 64, &[0xff; 4]).unwrap();
         let mut bytes = [0; 4];
         function.read(0, 64, &mut bytes).unwrap();
+
         memory.write(PAGE, &[0xff; 4]).unwrap();
         assert_eq!(function.read(0, 64, &mut bytes), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
     }

@@ -1,9 +1,12 @@
-//! Whether the server behind a socket has died, where the socket does not say so.
+//! Detects the death of a server whose socket stays open.
 //!
-//! The kernel closes the sockets of a killed process at once, except those that an io_uring of it refers to: these stay open
-//! until the ring is taken down, which can take seconds. So a device is lost as well when the server's process has exited
-//! *and* its heartbeat rests. Neither alone proves it: a server may have handed the socket to another process, and a loaded
-//! machine may hold an engine up. A server without nicforge's heartbeat is therefore only given up with its socket.
+//! The kernel closes the sockets of a killed process at once, except those that its io_uring refers
+//! to. These stay open until the ring is taken down, which can take seconds. A device therefore
+//! counts as lost when the server's process has exited *and* its heartbeat has stopped.
+//!
+//! Neither alone proves the loss. A server may have handed the socket to another process, and a
+//! loaded machine may delay an engine. A server without nicforge's heartbeat is lost only when its
+//! socket ends.
 
 use std::sync::OnceLock;
 
@@ -12,7 +15,7 @@ use nicforge_vfio_user::{ServerProcess, ServerWatch};
 
 use crate::heartbeat::{Heartbeat, RESTS};
 
-/// What is known of one server.
+/// The process and the heartbeat of one server.
 #[derive(Default)]
 pub(super) struct Watch {
     process: OnceLock<ServerProcess>,
@@ -20,14 +23,14 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// The process that serves, if it is known.
+    /// Sets the process that serves, if it is known.
     pub(super) fn set_process(&self, process: Option<ServerProcess>) {
         if let Some(process) = process {
             let _ = self.process.set(process);
         }
     }
 
-    /// The heartbeat of its engine.
+    /// Sets the word in which the server's engine counts its heartbeat.
     pub(super) fn set_heartbeat(&self, word: SharedU64) {
         let _ = self.heartbeat.set(Heartbeat::new(word));
     }
@@ -38,6 +41,7 @@ impl ServerWatch for Watch {
         let (Some(process), Some(heartbeat)) = (self.process.get(), self.heartbeat.get()) else {
             return false;
         };
+
         heartbeat.rests_for() > RESTS && process.has_exited()
     }
 }

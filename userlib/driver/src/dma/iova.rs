@@ -1,48 +1,54 @@
-//! Which DMA addresses of a device are taken.
+//! The allocator of a device's DMA addresses.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// Hands out ranges of the device's DMA address space, lowest first, and takes them back.
+/// Allocates ranges of the device's DMA address space, lowest address first.
 pub(crate) struct IovaAllocator {
-    /// Free ranges, start to end; neighbours are merged.
+    /// Free ranges, from start to end. Neighbours are merged.
     free: BTreeMap<u64, u64>,
 }
 
 impl IovaAllocator {
-    /// All of `ranges`, which don't overlap, are free.
+    /// Creates an allocator in which all of `ranges` are free. The ranges must not overlap.
     pub(crate) fn new(ranges: &[Range<u64>]) -> Self {
         let free = ranges.iter().filter(|range| range.start < range.end);
         Self { free: free.map(|range| (range.start, range.end)).collect() }
     }
 
-    /// `len` bytes (not 0) at a multiple of `align`, a power of two.
+    /// Allocates `len` bytes (not 0) at a multiple of `align`, a power of two.
     pub(crate) fn take(&mut self, len: u64, align: u64) -> Option<u64> {
         let (start, at, end) = self.free.iter().find_map(|(&start, &end)| {
             let at = start.checked_next_multiple_of(align)?;
             (at.checked_add(len)? <= end).then_some((start, at, end))
         })?;
+
         self.free.remove(&start);
         if start < at {
             self.free.insert(start, at);
         }
+
         if at + len < end {
             self.free.insert(at + len, end);
         }
+
         Some(at)
     }
 
-    /// Takes back what [`IovaAllocator::take`] gave.
+    /// Frees a range that [`IovaAllocator::take`] returned.
     pub(crate) fn give(&mut self, at: u64, len: u64) {
         let (mut start, mut end) = (at, at + len);
+
         if let Some((&before, &until)) = self.free.range(..at).next_back()
             && until == start
         {
             self.free.remove(&before);
             start = before;
         }
+
         if let Some(until) = self.free.remove(&end) {
             end = until;
         }
+
         self.free.insert(start, end);
     }
 }
@@ -96,6 +102,7 @@ mod tests {
                 prop_assert!(taken.iter().all(|&(other, size)| at + len <= other || other + size <= at));
                 taken.push((at, len));
             }
+
             for (at, len) in taken {
                 space.give(at, len);
             }
