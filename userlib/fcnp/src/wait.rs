@@ -1,15 +1,15 @@
-//! Waiting: deadline, cancellation, and the machine going on meanwhile.
+//! The waits of a call: deadline, cancellation, and the turns of the loop.
 
 use nicforge_driver::{Cancel, Deadline, Relax};
 use nicforge_hwi::tree::PAYLOAD;
 
 use crate::{Error, tree::TreeChannel};
 
-/// Packets that a transfer moves between two looks at its deadline and its token. A transfer at full speed never waits, so it
-/// looks for itself.
+/// Number of packets that a transfer moves between two checks of its deadline and its token. A
+/// transfer at full speed never waits, so it needs checks of its own.
 pub(crate) const UNLOOKED: usize = 1024;
 
-/// The next part of a message, to be received without a look.
+/// Returns the next part of a message, which may be received without a check.
 pub(crate) fn part(body: &mut [u8], at: usize) -> &mut [u8] {
     let end = body.len().min(at.saturating_add(UNLOOKED * PAYLOAD));
     body.get_mut(at..end).unwrap_or_default()
@@ -21,7 +21,7 @@ pub(crate) struct Waiter<'a> {
     deadline: Deadline,
     cancel: Option<&'a Cancel>,
     relax: Relax,
-    /// Packets left until the next look.
+    /// Number of packets until the next check.
     unlooked: usize,
 }
 
@@ -30,13 +30,14 @@ impl<'a> Waiter<'a> {
         Self { channel, deadline, cancel, relax: channel.device().new_relax(), unlooked: UNLOOKED }
     }
 
-    /// Something happened: the next turn is a short one again.
+    /// Records progress: the next turn of waiting is a short one again.
     #[inline]
     pub(crate) fn progress(&mut self) {
         self.relax.reset();
     }
 
-    /// Packets of `what` were moved.
+    /// Counts packets that were moved, and checks the call's end every [`UNLOOKED`] packets. `what`
+    /// names the event in an error.
     #[inline]
     pub(crate) fn moved(&mut self, packets: usize, what: &'static str) -> Result<(), Error> {
         self.progress();
@@ -50,18 +51,19 @@ impl<'a> Waiter<'a> {
         self.check(what)
     }
 
-    /// Whether the call must end.
+    /// Checks whether the call must end.
     pub(crate) fn check(&self, what: &'static str) -> Result<(), Error> {
         if self.cancel.is_some_and(Cancel::is_cancelled) {
             return Err(Error::Cancelled { what });
         }
+
         if self.deadline.has_passed() {
             return Err(Error::Timeout { what });
         }
         Ok(())
     }
 
-    /// One turn of a loop that waits for `what`.
+    /// Makes one turn of a loop that waits for `what`.
     pub(crate) fn turn(&mut self, what: &'static str) -> Result<(), Error> {
         self.check(what)?;
         self.channel.relax(&mut self.relax)
@@ -83,7 +85,7 @@ mod tests {
         TreeChannel::open(device).unwrap()
     }
 
-    /// Packets moved in batches until the call ends.
+    /// Moves packets in batches until the call ends.
     fn moved_until_the_end(waiter: &mut Waiter<'_>, batch: usize) -> (usize, Error) {
         let mut packets = 0;
         loop {
@@ -100,6 +102,7 @@ mod tests {
         let mut cancelled = Waiter::new(&channel, Deadline::never(), Some(&cancel));
         cancel.cancel();
         let mut late = Waiter::new(&channel, Deadline::now(), None);
+
         let ends = [moved_until_the_end(&mut cancelled, 8), moved_until_the_end(&mut late, 8)];
         let what = "data";
         assert_eq!(ends, [(UNLOOKED, Error::Cancelled { what }), (UNLOOKED, Error::Timeout { what })]);
@@ -109,6 +112,7 @@ mod tests {
     fn parts_cover_a_message_and_no_part_goes_without_a_look_for_long() {
         let mut message = vec![0; 2 * UNLOOKED * PAYLOAD + 300];
         let mut at = 0;
+
         let mut sizes = Vec::new();
         while at < message.len() {
             sizes.push(part(&mut message, at).len());

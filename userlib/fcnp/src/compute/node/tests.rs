@@ -1,4 +1,4 @@
-//! A core is killed at each point of a hand-over, and what the others do then.
+//! A core is killed at each point of a hand-over, and the other cores continue.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -8,7 +8,7 @@ use nicforge_machine::{build::build, description::Description, in_process::Local
 use super::*;
 use crate::{ComputeCore, Config, IoNode, Peer};
 
-/// Longer than anything takes that a test waits for.
+/// Longer than any wait of these tests.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A pset with an I/O node and one compute node.
@@ -38,7 +38,7 @@ fn config() -> Config {
     Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
 }
 
-/// Waits until a packet is first in the FIFO, and says which core it is for.
+/// Waits until a packet is first in the FIFO, and returns the core that it is for.
 fn first_packet(core: &ComputeCore, right: &mut Right<'_>) -> u16 {
     let mut relax = core.node.channel.device().new_relax();
     let started = std::time::Instant::now();
@@ -46,29 +46,35 @@ fn first_packet(core: &ComputeCore, right: &mut Right<'_>) -> u16 {
         assert!(started.elapsed() < LIMIT, "no packet came");
         core.node.channel.relax(&mut relax).unwrap();
     }
+
     let mut payload = [0; PAYLOAD];
     right.payload(&mut payload).unwrap();
     Control::decode(&payload).unwrap().core.core
 }
 
-/// Core 1 polls and finds core 0's READ acknowledgement, does `last` with it and is killed. Core 0's read must succeed.
+/// Core 1 polls, finds core 0's READ acknowledgement, calls `last` and is killed. Core 0's read
+/// must succeed.
 fn killed_after(last: impl FnOnce(&Node, &mut Right<'_>)) {
     let data: Vec<u8> = (0..5000).map(|index| (index * 7) as u8).collect();
     let pset = Pset::new();
     let (io, reader, killed) = (pset.io(), pset.core("core0"), pset.core("core1"));
+
     thread::scope(|scope| {
         let killed = killed;
         let mut right = killed.node.try_right(Kind::Write).unwrap();
+
         let read = scope.spawn(|| {
             let mut buffer = vec![0; 5000];
             (reader.read(&mut buffer), buffer)
         });
         let write = scope.spawn(|| io.write(0, &data));
+
         assert_eq!(first_packet(&killed, &mut right), 0);
         last(&killed.node, &mut right);
-        // A killed process gives nothing back by itself.
+        // A killed process frees nothing by itself.
         std::mem::forget(right);
         drop(killed);
+
         assert_eq!(write.join().unwrap(), Ok(5000));
         assert_eq!(read.join().unwrap(), (Ok(5000), data.clone()));
     });
@@ -118,12 +124,14 @@ fn read_succeeds_when_another_core_polls_its_acknowledgement() {
     let pset = Pset::new();
     let (io, reader, poller) = (pset.io(), pset.core("core0"), pset.core("core1"));
     let mut right = poller.node.try_right(Kind::Write).unwrap();
+
     thread::scope(|scope| {
         let read = scope.spawn(|| reader.read(&mut [0; 5000]));
         let write = scope.spawn(|| io.write(0, &data));
         assert_eq!(first_packet(&poller, &mut right), 0);
         let polled = poller.node.poll(&mut right, Kind::Write).unwrap();
         assert!(matches!(polled, Polled::StreamPassed));
+
         drop(right);
         assert_eq!((write.join().unwrap(), read.join().unwrap()), (Ok(5000), Ok(5000)));
     });
@@ -136,10 +144,12 @@ fn lock_handed_to_a_core_that_had_died_already_is_freed() {
     let (io, dead, poller) = (pset.io(), pset.core("core0"), pset.core("core1"));
     let old = Stream { core: 0, generation: poller.node.generation(0) };
     let mut right = poller.node.try_right(Kind::Write).unwrap();
+
     drop(dead);
     poller.node.stream.set(Some(old));
     right.held().hand_over(0);
     drop(right);
+
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(1, &[1; 1000]));
         assert_eq!(poller.read(&mut [0; 1000]), Ok(1000));
@@ -153,10 +163,12 @@ fn reader_that_is_killed_between_hand_over_and_data_stops_nobody() {
     let (io, killed, other) = (pset.io(), pset.core("core0"), pset.core("core1"));
     let mut waiter =
         crate::wait::Waiter::new(&killed.node.channel, nicforge_driver::Deadline::after(LIMIT), None);
-    // Who is killed clears nothing away.
+
+    // A killed process does not remove its entry.
     std::mem::forget(killed.node.reading());
     let request = Control::new(Kind::Read, killed.node.name, 1 << 20);
     killed.send_control(&request, || false, &mut waiter).unwrap();
+
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &vec![1; 1 << 20]));
         let mut right = other.node.try_right(Kind::Write).unwrap();
@@ -164,6 +176,7 @@ fn reader_that_is_killed_between_hand_over_and_data_stops_nobody() {
         assert!(matches!(other.node.poll(&mut right, Kind::Write).unwrap(), Polled::StreamPassed));
         drop(right);
         drop(killed);
+
         assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
         let write = scope.spawn(|| io.write(1, &[1; 1000]));
         assert_eq!(other.read(&mut [0; 1000]), Ok(1000));
