@@ -24,10 +24,10 @@ use vfio_bindings::bindings::vfio;
 
 use super::{Inner, LocalMachine, STALL_LIMIT, interrupt};
 
-/// The most a device takes in one write, in bytes.
+/// The most data bytes that a device takes in one write.
 const MAX_WRITE: usize = nicforge_hwi::posted::MAX_DATA;
 
-/// See the module.
+/// One attachment of a machine in this process.
 pub(super) struct LocalAttachment {
     machine: Arc<LocalMachine>,
     function: FunctionId,
@@ -51,22 +51,24 @@ impl LocalAttachment {
         inner.tenants.get(&(self.function, self.who)).is_some_and(|tenant| tenant.id == self.tenant)
     }
 
-    /// Do something with the attachment, under the machine's lock.
+    /// Calls `f` under the machine's lock, if this backing still holds the attachment.
     fn with<R>(&self, f: impl FnOnce(&mut Inner) -> Result<R, Error>) -> Result<R, Error> {
         let mut inner = self.machine.lock()?;
         if !self.is_mine(&inner) {
             self.gone.store(true, Ordering::Release);
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
         }
+
         let result = f(&mut inner);
-        // No message outlives the lock, so that none can meet a later tenant's memory.
+        // No message outlives the lock, so that none can reach the memory of a later tenant.
         inner.answer_messages();
         drop(inner);
         self.machine.sleepers.wake();
         result
     }
 
-    /// A trapped access: offered again, with a step of the machine between, while it is stalled.
+    /// Performs a trapped access. It retries a stalled access after a step of the machine, for at
+    /// most [`STALL_LIMIT`].
     fn access(
         &self,
         what: &'static str,
@@ -75,6 +77,7 @@ impl LocalAttachment {
         let started = Instant::now();
         let mut relax = Relax::new();
         let mut resets = None;
+
         loop {
             let outcome = self.with(|inner| {
                 let now = self.tenant_resets(inner);
@@ -84,11 +87,13 @@ impl LocalAttachment {
                         errno: Errno::ECANCELED as i32,
                     });
                 }
+
                 f(inner)
             })?;
             if outcome == Access::Done {
                 return Ok(());
             }
+
             let waited = started.elapsed();
             if waited >= STALL_LIMIT {
                 self.with(|inner| {
@@ -96,6 +101,7 @@ impl LocalAttachment {
                 })?;
                 return Err(Error::Timeout { what, waited });
             }
+
             self.machine.relax(&mut relax)?;
         }
     }
@@ -147,8 +153,8 @@ impl Backing for LocalAttachment {
         })
     }
 
-    /// In process there is no queue between a client and the machine: a posted write that is stalled waits too, as a
-    /// processor's store without credits does.
+    /// In process there is no queue between a client and the machine. A posted write that is
+    /// stalled therefore waits, too, like a processor's store without credits.
     fn write(&self, region: u32, offset: u64, data: &[u8], _: WriteMode) -> Result<(), Error> {
         self.access("a trapped write", |inner| {
             let machine = &mut inner.machine;
@@ -160,8 +166,9 @@ impl Backing for LocalAttachment {
         let view =
             self.with(|inner| inner.machine.region(self.function, self.who, region).map_err(machine_error))?;
         let Some(memory) = view.memory else { return Ok(None) };
+
         match memory.fd() {
-            // As in another process: what is read-only there is read-only here.
+            // A region that is read-only in another process is also read-only here.
             Some(fd) if !view.writable => {
                 Ok(Some(SharedMemory::map(fd, 0, memory.len(), MemoryAccess::ReadOnly)?))
             }
@@ -187,6 +194,7 @@ impl Backing for LocalAttachment {
             let sinks = vec![Some(counter.clone() as Arc<_>)];
             machine.bind_interrupts(self.function, self.who, index, vector, sinks).map_err(machine_error)
         })?;
+
         Ok(Arc::new(interrupt::Source { counter, machine: self.machine.clone(), gone: self.gone.clone() }))
     }
 
@@ -205,7 +213,8 @@ impl Backing for LocalAttachment {
     fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error> {
         let length = memory.len();
         let permission = dma::DmaPermission { read: permission.read, write: permission.write };
-        // A message may be about memory of both kinds, so that the client's own view has both.
+
+        // One message may concern memory of both kinds, so the client's map includes both.
         let (backing, client): (_, Arc<dyn PrivateMemory>) = match memory {
             DmaMemory::Shared { memory, offset, len } => {
                 let window = memory.window(offset, len)?;
@@ -213,11 +222,13 @@ impl Backing for LocalAttachment {
             }
             DmaMemory::Private { memory, .. } => (DmaBacking::Remote, memory),
         };
+
         self.with(|inner| {
             let machine = &mut inner.machine;
             machine
                 .dma_map(self.function, self.who, iova, length, permission, backing)
                 .map_err(machine_error)?;
+
             if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.who)) {
                 tenant.memory.insert(iova, length, client);
             }
@@ -245,7 +256,7 @@ impl Backing for LocalAttachment {
     }
 
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        // An eviction shows in the mirror too; here it costs no access to shared memory.
+        // The mirror shows an eviction, too. This flag costs no access to shared memory.
         if self.gone.load(Ordering::Relaxed) {
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
         }

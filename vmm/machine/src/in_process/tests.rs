@@ -18,7 +18,7 @@ use super::{LocalMachine, OpenError};
 const FIFO: FunctionId = FunctionId(0);
 const ENGINE: FunctionId = FunctionId(1);
 const SEND: FunctionId = FunctionId(2);
-/// Longer than any answer takes, also on a machine that is busy with other things.
+/// A time limit above any answer's delay, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn machine() -> Arc<LocalMachine> {
