@@ -46,25 +46,25 @@ pub(super) enum Lost {
 
 /// A region, as the kernel describes it.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct RegionDescription {
     pub(super) size: u64,
     pub(super) readable: bool,
     pub(super) writable: bool,
     /// Offset of the region in the file.
-    pub(super) at: u64,
+    pub(super) file_offset: u64,
     /// The mappable areas, each as {offset, length}.
     pub(super) areas: Vec<(u64, u64)>,
 }
 
 struct KernelRegion {
     info: RegionInfo,
-    at: u64,
+    file_offset: u64,
     memory: OnceLock<Window>,
 }
 
 /// Asks the kernel to describe a region. The answer is the default for a region that the function
 /// does not have.
-pub(super) type Describe = fn(BorrowedFd<'_>, u32) -> Result<Told, Errno>;
+pub(super) type Describe = fn(BorrowedFd<'_>, u32) -> Result<RegionDescription, Errno>;
 
 /// A PCI function behind a file of the kernel.
 pub(super) struct Function {
@@ -115,22 +115,26 @@ impl Function {
             return Ok(known);
         }
 
-        let told = self.done("asking for a region", (self.describe)(self.fd(), region))?;
+        let described = self.done("asking for a region", (self.describe)(self.fd(), region))?;
 
         let fits = |&(offset, len): &(u64, u64)| {
             let pages = len != 0 && offset % PAGE == 0 && len % PAGE == 0;
-            pages && offset.checked_add(len).is_some_and(|end| end <= told.size)
+            pages && offset.checked_add(len).is_some_and(|end| end <= described.size)
         };
 
-        let areas = told.areas.into_iter().filter(fits);
+        let areas = described.areas.into_iter().filter(fits);
         let info = RegionInfo {
-            size: told.size,
-            readable: told.readable,
-            writable: told.writable,
+            size: described.size,
+            readable: described.readable,
+            writable: described.writable,
             mappable: areas.map(|(offset, len)| MappableArea { offset, len }).collect(),
         };
 
-        Ok(slot.get_or_init(|| KernelRegion { info, at: told.at, memory: OnceLock::new() }))
+        Ok(slot.get_or_init(|| KernelRegion {
+            info,
+            file_offset: described.file_offset,
+            memory: OnceLock::new(),
+        }))
     }
 
     pub(super) fn info(&self, region: u32) -> Result<RegionInfo, Error> {
@@ -170,11 +174,11 @@ impl Function {
         let len = usize::try_from(end).map_err(|_| Error::AddressSpace { len: end })?;
 
         let access = if stores && known.info.writable { Access::ReadWrite } else { Access::ReadOnly };
-        Ok(Some(SharedMemory::map_device(self.fd(), known.at, len, &areas, access)?))
+        Ok(Some(SharedMemory::map_device(self.fd(), known.file_offset, len, &areas, access)?))
     }
 
     /// Returns the offset in the file of `[offset, offset + len)` in a region.
-    fn place(&self, region: u32, offset: u64, len: usize) -> Result<u64, Error> {
+    fn file_offset(&self, region: u32, offset: u64, len: usize) -> Result<u64, Error> {
         let known = self.region(region)?;
         let (size, len) = (known.info.size, len as u64);
 
@@ -182,11 +186,11 @@ impl Function {
             return Err(Error::OutOfRange { what: "region", index: region, offset, len, size });
         }
 
-        Ok(known.at + offset)
+        Ok(known.file_offset + offset)
     }
 
     pub(super) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        let at = self.place(region, offset, out.len())?;
+        let at = self.file_offset(region, offset, out.len())?;
 
         if let Some(word) = self.mapped_word(region, offset, out.len()) {
             out.copy_from_slice(&word.load_u64_acquire(0)?.to_ne_bytes());
@@ -204,7 +208,7 @@ impl Function {
     }
 
     pub(super) fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let at = self.place(region, offset, data.len())?;
+        let at = self.file_offset(region, offset, data.len())?;
 
         if let (Some(word), Ok(value)) = (self.mapped_word(region, offset, data.len()), data.try_into()) {
             return Ok(word.store_u64_release(0, u64::from_ne_bytes(value))?);
@@ -237,7 +241,7 @@ impl Function {
         };
 
         let mut id = [0; 4];
-        match self.file.read_exact_at(&mut id, known.at) {
+        match self.file.read_exact_at(&mut id, known.file_offset) {
             Ok(()) => id == [0xff; 4],
             Err(_) => true,
         }
@@ -272,17 +276,17 @@ mod tests {
 
     /// Describes a region of two pages, which starts at the file's second page. Its second page is
     /// mappable.
-    fn describe(_: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
+    fn describe(_: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errno> {
         match region {
-            0 | REGION_CONFIG => Ok(Told {
+            0 | REGION_CONFIG => Ok(RegionDescription {
                 size: 8192,
                 readable: true,
                 writable: true,
-                at: PAGE,
+                file_offset: PAGE,
                 areas: vec![(4096, 4096), (4096, 100), (8192, 4096), (!0xfff, 8192)],
             }),
             1 => Err(Errno::ENODEV),
-            _ => Ok(Told::default()),
+            _ => Ok(RegionDescription::default()),
         }
     }
 

@@ -245,18 +245,18 @@ impl VfioUser {
             return Ok(known);
         }
 
-        let told = self.done("asking for a region", self.0.client.region_info(region))?;
+        let found = self.done("asking for a region", self.0.client.region_info(region))?;
         let mappable =
-            told.mappable().into_iter().map(|area| MappableArea { offset: area.offset, len: area.size });
+            found.mappable().into_iter().map(|area| MappableArea { offset: area.offset, len: area.size });
 
         let info = RegionInfo {
-            size: told.size,
-            readable: told.flags & wire::REGION_FLAG_READ != 0,
-            writable: told.flags & wire::REGION_FLAG_WRITE != 0,
+            size: found.size,
+            readable: found.flags & wire::REGION_FLAG_READ != 0,
+            writable: found.flags & wire::REGION_FLAG_WRITE != 0,
             mappable: mappable.filter(|area| area.len != 0).collect(),
         };
 
-        Ok(slot.get_or_init(|| RemoteRegion { info, fd: told.fd, file_offset: told.offset }))
+        Ok(slot.get_or_init(|| RemoteRegion { info, fd: found.fd, file_offset: found.offset }))
     }
 
     fn check(&self, region: u32, offset: u64, len: usize) -> Result<(), Error> {
@@ -355,11 +355,11 @@ impl Backing for VfioUser {
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
-        let told = self.done("asking for interrupts", self.0.client.irq_info(index))?;
+        let found = self.done("asking for interrupts", self.0.client.irq_info(index))?;
         Ok(IrqInfo {
-            count: if told.flags & wire::IRQ_FLAG_EVENTFD == 0 { 0 } else { told.count },
-            maskable: told.flags & wire::IRQ_FLAG_MASKABLE != 0,
-            automasked: told.flags & wire::IRQ_FLAG_AUTOMASKED != 0,
+            count: if found.flags & wire::IRQ_FLAG_EVENTFD == 0 { 0 } else { found.count },
+            maskable: found.flags & wire::IRQ_FLAG_MASKABLE != 0,
+            automasked: found.flags & wire::IRQ_FLAG_AUTOMASKED != 0,
         })
     }
 

@@ -29,7 +29,7 @@ use nix::{
 use super::{
     Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG,
     RegionInfo, WriteMode,
-    function::{Function, Lost, Told, eventfd},
+    function::{Function, Lost, RegionDescription, eventfd},
 };
 use crate::{
     Cancel, Deadline, Error, OpenProblem, PciAddress, Relax, Turn,
@@ -81,8 +81,8 @@ impl Shim {
 
         let advice = "load the module nicforge-shim, and see which functions it has in /sys/class/nicforge";
         let file = open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(refused(advice))?;
-        let told = sys::info(file.as_fd(), shim::Info::default());
-        let info = told.map_err(refused("is it a device of the module nicforge-shim?"))?;
+        let answer = sys::info(file.as_fd(), shim::Info::default());
+        let info = answer.map_err(refused("is it a device of the module nicforge-shim?"))?;
         if info.version < shim::VERSION {
             return Err(OpenProblem::Version { found: info.version, wanted: shim::VERSION });
         }
@@ -123,20 +123,20 @@ impl Shim {
 }
 
 /// Describes a region: see [`super::function::Describe`].
-fn describe(file: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
+fn describe(file: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errno> {
     if region >= shim::REGION_BARS && region != REGION_CONFIG {
-        return Ok(Told::default());
+        return Ok(RegionDescription::default());
     }
 
-    let told = sys::region(file, shim::Region { index: region, ..Default::default() })?;
-    let has = |flag| told.flags & flag != 0;
-    let areas = told.areas.iter().take(if has(shim::REGION_MMAP) { told.area_count as usize } else { 0 });
+    let found = sys::region(file, shim::Region { index: region, ..Default::default() })?;
+    let has = |flag| found.flags & flag != 0;
+    let areas = found.areas.iter().take(if has(shim::REGION_MMAP) { found.area_count as usize } else { 0 });
 
-    Ok(Told {
-        size: told.size,
+    Ok(RegionDescription {
+        size: found.size,
         readable: has(shim::REGION_READ),
         writable: has(shim::REGION_WRITE),
-        at: told.offset,
+        file_offset: found.offset,
         areas: areas.map(|area| (area.offset, area.len)).collect(),
     })
 }
@@ -187,13 +187,13 @@ impl Backing for Shim {
             return Ok(IrqInfo::default());
         }
 
-        let told = sys::irq(self.fd(), shim::Irq { kind: index, ..Default::default() });
-        let told = self.done("asking for interrupts", told)?;
+        let found = sys::irq(self.fd(), shim::Irq { kind: index, ..Default::default() });
+        let found = self.done("asking for interrupts", found)?;
 
         Ok(IrqInfo {
-            count: told.count,
-            maskable: told.flags & shim::IRQ_MASKABLE != 0,
-            automasked: told.flags & shim::IRQ_AUTOMASKED != 0,
+            count: found.count,
+            maskable: found.flags & shim::IRQ_MASKABLE != 0,
+            automasked: found.flags & shim::IRQ_AUTOMASKED != 0,
         })
     }
 

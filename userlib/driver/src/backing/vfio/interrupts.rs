@@ -47,15 +47,15 @@ impl Interrupts {
     }
 
     pub(super) fn info(&self, index: u32) -> Result<IrqInfo, Errno> {
-        let told = match sys::irq_info(self.fd(), index) {
+        let found = match sys::irq_info(self.fd(), index) {
             // The device does not have this index.
             Err(Errno::EINVAL) => return Ok(IrqInfo::default()),
-            told => told?,
+            found => found?,
         };
 
-        let has = |flag| told.flags & flag != 0;
+        let has = |flag| found.flags & flag != 0;
         Ok(IrqInfo {
-            count: if has(VFIO_IRQ_INFO_EVENTFD) { told.count } else { 0 },
+            count: if has(VFIO_IRQ_INFO_EVENTFD) { found.count } else { 0 },
             maskable: has(VFIO_IRQ_INFO_MASKABLE) || index == IRQ_MSIX,
             automasked: has(VFIO_IRQ_INFO_AUTOMASKED),
         })

@@ -42,7 +42,7 @@ use self::{
 use super::{
     Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG, RegionInfo,
     WriteMode,
-    function::{Function, Lost, Told, eventfd},
+    function::{Function, Lost, RegionDescription, eventfd},
 };
 use crate::{
     Cancel, Deadline, Error, PciAddress, Relax, Turn,
@@ -133,21 +133,21 @@ impl Vfio {
 }
 
 /// Describes a region: see [`function::Describe`].
-fn describe(device: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
-    let (told, areas) = match sys::region_info(device, region) {
+fn describe(device: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errno> {
+    let (found, areas) = match sys::region_info(device, region) {
         // This kind of function does not have the region.
-        Err(Errno::EINVAL) => return Ok(Told::default()),
-        told => told?,
+        Err(Errno::EINVAL) => return Ok(RegionDescription::default()),
+        found => found?,
     };
 
-    let has = |flag| told.flags & flag != 0;
-    let whole = || vec![(0, told.size)];
+    let has = |flag| found.flags & flag != 0;
+    let whole = || vec![(0, found.size)];
 
-    Ok(Told {
-        size: told.size,
+    Ok(RegionDescription {
+        size: found.size,
         readable: has(VFIO_REGION_INFO_FLAG_READ),
         writable: has(VFIO_REGION_INFO_FLAG_WRITE),
-        at: told.offset,
+        file_offset: found.offset,
         areas: if has(VFIO_REGION_INFO_FLAG_MMAP) { areas.unwrap_or_else(whole) } else { vec![] },
     })
 }
