@@ -153,7 +153,7 @@ struct RemoteRegion {
     file_offset: u64,
 }
 
-struct Link {
+struct VfioUserConnection {
     client: Client,
     memory: Arc<ClientMemory>,
     watch: Arc<Watch>,
@@ -164,7 +164,7 @@ struct Link {
 /// A connection to a vfio-user server. Clones share the connection, which is closed with the last
 /// of them.
 #[derive(Clone)]
-pub struct VfioUser(Arc<Link>);
+pub struct VfioUser(Arc<VfioUserConnection>);
 
 fn failed(what: &'static str, error: ClientError) -> Error {
     match error {
@@ -227,7 +227,13 @@ impl VfioUser {
         }
 
         let can_reset = info.flags & wire::DEVICE_FLAGS_RESET != 0;
-        Ok(Self(Arc::new(Link { client, memory, watch, regions: Default::default(), can_reset })))
+        Ok(Self(Arc::new(VfioUserConnection {
+            client,
+            memory,
+            watch,
+            regions: Default::default(),
+            can_reset,
+        })))
     }
 
     /// Returns the server's process id, as it was when the server began to listen.
@@ -307,7 +313,7 @@ impl VfioUser {
 /// The source of one vector: an eventfd that the server signals.
 struct EventSource {
     event: EventFd,
-    link: VfioUser,
+    backing: VfioUser,
 }
 
 impl InterruptSource for EventSource {
@@ -317,7 +323,7 @@ impl InterruptSource for EventSource {
     }
 
     fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.link, self, deadline, cancel)
+        wait_source(&self.backing, self, deadline, cancel)
     }
 
     fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -376,7 +382,7 @@ impl Backing for VfioUser {
             IrqPayload::EventFd(&payload),
         )?;
 
-        Ok(Arc::new(EventSource { event, link: self.clone() }))
+        Ok(Arc::new(EventSource { event, backing: self.clone() }))
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {

@@ -48,7 +48,7 @@ struct Reachable {
     _pinned: Option<Window>,
 }
 
-struct Link {
+struct ShimFunction {
     function: Function,
     info: shim::Info,
     /// The reachable ranges, by address for the device. Without an IOMMU, memory that was mapped
@@ -58,7 +58,7 @@ struct Link {
 
 /// A PCI function opened through the shim. Clones share it, and it is closed with the last of them.
 #[derive(Clone)]
-pub struct Shim(Arc<Link>);
+pub struct Shim(Arc<ShimFunction>);
 
 impl Shim {
     /// Opens the character device at `path`.
@@ -88,7 +88,7 @@ impl Shim {
         }
 
         let function = Function::new(OwnedFd::into(file), describe, false);
-        Ok(Self(Arc::new(Link { function, info, reachable: Mutex::default() })))
+        Ok(Self(Arc::new(ShimFunction { function, info, reachable: Mutex::default() })))
     }
 
     /// Returns the function's address on its bus.
@@ -144,7 +144,7 @@ fn describe(file: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errn
 /// The source of one vector: an eventfd.
 struct EventSource {
     event: EventFd,
-    link: Shim,
+    backing: Shim,
 }
 
 impl InterruptSource for EventSource {
@@ -153,7 +153,7 @@ impl InterruptSource for EventSource {
     }
 
     fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.link, self, deadline, cancel)
+        wait_source(&self.backing, self, deadline, cancel)
     }
 
     fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -207,7 +207,7 @@ impl Backing for Shim {
             }),
             bound => {
                 self.done("binding an interrupt", bound)?;
-                Ok(Arc::new(EventSource { event, link: self.clone() }))
+                Ok(Arc::new(EventSource { event, backing: self.clone() }))
             }
         }
     }

@@ -53,7 +53,7 @@ use crate::{
 /// Yielding turns between two checks that the device is there.
 const LOOK_EVERY: u32 = 64;
 
-struct Link {
+struct VfioFunction {
     function: Function,
     container: OwnedFd,
     /// Closed after the device and the container.
@@ -72,7 +72,7 @@ struct Link {
 
 /// A PCI function opened through VFIO. Clones share it, and it is closed with the last of them.
 #[derive(Clone)]
-pub struct Vfio(Arc<Link>);
+pub struct Vfio(Arc<VfioFunction>);
 
 impl Vfio {
     /// Opens the function at `address`. All functions of its IOMMU group must be bound to
@@ -104,7 +104,7 @@ impl Vfio {
 
         let own = device.try_clone().map_err(|_| Error::system("opening a device", Errno::EMFILE))?;
 
-        Ok(Self(Arc::new(Link {
+        Ok(Self(Arc::new(VfioFunction {
             function: Function::new(own.into(), describe, true),
             container,
             _group: group,
@@ -155,7 +155,7 @@ fn describe(device: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Er
 /// The source of one vector: an eventfd.
 struct EventSource {
     event: Arc<EventFd>,
-    link: Vfio,
+    backing: Vfio,
 }
 
 impl InterruptSource for EventSource {
@@ -164,7 +164,7 @@ impl InterruptSource for EventSource {
     }
 
     fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.link, self, deadline, cancel)
+        wait_source(&self.backing, self, deadline, cancel)
     }
 
     fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -199,7 +199,7 @@ impl Backing for Vfio {
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
         let event = self.0.interrupts.bind(index, vector)?;
-        Ok(Arc::new(EventSource { event, link: self.clone() }))
+        Ok(Arc::new(EventSource { event, backing: self.clone() }))
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
