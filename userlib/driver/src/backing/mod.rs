@@ -7,10 +7,10 @@
 //! except [`Backing::relax`].
 
 mod function;
+mod server_monitor;
 mod shim;
 mod vfio;
 mod vfio_user;
-mod watch;
 
 use std::{fmt, ops::Range, os::fd::BorrowedFd, sync::Arc};
 

@@ -25,7 +25,7 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{
     Backing, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG,
-    RegionInfo, WriteMode, watch::Watch,
+    RegionInfo, WriteMode, server_monitor::ServerMonitor,
 };
 use crate::{
     Cancel, Deadline, Error, GoneCause, OpenOptions, Relax, Turn,
@@ -156,7 +156,7 @@ struct RemoteRegion {
 struct VfioUserConnection {
     client: Client,
     memory: Arc<ClientMemory>,
-    watch: Arc<Watch>,
+    monitor: Arc<ServerMonitor>,
     regions: [OnceLock<RemoteRegion>; REGIONS],
     can_reset: bool,
 }
@@ -206,17 +206,17 @@ impl VfioUser {
         let what = "opening the connection";
 
         let memory = Arc::new(ClientMemory::default());
-        let watch = Arc::new(Watch::default());
+        let monitor = Arc::new(ServerMonitor::default());
         let config = ClientConfig {
             timeout: options.timeout,
             spin: options.socket_spin,
             memory: Some(memory.clone()),
-            watch: Some(watch.clone()),
+            watch: Some(monitor.clone()),
             ..ClientConfig::default()
         };
 
         let client = connect(config).map_err(|error| failed(what, error))?;
-        watch.set_process(client.server_process());
+        monitor.set_process(client.server_process());
 
         let info = client.device_info().map_err(|error| failed(what, error))?;
         if info.num_regions <= REGION_CONFIG {
@@ -230,7 +230,7 @@ impl VfioUser {
         Ok(Self(Arc::new(VfioUserConnection {
             client,
             memory,
-            watch,
+            monitor,
             regions: Default::default(),
             can_reset,
         })))
@@ -463,7 +463,7 @@ impl Backing for VfioUser {
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {
-        self.0.watch.set_heartbeat(heartbeat);
+        self.0.monitor.set_heartbeat(heartbeat);
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

@@ -17,12 +17,12 @@ use crate::heartbeat::{Heartbeat, RESTS};
 
 /// The process and the heartbeat of one server.
 #[derive(Default)]
-pub(super) struct Watch {
+pub(super) struct ServerMonitor {
     process: OnceLock<ServerProcess>,
     heartbeat: OnceLock<Heartbeat>,
 }
 
-impl Watch {
+impl ServerMonitor {
     /// Sets the process that serves, if it is known.
     pub(super) fn set_process(&self, process: Option<ServerProcess>) {
         if let Some(process) = process {
@@ -36,7 +36,7 @@ impl Watch {
     }
 }
 
-impl ServerWatch for Watch {
+impl ServerWatch for ServerMonitor {
     fn is_lost(&self) -> bool {
         let (Some(process), Some(heartbeat)) = (self.process.get(), self.heartbeat.get()) else {
             return false;
