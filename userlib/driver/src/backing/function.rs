@@ -32,7 +32,7 @@ use crate::{
 /// The number of regions of a PCI function.
 const REGIONS: usize = 9;
 /// Minimum time between two checks of the function's identity during waits.
-const LOOK: Duration = Duration::from_millis(100);
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const PAGE: u64 = 4096;
 
 /// The way in which a function was lost.
@@ -75,7 +75,7 @@ pub(super) struct Function {
     regions: [OnceLock<KernelRegion>; REGIONS],
     /// 0, or a [`Lost`]. The function stays lost once this is set.
     gone: AtomicU8,
-    looked: Mutex<Instant>,
+    last_check: Mutex<Instant>,
     /// The heartbeat of the engine behind the function, if it has one.
     heartbeat: OnceLock<Heartbeat>,
 }
@@ -92,11 +92,11 @@ fn errno_of(error: &std::io::Error) -> Errno {
 
 impl Function {
     pub(super) fn new(file: File, describe: Describe, splits_words: bool) -> Self {
-        let looked = Mutex::new(Instant::now());
+        let last_check = Mutex::new(Instant::now());
         let gone = AtomicU8::new(0);
         let (regions, heartbeat) = Default::default();
 
-        Self { file, describe, splits_words, regions, gone, looked, heartbeat }
+        Self { file, describe, splits_words, regions, gone, last_check, heartbeat }
     }
 
     /// Sets the word in which the engine behind the function counts its heartbeat.
@@ -201,7 +201,7 @@ impl Function {
 
         // A function that is no longer there reads as all ones.
         if out.len() >= 4 && out.iter().all(|&byte| byte == 0xff) && self.is_all_ones() {
-            return Err(self.lost(Lost::Pulled));
+            return Err(self.record_loss(Lost::Pulled));
         }
 
         Ok(())
@@ -221,14 +221,14 @@ impl Function {
     /// Converts the result of a call. The kernel has several errors for a function that is gone.
     pub(super) fn done<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
         result.map_err(|errno| match errno {
-            Errno::ENODEV | Errno::ENXIO => self.lost(Lost::Pulled),
-            Errno::EIO if self.is_all_ones() => self.lost(Lost::Pulled),
+            Errno::ENODEV | Errno::ENXIO => self.record_loss(Lost::Pulled),
+            Errno::EIO if self.is_all_ones() => self.record_loss(Lost::Pulled),
             errno => Error::system(what, errno),
         })
     }
 
     /// Records that the function is lost, and returns the error. The first recorded cause stays.
-    pub(super) fn lost(&self, how: Lost) -> Error {
+    pub(super) fn record_loss(&self, how: Lost) -> Error {
         let _ = self.gone.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Acquire);
         let withdrawn = self.gone.load(Ordering::Acquire) == Lost::Withdrawn as u8;
         Error::DeviceGone { cause: if withdrawn { GoneCause::Withdrawn } else { GoneCause::HungUp } }
@@ -247,24 +247,24 @@ impl Function {
         }
     }
 
-    /// Checks whether the function is lost: from the recorded state, and at most once each [`LOOK`]
-    /// from its identity. A moving heartbeat makes the read of the identity unnecessary, and it
-    /// costs no access of the function.
-    pub(super) fn look(&self) -> Result<(), Error> {
+    /// Checks whether the function is lost: from the recorded state, and at most once each
+    /// [`CHECK_INTERVAL`] from its identity. A moving heartbeat makes the read of the identity
+    /// unnecessary, and it costs no access of the function.
+    pub(super) fn check_alive(&self) -> Result<(), Error> {
         if self.gone.load(Ordering::Acquire) != 0 {
-            return Err(self.lost(Lost::Pulled));
+            return Err(self.record_loss(Lost::Pulled));
         }
 
         {
-            let mut looked = lock(&self.looked);
-            if looked.elapsed() < LOOK {
+            let mut last_check = lock(&self.last_check);
+            if last_check.elapsed() < CHECK_INTERVAL {
                 return Ok(());
             }
-            *looked = Instant::now();
+            *last_check = Instant::now();
         }
 
         let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.rests_for() <= RESTS);
-        if !beats && self.is_all_ones() { Err(self.lost(Lost::Pulled)) } else { Ok(()) }
+        if !beats && self.is_all_ones() { Err(self.record_loss(Lost::Pulled)) } else { Ok(()) }
     }
 }
 
@@ -325,10 +325,10 @@ mod tests {
     #[test]
     fn function_that_the_kernel_lost_is_gone_for_good() {
         let (_, function) = function();
-        assert!(function.look().is_ok());
+        assert!(function.check_alive().is_ok());
         let gone = Error::DeviceGone { cause: GoneCause::HungUp };
         assert_eq!(function.info(1), Err(gone.clone()));
-        assert_eq!(function.look(), Err(gone));
+        assert_eq!(function.check_alive(), Err(gone));
     }
 
     #[test]
@@ -340,18 +340,18 @@ mod tests {
         memory.write(PAGE, &[0xff; 4]).unwrap();
 
         let (start, mut beats) = (Instant::now(), 0u64);
-        while start.elapsed() < LOOK * 3 {
+        while start.elapsed() < CHECK_INTERVAL * 3 {
             beats += 1;
             memory.write(2 * PAGE, &beats.to_ne_bytes()).unwrap();
-            assert_eq!(function.look(), Ok(()));
+            assert_eq!(function.check_alive(), Ok(()));
         }
 
-        while function.look().is_ok() {
+        while function.check_alive().is_ok() {
             assert!(start.elapsed() < Duration::from_secs(60), "nobody noticed");
             std::thread::yield_now();
         }
 
-        assert_eq!(function.look(), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
+        assert_eq!(function.check_alive(), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
     }
 
     #[test]

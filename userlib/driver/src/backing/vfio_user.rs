@@ -35,7 +35,7 @@ use crate::{
 /// The number of regions of a PCI function.
 const REGIONS: usize = 9;
 /// Yielding turns between two reads of the socket, when only the server's end is expected there.
-const LOOK_EVERY: u32 = 64;
+const CHECK_EVERY: u32 = 64;
 /// The most messages that are served before the caller's own wait goes on.
 const MESSAGES_AT_ONCE: u32 = 4096;
 
@@ -453,7 +453,7 @@ impl Backing for VfioUser {
             Turn::Spin => turn.take(),
             Turn::Yield => {
                 turn.take();
-                if relax.turns().is_multiple_of(LOOK_EVERY) || self.0.memory.has_private() {
+                if relax.turns().is_multiple_of(CHECK_EVERY) || self.0.memory.has_private() {
                     self.serve()?;
                 }
             }

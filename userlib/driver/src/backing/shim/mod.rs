@@ -38,7 +38,7 @@ use crate::{
 };
 
 /// Yielding turns between two checks that the device is there.
-const LOOK_EVERY: u32 = 64;
+const CHECK_EVERY: u32 = 64;
 
 /// A range of memory that the device can reach.
 struct Reachable {
@@ -106,16 +106,16 @@ impl Shim {
     }
 
     /// Checks for events that end the use of the device.
-    fn look(&self) -> Result<(), Error> {
+    fn check_alive(&self) -> Result<(), Error> {
         let function = &self.0.function;
-        function.look()?;
+        function.check_alive()?;
 
         let mut polled = [PollFd::new(function.fd(), PollFlags::empty())];
         let ends = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
 
         match poll(&mut polled, PollTimeout::ZERO) {
             Ok(1..) if polled[0].revents().is_none_or(|events| events.intersects(ends)) => {
-                Err(function.lost(Lost::Pulled))
+                Err(function.record_loss(Lost::Pulled))
             }
             _ => Ok(()),
         }
@@ -313,8 +313,8 @@ impl Backing for Shim {
             Turn::Spin => turn.take(),
             Turn::Yield => {
                 turn.take();
-                if relax.turns().is_multiple_of(LOOK_EVERY) {
-                    self.look()?;
+                if relax.turns().is_multiple_of(CHECK_EVERY) {
+                    self.check_alive()?;
                 }
             }
             Turn::Sleep(time) => block(self, &[], Some(time), None)?,
@@ -335,6 +335,6 @@ impl Backing for Shim {
     }
 
     fn attend(&self) -> Result<(), Error> {
-        self.look()
+        self.check_alive()
     }
 }

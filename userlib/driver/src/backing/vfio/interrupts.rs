@@ -162,7 +162,7 @@ impl Interrupts {
 
     /// Binds the one vector of an index that reports on the device itself: an error, or a request
     /// to release it. Returns `false` when the device has no such vector.
-    pub(super) fn watch(&self, index: u32, event: &EventFd) -> Result<bool, Errno> {
+    pub(super) fn bind_device_event(&self, index: u32, event: &EventFd) -> Result<bool, Errno> {
         if self.info(index)?.count == 0 {
             return Ok(false);
         }

@@ -51,7 +51,7 @@ use crate::{
 };
 
 /// Yielding turns between two checks that the device is there.
-const LOOK_EVERY: u32 = 64;
+const CHECK_EVERY: u32 = 64;
 
 struct VfioFunction {
     function: Function,
@@ -63,11 +63,11 @@ struct VfioFunction {
     mapped: Mutex<BTreeMap<u64, Window>>,
     can_reset: bool,
     /// Counts errors that the kernel could not correct.
-    failed: EventFd,
+    error_reported: EventFd,
     /// Counts the kernel's requests to release the device.
-    wanted: EventFd,
+    release_requested: EventFd,
     /// Readable when one of the two eventfds is.
-    news: Epoll,
+    events: Epoll,
 }
 
 /// A PCI function opened through VFIO. Clones share it, and it is closed with the last of them.
@@ -91,15 +91,19 @@ impl Vfio {
 
         let device = Arc::new(device);
         let interrupts = Interrupts::new(device.clone());
-        let (broken, wanted) = (eventfd()?, eventfd()?);
-        let news =
+        let (error_reported, release_requested) = (eventfd()?, eventfd()?);
+        let events =
             Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("creating an epoll descriptor"))?;
 
-        for (index, event) in [(VFIO_PCI_ERR_IRQ_INDEX, &broken), (VFIO_PCI_REQ_IRQ_INDEX, &wanted)] {
+        for (index, event) in
+            [(VFIO_PCI_ERR_IRQ_INDEX, &error_reported), (VFIO_PCI_REQ_IRQ_INDEX, &release_requested)]
+        {
             // The interrupt may be missing. The loss of the device then shows in its registers,
             // which read as all ones.
-            let _ = interrupts.watch(index, event);
-            news.add(event, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed("watching a device"))?;
+            let _ = interrupts.bind_device_event(index, event);
+            events
+                .add(event, EpollEvent::new(EpollFlags::EPOLLIN, 0))
+                .map_err(failed("watching a device"))?;
         }
 
         let own = device.try_clone().map_err(|_| Error::system("opening a device", Errno::EMFILE))?;
@@ -111,22 +115,26 @@ impl Vfio {
             interrupts,
             mapped: Mutex::default(),
             can_reset: info.flags & VFIO_DEVICE_FLAGS_RESET != 0,
-            failed: broken,
-            wanted,
-            news,
+            error_reported,
+            release_requested,
+            events,
         })))
     }
 
     /// Checks for events that end the use of the device.
-    fn look(&self) -> Result<(), Error> {
+    fn check_alive(&self) -> Result<(), Error> {
         let function = &self.0.function;
-        function.look()?;
+        function.check_alive()?;
 
         let counted = |event: &EventFd| event.read().is_ok_and(|count| count != 0);
-        let asked = counted(&self.0.wanted);
+        let requested = counted(&self.0.release_requested);
 
-        if counted(&self.0.failed) || asked {
-            return Err(function.lost(if function.is_all_ones() { Lost::Pulled } else { Lost::Withdrawn }));
+        if counted(&self.0.error_reported) || requested {
+            return Err(function.record_loss(if function.is_all_ones() {
+                Lost::Pulled
+            } else {
+                Lost::Withdrawn
+            }));
         }
         Ok(())
     }
@@ -268,8 +276,8 @@ impl Backing for Vfio {
             Turn::Spin => turn.take(),
             Turn::Yield => {
                 turn.take();
-                if relax.turns().is_multiple_of(LOOK_EVERY) {
-                    self.look()?;
+                if relax.turns().is_multiple_of(CHECK_EVERY) {
+                    self.check_alive()?;
                 }
             }
             Turn::Sleep(time) => block(self, &[], Some(time), None)?,
@@ -286,10 +294,10 @@ impl Backing for Vfio {
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.news.0.as_fd())
+        Some(self.0.events.0.as_fd())
     }
 
     fn attend(&self) -> Result<(), Error> {
-        self.look()
+        self.check_alive()
     }
 }
