@@ -26,7 +26,7 @@ use super::{MappableArea, REGION_CONFIG, RegionInfo};
 use crate::{
     Error, GoneCause,
     device::lock,
-    heartbeat::{Heartbeat, RESTS},
+    heartbeat::{BEAT_TIMEOUT, Heartbeat},
 };
 
 /// The number of regions of a PCI function.
@@ -263,7 +263,7 @@ impl Function {
             *last_check = Instant::now();
         }
 
-        let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.rests_for() <= RESTS);
+        let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.time_since_beat() <= BEAT_TIMEOUT);
         if !beats && self.is_all_ones() { Err(self.record_loss(Lost::Pulled)) } else { Ok(()) }
     }
 }

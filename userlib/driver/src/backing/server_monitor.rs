@@ -13,7 +13,7 @@ use std::sync::OnceLock;
 use nicforge_shm::SharedU64;
 use nicforge_vfio_user::{ServerProcess, ServerWatch};
 
-use crate::heartbeat::{Heartbeat, RESTS};
+use crate::heartbeat::{BEAT_TIMEOUT, Heartbeat};
 
 /// The process and the heartbeat of one server.
 #[derive(Default)]
@@ -42,6 +42,6 @@ impl ServerWatch for ServerMonitor {
             return false;
         };
 
-        heartbeat.rests_for() > RESTS && process.has_exited()
+        heartbeat.time_since_beat() > BEAT_TIMEOUT && process.has_exited()
     }
 }

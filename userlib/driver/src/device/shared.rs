@@ -24,7 +24,7 @@ use crate::{
     Backing, Cancel, Deadline, DmaAddresses, Error, GoneCause, RegionInfo, Relax, WriteMode,
     bar::Region,
     dma::IovaAllocator,
-    heartbeat::{Heartbeat, RESTS},
+    heartbeat::{BEAT_TIMEOUT, Heartbeat},
     interrupt::Bound,
     posted::{Ring, RingSlot},
 };
@@ -325,13 +325,13 @@ impl Shared {
         } else if mirror.generation.load(Ordering::Acquire) != self.generation.load(Ordering::Acquire) {
             return self.note_reset(mirror);
         } else {
-            let rests = mirror.heartbeat.rests_for();
-            if rests > RESTS {
+            let stopped_for = mirror.heartbeat.time_since_beat();
+            if stopped_for > BEAT_TIMEOUT {
                 // A busy loop of the caller may never reach the slow part of the backing, so its
                 // events are handled here.
                 self.note(self.backing.attend())?;
             }
-            if self.options.heartbeat.is_none_or(|limit| rests <= limit) {
+            if self.options.heartbeat.is_none_or(|limit| stopped_for <= limit) {
                 return Ok(());
             }
             GoneCause::Stopped
