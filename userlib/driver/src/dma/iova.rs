@@ -16,7 +16,7 @@ impl IovaAllocator {
     }
 
     /// Allocates `len` bytes (not 0) at a multiple of `align`, a power of two.
-    pub(crate) fn take(&mut self, len: u64, align: u64) -> Option<u64> {
+    pub(crate) fn allocate(&mut self, len: u64, align: u64) -> Option<u64> {
         let (start, at, end) = self.free.iter().find_map(|(&start, &end)| {
             let at = start.checked_next_multiple_of(align)?;
             (at.checked_add(len)? <= end).then_some((start, at, end))
@@ -34,8 +34,8 @@ impl IovaAllocator {
         Some(at)
     }
 
-    /// Frees a range that [`IovaAllocator::take`] returned.
-    pub(crate) fn give(&mut self, at: u64, len: u64) {
+    /// Frees a range that [`IovaAllocator::allocate`] returned.
+    pub(crate) fn free(&mut self, at: u64, len: u64) {
         let (mut start, mut end) = (at, at + len);
 
         if let Some((&before, &until)) = self.free.range(..at).next_back()
@@ -68,16 +68,16 @@ mod tests {
     #[test]
     fn a_hole_between_two_ranges_is_never_handed_out() {
         let mut space = IovaAllocator::new(&[0x1000..0x3000, 0x5000..0x7000]);
-        assert_eq!(space.take(0x3000, 4096), None);
-        let taken: Vec<_> = std::iter::from_fn(|| space.take(0x1000, 4096)).collect();
+        assert_eq!(space.allocate(0x3000, 4096), None);
+        let taken: Vec<_> = std::iter::from_fn(|| space.allocate(0x1000, 4096)).collect();
         assert_eq!(taken, [0x1000, 0x2000, 0x5000, 0x6000]);
     }
 
     #[test]
-    fn take_more_than_there_is_gives_none() {
+    fn allocation_beyond_the_space_returns_none() {
         let mut space = IovaAllocator::new(&ALL);
-        assert_eq!(space.take(END, 4096), None);
-        assert_eq!(space.take(u64::MAX, 4096), None);
+        assert_eq!(space.allocate(END, 4096), None);
+        assert_eq!(space.allocate(u64::MAX, 4096), None);
     }
 
     proptest! {
@@ -92,19 +92,19 @@ mod tests {
             for (pages, huge, victim) in steps {
                 if pages % 3 == 0 && !taken.is_empty() {
                     let (at, len) = taken.swap_remove(victim.index(taken.len()));
-                    space.give(at, len);
+                    space.free(at, len);
                     continue;
                 }
                 let align = if huge { 1 << 21 } else { 4096 };
                 let len = pages * 4096;
-                let at = space.take(len, align).unwrap();
+                let at = space.allocate(len, align).unwrap();
                 prop_assert_eq!(at % align, 0);
                 prop_assert!(taken.iter().all(|&(other, size)| at + len <= other || other + size <= at));
                 taken.push((at, len));
             }
 
             for (at, len) in taken {
-                space.give(at, len);
+                space.free(at, len);
             }
             prop_assert_eq!(space.free, BTreeMap::from([(FIRST, END)]));
         }

@@ -140,11 +140,11 @@ impl DmaBuffer {
         };
 
         let align = if len >= HUGE { HUGE } else { PAGE };
-        let iova = lock(addresses).take(len, align).ok_or(Error::AddressSpace { len })?;
+        let iova = lock(addresses).allocate(len, align).ok_or(Error::AddressSpace { len })?;
         if let Err(error) = shared.note(shared.backing.dma_map(iova, target, permission)) {
             // After a time-out, the device may have the range or not. It stays reserved then.
             if matches!(error, Error::Refused { .. } | Error::DeviceGone { .. }) {
-                lock(addresses).give(iova, len);
+                lock(addresses).free(iova, len);
             }
             return Err(error);
         }
@@ -226,7 +226,7 @@ impl Drop for DmaBuffer {
 
         // After any other error the device may still have the range, so its address stays reserved.
         if let (Ok(()) | Err(Error::DeviceGone { .. }), Some(addresses)) = (unmapped, &self.shared.iova) {
-            lock(addresses).give(self.iova, len);
+            lock(addresses).free(self.iova, len);
         }
     }
 }
