@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pci_address_is_an_error_that_shows_it() {
+    fn text_that_is_not_a_pci_address_is_an_error_that_shows_it() {
         for text in ["", ".", "03.0", "0:0:0:3.0", "00:20.0", "00:03.8", "00:03", "00:+3.0", "00:03.0 "] {
             let error = text.parse::<PciAddress>().unwrap_err();
             assert_eq!(error, Error::Open { device: text.to_owned(), problem: OpenProblem::Address });
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_says_what_an_address_is() {
+    fn prefix_decides_the_kind_of_an_address() {
         assert_eq!(DeviceAddress::parse("vfio:00:03.1"), Ok(DeviceAddress::Vfio(FUNCTION)));
         assert_eq!(DeviceAddress::parse("shim:/dev/x"), Ok(DeviceAddress::Shim("/dev/x".into())));
         assert_eq!(DeviceAddress::parse("/run/a"), Ok(DeviceAddress::VfioUser("/run/a".into())));
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn list_of_all_kinds_gives_each_in_order() {
+    fn list_of_all_kinds_is_parsed_in_order() {
         let list = "/run/a.sock:vfio:0000:00:03.1:shim:/dev/nicforge0::vfio:00:03.1:b:shim:c";
 
         let shown: Vec<_> =

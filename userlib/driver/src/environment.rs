@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn list_of_two_sockets_gives_both_in_order() {
+    fn list_of_two_sockets_is_parsed_in_order() {
         let devices = split(SOCKET, "/run/a.sock:/run/b.sock".as_ref()).unwrap();
         let wanted = ["/run/a.sock", "/run/b.sock"].map(|path| DeviceAddress::VfioUser(path.into()));
         assert_eq!(devices, wanted);
@@ -100,11 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn variable_that_is_not_set_is_an_error_that_says_so() {
-        let error = devices("NICFORGE_NOBODY_SETS_THIS").unwrap_err();
+    fn unset_variable_is_an_error_that_names_it() {
+        let error = devices("NICFORGE_UNSET_VARIABLE").unwrap_err();
         assert_eq!(
             error,
-            Error::Environment { name: "NICFORGE_NOBODY_SETS_THIS".to_owned(), problem: "is not set" }
+            Error::Environment { name: "NICFORGE_UNSET_VARIABLE".to_owned(), problem: "is not set" }
         );
     }
 }

@@ -36,8 +36,8 @@ impl Bound {
     }
 
     /// Binds a new source, after a reset has removed the old one.
-    pub(crate) fn bind_again(&self) -> Result<(), Error> {
-        let source = self.shared.note(self.shared.backing.interrupt(self.index, self.vector))?;
+    pub(crate) fn rebind(&self) -> Result<(), Error> {
+        let source = self.shared.note_loss(self.shared.backing.interrupt(self.index, self.vector))?;
         *self.source.write().unwrap_or_else(PoisonError::into_inner) = source;
         Ok(())
     }
@@ -53,7 +53,7 @@ impl Drop for Bound {
 
         if !bound.keys().any(|(index, _)| *index == self.index) {
             // A server that is gone has unbound the vectors already, so an error is of no interest.
-            let _ = self.shared.note(self.shared.backing.unbind_interrupts(self.index));
+            let _ = self.shared.note_loss(self.shared.backing.unbind_interrupts(self.index));
         }
     }
 }
@@ -67,7 +67,7 @@ pub struct Interrupt(Arc<Bound>);
 
 impl Interrupt {
     pub(crate) fn bind(shared: &Arc<Shared>, index: u32, vector: u32) -> Result<Self, Error> {
-        let info = shared.note(shared.backing.irq_info(index))?;
+        let info = shared.note_loss(shared.backing.irq_info(index))?;
         if vector >= info.count {
             return Err(Error::NoSuch { what: "interrupt vector", index: vector, count: info.count });
         }
@@ -77,7 +77,7 @@ impl Interrupt {
             return Ok(Self(present));
         }
 
-        let source = RwLock::new(shared.note(shared.backing.interrupt(index, vector))?);
+        let source = RwLock::new(shared.note_loss(shared.backing.interrupt(index, vector))?);
         let made = Arc::new(Bound { shared: shared.clone(), index, vector, info, source });
         bound.insert((index, vector), Arc::downgrade(&made));
         Ok(Self(made))
@@ -113,11 +113,11 @@ impl Interrupt {
             let ended = match source.wait(deadline.at_most(Shared::SLICE), cancel) {
                 Ok(count) => return Ok(count),
                 Err(Error::Timeout { .. }) => shared.check_alive(),
-                Err(error) => shared.note(Err(error)),
+                Err(error) => shared.note_loss(Err(error)),
             };
 
             if let Err(error) = ended {
-                return last_look(&*source, error);
+                return take_before_error(&*source, error);
             }
 
             if deadline.has_passed() {
@@ -138,7 +138,7 @@ impl Interrupt {
             return Ok(());
         }
 
-        bound.shared.note(bound.shared.backing.unmask(bound.index, bound.vector, 1))
+        bound.shared.note_loss(bound.shared.backing.unmask(bound.index, bound.vector, 1))
     }
 
     /// Masks the vector. An interrupt that it would signal stays pending until
@@ -153,7 +153,7 @@ impl Interrupt {
             return Err(Error::Unsupported { what: "masking this kind of interrupt" });
         }
 
-        bound.shared.note(bound.shared.backing.mask(bound.index, bound.vector, 1))
+        bound.shared.note_loss(bound.shared.backing.mask(bound.index, bound.vector, 1))
     }
 
     /// Returns whether this is the INTx line.
@@ -219,7 +219,7 @@ pub(crate) fn wait_any(
         };
 
         let slice = deadline.at_most(Shared::SLICE);
-        let ended = shared.note(block(&*shared.backing, &fds, slice.remaining(), cancel));
+        let ended = shared.note_loss(block(&*shared.backing, &fds, slice.remaining(), cancel));
         let ended = ended.and_then(|()| shared.check_alive());
 
         // An interrupt that arrived before the end still counts.
@@ -318,14 +318,14 @@ pub fn wait_source(
         };
 
         if let Err(error) = ended {
-            return last_look(source, error);
+            return take_before_error(source, error);
         }
     }
 }
 
 /// Takes the interrupts that arrived before an error ended the wait. A device may signal and vanish
 /// between two checks.
-fn last_look(source: &dyn InterruptSource, ended: Error) -> Result<u64, Error> {
+fn take_before_error(source: &dyn InterruptSource, ended: Error) -> Result<u64, Error> {
     match source.take() {
         0 => Err(ended),
         count => Ok(count),

@@ -199,13 +199,13 @@ impl Poster {
             // The result is built anew. Passing it on would copy a whole `Error` right behind the
             // store of its tag.
             Ok(()) => Ok(()),
-            Err(Error::RingFull { .. }) => self.post_later(bar, offset, data),
+            Err(Error::RingFull { .. }) => self.post_when_room(bar, offset, data),
             Err(error) => Err(error),
         }
     }
 
     #[cold]
-    fn post_later(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn post_when_room(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (shared, cancel, timeout) = (self.shared.clone(), self.cancel.clone(), self.timeout);
         wait_for_room(&shared, timeout, cancel.as_ref(), || self.try_post(bar, offset, data))
     }

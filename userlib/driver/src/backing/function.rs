@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_that_make_no_sense_are_left_out() {
+    fn invalid_areas_are_left_out() {
         let (_, function) = function();
         assert_eq!(function.info(0).unwrap().mappable, [MappableArea { offset: 4096, len: 4096 }]);
         assert_eq!(function.info(2), Ok(RegionInfo::default()));
@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn function_is_asked_only_when_its_engine_does_not_beat() {
+    fn identity_is_read_only_when_the_engine_does_not_beat() {
         let (memory, function) = function();
         function.info(REGION_CONFIG).unwrap();
 
@@ -347,7 +347,7 @@ mod tests {
         }
 
         while function.check_alive().is_ok() {
-            assert!(start.elapsed() < Duration::from_secs(60), "nobody noticed");
+            assert!(start.elapsed() < Duration::from_secs(60), "the loss was not noticed");
             std::thread::yield_now();
         }
 
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn all_ones_everywhere_mean_that_nobody_is_there() {
+    fn all_ones_in_a_register_and_the_identity_mean_that_the_function_is_gone() {
         let (memory, function) = function();
         function.info(REGION_CONFIG).unwrap();
 

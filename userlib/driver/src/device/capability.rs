@@ -156,7 +156,7 @@ pub(crate) fn max_data(capability: &AttachmentCapability) -> usize {
 }
 
 fn check(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<AttachmentCapability, Error> {
-    let place = |what, bar: u8, offset: u32, len: u64| {
+    let check_range = |what, bar: u8, offset: u32, len: u64| {
         let end = u64::from(offset) + len;
         let inside = bars.get(usize::from(bar)).is_some_and(|info| end <= info.size);
         if inside && offset.is_multiple_of(4096) {
@@ -166,8 +166,13 @@ fn check(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<Attachme
         }
     };
 
-    place("the control page lies outside its BAR", found.control_bar, found.control_offset, control::SIZE)?;
-    place("the mirror lies outside its BAR", found.mirror_bar, found.mirror_offset, mirror::SIZE)?;
+    check_range(
+        "the control page lies outside its BAR",
+        found.control_bar,
+        found.control_offset,
+        control::SIZE,
+    )?;
+    check_range("the mirror lies outside its BAR", found.mirror_bar, found.mirror_offset, mirror::SIZE)?;
 
     if found.ring_count != 0 {
         let cells = found.ring_cells as usize;
@@ -187,7 +192,7 @@ fn check(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<Attachme
         }
 
         let len = ring_bytes(&found) * u64::from(found.ring_count);
-        place("the rings lie outside their BAR", found.ring_bar, found.ring_offset, len)?;
+        check_range("the rings lie outside their BAR", found.ring_bar, found.ring_offset, len)?;
     }
 
     Ok(found)

@@ -209,7 +209,7 @@ impl Device {
     /// # Errors
     /// Returns [`Error::NoSuch`], [`Error::DeviceGone`] or [`Error::Refused`].
     pub fn interrupt(&self, vector: u32) -> Result<Interrupt, Error> {
-        let has_msix = self.0.note(self.0.backing.irq_info(IRQ_MSIX))?.count != 0;
+        let has_msix = self.0.note_loss(self.0.backing.irq_info(IRQ_MSIX))?.count != 0;
         Interrupt::bind(&self.0, if has_msix { IRQ_MSIX } else { IRQ_MSI }, vector)
     }
 
@@ -332,7 +332,7 @@ impl Device {
 
     /// Checks now whether the device is lost, and returns the cause. It does not wait.
     pub fn gone_cause(&self) -> Option<GoneCause> {
-        match self.0.note(self.0.backing.attend()).and_then(|()| self.0.check_alive()) {
+        match self.0.note_loss(self.0.backing.attend()).and_then(|()| self.0.check_alive()) {
             Err(Error::DeviceGone { cause }) => Some(cause),
             _ => None,
         }

@@ -33,7 +33,7 @@ use crate::{
 const CHECK_EVERY: u32 = 64;
 
 /// Turns of a wait for the mirror's generation between two reads of the register.
-const ASK_AGAIN: u32 = 16;
+const READ_EVERY: u32 = 16;
 
 /// The words of the attachment mirror.
 pub(crate) struct Mirror {
@@ -196,11 +196,11 @@ impl Shared {
             }
 
             self.backing.relax(&mut relax)?;
-            if relax.turns().is_multiple_of(ASK_AGAIN) {
+            if relax.turns().is_multiple_of(READ_EVERY) {
                 let present = self.control_read(control::GENERATION)?;
                 if present != generation {
                     // Another client's reset came between, which has also disabled the function.
-                    self.note(capability::enable(&*self.backing))?;
+                    self.note_loss(capability::enable(&*self.backing))?;
                     generation = present;
                 }
             }
@@ -233,14 +233,14 @@ impl Shared {
         Ok(slot.get_or_init(|| Arc::new(Region::new(bar.into(), info, memory.map(|memory| memory.whole())))))
     }
 
-    fn control_place(&self, register: u64) -> Result<(u32, u64), Error> {
+    fn control_register(&self, register: u64) -> Result<(u32, u64), Error> {
         let capability =
             self.capability.ok_or(Error::Unsupported { what: "a control page on a plain PCI function" })?;
         Ok((capability.control_bar.into(), u64::from(capability.control_offset) + register))
     }
 
     pub(crate) fn control_read(&self, register: u64) -> Result<u32, Error> {
-        let (region, offset) = self.control_place(register)?;
+        let (region, offset) = self.control_register(register)?;
         let mut value = [0; 4];
         self.read(region, offset, &mut value)?;
         Ok(u32::from_le_bytes(value))
@@ -251,7 +251,7 @@ impl Shared {
         // No other thread may select a ring between this selection and the read of its state.
         let _held = lock(&self.control);
 
-        let (region, offset) = self.control_place(control::RING_SELECT)?;
+        let (region, offset) = self.control_register(control::RING_SELECT)?;
         self.write(region, offset, &u32::from(ring).to_le_bytes(), WriteMode::Confirmed)?;
 
         let state = self.control_read(control::RING_STATE)?;
@@ -259,15 +259,15 @@ impl Shared {
     }
 
     pub(crate) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        self.note(self.backing.read(region, offset, out))
+        self.note_loss(self.backing.read(region, offset, out))
     }
 
     pub(crate) fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
-        self.note(self.backing.write(region, offset, data, mode))
+        self.note_loss(self.backing.write(region, offset, data, mode))
     }
 
-    /// Records the loss of the device if `result` reports it.
-    pub(crate) fn note<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
+    /// Records the loss of the device if `result` reports it, and returns `result`.
+    pub(crate) fn note_loss<T>(&self, result: Result<T, Error>) -> Result<T, Error> {
         if let Err(Error::DeviceGone { cause }) = &result {
             self.gone.store(encode(*cause), Ordering::Release);
         }
@@ -294,7 +294,7 @@ impl Shared {
 
     #[cold]
     fn kick(&self) -> Result<(), Error> {
-        let (region, offset) = self.control_place(control::WAKE)?;
+        let (region, offset) = self.control_register(control::WAKE)?;
         match self.write(region, offset, &1u32.to_le_bytes(), WriteMode::Posted) {
             Err(error @ Error::DeviceGone { .. }) => Err(error),
             // The store itself has been made. A lost wake costs at most the engine's safety
@@ -306,7 +306,7 @@ impl Shared {
     /// Makes one turn of a waiting loop.
     #[inline]
     pub(crate) fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        self.note(self.backing.relax(relax))?;
+        self.note_loss(self.backing.relax(relax))?;
         if relax.count().is_multiple_of(CHECK_EVERY) { self.check_alive() } else { Ok(()) }
     }
 
@@ -329,7 +329,7 @@ impl Shared {
             if stopped_for > BEAT_TIMEOUT {
                 // A busy loop of the caller may never reach the slow part of the backing, so its
                 // events are handled here.
-                self.note(self.backing.attend())?;
+                self.note_loss(self.backing.attend())?;
             }
             if self.options.heartbeat.is_none_or(|limit| stopped_for <= limit) {
                 return Ok(());
@@ -337,7 +337,7 @@ impl Shared {
             GoneCause::Stopped
         };
 
-        self.note(Err(Error::DeviceGone { cause }))
+        self.note_loss(Err(Error::DeviceGone { cause }))
     }
 
     /// Handles a change of the generation. If it comes from this process's own reset, which has
@@ -402,15 +402,15 @@ impl Shared {
     pub(crate) fn reset(&self) -> Result<(), Error> {
         self.resets.fetch_add(1, Ordering::SeqCst);
 
-        self.note(self.backing.reset())?;
-        self.note(capability::enable(&*self.backing))?;
+        self.note_loss(self.backing.reset())?;
+        self.note_loss(capability::enable(&*self.backing))?;
         self.adopt_generation()?;
 
         self.gone.store(0, Ordering::Release);
         self.epoch.fetch_add(1, Ordering::AcqRel);
 
         let bound: Vec<_> = lock(&self.interrupts).values().filter_map(Weak::upgrade).collect();
-        bound.iter().try_for_each(|bound| bound.bind_again())
+        bound.iter().try_for_each(|bound| bound.rebind())
     }
 
     /// How long a blocked wait sleeps before it checks the device.

@@ -114,7 +114,7 @@ impl DmaBuffer {
             return Err(MemoryError::Empty.into());
         }
 
-        let Some(DmaAllocation { memory, iova }) = shared.note(shared.backing.dma_allocate(len))? else {
+        let Some(DmaAllocation { memory, iova }) = shared.note_loss(shared.backing.dma_allocate(len))? else {
             return Ok(None);
         };
 
@@ -135,13 +135,13 @@ impl DmaBuffer {
         }
 
         let Some(addresses) = &shared.iova else {
-            let iova = shared.note(shared.backing.dma_register(target, permission))?;
+            let iova = shared.note_loss(shared.backing.dma_register(target, permission))?;
             return Ok(Self { shared: shared.clone(), iova, window, memory });
         };
 
         let align = if len >= HUGE { HUGE } else { PAGE };
         let iova = lock(addresses).allocate(len, align).ok_or(Error::AddressSpace { len })?;
-        if let Err(error) = shared.note(shared.backing.dma_map(iova, target, permission)) {
+        if let Err(error) = shared.note_loss(shared.backing.dma_map(iova, target, permission)) {
             // After a time-out, the device may have the range or not. It stays reserved then.
             if matches!(error, Error::Refused { .. } | Error::DeviceGone { .. }) {
                 lock(addresses).free(iova, len);
@@ -222,7 +222,7 @@ impl DmaBuffer {
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
         let len = self.window.len();
-        let unmapped = self.shared.note(self.shared.backing.dma_unmap(self.iova, len));
+        let unmapped = self.shared.note_loss(self.shared.backing.dma_unmap(self.iova, len));
 
         // After any other error the device may still have the range, so its address stays reserved.
         if let (Ok(()) | Err(Error::DeviceGone { .. }), Some(addresses)) = (unmapped, &self.shared.iova) {
