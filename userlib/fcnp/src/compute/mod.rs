@@ -24,7 +24,7 @@ use self::{link::Link, node::Node};
 use crate::{
     Config, Error, Peer, Statistics,
     protocol::{Control, CoreName, Kind, ResetHead, Scope},
-    tree::{Generation, TreeChannel, Watch},
+    tree::{Generation, PresenceWatch, TreeChannel},
     wait::Waiter,
 };
 
@@ -319,8 +319,8 @@ impl ComputeCore {
     /// Checks as [`ComputeCore::is_gone`] does, for a transfer, which checks after each batch of
     /// packets.
     #[inline]
-    fn is_gone_by(&self, watch: &mut Watch, link: Link) -> bool {
-        self.resets() != link.resets || watch.is_gone(&self.node.channel, || self.is_gone(link))
+    fn check_gone(&self, watch: &mut PresenceWatch, link: Link) -> bool {
+        self.resets() != link.resets || watch.check_gone(&self.node.channel, || self.is_gone(link))
     }
 
     /// Returns whether this core's device was reset since `link` was made.

@@ -10,7 +10,7 @@ use crate::{
     Error,
     protocol::{Control, Kind, Split, request_size},
     statistics::Tally,
-    tree::Watch,
+    tree::PresenceWatch,
     wait::{Waiter, part},
 };
 
@@ -52,7 +52,8 @@ impl ComputeCore {
         let body = &data[split.head..agreed as usize];
         let header = self.header(false);
 
-        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.node.counters.packets_sent));
+        let (mut watch, mut packets) =
+            (PresenceWatch::default(), Tally::of(&self.node.counters.packets_sent));
         let mut at = 0;
 
         while at < body.len() {
@@ -61,7 +62,7 @@ impl ComputeCore {
             at = body.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
-            if self.is_gone_by(&mut watch, link) {
+            if self.check_gone(&mut watch, link) {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
@@ -146,13 +147,14 @@ impl ComputeCore {
         link: Link,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
-        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.node.counters.packets_received));
+        let (mut watch, mut packets) =
+            (PresenceWatch::default(), Tally::of(&self.node.counters.packets_received));
         let mut at = 0;
 
         while at < body.len() {
             // The check precedes the read of the FIFO. Once the I/O node is seen down, all packets
             // that it sent are in the FIFO.
-            let gone = self.is_gone_by(&mut watch, link);
+            let gone = self.check_gone(&mut watch, link);
             if gone && self.is_outlived(link) {
                 return Err(Error::PeerGone { peer: self.peer() });
             }

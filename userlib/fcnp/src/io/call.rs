@@ -18,7 +18,7 @@ use crate::{
     compute::{BATCH, CLASS},
     protocol::{Control, Kind, Split, request_size},
     statistics::Tally,
-    tree::Watch,
+    tree::PresenceWatch,
     wait::{Waiter, part},
 };
 
@@ -277,7 +277,7 @@ impl<'a> Call<'a> {
     fn send_data(&mut self, data: &[u8], link: Link) -> Result<(), Error> {
         let inner = self.inner;
         let header = Header::to_core(CLASS, link.name.node, link.name.core, false);
-        let (mut watch, mut packets) = (Watch::default(), Tally::of(&inner.counters.packets_sent));
+        let (mut watch, mut packets) = (PresenceWatch::default(), Tally::of(&inner.counters.packets_sent));
 
         // The lock is kept from batch to batch unless another thread wants it. Taking it anew would
         // wait for the stores of the last batch.
@@ -290,7 +290,7 @@ impl<'a> Call<'a> {
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
-            let over = self.may_be_over(&mut watch, link);
+            let over = self.needs_check(&mut watch, link);
             if over || sent == 0 || inner.send.is_wanted() {
                 right = None;
             }
@@ -312,15 +312,15 @@ impl<'a> Call<'a> {
 
     /// Returns whether [`Call::check_transfer`] may fail. It takes no lock.
     #[inline]
-    fn may_be_over(&self, watch: &mut Watch, link: Link) -> bool {
-        self.inner.cores[self.core as usize].is_revoked(self.direction) || self.is_somebody_gone(watch, link)
+    fn needs_check(&self, watch: &mut PresenceWatch, link: Link) -> bool {
+        self.inner.cores[self.core as usize].is_revoked(self.direction) || self.check_either_gone(watch, link)
     }
 
     /// Returns whether this process or that of `link` is gone or was replaced.
     #[inline]
-    fn is_somebody_gone(&self, watch: &mut Watch, link: Link) -> bool {
+    fn check_either_gone(&self, watch: &mut PresenceWatch, link: Link) -> bool {
         self.inner.channel.device().resets() != self.inner.resets
-            || watch.is_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
+            || watch.check_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
     }
 
     /// Receives data packets until `body` is full, and frees the receive FIFO. If the call is
@@ -328,7 +328,8 @@ impl<'a> Call<'a> {
     fn receive_data(&mut self, body: &mut [u8], link: Link) -> Result<(), Error> {
         // The lock's holder sees the flag `reading`, and frees the lock.
         let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.incoming));
-        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.inner.counters.packets_received));
+        let (mut watch, mut packets) =
+            (PresenceWatch::default(), Tally::of(&self.inner.counters.packets_received));
         let mut at = 0;
         let mut after_gone = 0;
 
@@ -339,7 +340,7 @@ impl<'a> Call<'a> {
 
             // The check precedes the read of the FIFO. Once the core is seen down, all packets that
             // it sent are in the FIFO.
-            let gone = self.is_somebody_gone(&mut watch, link);
+            let gone = self.check_either_gone(&mut watch, link);
             if gone && let Err(error) = self.inner.check_own() {
                 break Err(error);
             }

@@ -32,7 +32,7 @@ use nicforge_hwi::{
 };
 use nicforge_shm::{SharedU32, Slots, Window};
 
-pub(crate) use self::presence::Watch;
+pub(crate) use self::presence::PresenceWatch;
 pub use self::{
     lockbox::{Held, HoldsLock, LockBox, thread_number},
     presence::Generation,

@@ -18,24 +18,24 @@ impl Generation {
 /// Remembers that a process is up until an entry of the presence table changes. A check without a
 /// change costs one load.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
+pub(crate) struct PresenceWatch {
     /// [`TreeChannel::presence_changes`] when the process was last seen up.
-    there: Option<u32>,
+    up_at: Option<u32>,
 }
 
-impl Watch {
+impl PresenceWatch {
     /// Returns whether `gone` holds by the present table. It calls `gone` only if the table has
     /// changed.
     #[inline]
-    pub(crate) fn is_gone(&mut self, channel: &TreeChannel, gone: impl FnOnce() -> bool) -> bool {
+    pub(crate) fn check_gone(&mut self, channel: &TreeChannel, gone: impl FnOnce() -> bool) -> bool {
         // The count is loaded first, because it increases after an entry has changed.
         let changes = channel.presence_changes();
-        if self.there == Some(changes) {
+        if self.up_at == Some(changes) {
             return false;
         }
 
         let gone = gone();
-        self.there = (!gone).then_some(changes);
+        self.up_at = (!gone).then_some(changes);
         gone
     }
 }

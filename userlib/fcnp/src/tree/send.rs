@@ -65,7 +65,7 @@ impl<'a, G> SendBatch<'a, G> {
     /// Returns whether there is room for a packet now. It loads the NIC's head when no free slot is
     /// known.
     #[inline]
-    pub fn has_room(&mut self) -> bool {
+    pub fn find_room(&mut self) -> bool {
         if self.free == 0 {
             let used = self.tail.wrapping_sub(self.port.head.load(Ordering::Acquire));
             self.free = self.port.slots.count().saturating_sub(used);
@@ -84,7 +84,7 @@ impl<'a, G> SendBatch<'a, G> {
 
     #[inline]
     fn put(&mut self, header: Header, payload: &[u8; PAYLOAD]) -> bool {
-        if !self.has_room() {
+        if !self.find_room() {
             return false;
         }
 
@@ -105,7 +105,7 @@ impl<'a, G> SendBatch<'a, G> {
         let full = packets.len().min(most);
         let mut sent = 0;
 
-        while sent < full && self.has_room() {
+        while sent < full && self.find_room() {
             let end = full.min(sent + self.free as usize);
             let run = packets.get(sent..end).unwrap_or_default();
             let put = self.port.slots.put_run(self.tail, header.0, run);
