@@ -4,7 +4,7 @@ use crate::tree::Generation;
 
 /// The process that serves FCNP on the I/O node, and the generation by which it knows this core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct IoNodeLink {
     pub(super) core: u16,
     pub(super) generation: Generation,
     pub(super) own: Generation,
@@ -12,7 +12,7 @@ pub(super) struct Link {
     pub(super) resets: u8,
 }
 
-impl Link {
+impl IoNodeLink {
     /// Encodes the link in a word. The word is never 0, which encodes the absence of a link.
     pub(super) fn to_word(self) -> u32 {
         let [generation, own] = [self.generation.0, self.own.0].map(u32::from);

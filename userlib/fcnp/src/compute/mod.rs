@@ -20,7 +20,7 @@ use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, GoneCause}
 use nicforge_hwi::tree::{CORES, Header};
 
 pub(crate) use self::transfer::BATCH;
-use self::{link::Link, node::Node};
+use self::{link::IoNodeLink, node::Node};
 use crate::{
     Config, Error, Peer, Statistics,
     protocol::{Control, CoreName, Kind, ResetHead, Scope},
@@ -64,7 +64,7 @@ struct DirectionState {
     running: AtomicBool,
     /// A request was withdrawn, and the RESET was not acknowledged.
     dirty: AtomicBool,
-    /// [`Link::to_word`] of the process on the I/O node with which this direction's calls
+    /// [`IoNodeLink::to_word`] of the process on the I/O node with which this direction's calls
     /// communicate. It is 0 once a call has reported the loss of that process.
     known: AtomicU32,
 }
@@ -92,7 +92,7 @@ impl Drop for Flag<'_> {
 pub struct ComputeCore {
     node: Node,
     config: Config,
-    /// [`Link::to_word`] of the current link, or 0.
+    /// [`IoNodeLink::to_word`] of the current link, or 0.
     link: AtomicU32,
     directions: [DirectionState; 2],
     /// The token of the last RESET. It is locked during a handshake.
@@ -230,7 +230,7 @@ impl ComputeCore {
         direction: Direction,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        transfer: impl FnOnce(Link, &mut Waiter<'_>) -> Result<usize, (Error, Sent)>,
+        transfer: impl FnOnce(IoNodeLink, &mut Waiter<'_>) -> Result<usize, (Error, Sent)>,
     ) -> Result<usize, Error> {
         let state = self.state(direction);
         let _busy = Flag::set(&state.busy).ok_or(Error::Busy { what: direction.call() })?;
@@ -270,8 +270,8 @@ impl ComputeCore {
 
     /// Returns the link for a call. Each direction reports the loss of its peer once, even if
     /// another process is there already: agreements with the old process do not bind the new one.
-    fn link_for(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<Link, Error> {
-        let known = Link::from_word(self.state(direction).known.load(Ordering::Relaxed));
+    fn link_for(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
+        let known = IoNodeLink::from_word(self.state(direction).known.load(Ordering::Relaxed));
         if let Some(known) = known.filter(|known| self.peer_is_gone(*known)) {
             self.lose(direction, known);
             return Err(Error::PeerGone { peer: self.peer() });
@@ -296,36 +296,36 @@ impl ComputeCore {
 
     /// Records for `direction` that the process of `gone` is gone.
     #[cold]
-    fn lose(&self, direction: Direction, gone: Link) {
+    fn lose(&self, direction: Direction, gone: IoNodeLink) {
         self.state(direction).known.store(0, Ordering::Relaxed);
 
-        let unlink = |word| Link::from_word(word).filter(|link| link.has_peer_of(gone)).map(|_| 0);
+        let unlink = |word| IoNodeLink::from_word(word).filter(|link| link.has_peer_of(gone)).map(|_| 0);
         if self.link.fetch_update(Ordering::AcqRel, Ordering::Acquire, unlink).is_ok() {
             self.node.counters.peers_lost.add(1);
         }
     }
 
-    fn link(&self) -> Option<Link> {
-        Link::from_word(self.link.load(Ordering::Acquire)).filter(|link| !self.is_gone(*link))
+    fn link(&self) -> Option<IoNodeLink> {
+        IoNodeLink::from_word(self.link.load(Ordering::Acquire)).filter(|link| !self.is_gone(*link))
     }
 
     /// Returns whether the process of `link` is gone, or whether this core is a new process for it
     /// after a device reset.
     #[inline]
-    fn is_gone(&self, link: Link) -> bool {
+    fn is_gone(&self, link: IoNodeLink) -> bool {
         self.peer_is_gone(link) || self.is_outlived(link)
     }
 
     /// Checks as [`ComputeCore::is_gone`] does, for a transfer, which checks after each batch of
     /// packets.
     #[inline]
-    fn check_gone(&self, watch: &mut PresenceWatch, link: Link) -> bool {
+    fn check_gone(&self, watch: &mut PresenceWatch, link: IoNodeLink) -> bool {
         self.resets() != link.resets || watch.check_gone(&self.node.channel, || self.is_gone(link))
     }
 
     /// Returns whether this core's device was reset since `link` was made.
     #[inline]
-    fn is_outlived(&self, link: Link) -> bool {
+    fn is_outlived(&self, link: IoNodeLink) -> bool {
         self.own_generation() != link.own || self.resets() != link.resets
     }
 
@@ -335,7 +335,7 @@ impl ComputeCore {
     }
 
     #[inline]
-    fn peer_is_gone(&self, link: Link) -> bool {
+    fn peer_is_gone(&self, link: IoNodeLink) -> bool {
         self.node.channel.presence(self.node.channel.info().io_node, link.core) != link.generation
     }
 
@@ -347,7 +347,7 @@ impl ComputeCore {
     /// Returns a link on which a call may start. It first repeats the withdrawal of a request that
     /// could not be withdrawn. The I/O node would otherwise take that request for one of a later
     /// call.
-    fn ensure_linked(&self, waiter: &mut Waiter<'_>) -> Result<Link, Error> {
+    fn ensure_linked(&self, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
         loop {
             let (link, dirty) = (self.link(), self.dirty());
             if let (Some(link), None) = (link, dirty) {
@@ -437,7 +437,7 @@ impl ComputeCore {
         token: u32,
         there: [Generation; CORES as usize],
         waiter: &mut Waiter<'_>,
-    ) -> Result<Link, Error> {
+    ) -> Result<IoNodeLink, Error> {
         let io_node = self.node.channel.info().io_node;
         let (resets, own) = (self.resets(), self.own_generation());
         let renewed = || self.own_generation() != own || self.resets() != resets;
@@ -459,7 +459,7 @@ impl ComputeCore {
             let head = ResetHead::of(&answer);
             if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
                 let generation = Generation(head.generation);
-                return Ok(Link { core: head.core.into(), generation, own, resets });
+                return Ok(IoNodeLink { core: head.core.into(), generation, own, resets });
             }
             self.node.counters.strays.add(1);
         }
@@ -467,7 +467,7 @@ impl ComputeCore {
 
     /// Updates the state after an acknowledged RESET. No packet of a withdrawn transfer can arrive
     /// any more.
-    fn settle(&self, scope: Scope, link: Link) {
+    fn settle(&self, scope: Scope, link: IoNodeLink) {
         if scope.has_read() {
             self.node.forget(Kind::Read);
             self.state(Direction::Read).dirty.store(false, Ordering::Release);

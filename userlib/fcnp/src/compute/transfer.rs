@@ -3,7 +3,7 @@
 use nicforge_hwi::tree::PAYLOAD;
 
 use super::{
-    ComputeCore, Link, Sent,
+    ComputeCore, IoNodeLink, Sent,
     node::{Interruption, Polled, Right},
 };
 use crate::{
@@ -22,7 +22,7 @@ impl ComputeCore {
     pub(super) fn transfer_out(
         &self,
         data: &[u8],
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, (Error, Sent)> {
         let gone = || self.is_gone(link);
@@ -39,7 +39,7 @@ impl ComputeCore {
         &self,
         data: &[u8],
         requested: u32,
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
         let gone = || self.is_gone(link);
@@ -83,7 +83,7 @@ impl ComputeCore {
     pub(super) fn transfer_in(
         &self,
         buffer: &mut [u8],
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, (Error, Sent)> {
         let requested = request_size(buffer.len());
@@ -100,7 +100,7 @@ impl ComputeCore {
         &self,
         buffer: &mut [u8],
         requested: u32,
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
         let gone = || self.is_gone(link);
@@ -144,7 +144,7 @@ impl ComputeCore {
         &self,
         right: &mut Right<'_>,
         body: &mut [u8],
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
         let (mut watch, mut packets) =

@@ -10,7 +10,7 @@ use nicforge_driver::{Cancel, Deadline, Error as DriverError};
 use nicforge_hwi::tree::{Header, PAYLOAD};
 
 use super::{
-    cores::{Direction, Link, Request, spin_lock},
+    cores::{CoreLink, Direction, Request, spin_lock},
     service::{Drain, Inner, NOT_EMPTY},
 };
 use crate::{
@@ -32,7 +32,7 @@ pub(super) struct Call<'a> {
     direction: Direction,
     waiter: Waiter<'a>,
     /// The process for which the call waits, once it is known.
-    link: Option<Link>,
+    link: Option<CoreLink>,
     /// The call is in the queue for the pset's slot.
     queued: bool,
     /// The time of the last progress.
@@ -127,7 +127,7 @@ impl<'a> Call<'a> {
     }
 
     /// Waits for the core's request, then for the slot. The transfer runs from then on.
-    fn start(&mut self) -> Result<(Request, Link), Error> {
+    fn start(&mut self) -> Result<(Request, CoreLink), Error> {
         // A call that has already ended must not take a request.
         self.waiter.check("a request of the core")?;
 
@@ -174,7 +174,7 @@ impl<'a> Call<'a> {
         spin_lock(&self.inner.cores[self.core as usize].state).requests[self.direction as usize].is_some()
     }
 
-    fn take_request(&mut self) -> Option<(Request, Link)> {
+    fn take_request(&mut self) -> Option<(Request, CoreLink)> {
         let core = &self.inner.cores[self.core as usize];
         let mut state = spin_lock(&core.state);
         let link = state.link?;
@@ -208,7 +208,7 @@ impl<'a> Call<'a> {
         &mut self,
         answer: &Control,
         request: Request,
-        link: Link,
+        link: CoreLink,
         reads: bool,
     ) -> Result<(), Error> {
         let sent = self.try_acknowledge(answer, link, reads);
@@ -225,7 +225,7 @@ impl<'a> Call<'a> {
         sent
     }
 
-    fn try_acknowledge(&mut self, answer: &Control, link: Link, reads: bool) -> Result<(), Error> {
+    fn try_acknowledge(&mut self, answer: &Control, link: CoreLink, reads: bool) -> Result<(), Error> {
         loop {
             self.check_transfer(link)?;
 
@@ -252,7 +252,7 @@ impl<'a> Call<'a> {
 
     /// Checks that the transfer may continue.
     #[inline]
-    fn check_transfer(&self, link: Link) -> Result<(), Error> {
+    fn check_transfer(&self, link: CoreLink) -> Result<(), Error> {
         let peer = Peer::Core { rank: self.core };
         self.inner.check_own()?;
 
@@ -265,7 +265,7 @@ impl<'a> Call<'a> {
     /// Returns the error of a core whose process is gone, and marks it as reported in this
     /// direction.
     #[cold]
-    fn lost(&self, link: Link) -> Error {
+    fn lost(&self, link: CoreLink) -> Error {
         let mut state = spin_lock(&self.inner.cores[self.core as usize].state);
         if state.link == Some(link) {
             self.inner.lose(&mut state);
@@ -274,7 +274,7 @@ impl<'a> Call<'a> {
         Error::PeerGone { peer: Peer::Core { rank: self.core } }
     }
 
-    fn send_data(&mut self, data: &[u8], link: Link) -> Result<(), Error> {
+    fn send_data(&mut self, data: &[u8], link: CoreLink) -> Result<(), Error> {
         let inner = self.inner;
         let header = Header::to_core(CLASS, link.name.node, link.name.core, false);
         let (mut watch, mut packets) = (PresenceWatch::default(), Tally::of(&inner.counters.packets_sent));
@@ -312,20 +312,20 @@ impl<'a> Call<'a> {
 
     /// Returns whether [`Call::check_transfer`] may fail. It takes no lock.
     #[inline]
-    fn needs_check(&self, watch: &mut PresenceWatch, link: Link) -> bool {
+    fn needs_check(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
         self.inner.cores[self.core as usize].is_revoked(self.direction) || self.check_either_gone(watch, link)
     }
 
     /// Returns whether this process or that of `link` is gone or was replaced.
     #[inline]
-    fn check_either_gone(&self, watch: &mut PresenceWatch, link: Link) -> bool {
+    fn check_either_gone(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
         self.inner.channel.device().resets() != self.inner.resets
             || watch.check_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
     }
 
     /// Receives data packets until `body` is full, and frees the receive FIFO. If the call is
     /// interrupted, the rest is discarded as it arrives, and the slot is freed after that.
-    fn receive_data(&mut self, body: &mut [u8], link: Link) -> Result<(), Error> {
+    fn receive_data(&mut self, body: &mut [u8], link: CoreLink) -> Result<(), Error> {
         // The lock's holder sees the flag `reading`, and frees the lock.
         let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.incoming));
         let (mut watch, mut packets) =

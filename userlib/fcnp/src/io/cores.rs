@@ -63,7 +63,7 @@ impl Direction {
 
 /// A process on a compute core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct CoreLink {
     pub(super) name: CoreName,
     pub(super) generation: Generation,
 }
@@ -85,7 +85,7 @@ pub(super) struct Answer {
 #[derive(Debug, Default)]
 pub(super) struct CoreState {
     /// The process that has sent a RESET.
-    pub(super) link: Option<Link>,
+    pub(super) link: Option<CoreLink>,
     /// The link was lost, and no call in this direction has reported it.
     pub(super) lost: [bool; 2],
     pub(super) requests: [Option<Request>; 2],

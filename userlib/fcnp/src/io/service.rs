@@ -15,7 +15,7 @@ use nicforge_driver::{Cancel, Error as DriverError, GoneCause};
 use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
 
 use super::{
-    cores::{Answer, Core, CoreState, Direction, Link, Request, Slot, spin_lock, try_lock},
+    cores::{Answer, Core, CoreLink, CoreState, Direction, Request, Slot, spin_lock, try_lock},
     event::Event,
 };
 use crate::{
@@ -121,7 +121,7 @@ pub(super) struct Inner {
 impl Inner {
     /// Returns whether the process of `link` is gone.
     #[inline]
-    pub(super) fn is_gone(&self, link: Link) -> bool {
+    pub(super) fn is_gone(&self, link: CoreLink) -> bool {
         self.channel.presence(link.name.node, link.name.core) != link.generation
     }
 
@@ -286,7 +286,7 @@ impl Inner {
         let Some(scope) = Scope::from_size(control.size) else { return false };
 
         let head = ResetHead::of(control);
-        let sender = Link { name: control.core, generation: Generation(head.generation) };
+        let sender = CoreLink { name: control.core, generation: Generation(head.generation) };
         if !sender.generation.is_up() || self.is_gone(sender) {
             return false;
         }
@@ -324,7 +324,7 @@ impl Inner {
     }
 
     /// Links the process that has sent a RESET of everything.
-    fn welcome(&self, state: &mut CoreState, sender: Link) {
+    fn welcome(&self, state: &mut CoreState, sender: CoreLink) {
         if state.link.is_some_and(|link| link != sender) {
             self.counters.peers_lost.add(1);
         }
@@ -432,7 +432,7 @@ impl Inner {
     }
 
     /// Sends a control packet if there is room.
-    pub(super) fn try_send(&self, control: &Control, link: Link) -> Result<bool, Error> {
+    pub(super) fn try_send(&self, control: &Control, link: CoreLink) -> Result<bool, Error> {
         let header = Header::to_core(CLASS, link.name.node, link.name.core, true);
         let sent = self.channel.send_batch(self.send.lock())?.try_send(header, &control.encode())?;
         if sent {
