@@ -110,7 +110,7 @@ impl<'a> Call<'a> {
             Err(error) if error.is_interrupted() => {
                 // The core receives an abort. The slot is free as soon as that message has left.
                 spin_lock(&self.inner.cores[self.core as usize].state).abort = true;
-                self.inner.owe(self.core);
+                self.inner.queue_reply(self.core);
                 // The next thread that services the FIFO sends a packet that cannot leave now.
                 self.inner.service()?;
                 return Err(error);
@@ -190,7 +190,7 @@ impl<'a> Call<'a> {
     fn check_peer(&mut self) -> Result<(), Error> {
         let mut state = spin_lock(&self.inner.cores[self.core as usize].state);
         if state.link.is_some_and(|link| self.inner.is_gone(link)) {
-            self.inner.lose(&mut state);
+            self.inner.unlink_process(&mut state);
         }
 
         let lost = std::mem::take(&mut state.lost[self.direction as usize]);
@@ -268,7 +268,7 @@ impl<'a> Call<'a> {
     fn lost(&self, link: CoreLink) -> Error {
         let mut state = spin_lock(&self.inner.cores[self.core as usize].state);
         if state.link == Some(link) {
-            self.inner.lose(&mut state);
+            self.inner.unlink_process(&mut state);
         }
         state.lost[self.direction as usize] = false;
         Error::PeerGone { peer: Peer::Core { rank: self.core } }

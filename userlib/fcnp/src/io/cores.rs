@@ -104,7 +104,7 @@ pub(super) struct Core {
     pub(super) busy: [AtomicBool; 2],
     /// A RESET arrived for the running transfer.
     pub(super) revoked: [AtomicBool; 2],
-    /// The core is in the outbox.
+    /// The core is in the reply queue.
     pub(super) queued: AtomicBool,
 }
 

@@ -56,7 +56,7 @@ fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
 /// Returns whether every packet that may come raises an interrupt.
 fn may_sleep(inner: &Inner) -> bool {
     let draining = super::cores::try_lock(&inner.incoming).is_none_or(|incoming| incoming.drain.is_some());
-    inner.config.mode == Mode::Interrupt && !draining && !inner.is_owing()
+    inner.config.mode == Mode::Interrupt && !draining && !inner.has_pending_replies()
 }
 
 /// Sleeps until the interrupt: the dummy read. Enabling raises the interrupt at once if an

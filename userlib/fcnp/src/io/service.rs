@@ -104,10 +104,10 @@ pub(super) struct Inner {
     /// [`TreeChannel::received`] when the receive FIFO was last found empty without a drain. It is
     /// [`NOT_EMPTY`] from the beginning of a drain on. It is written under the lock of `incoming`.
     pub(super) empty_at: AtomicU64,
-    pub(super) outbox: Mutex<VecDeque<u32>>,
-    /// Number of cores in the outbox, including those that are being handled. It is written under
-    /// the outbox's lock.
-    pub(super) owed: AtomicUsize,
+    pub(super) reply_queue: Mutex<VecDeque<u32>>,
+    /// Number of cores in the reply queue, including those that are being handled. It is written
+    /// under the queue's lock.
+    pub(super) pending_replies: AtomicUsize,
     /// Number of calls that poll the FIFO themselves, so that the daemon need not.
     pub(super) callers: AtomicU32,
     /// The condition on which calls sleep in interrupt mode.
@@ -235,7 +235,7 @@ impl Inner {
 
         self.slots[direction as usize].release(core);
         if pending {
-            self.owe(core);
+            self.queue_reply(core);
         }
 
         self.event.tell();
@@ -294,7 +294,7 @@ impl Inner {
         let core = &self.cores[rank as usize];
         let mut state = spin_lock(&core.state);
         if scope == Scope::All {
-            self.welcome(&mut state, sender);
+            self.link_process(&mut state, sender);
         } else if state.link != Some(sender) {
             return false;
         }
@@ -319,12 +319,12 @@ impl Inner {
             self.end_drain(incoming, rank);
         }
 
-        self.owe(rank);
+        self.queue_reply(rank);
         true
     }
 
     /// Links the process that has sent a RESET of everything.
-    fn welcome(&self, state: &mut CoreState, sender: CoreLink) {
+    fn link_process(&self, state: &mut CoreState, sender: CoreLink) {
         if state.link.is_some_and(|link| link != sender) {
             self.counters.peers_lost.add(1);
         }
@@ -335,7 +335,7 @@ impl Inner {
     }
 
     /// Records that the process of a core is gone.
-    pub(super) fn lose(&self, state: &mut CoreState) {
+    pub(super) fn unlink_process(&self, state: &mut CoreState) {
         state.link = None;
         state.requests = [None; 2];
         state.lost = [true; 2];
@@ -343,49 +343,49 @@ impl Inner {
         self.counters.peers_lost.add(1);
     }
 
-    /// Puts `core` into the outbox, because control packets to it are due.
-    pub(super) fn owe(&self, core: u32) {
+    /// Puts `core` into the reply queue, because control packets to it are due.
+    pub(super) fn queue_reply(&self, core: u32) {
         if !self.cores[core as usize].queued.swap(true, Ordering::AcqRel) {
-            let mut outbox = spin_lock(&self.outbox);
-            outbox.push_back(core);
-            self.owed.store(outbox.len(), Ordering::Release);
+            let mut reply_queue = spin_lock(&self.reply_queue);
+            reply_queue.push_back(core);
+            self.pending_replies.store(reply_queue.len(), Ordering::Release);
         }
     }
 
     /// Returns whether control packets to any core are due.
-    pub(super) fn is_owing(&self) -> bool {
-        self.owed.load(Ordering::Acquire) != 0
+    pub(super) fn has_pending_replies(&self) -> bool {
+        self.pending_replies.load(Ordering::Acquire) != 0
     }
 
     /// Sends the packets that are due, as far as there is room. Returns whether it sent any.
     pub(super) fn flush(&self) -> Result<bool, Error> {
-        if !self.is_owing() {
+        if !self.has_pending_replies() {
             return Ok(false);
         }
 
-        let Some(mut outbox) = try_lock(&self.outbox) else { return Ok(false) };
+        let Some(mut reply_queue) = try_lock(&self.reply_queue) else { return Ok(false) };
 
         let mut sent = false;
-        for _ in 0..outbox.len() {
-            let Some(core) = outbox.pop_front() else { break };
+        for _ in 0..reply_queue.len() {
+            let Some(core) = reply_queue.pop_front() else { break };
             let queued = &self.cores[core as usize].queued;
             // A packet that becomes due from here on queues the core again, at the latest when the
-            // outbox is unlocked.
+            // queue is unlocked.
             queued.store(false, Ordering::Release);
 
-            if self.pay(core)? {
+            if self.send_replies(core)? {
                 sent = true;
             } else if !queued.swap(true, Ordering::AcqRel) {
-                outbox.push_back(core);
+                reply_queue.push_back(core);
             }
         }
 
-        self.owed.store(outbox.len(), Ordering::Release);
+        self.pending_replies.store(reply_queue.len(), Ordering::Release);
         Ok(sent)
     }
 
     /// Sends the packets that are due to `core`. Returns `false` if some must wait.
-    fn pay(&self, core: u32) -> Result<bool, Error> {
+    fn send_replies(&self, core: u32) -> Result<bool, Error> {
         let mut state = spin_lock(&self.cores[core as usize].state);
         let link = state.link.filter(|link| !self.is_gone(*link));
 
