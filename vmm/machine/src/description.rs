@@ -184,12 +184,12 @@ pub enum DescriptionError {
     },
     /// The text is not TOML, or has a field that does not belong there.
     #[error("{0}")]
-    Syntax(Place, #[source] Box<toml::de::Error>),
+    Syntax(FilePosition, #[source] Box<toml::de::Error>),
     /// A value is out of its limits.
-    #[error("{place}: {what} is {found}; expected {expected}")]
+    #[error("{position}: {what} is {found}; expected {expected}")]
     Value {
         /// The position of the value.
-        place: Place,
+        position: FilePosition,
         /// The value's name.
         what: &'static str,
         /// The value in the file.
@@ -201,7 +201,7 @@ pub enum DescriptionError {
 
 /// A position in a machine file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct FilePosition {
     /// The path of the file.
     pub path: String,
     /// Line number from 1, or 0 when the error has no position.
@@ -210,7 +210,7 @@ pub struct Place {
     pub message: Option<String>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FilePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path)?;
         if self.line > 0 {
@@ -247,7 +247,7 @@ impl Description {
         let description: Self = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(0, |span| line_of(text, span));
             let message = Some(error.message().to_owned());
-            DescriptionError::Syntax(Place { path: path.to_owned(), line, message }, Box::new(error))
+            DescriptionError::Syntax(FilePosition { path: path.to_owned(), line, message }, Box::new(error))
         })?;
 
         Checker { text, path }.check(&description)?;
@@ -389,7 +389,11 @@ impl Checker<'_> {
         expected: impl Into<String>,
     ) -> DescriptionError {
         DescriptionError::Value {
-            place: Place { path: self.path.to_owned(), line: line_of(self.text, span), message: None },
+            position: FilePosition {
+                path: self.path.to_owned(),
+                line: line_of(self.text, span),
+                message: None,
+            },
             what,
             found: found.to_string(),
             expected: expected.into(),
