@@ -37,7 +37,7 @@ impl ClientMemory {
 
     /// Calls `f` for each range of an access, with the memory, the offset in it and the range's
     /// part of the access.
-    fn each(
+    fn for_each_range(
         &self,
         iova: u64,
         length: usize,
@@ -59,11 +59,11 @@ impl ClientMemory {
     }
 
     fn read(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
-        self.each(iova, out.len(), |memory, offset, part| memory.read(offset, &mut out[part]))
+        self.for_each_range(iova, out.len(), |memory, offset, part| memory.read(offset, &mut out[part]))
     }
 
     fn write(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
-        self.each(iova, data.len(), |memory, offset, part| memory.write(offset, &data[part]))
+        self.for_each_range(iova, data.len(), |memory, offset, part| memory.write(offset, &data[part]))
     }
 }
 

@@ -143,20 +143,20 @@ impl LocalMachine {
     pub fn open(
         self: &Arc<Self>,
         function: FunctionId,
-        who: AttachmentId,
+        attachment: AttachmentId,
     ) -> Result<Arc<dyn Backing>, OpenError> {
         let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
-        inner.machine.attach(function, who)?;
+        inner.machine.attach(function, attachment)?;
 
         inner.last_tenant += 1;
         let id = inner.last_tenant;
         let gone = Arc::<AtomicBool>::default();
         let tenant = Tenant { id, resets: 0, memory: ClientMemory::default(), gone: gone.clone() };
-        inner.tenants.insert((function, who), tenant);
+        inner.tenants.insert((function, attachment), tenant);
 
         drop(inner);
         self.sleepers.wake();
-        Ok(Arc::new(LocalAttachment::new(self.clone(), function, who, id, gone)))
+        Ok(Arc::new(LocalAttachment::new(self.clone(), function, attachment, id, gone)))
     }
 
     /// Takes an attachment as [`LocalMachine::open`] does, by the names of function and attachment.
@@ -168,8 +168,8 @@ impl LocalMachine {
         function: &str,
         attachment: &str,
     ) -> Result<Arc<dyn Backing>, OpenError> {
-        let (function, who) = self.find(function, attachment)?;
-        self.open(function, who)
+        let (function, attachment) = self.find(function, attachment)?;
+        self.open(function, attachment)
     }
 
     fn find(&self, function: &str, attachment: &str) -> Result<(FunctionId, AttachmentId), OpenError> {
@@ -197,11 +197,11 @@ impl LocalMachine {
     ///
     /// # Errors
     /// Returns [`OpenError::Machine`] when no client holds it, and [`OpenError::Broken`].
-    pub fn evict(&self, function: FunctionId, who: AttachmentId) -> Result<(), OpenError> {
+    pub fn evict(&self, function: FunctionId, attachment: AttachmentId) -> Result<(), OpenError> {
         let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
-        inner.machine.detach(function, who, Ended::Evicted)?;
+        inner.machine.detach(function, attachment, Ended::Evicted)?;
 
-        if let Some(tenant) = inner.tenants.remove(&(function, who)) {
+        if let Some(tenant) = inner.tenants.remove(&(function, attachment)) {
             tenant.gone.store(true, Ordering::Release);
         }
 
@@ -215,8 +215,8 @@ impl LocalMachine {
     /// # Errors
     /// Returns the errors of [`LocalMachine::evict`], and those for unknown names.
     pub fn evict_named(&self, function: &str, attachment: &str) -> Result<(), OpenError> {
-        let (function, who) = self.find(function, attachment)?;
-        self.evict(function, who)
+        let (function, attachment) = self.find(function, attachment)?;
+        self.evict(function, attachment)
     }
 
     /// Calls `f` with the machine itself, to read counters, set faults or reset a function.
@@ -253,7 +253,7 @@ impl LocalMachine {
             Err(TryLockError::Poisoned(_)) => return Err(broken()),
             Err(TryLockError::WouldBlock) => {
                 // The lock's holder drives the machine for this thread, too.
-                awake(turn);
+                pause(turn);
                 return Ok(());
             }
         };
@@ -266,13 +266,13 @@ impl LocalMachine {
             }
             Next::Poll => {
                 drop(inner);
-                awake(turn);
+                pause(turn);
             }
             Next::At(time) => match self.sleep_until(time) {
                 Some(limit) if relax.turns() > TURNS_AWAKE => self.sleep(inner, limit)?,
                 _ => {
                     drop(inner);
-                    awake(turn);
+                    pause(turn);
                 }
             },
         }
@@ -318,7 +318,7 @@ impl Inner {
 }
 
 /// Waits for a short time without sleeping.
-fn awake(turn: Turn) {
+fn pause(turn: Turn) {
     match turn {
         Turn::Spin => std::hint::spin_loop(),
         Turn::Yield | Turn::Sleep(_) => std::thread::yield_now(),
