@@ -7,11 +7,11 @@ use crate::{Error, tree::TreeChannel};
 
 /// Number of packets that a transfer moves between two checks of its deadline and its token. A
 /// transfer at full speed never waits, so it needs checks of its own.
-pub(crate) const UNLOOKED: usize = 1024;
+pub(crate) const PACKETS_PER_CHECK: usize = 1024;
 
 /// Returns the next part of a message, which may be received without a check.
 pub(crate) fn part(body: &mut [u8], at: usize) -> &mut [u8] {
-    let end = body.len().min(at.saturating_add(UNLOOKED * PAYLOAD));
+    let end = body.len().min(at.saturating_add(PACKETS_PER_CHECK * PAYLOAD));
     body.get_mut(at..end).unwrap_or_default()
 }
 
@@ -22,12 +22,18 @@ pub(crate) struct Waiter<'a> {
     cancel: Option<&'a Cancel>,
     relax: Relax,
     /// Number of packets until the next check.
-    unlooked: usize,
+    packets_until_check: usize,
 }
 
 impl<'a> Waiter<'a> {
     pub(crate) fn new(channel: &'a TreeChannel, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
-        Self { channel, deadline, cancel, relax: channel.device().new_relax(), unlooked: UNLOOKED }
+        Self {
+            channel,
+            deadline,
+            cancel,
+            relax: channel.device().new_relax(),
+            packets_until_check: PACKETS_PER_CHECK,
+        }
     }
 
     /// Records progress: the next turn of waiting is a short one again.
@@ -36,18 +42,18 @@ impl<'a> Waiter<'a> {
         self.relax.reset();
     }
 
-    /// Counts packets that were moved, and checks the call's end every [`UNLOOKED`] packets. `what`
-    /// names the event in an error.
+    /// Counts packets that were moved, and checks the call's end after each
+    /// [`PACKETS_PER_CHECK`]. `what` names the event in an error.
     #[inline]
     pub(crate) fn moved(&mut self, packets: usize, what: &'static str) -> Result<(), Error> {
         self.progress();
-        self.unlooked = self.unlooked.saturating_sub(packets);
-        if self.unlooked == 0 { self.look(what) } else { Ok(()) }
+        self.packets_until_check = self.packets_until_check.saturating_sub(packets);
+        if self.packets_until_check == 0 { self.check_now(what) } else { Ok(()) }
     }
 
     #[cold]
-    fn look(&mut self, what: &'static str) -> Result<(), Error> {
-        self.unlooked = UNLOOKED;
+    fn check_now(&mut self, what: &'static str) -> Result<(), Error> {
+        self.packets_until_check = PACKETS_PER_CHECK;
         self.check(what)
     }
 
@@ -105,12 +111,15 @@ mod tests {
 
         let ends = [moved_until_the_end(&mut cancelled, 8), moved_until_the_end(&mut late, 8)];
         let what = "data";
-        assert_eq!(ends, [(UNLOOKED, Error::Cancelled { what }), (UNLOOKED, Error::Timeout { what })]);
+        assert_eq!(
+            ends,
+            [(PACKETS_PER_CHECK, Error::Cancelled { what }), (PACKETS_PER_CHECK, Error::Timeout { what })]
+        );
     }
 
     #[test]
     fn parts_cover_a_message_and_no_part_goes_without_a_look_for_long() {
-        let mut message = vec![0; 2 * UNLOOKED * PAYLOAD + 300];
+        let mut message = vec![0; 2 * PACKETS_PER_CHECK * PAYLOAD + 300];
         let mut at = 0;
 
         let mut sizes = Vec::new();
@@ -118,6 +127,6 @@ mod tests {
             sizes.push(part(&mut message, at).len());
             at += sizes.last().unwrap();
         }
-        assert_eq!(sizes, [UNLOOKED * PAYLOAD, UNLOOKED * PAYLOAD, 300]);
+        assert_eq!(sizes, [PACKETS_PER_CHECK * PAYLOAD, PACKETS_PER_CHECK * PAYLOAD, 300]);
     }
 }

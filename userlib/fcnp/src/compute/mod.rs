@@ -254,11 +254,11 @@ impl ComputeCore {
 
         match error {
             Error::PeerGone { .. } => {
-                if self.is_outlived(link) {
+                if self.was_reset_since(link) {
                     self.link.store(0, Ordering::Release);
                     return Err(DriverError::DeviceGone { cause: GoneCause::Reset }.into());
                 }
-                self.lose(direction, link);
+                self.record_loss(direction, link);
             }
             Error::Aborted { .. } => {}
             _ if sent == Sent::Request => self.withdraw(direction),
@@ -273,13 +273,13 @@ impl ComputeCore {
     fn link_for(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
         let known = IoNodeLink::from_word(self.state(direction).known.load(Ordering::Relaxed));
         if let Some(known) = known.filter(|known| self.peer_is_gone(*known)) {
-            self.lose(direction, known);
+            self.record_loss(direction, known);
             return Err(Error::PeerGone { peer: self.peer() });
         }
 
         match (self.ensure_linked(waiter), known) {
             (Ok(link), Some(known)) if !link.has_peer_of(known) => {
-                self.lose(direction, known);
+                self.record_loss(direction, known);
                 Err(Error::PeerGone { peer: self.peer() })
             }
             (Ok(link), _) => {
@@ -287,7 +287,7 @@ impl ComputeCore {
                 Ok(link)
             }
             (Err(error @ Error::PeerGone { .. }), Some(known)) => {
-                self.lose(direction, known);
+                self.record_loss(direction, known);
                 Err(error)
             }
             (Err(error), _) => Err(error),
@@ -296,7 +296,7 @@ impl ComputeCore {
 
     /// Records for `direction` that the process of `gone` is gone.
     #[cold]
-    fn lose(&self, direction: Direction, gone: IoNodeLink) {
+    fn record_loss(&self, direction: Direction, gone: IoNodeLink) {
         self.state(direction).known.store(0, Ordering::Relaxed);
 
         let unlink = |word| IoNodeLink::from_word(word).filter(|link| link.has_peer_of(gone)).map(|_| 0);
@@ -313,7 +313,7 @@ impl ComputeCore {
     /// after a device reset.
     #[inline]
     fn is_gone(&self, link: IoNodeLink) -> bool {
-        self.peer_is_gone(link) || self.is_outlived(link)
+        self.peer_is_gone(link) || self.was_reset_since(link)
     }
 
     /// Checks as [`ComputeCore::is_gone`] does, for a transfer, which checks after each batch of
@@ -325,7 +325,7 @@ impl ComputeCore {
 
     /// Returns whether this core's device was reset since `link` was made.
     #[inline]
-    fn is_outlived(&self, link: IoNodeLink) -> bool {
+    fn was_reset_since(&self, link: IoNodeLink) -> bool {
         self.own_generation() != link.own || self.resets() != link.resets
     }
 
@@ -410,16 +410,16 @@ impl ComputeCore {
         }
 
         loop {
-            let there = self.node.channel.node_presence(io_node);
-            if !there.iter().any(|generation| generation.is_up()) {
+            let generations = self.node.channel.node_presence(io_node);
+            if !generations.iter().any(|generation| generation.is_up()) {
                 waiter.turn("a process on the I/O node")?;
                 continue;
             }
 
             *token = token.wrapping_add(1);
-            match self.reset_once(scope, *token, there, waiter) {
+            match self.reset_once(scope, *token, generations, waiter) {
                 Ok(link) if !self.is_gone(link) => {
-                    self.settle(scope, link);
+                    self.finish_reset(scope, link);
                     return Ok(());
                 }
                 Ok(_) | Err(Error::PeerGone { .. }) if scope == Scope::All => waiter.progress(),
@@ -435,13 +435,13 @@ impl ComputeCore {
         &self,
         scope: Scope,
         token: u32,
-        there: [Generation; CORES as usize],
+        generations: [Generation; CORES as usize],
         waiter: &mut Waiter<'_>,
     ) -> Result<IoNodeLink, Error> {
         let io_node = self.node.channel.info().io_node;
         let (resets, own) = (self.resets(), self.own_generation());
         let renewed = || self.own_generation() != own || self.resets() != resets;
-        let changed = || self.node.channel.node_presence(io_node) != there || renewed();
+        let changed = || self.node.channel.node_presence(io_node) != generations || renewed();
 
         let head = ResetHead {
             token: token.into(),
@@ -454,7 +454,7 @@ impl ComputeCore {
         self.send_control(&request, changed, waiter)?;
 
         loop {
-            let (answer, _right) =
+            let (answer, _receiver) =
                 self.await_acknowledgement(Kind::Reset, changed, waiter, "the acknowledgement of a RESET")?;
             let head = ResetHead::of(&answer);
             if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
@@ -467,7 +467,7 @@ impl ComputeCore {
 
     /// Updates the state after an acknowledged RESET. No packet of a withdrawn transfer can arrive
     /// any more.
-    fn settle(&self, scope: Scope, link: IoNodeLink) {
+    fn finish_reset(&self, scope: Scope, link: IoNodeLink) {
         if scope.has_read() {
             self.node.forget(Kind::Read);
             self.state(Direction::Read).dirty.store(false, Ordering::Release);

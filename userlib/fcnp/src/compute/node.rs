@@ -26,7 +26,7 @@ use crate::{
 use nicforge_hwi::tree::{CORES, PAYLOAD};
 
 /// A receiver that holds the node's receive lock.
-pub(super) type Right<'a> = Receiver<'a, Held<&'a LockBox>>;
+pub(super) type LockedReceiver<'a> = Receiver<'a, Held<&'a LockBox>>;
 
 /// The kind of the first packet in the FIFO.
 #[allow(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
@@ -34,9 +34,9 @@ pub(super) enum Polled {
     /// The FIFO is empty.
     Empty,
     /// The awaited acknowledgement.
-    Mine(Control),
+    Wanted(Control),
     /// The beginning of another core's or thread's read, which now has the receive lock.
-    StreamPassed,
+    StreamHandedOver,
     /// Another packet, which has been handled.
     Other,
 }
@@ -151,7 +151,7 @@ impl Node {
 
     /// Takes the receive lock, if it is free and `want` may have it.
     #[inline]
-    pub(super) fn try_right(&self, want: Kind) -> Option<Right<'_>> {
+    pub(super) fn try_receiver_for(&self, want: Kind) -> Option<LockedReceiver<'_>> {
         let stream = self.stream.get();
         if !self.admits(stream, want).0 {
             return None;
@@ -161,46 +161,46 @@ impl Node {
             self.channel.receive_lock().free_handed(stream.core);
         }
 
-        let right = self.try_any_right()?;
+        let receiver = self.try_receiver()?;
         // Another core may have received a READ acknowledgement before this core took the lock.
         let (admitted, clear) = self.admits(self.stream.get(), want);
         if clear {
             self.stream.set(None);
         }
 
-        admitted.then_some(right)
+        admitted.then_some(receiver)
     }
 
     /// Takes the receive lock for the owner of the stream, if it is free or was handed to this
     /// core.
     #[inline]
-    pub(super) fn try_any_right(&self) -> Option<Right<'_>> {
+    pub(super) fn try_receiver(&self) -> Option<LockedReceiver<'_>> {
         let held = self.channel.receive_lock().try_adopt(self.channel.owner())?;
         Some(self.channel.receiver(held))
     }
 
     /// Ends this core's stream. The caller holds the receive lock.
-    pub(super) fn end_stream(&self, _right: &Right<'_>) {
+    pub(super) fn end_stream(&self, _receiver: &LockedReceiver<'_>) {
         self.stream.set(None);
     }
 
     /// Handles the first packet in the FIFO.
-    pub(super) fn poll(&self, right: &mut Right<'_>, want: Kind) -> Result<Polled, Error> {
-        let Some(header) = right.peek()? else {
+    pub(super) fn poll(&self, receiver: &mut LockedReceiver<'_>, want: Kind) -> Result<Polled, Error> {
+        let Some(header) = receiver.peek()? else {
             self.counters.polls.add(1);
             return Ok(Polled::Empty);
         };
 
         self.counters.packets_received.add(1);
         if !header.irq() {
-            right.advance();
+            receiver.advance();
             self.counters.orphans.add(1);
             return Ok(Polled::Other);
         }
 
-        let Some((control, payload)) = self.control(right)? else { return Ok(Polled::Other) };
+        let Some((control, payload)) = self.control(receiver)? else { return Ok(Polled::Other) };
 
-        let number = right.position();
+        let number = receiver.position();
         let mine = control.core == self.name && control.kind == want;
         let streams = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
         let generation = self.generation(control.core.core);
@@ -208,7 +208,7 @@ impl Node {
         // The core has given up this read. Its data have no reader and are orphans.
         let unwanted = control.kind == Kind::Read && !self.is_reading(core, generation);
         if control.kind == Kind::Read && control.size == ABORT || !generation.is_up() || unwanted {
-            right.advance();
+            receiver.advance();
             self.counters.strays.add(1);
             return Ok(Polled::Other);
         }
@@ -218,27 +218,27 @@ impl Node {
         }
 
         if mine {
-            right.advance();
-            return Ok(Polled::Mine(control));
+            receiver.advance();
+            return Ok(Polled::Wanted(control));
         }
 
         self.mailbox(core, control.kind).deliver(number, &payload)?;
         self.counters.hand_overs.add(1);
 
         if streams && core != self.name.core {
-            right.publish();
-            right.held().hand_over(core);
-            return Ok(Polled::StreamPassed);
+            receiver.publish();
+            receiver.held().hand_over(core);
+            return Ok(Polled::StreamHandedOver);
         }
 
-        right.advance();
-        right.publish();
-        Ok(if streams { Polled::StreamPassed } else { Polled::Other })
+        receiver.advance();
+        receiver.publish();
+        Ok(if streams { Polled::StreamHandedOver } else { Polled::Other })
     }
 
     /// Handles the control packet that interrupts this core's stream.
-    pub(super) fn interruption(&self, right: &mut Right<'_>) -> Result<Interruption, Error> {
-        let Some((control, payload)) = self.control(right)? else {
+    pub(super) fn interruption(&self, receiver: &mut LockedReceiver<'_>) -> Result<Interruption, Error> {
+        let Some((control, payload)) = self.control(receiver)? else {
             self.counters.packets_received.add(1);
             return Ok(Interruption::None);
         };
@@ -247,8 +247,8 @@ impl Node {
             return Ok(Interruption::Replaced);
         }
 
-        let number = right.position();
-        right.advance();
+        let number = receiver.position();
+        receiver.advance();
         self.counters.packets_received.add(1);
 
         if control.kind == Kind::Read {
@@ -266,9 +266,9 @@ impl Node {
 
     /// Returns the control packet at the head of the FIFO, read once. Skips it and returns `None`
     /// if it is not for this node, or if a dead core had delivered it already.
-    fn control(&self, right: &mut Right<'_>) -> Result<Option<(Control, [u8; PAYLOAD])>, Error> {
+    fn control(&self, receiver: &mut LockedReceiver<'_>) -> Result<Option<(Control, [u8; PAYLOAD])>, Error> {
         let mut payload = [0; PAYLOAD];
-        right.payload(&mut payload)?;
+        receiver.payload(&mut payload)?;
 
         let control = Control::decode(&payload).ok().filter(|control| {
             let name = control.core;
@@ -276,11 +276,11 @@ impl Node {
         });
 
         match control {
-            Some(control) if !self.mailbox(control.core.core, control.kind).has(right.position()) => {
+            Some(control) if !self.mailbox(control.core.core, control.kind).has(receiver.position()) => {
                 Ok(Some((control, payload)))
             }
             found => {
-                right.advance();
+                receiver.advance();
                 self.counters.strays.add(u64::from(found.is_none()));
                 Ok(None)
             }

@@ -4,7 +4,7 @@ use nicforge_hwi::tree::PAYLOAD;
 
 use super::{
     ComputeCore, IoNodeLink, Sent,
-    node::{Interruption, Polled, Right},
+    node::{Interruption, LockedReceiver, Polled},
 };
 use crate::{
     Error,
@@ -43,9 +43,9 @@ impl ComputeCore {
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
         let gone = || self.is_gone(link);
-        let (answer, right) =
+        let (answer, receiver) =
             self.await_acknowledgement(Kind::Write, gone, waiter, "the acknowledgement of a write")?;
-        drop(right);
+        drop(receiver);
 
         let agreed = self.agreed(&answer, requested)?;
         let split = Split::new(requested, agreed);
@@ -104,7 +104,7 @@ impl ComputeCore {
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
         let gone = || self.is_gone(link);
-        let (answer, right) =
+        let (answer, receiver) =
             self.await_acknowledgement(Kind::Read, gone, waiter, "the acknowledgement of a read")?;
 
         let agreed = self.agreed(&answer, requested)?;
@@ -113,13 +113,13 @@ impl ComputeCore {
         head.copy_from_slice(&answer.head[..split.head]);
 
         if split.packets != 0 {
-            let mut right = match right {
-                Some(right) => right,
-                None => self.own_right(waiter)?,
+            let mut receiver = match receiver {
+                Some(receiver) => receiver,
+                None => self.lock_own_stream(waiter)?,
             };
-            let received = self.receive_stream(&mut right, body, link, waiter);
+            let received = self.receive_stream(&mut receiver, body, link, waiter);
             // After an error, the data that may still arrive are orphans.
-            self.node.end_stream(&right);
+            self.node.end_stream(&receiver);
             received?;
         }
 
@@ -129,10 +129,10 @@ impl ComputeCore {
     }
 
     /// Takes the receive lock for this core's own stream. Its holder is about to free it.
-    fn own_right(&self, waiter: &mut Waiter<'_>) -> Result<Right<'_>, Error> {
+    fn lock_own_stream(&self, waiter: &mut Waiter<'_>) -> Result<LockedReceiver<'_>, Error> {
         loop {
-            if let Some(right) = self.node.try_any_right() {
-                return Ok(right);
+            if let Some(receiver) = self.node.try_receiver() {
+                return Ok(receiver);
             }
 
             waiter.turn("the right to receive")?;
@@ -142,7 +142,7 @@ impl ComputeCore {
     /// Receives data packets until `body` is full.
     fn receive_stream(
         &self,
-        right: &mut Right<'_>,
+        receiver: &mut LockedReceiver<'_>,
         body: &mut [u8],
         link: IoNodeLink,
         waiter: &mut Waiter<'_>,
@@ -155,16 +155,16 @@ impl ComputeCore {
             // The check precedes the read of the FIFO. Once the I/O node is seen down, all packets
             // that it sent are in the FIFO.
             let gone = self.check_gone(&mut watch, link);
-            if gone && self.is_outlived(link) {
+            if gone && self.was_reset_since(link) {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
 
-            let taken = right.take_data(part(body, at))?;
+            let taken = receiver.take_data(part(body, at))?;
             at = body.len().min(at + taken.packets * PAYLOAD);
             packets.add(taken.packets);
 
             if taken.control {
-                match self.node.interruption(right)? {
+                match self.node.interruption(receiver)? {
                     Interruption::None => waiter.progress(),
                     Interruption::Aborted => return Err(Error::Aborted { peer: self.peer() }),
                     Interruption::Replaced => return Err(Error::PeerGone { peer: self.peer() }),
@@ -176,7 +176,7 @@ impl ComputeCore {
             } else if gone {
                 return Err(Error::PeerGone { peer: self.peer() });
             } else {
-                right.publish();
+                receiver.publish();
                 waiter.turn("data")?;
             }
         }
@@ -228,7 +228,7 @@ impl ComputeCore {
         gone: impl Fn() -> bool,
         waiter: &mut Waiter<'_>,
         what: &'static str,
-    ) -> Result<(Control, Option<Right<'_>>), Error> {
+    ) -> Result<(Control, Option<LockedReceiver<'_>>), Error> {
         let mut received = self.node.channel.received();
 
         loop {
@@ -244,22 +244,22 @@ impl ComputeCore {
                 waiter.progress();
             }
 
-            if let Some(mut right) = self.node.try_right(want) {
+            if let Some(mut receiver) = self.node.try_receiver_for(want) {
                 // The last lock owner may have delivered the packet between the check above and the
                 // lock.
                 if let Some(control) = self.node.delivered(want)? {
-                    return Ok((control, Some(right)));
+                    return Ok((control, Some(receiver)));
                 }
 
                 loop {
                     let gone = gone();
-                    match self.node.poll(&mut right, want)? {
-                        Polled::Mine(control) => return Ok((control, Some(right))),
+                    match self.node.poll(&mut receiver, want)? {
+                        Polled::Wanted(control) => return Ok((control, Some(receiver))),
                         Polled::Other => waiter.progress(),
-                        Polled::StreamPassed => break,
+                        Polled::StreamHandedOver => break,
                         Polled::Empty if gone => return Err(Error::PeerGone { peer: self.peer() }),
                         Polled::Empty => {
-                            right.publish();
+                            receiver.publish();
                             waiter.turn(what)?;
                         }
                     }

@@ -151,7 +151,7 @@ impl<'a> Call<'a> {
                     Some(started) => return Ok(started),
                     None => {
                         slot.release(self.core);
-                        inner.event.tell();
+                        inner.event.notify();
                     }
                 }
                 continue;
@@ -166,7 +166,7 @@ impl<'a> Call<'a> {
     fn leave(&mut self) {
         if std::mem::take(&mut self.queued) {
             self.inner.slots[self.direction as usize].leave(self.core);
-            self.inner.event.tell();
+            self.inner.event.notify();
         }
     }
 
@@ -421,7 +421,7 @@ impl<'a> Call<'a> {
                 self.waiter.check(what)?;
                 // The daemon polls the FIFO from here on.
                 if self.inner.callers.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    self.inner.doze.tell();
+                    self.inner.daemon_wakeup.notify();
                 }
                 self.inner.event.sleep(count, SLICE);
                 self.inner.callers.fetch_add(1, Ordering::AcqRel);

@@ -11,10 +11,10 @@ use super::service::Inner;
 use crate::{Error, Mode};
 
 /// How long the thread sleeps while a call polls the FIFO or receives data.
-const DOZE: Duration = Duration::from_millis(1);
+const DAEMON_PAUSE: Duration = Duration::from_millis(1);
 /// How long the thread sleeps without an interrupt before it checks the FIFO. Data packets without
 /// a reader raise no interrupt.
-const SLEEP: Duration = Duration::from_millis(100);
+const DAEMON_SLEEP: Duration = Duration::from_millis(100);
 
 /// Runs until the endpoint stops or the device is gone. Calls detect the loss of the device
 /// themselves.
@@ -28,9 +28,9 @@ fn serve(inner: &Inner, interrupt: Option<&Interrupt>) -> Result<(), Error> {
     let mut idle_since = Instant::now();
 
     while !inner.stop.is_cancelled() {
-        let count = inner.doze.count();
+        let count = inner.daemon_wakeup.count();
         if inner.callers.load(Ordering::Acquire) != 0 || inner.reading.load(Ordering::Acquire) {
-            inner.doze.sleep(count, DOZE);
+            inner.daemon_wakeup.sleep(count, DAEMON_PAUSE);
             idle_since = Instant::now();
             continue;
         }
@@ -66,7 +66,7 @@ fn sleep(inner: &Inner, interrupt: &Interrupt) -> Result<(), Error> {
     interrupt.take();
 
     inner.channel.enable_receive_interrupt(true)?;
-    let woken = interrupt.wait(Deadline::after(SLEEP), Some(&inner.stop));
+    let woken = interrupt.wait(Deadline::after(DAEMON_SLEEP), Some(&inner.stop));
     inner.channel.enable_receive_interrupt(false)?;
 
     match woken {

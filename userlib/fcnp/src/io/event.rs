@@ -25,7 +25,7 @@ impl Event {
     }
 
     /// Notifies all sleepers of a change.
-    pub(super) fn tell(&self) {
+    pub(super) fn notify(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
 
         if self.sleepers.load(Ordering::SeqCst) != 0 {
@@ -55,7 +55,7 @@ mod tests {
     fn change_before_the_sleep_ends_it_at_once() {
         let event = Event::default();
         let count = event.count();
-        event.tell();
+        event.notify();
         event.sleep(count, Duration::from_secs(3600));
     }
 
@@ -64,7 +64,7 @@ mod tests {
         let event = Arc::new(Event::default());
         let (count, sleeper) = (event.count(), event.clone());
         let thread = thread::spawn(move || sleeper.sleep(count, Duration::from_secs(3600)));
-        event.tell();
+        event.notify();
         thread.join().unwrap();
     }
 }

@@ -30,7 +30,7 @@ use self::{
     call::Call,
     cores::{Core, Direction, Slot},
     event::Event,
-    service::{Incoming, Inner, NOT_EMPTY, SendRight},
+    service::{Incoming, Inner, NOT_EMPTY, SendLock},
 };
 use crate::{
     Config, Error, Mode, Statistics,
@@ -94,7 +94,7 @@ impl IoNode {
             resets: channel.device().resets(),
             owner: channel.owner(),
             slots: [Slot::new(cores), Slot::new(cores)],
-            send: SendRight::new(send),
+            send: SendLock::new(send),
             incoming: Mutex::new(Incoming { held, drain: None }),
             reading: AtomicBool::new(false),
             empty_at: AtomicU64::new(NOT_EMPTY),
@@ -102,7 +102,7 @@ impl IoNode {
             pending_replies: AtomicUsize::new(0),
             callers: AtomicU32::new(0),
             event: Event::default(),
-            doze: Event::default(),
+            daemon_wakeup: Event::default(),
             stop: Cancel::new()?,
             counters: Counters::default(),
             channel,
@@ -194,7 +194,7 @@ impl IoNode {
 impl Drop for IoNode {
     fn drop(&mut self) {
         self.inner.stop.cancel();
-        self.inner.doze.tell();
+        self.inner.daemon_wakeup.notify();
         if let Some(daemon) = self.daemon.take() {
             // The daemon does not panic. A panic would have ended it as well.
             let _ = daemon.join();

@@ -55,13 +55,13 @@ impl HoldsLock for Incoming {
 
 /// The send FIFO's lock. This process holds the node's lock box as long as it serves.
 #[derive(Debug)]
-pub(super) struct SendRight {
+pub(super) struct SendLock {
     held: Mutex<Held<LockBox>>,
     /// Number of threads that wait for the lock.
     wanted: AtomicU32,
 }
 
-impl SendRight {
+impl SendLock {
     pub(super) fn new(held: Held<LockBox>) -> Self {
         Self { held: Mutex::new(held), wanted: AtomicU32::new(0) }
     }
@@ -97,7 +97,7 @@ pub(super) struct Inner {
     pub(super) owner: u32,
     /// One slot for each [`Direction`].
     pub(super) slots: [Slot; 2],
-    pub(super) send: SendRight,
+    pub(super) send: SendLock,
     pub(super) incoming: Mutex<Incoming>,
     /// A thread receives data or is about to. No other thread touches the receive FIFO meanwhile.
     pub(super) reading: AtomicBool,
@@ -113,7 +113,7 @@ pub(super) struct Inner {
     /// The condition on which calls sleep in interrupt mode.
     pub(super) event: Event,
     /// The condition on which the daemon sleeps while a call polls.
-    pub(super) doze: Event,
+    pub(super) daemon_wakeup: Event,
     pub(super) stop: Cancel,
     pub(super) counters: Counters,
 }
@@ -238,7 +238,7 @@ impl Inner {
             self.queue_reply(core);
         }
 
-        self.event.tell();
+        self.event.notify();
     }
 
     /// Handles a control packet.
@@ -256,7 +256,7 @@ impl Inner {
         };
 
         if taken {
-            self.event.tell();
+            self.event.notify();
         } else {
             self.counters.strays.add(1);
         }
@@ -402,7 +402,7 @@ impl Inner {
             state.abort = false;
             state.running[Direction::Read as usize] = false;
             self.slots[Direction::Read as usize].release(core);
-            self.event.tell();
+            self.event.notify();
         }
 
         let (Some(answer), Some(link)) = (state.answer, link) else {

@@ -55,7 +55,7 @@ impl<'a, G> SendBatch<'a, G> {
         // The last owner of the lock died before it stored the tail word. The slots and the NIC's
         // head are right.
         if used > depth || port.slots.holds(tail).is_some() {
-            tail = behind_what_is_filled(port, if used > depth { head } else { tail });
+            tail = first_empty_slot(port, if used > depth { head } else { tail });
             used = tail.wrapping_sub(head);
         }
 
@@ -130,7 +130,7 @@ impl<'a, G> SendBatch<'a, G> {
 
 /// Returns the first number from `tail` on whose slot does not hold its packet.
 #[cold]
-fn behind_what_is_filled(port: &SendPort, mut tail: u32) -> u32 {
+fn first_empty_slot(port: &SendPort, mut tail: u32) -> u32 {
     for _ in 0..port.slots.count() {
         if port.slots.holds(tail).is_none() {
             break;
