@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_gives_comes_out() {
+    fn result_of_a_call_is_returned() {
         assert_eq!(guarded_status(|| Ok(())), 0);
         assert_eq!(guarded_number(|| Ok(7)), 7);
         assert_eq!(guarded_size(|| Ok(usize::MAX)), isize::MAX);
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_its_number_and_its_text() {
+    fn a_failure_returns_its_number_and_stores_its_text() {
         let fail = || Failure::new(libc::EBADF, "there is\0no such thing");
         assert_eq!(guarded_size(|| Err(fail())), -(libc::EBADF as isize));
         assert_eq!(guarded_count(|| Err(fail())), i64::from(-libc::EBADF));

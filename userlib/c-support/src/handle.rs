@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_panicked_says_so_from_then_on() {
+    fn a_handle_reports_eio_after_a_panic() {
         let handle = Handle::new(()).unwrap();
         let call = || handle.with(|(), _| -> Result<(), Failure> { panic!("inside") });
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err());
@@ -90,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn cancelling_reaches_calls_until_it_is_taken_back() {
+    fn cancellation_ends_calls_until_it_is_withdrawn() {
         let handle = Handle::new(()).unwrap();
         let cancelled = || handle.with(|(), cancel| Ok(cancel.is_cancelled())).unwrap();
 

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_paths_come_through() {
+    fn buffers_and_paths_are_converted() {
         let mut bytes = *b"abc";
         // SAFETY: the array has three bytes, and no other code uses them.
         unsafe { output(bytes.as_mut_ptr().cast(), 3) }.unwrap()[0] = b'x';

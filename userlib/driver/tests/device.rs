@@ -293,7 +293,7 @@ fn caller_memory_is_mapped_read_only_when_asked() {
 }
 
 #[test]
-fn refused_dma_mapping_gives_its_addresses_back() {
+fn refused_dma_mapping_frees_its_addresses() {
     let fake = Fake::new();
     let device = fake.open();
     fake.state().refuse_dma = true;
@@ -329,7 +329,7 @@ fn wait_until_ends_with_the_condition() {
 }
 
 #[test]
-fn wait_until_times_out_and_says_how_long_it_took() {
+fn wait_until_times_out_with_the_time_that_it_took() {
     let device = Fake::new().open();
 
     let error = device.wait_until(Deadline::after(Duration::from_millis(3)), None, || false).unwrap_err();

@@ -299,7 +299,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
         #[test]
-        fn decode_gives_back_what_was_encoded(
+        fn decode_returns_the_encoded_packet(
             kind in prop_oneof![Just(Kind::Read), Just(Kind::Write), Just(Kind::Reset)],
             node: u32, core: u16, rank_in_pset: u16, size: u32, head in prop::collection::vec(any::<u8>(), HEAD),
         ) {

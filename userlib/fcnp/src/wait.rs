@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn transfer_that_never_waits_notices_its_token_and_its_deadline() {
+    fn transfer_that_never_waits_checks_its_token_and_its_deadline() {
         let (channel, cancel) = (channel(), Cancel::new().unwrap());
         let mut cancelled = Waiter::new(&channel, Deadline::never(), Some(&cancel));
         cancel.cancel();
@@ -118,7 +118,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_cover_a_message_and_no_part_goes_without_a_look_for_long() {
+    fn parts_cover_a_message_and_are_limited_to_a_check_interval() {
         let mut message = vec![0; 2 * PACKETS_PER_CHECK * PAYLOAD + 300];
         let mut at = 0;
 

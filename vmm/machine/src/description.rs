@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_unread() {
+    fn a_path_that_is_no_regular_file_is_refused_unread() {
         for path in ["/dev/zero", "/"] {
             let error = Description::read(Path::new(path)).unwrap_err();
             assert!(matches!(error, DescriptionError::NoFile { .. }), "{error}");
@@ -465,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_needs_one_shape_that_can_be() {
+    fn a_network_needs_exactly_one_possible_shape() {
         let network = |shape: &str| error(&format!("name = \"p\"\n[[extoll]]\n{shape}\n"));
         let message = network("vpids = 4");
         assert!(message.contains("shape is none or several; expected one of torus"), "{message}");

@@ -111,20 +111,23 @@ impl ClientMemory {
             match range.len.saturating_sub(offset).min((len - done) as u64) {
                 0 => Err(Errno::EFAULT),
                 _ if !allowed(&range.permission) => Err(Errno::EACCES),
-                there => Ok((range, offset, done + there as usize)),
+                part => Ok((range, offset, done + part as usize)),
             }
         };
 
+        // The whole range is checked first, so that a refused access copies nothing.
         let mut done = 0;
         while done < len {
             done = piece(done)?.2;
         }
+
         done = 0;
         while done < len {
             let (range, offset, end) = piece(done)?;
             copy(&*range.memory, offset, done..end).map_err(|_| Errno::EFAULT)?;
             done = end;
         }
+
         Ok(())
     }
 }

@@ -89,9 +89,9 @@ fn config(options: &nicforge_fcnp_options) -> Config {
 }
 
 /// The process's only endpoint for the paper's calls, which have no handle.
-pub(crate) struct Only<T>(RwLock<Option<Arc<Endpoint<T>>>>);
+pub(crate) struct Singleton<T>(RwLock<Option<Arc<Endpoint<T>>>>);
 
-impl<T> Only<T> {
+impl<T> Singleton<T> {
     pub(crate) const fn new() -> Self {
         Self(RwLock::new(None))
     }

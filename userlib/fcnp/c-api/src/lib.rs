@@ -25,7 +25,7 @@ use nicforge_c_support::{
 };
 use nicforge_fcnp::{ComputeCore, IoNode};
 
-use crate::endpoint::{Endpoint, Only};
+use crate::endpoint::{Endpoint, Singleton};
 
 /// Options of an endpoint. All fields 0 are the defaults.
 #[repr(C)]
@@ -49,8 +49,8 @@ pub struct nicforge_fcnp_compute(Arc<Endpoint<ComputeCore>>);
 /// An endpoint of FCNP on an I/O node.
 pub struct nicforge_fcnp_io(Arc<Endpoint<IoNode>>);
 
-static COMPUTE_NODE: Only<ComputeCore> = Only::new();
-static IO_NODE: Only<IoNode> = Only::new();
+static COMPUTE_NODE: Singleton<ComputeCore> = Singleton::new();
+static IO_NODE: Singleton<IoNode> = Singleton::new();
 
 /// Returns the text of the calling thread's last error, which is empty when there was none. The
 /// text is valid until the thread's next error.
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn call_before_init_gives_enotconn_and_says_so() {
+    fn call_before_init_returns_enotconn_with_a_text() {
         let mut buffer = [0_u8; 4];
         // SAFETY: the buffer has 4 bytes.
         let result = unsafe { nicforge_fcnp_cn_read(buffer.as_mut_ptr().cast(), buffer.len()) };
@@ -345,14 +345,14 @@ mod tests {
     }
 
     #[test]
-    fn null_handle_gives_efault() {
+    fn null_handle_returns_efault() {
         // SAFETY: the call refuses NULL before it uses it.
         let handle = unsafe { nicforge_fcnp_io_read(std::ptr::null(), std::ptr::null_mut(), 1, 0) };
         assert_eq!(handle, -(libc::EFAULT as isize));
     }
 
     #[test]
-    fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
+    fn opening_an_absent_socket_returns_an_error_and_no_handle() {
         let mut compute = std::ptr::null_mut();
         // SAFETY: a C string, no options, and a valid address for the handle.
         let result = unsafe {

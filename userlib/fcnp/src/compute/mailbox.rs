@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_half_delivered_by_a_dead_core_is_invisible_until_it_is_delivered_again() {
+    fn packet_half_delivered_by_a_dead_core_is_not_taken_until_it_is_delivered_again() {
         let sram = sram();
         let mailbox = Mailbox::new(&sram, 0, Kind::Read).unwrap();
         mailbox.deliver(4, &[4; PAYLOAD]).unwrap();

@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slot_goes_to_those_who_wait_in_their_order() {
+    fn slot_goes_to_waiting_cores_in_their_order() {
         let slot = Slot::new(4);
         let taken = [slot.try_take(1), slot.try_take(2), slot.try_take(3)];
 
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_skips_one_who_left() {
+    fn slot_skips_a_core_that_left() {
         let slot = Slot::new(4);
         slot.try_take(1);
         slot.try_take(2);

@@ -289,11 +289,11 @@ impl Backing for Shim {
 
         let none = Error::system(what, Errno::ENOENT);
         let Entry::Occupied(mut at) = reachable.entry(iova) else { return Err(none) };
-        let place = at.get().iter().position(|found| found.len == len).ok_or(none)?;
-        let handle = at.get()[place].handle;
+        let index = at.get().iter().position(|found| found.len == len).ok_or(none)?;
+        let handle = at.get()[index].handle;
 
         self.done(what, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;
-        at.get_mut().swap_remove(place);
+        at.get_mut().swap_remove(index);
         if at.get().is_empty() {
             at.remove();
         }

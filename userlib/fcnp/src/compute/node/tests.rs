@@ -158,7 +158,7 @@ fn lock_handed_to_a_core_that_had_died_already_is_freed() {
 }
 
 #[test]
-fn reader_that_is_killed_between_hand_over_and_data_stops_nobody() {
+fn reader_killed_between_hand_over_and_data_blocks_no_other_core() {
     let pset = Pset::new();
     let (io, killed, other) = (pset.io(), pset.core("core0"), pset.core("core1"));
     let mut waiter =
