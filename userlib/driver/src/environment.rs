@@ -49,7 +49,7 @@ fn split(name: &str, list: &std::ffi::OsStr) -> Result<Vec<DeviceAddress>, Error
 /// Returns the value of [`NODE`].
 ///
 /// # Errors
-/// Returns [`Error::Environment`] when it is not set.
+/// Returns [`Error::Environment`] when it is not set or is not UTF-8.
 pub fn node() -> Result<String, Error> {
     text(NODE)
 }
@@ -57,7 +57,7 @@ pub fn node() -> Result<String, Error> {
 /// Returns the value of [`ROLE`].
 ///
 /// # Errors
-/// Returns [`Error::Environment`] when it is not set.
+/// Returns [`Error::Environment`] when it is not set or is not UTF-8.
 pub fn role() -> Result<String, Error> {
     text(ROLE)
 }

@@ -4,7 +4,6 @@
 //! The protocol carries messages between the I/O node of a pset and the cores of its compute nodes.
 //! It uses the user virtual channel of the tree. An endpoint is opened on a
 //! [`nicforge_driver::Device`] that is a core of a tree NIC.
-//! [`nicforge_driver::Device`] that is a core of a tree NIC.
 //!
 //! - [`ComputeCore`] is the protocol on a compute core, and [`IoNode`] on the I/O node.
 //! - [`tree`] is the packet layer below, for software with its own protocol on the channel.
@@ -46,8 +45,8 @@
 //! again, also when the operator has reset its node.
 //!
 //! A core may fail to withdraw its request and make no more calls. The I/O node then still serves
-//! that request. The calls of the core's own node discard the data of such a read. A call of the
-//! I/O node that takes such a write waits until its deadline, or until the core's process ends.
+//! that request. The node's other cores discard the data of such a read in their calls. A call of
+//! the I/O node that takes such a write waits until its deadline, or until the core's process ends.
 //!
 //! A transfer checks its deadline and its token whenever it waits, and every 1024 packets when it
 //! does not.

@@ -3,6 +3,7 @@
 //! A backing is a machine in this process, a vfio-user server, or a PCI function that the kernel
 //! exposes through VFIO or the shim. It accesses VFIO regions, maps their memory, binds interrupts
 //! and makes memory reachable by DMA.
+//!
 //! A backing may use locks and system calls. No per-packet path of a library goes through it,
 //! except [`Backing::relax`].
 
@@ -353,6 +354,7 @@ pub trait Backing: Send + Sync + 'static {
     ///
     /// Allocated memory may stay reserved until the program has dropped its last mapping of it. The
     /// backing does not reuse it before.
+    ///
     /// # Errors
     /// Returns [`Error::Refused`] or [`Error::DeviceGone`].
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error>;

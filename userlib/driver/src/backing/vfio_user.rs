@@ -187,6 +187,7 @@ fn failed(what: &'static str, error: ClientError) -> Error {
 impl VfioUser {
     /// Connects to the socket at `path`.
     ///
+    /// # Errors
     /// Returns [`Error::Connection`] when no vfio-user server listens on the socket, and
     /// [`Error::Refused`] (`EBUSY`) when another client holds the attachment. [`Error::DeviceGone`]
     /// means that the server has hung up. [`Error::Timeout`] is also possible.
@@ -242,7 +243,7 @@ impl VfioUser {
     /// Returns the server's process id, as it was when the server began to listen.
     ///
     /// # Errors
-    /// Returns [`Error::Refused`] when the kernel does not know it.
+    /// Returns [`Error::Refused`] when the system call fails.
     pub fn server_pid(&self) -> Result<i32, Error> {
         self.0.client.server_pid().map_err(|error| failed("asking who the server is", error))
     }

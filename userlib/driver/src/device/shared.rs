@@ -367,8 +367,8 @@ impl Shared {
         self.mirror.get().map(|_| self.generation.load(Ordering::Acquire))
     }
 
-    /// Calls `look` until it returns a value, makes turns of waiting in between. All waits of the
-    /// library use it.
+    /// Calls `look` until it returns a value, with a turn of waiting after each call. All waits of
+    /// the library use it.
     pub(crate) fn wait_for<T, E: From<Error>>(
         &self,
         deadline: Deadline,

@@ -62,7 +62,7 @@ struct DirectionState {
     busy: AtomicBool,
     /// That call has passed the check of the link.
     running: AtomicBool,
-    /// A request was withdrawn, and the RESET was not acknowledged.
+    /// The RESET that withdraws a request was not acknowledged.
     dirty: AtomicBool,
     /// [`IoNodeLink::to_word`] of the process on the I/O node with which this direction's calls
     /// communicate. It is 0 once a call has reported the loss of that process.

@@ -7,7 +7,6 @@
 //! the data behind it for orphans.
 //!
 //! If a core is killed on the way, the others find a state from which a live core can continue:
-//! If a core is killed on the way, the others find a state from which a live core can continue:
 //!
 //! - *The polling core, before the delivery*: the acknowledgement is still first. Its core polls
 //!   it, since the stream word names it.

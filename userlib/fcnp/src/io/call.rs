@@ -281,18 +281,18 @@ impl<'a> Call<'a> {
 
         // The lock is kept from batch to batch unless another thread wants it. Taking it anew would
         // wait for the stores of the last batch.
-        let mut right = None;
+        let mut send_lock = None;
         let mut at = 0;
 
         while at < data.len() {
-            let held = right.get_or_insert_with(|| inner.send.lock());
+            let held = send_lock.get_or_insert_with(|| inner.send.lock());
             let sent = inner.channel.send_batch(&*held)?.send_data(header, &data[at..], BATCH)?;
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
 
             let over = self.needs_check(&mut watch, link);
             if over || sent == 0 || inner.send.is_wanted() {
-                right = None;
+                send_lock = None;
             }
 
             if over {

@@ -133,9 +133,9 @@ impl IoNode {
     /// # Errors
     /// Returns [`Error::NoSuchCore`], [`Error::Busy`], [`Error::PeerGone`], [`Error::Timeout`],
     /// [`Error::Cancelled`] or [`Error::Device`]. [`Error::Aborted`] means that the core has
-    /// withdrawn its write in the middle. If one of the last three errors before that interrupts a
-    /// message, its rest is discarded as it arrives. After an error, `buffer` may have been
-    /// written.
+    /// withdrawn its write in the middle. If the deadline, the token or the device ends the call in
+    /// the middle of a message, the rest is discarded as it arrives. After an error, `buffer` may
+    /// have been written.
     pub fn read_until(
         &self,
         core: u32,

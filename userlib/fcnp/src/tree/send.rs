@@ -28,7 +28,7 @@ impl SendPort {
 }
 
 /// Sends packets under the send lock. The NIC sees each packet as soon as its slot is complete. The
-/// drop of the batch publishes the number of packets and wakes the engine if it sleeps.
+/// drop of the batch publishes the new tail and wakes the engine if it sleeps.
 #[derive(Debug)]
 pub struct SendBatch<'a, G> {
     port: &'a SendPort,
