@@ -1,4 +1,4 @@
-//! Errors as C has them: a negative number from errno.h, and a text for the thread that got it.
+//! Errors as C expects them: a negative number from errno.h, and a text for the calling thread.
 
 use std::{
     cell::RefCell,
@@ -8,7 +8,7 @@ use std::{
 
 use nicforge_driver::{Error as DriverError, OpenProblem};
 
-/// A failure that is about to cross the boundary.
+/// An error on its way to C.
 #[derive(Debug)]
 pub struct Failure {
     errno: i32,
@@ -16,12 +16,12 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// A failure with a number of errno.h, which is positive, and what to say about it.
+    /// Creates a failure from a positive number of errno.h and a text.
     pub fn new(errno: i32, text: impl Into<String>) -> Self {
         Self { errno, text: text.into() }
     }
 
-    /// Its number of errno.h, positive.
+    /// Returns the number of errno.h, which is positive.
     pub fn errno(&self) -> i32 {
         self.errno
     }
@@ -33,7 +33,7 @@ impl From<DriverError> for Failure {
     }
 }
 
-/// The number of errno.h, positive, for an error of the driver library.
+/// Returns the number of errno.h, which is positive, for an error of the driver library.
 pub fn driver_errno(error: &DriverError) -> i32 {
     match error {
         DriverError::DeviceGone { .. } => libc::ENODEV,
@@ -49,7 +49,7 @@ pub fn driver_errno(error: &DriverError) -> i32 {
     }
 }
 
-/// The number for a device that can't be had.
+/// Returns the number of errno.h for a device that cannot be opened.
 fn open_errno(problem: &OpenProblem) -> i32 {
     match problem {
         OpenProblem::Address => libc::EINVAL,
@@ -67,45 +67,47 @@ thread_local! {
     static LAST: RefCell<CString> = RefCell::default();
 }
 
-/// Text of the calling thread's last failure; empty when there was none. It lives until the thread's next failure.
+/// Returns the text of the calling thread's last failure, which is empty when there was none. The
+/// text is valid until the thread's next failure.
 pub fn last_error() -> *const c_char {
-    // The thread may be ending.
+    // The access fails while the thread is ending. The text is empty then.
     LAST.try_with(|last| last.try_borrow().map_or(c"".as_ptr(), |text| text.as_ptr())).unwrap_or(c"".as_ptr())
 }
 
 #[cold]
 fn remember(failure: &Failure) {
     let text = CString::new(failure.text.replace('\0', " ")).unwrap_or_default();
-    // A text that cannot be kept is lost; the number is not.
+    // If the text cannot be stored, it is lost. The error number is not.
     let _ = LAST.try_with(|last| last.try_borrow_mut().map(|mut last| *last = text));
 }
 
-/// What a call gives, or the negative error number. No panic passes.
+/// Runs a call and returns its result or its negative error number. A panic becomes `EIO`.
 fn guarded<T>(call: impl FnOnce() -> Result<T, Failure>) -> Result<T, i32> {
     let result = catch_unwind(AssertUnwindSafe(call))
         .unwrap_or_else(|_| Err(Failure::new(libc::EIO, "the library failed inside; this is a bug in it")));
+
     result.map_err(|failure| {
         remember(&failure);
         -failure.errno
     })
 }
 
-/// Runs a call of a C API that gives 0, or the negative error number.
+/// Runs a call of a C API that returns 0, or a negative error number.
 pub fn guarded_status(call: impl FnOnce() -> Result<(), Failure>) -> i32 {
     guarded(call).map_or_else(|errno| errno, |()| 0)
 }
 
-/// Runs a call of a C API that gives a number, or the negative error number.
+/// Runs a call of a C API that returns a number, or a negative error number.
 pub fn guarded_number(call: impl FnOnce() -> Result<i32, Failure>) -> i32 {
     guarded(call).unwrap_or_else(|errno| errno)
 }
 
-/// Runs a call of a C API that gives a size in bytes, or the negative error number.
+/// Runs a call of a C API that returns a size in bytes, or a negative error number.
 pub fn guarded_size(call: impl FnOnce() -> Result<usize, Failure>) -> isize {
     guarded(call).map_or_else(|errno| errno as isize, |size| isize::try_from(size).unwrap_or(isize::MAX))
 }
 
-/// Runs a call of a C API that gives a count, or the negative error number.
+/// Runs a call of a C API that returns a count, or a negative error number.
 pub fn guarded_count(call: impl FnOnce() -> Result<u64, Failure>) -> i64 {
     guarded(call).map_or_else(i64::from, |count| i64::try_from(count).unwrap_or(i64::MAX))
 }
@@ -121,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_call_gives_comes_out() {
+    fn result_of_a_call_is_returned() {
         assert_eq!(guarded_status(|| Ok(())), 0);
         assert_eq!(guarded_number(|| Ok(7)), 7);
         assert_eq!(guarded_size(|| Ok(usize::MAX)), isize::MAX);
@@ -129,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failure_is_its_number_and_its_text() {
+    fn a_failure_returns_its_number_and_stores_its_text() {
         let fail = || Failure::new(libc::EBADF, "there is\0no such thing");
         assert_eq!(guarded_size(|| Err(fail())), -(libc::EBADF as isize));
         assert_eq!(guarded_count(|| Err(fail())), i64::from(-libc::EBADF));

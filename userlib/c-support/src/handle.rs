@@ -1,4 +1,4 @@
-//! What is behind a pointer that C has.
+//! The object behind a C pointer.
 
 use std::{
     ffi::OsString,
@@ -10,8 +10,8 @@ use nicforge_driver::{Cancel, Device, Error as DriverError, OpenOptions, environ
 
 use crate::Failure;
 
-/// Something that one thread at a time uses, and whose calls any thread can end. The lock is only ever tried: a second thread gets an error and
-/// does no harm.
+/// An object that one thread at a time uses, and whose calls any thread can cancel. A second
+/// thread's call returns an error at once, because the lock is never waited for.
 #[derive(Debug)]
 pub struct Handle<T> {
     inner: Mutex<T>,
@@ -19,18 +19,19 @@ pub struct Handle<T> {
 }
 
 impl<T> Handle<T> {
-    /// Holds `inner`.
+    /// Puts `inner` into a handle.
     ///
     /// # Errors
-    /// When there are no descriptors left.
+    /// Returns an error when the process has no descriptor left.
     pub fn new(inner: T) -> Result<Self, DriverError> {
         Ok(Self { inner: Mutex::new(inner), cancel: Cancel::new()? })
     }
 
-    /// Makes a call with what is inside, and the token that ends it.
+    /// Calls `call` with the object, and the token that cancels the call.
     ///
     /// # Errors
-    /// `EBUSY` while another thread is in a call; `EIO` when an earlier call failed inside; those of `call`.
+    /// Returns `EBUSY` while another thread is in a call, `EIO` after an earlier call has panicked,
+    /// and the errors of `call`.
     pub fn with<R>(&self, call: impl FnOnce(&mut T, &Cancel) -> Result<R, Failure>) -> Result<R, Failure> {
         let mut inner = self.inner.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => {
@@ -40,19 +41,21 @@ impl<T> Handle<T> {
                 Failure::new(libc::EIO, "an earlier call failed inside the library; close this port")
             }
         })?;
+
         call(&mut inner, &self.cancel)
     }
 
-    /// While `on`, calls that wait end as cancelled.
+    /// Cancels waiting calls while `on`.
     pub fn cancel(&self, on: bool) {
         if on { self.cancel.cancel() } else { self.cancel.rearm() }
     }
 }
 
-/// Opens the device whose socket is `socket`, or the first that the environment variable `NICFORGE_SOCKET` names.
+/// Opens the device at `socket`, or the first one that the environment variable `NICFORGE_SOCKET`
+/// names.
 ///
 /// # Errors
-/// As [`Device::open_named`] and [`Device::open_env`].
+/// Returns the errors of [`Device::open_named`] and [`Device::open_env`].
 pub fn open_device(socket: Option<OsString>) -> Result<Device, DriverError> {
     match socket {
         Some(device) => Device::open_named(device, OpenOptions::default()),
@@ -60,7 +63,7 @@ pub fn open_device(socket: Option<OsString>) -> Result<Device, DriverError> {
     }
 }
 
-/// A time-out that C gives in milliseconds, 0 for none.
+/// Converts a time-out of a C call in milliseconds, where 0 means none.
 pub fn timeout(milliseconds: u64) -> Option<Duration> {
     (milliseconds != 0).then(|| Duration::from_millis(milliseconds))
 }
@@ -78,19 +81,22 @@ mod tests {
     }
 
     #[test]
-    fn what_has_panicked_says_so_from_then_on() {
+    fn a_handle_reports_eio_after_a_panic() {
         let handle = Handle::new(()).unwrap();
         let call = || handle.with(|(), _| -> Result<(), Failure> { panic!("inside") });
         assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(call)).is_err());
+
         assert_eq!(handle.with(|(), _| Ok(())).map_err(|failure| failure.errno()), Err(libc::EIO));
     }
 
     #[test]
-    fn cancelling_reaches_calls_until_it_is_taken_back() {
+    fn cancellation_ends_calls_until_it_is_withdrawn() {
         let handle = Handle::new(()).unwrap();
         let cancelled = || handle.with(|(), cancel| Ok(cancel.is_cancelled())).unwrap();
+
         handle.cancel(true);
         assert!(cancelled());
+
         handle.cancel(false);
         assert!(!cancelled());
     }

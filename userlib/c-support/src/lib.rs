@@ -1,13 +1,14 @@
-//! What the C APIs of the libraries have in common.
+//! The common part of the libraries' C APIs.
 //!
-//! In: calls that C makes, with raw pointers. Out: numbers, negative ones from errno.h, and the text of a thread's last failure. No panic
-//! crosses the boundary.
+//! C calls pass raw pointers. They get numbers, of which negative ones are from errno.h, and the
+//! text of a thread's last failure. No panic crosses the boundary.
 //!
-//! - `failure.rs`: [`Failure`], and the guards that every call of a C API runs in;
-//! - `handle.rs`: [`Handle`], what is behind the pointer that C has; opening a device as all of them do;
-//! - `pointers.rs`: pointers of C as references and slices. All that is unsafe is there.
+//! - `failure.rs`: [`Failure`], and the guards that enclose every call of a C API;
+//! - `handle.rs`: [`Handle`], the object behind a C pointer, and the common way to open a device;
+//! - `pointers.rs`: C pointers as references and slices. All unsafe code is there.
 //!
-//! A C API is a crate of its own that is a static and a shared library. It has its own copy of the last failure.
+//! Each C API is a crate of its own, built as a static and a shared library. It has its own copy of
+//! the last failure.
 #![deny(unsafe_code)]
 
 mod failure;

@@ -1,7 +1,8 @@
-//! Pointers of C as what Rust has.
+//! Conversions of C pointers to Rust types.
 //!
-//! UNSAFETY: a C API takes raw pointers. NULL, and sizes that can't be, are refused here; everything else is the contract of the C call that the
-//! pointer came with, and each function says what it relies on.
+//! UNSAFETY: a C API takes raw pointers. NULL and impossible sizes are refused here. Everything
+//! else is the contract of the C call to which the pointer was passed. Each function states the
+//! part that it relies on.
 #![allow(unsafe_code, reason = "pointers of C become references")]
 
 use std::{
@@ -12,53 +13,54 @@ use std::{
 
 use crate::Failure;
 
-/// A pointer to a place for a result, which is not NULL. `name` is for the text.
+/// Returns the pointer to a result, which must not be NULL. `name` is its name in the error's text.
 ///
 /// # Errors
-/// `EFAULT`.
+/// Returns `EFAULT` for NULL.
 pub fn non_null<T>(pointer: *mut T, name: &str) -> Result<NonNull<T>, Failure> {
     NonNull::new(pointer).ok_or_else(|| Failure::new(libc::EFAULT, format!("{name} is NULL")))
 }
 
-/// What a handle stands for.
+/// Returns the object behind a handle.
 ///
 /// # Errors
-/// `EFAULT` for NULL.
+/// Returns `EFAULT` for NULL.
 ///
 /// # Safety
-/// `handle` is NULL or valid for as long as the result is used.
+/// `handle` is NULL, or valid for as long as the result is used.
 pub unsafe fn reference<'a, T>(handle: *const T) -> Result<&'a T, Failure> {
-    // SAFETY: by this function's contract.
+    // SAFETY: `handle` is NULL or valid by this function's contract.
     unsafe { handle.as_ref() }.ok_or_else(|| Failure::new(libc::EFAULT, "the handle is NULL"))
 }
 
-/// Drops what a handle stands for; nothing for NULL.
+/// Drops the object behind a handle. NULL is allowed.
 ///
 /// # Safety
 /// `handle` is NULL, or came from [`Box::into_raw`] and is not used any more.
 pub unsafe fn release<T>(handle: *mut T) {
     if !handle.is_null() {
-        // SAFETY: by this function's contract.
+        // SAFETY: `handle` came from `Box::into_raw` and is not used any more by this function's
+        // contract.
         drop(unsafe { Box::from_raw(handle) });
     }
 }
 
-/// Options, or their default for NULL.
+/// Returns the options, or their default for NULL.
 ///
 /// # Safety
 /// `options` is NULL or valid.
 pub unsafe fn options<T: Copy + Default>(options: *const T) -> T {
-    // SAFETY: by this function's contract.
+    // SAFETY: `options` is NULL or valid by this function's contract.
     unsafe { options.as_ref() }.copied().unwrap_or_default()
 }
 
-/// A path, or `None` for NULL.
+/// Returns a path, or `None` for NULL.
 ///
 /// # Safety
 /// `path` is NULL or a C string.
 pub unsafe fn path(path: *const c_char) -> Option<OsString> {
     (!path.is_null()).then(|| {
-        // SAFETY: not NULL, and a C string by this function's contract.
+        // SAFETY: `path` is not NULL, and a C string by this function's contract.
         let path = unsafe { CStr::from_ptr(path) };
         OsStr::from_bytes(path.to_bytes()).to_owned()
     })
@@ -74,35 +76,41 @@ fn check(pointer: *const c_void, size: usize) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Bytes to read. NULL is allowed for none.
+/// Returns the bytes of an input buffer. NULL is allowed for size 0.
 ///
 /// # Errors
-/// `EFAULT`, `EINVAL`.
+/// Returns `EFAULT` for NULL, and `EINVAL` for an impossible size.
 ///
 /// # Safety
-/// `pointer` has `size` readable bytes, which nobody writes as long as the result is used.
+/// `pointer` has `size` readable bytes, which no thread writes as long as the result is used.
 pub unsafe fn input<'a>(pointer: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
     check(pointer, size)?;
+
     if size == 0 {
         return Ok(&[]);
     }
-    // SAFETY: not NULL, of a possible size, and readable by this function's contract.
+
+    // SAFETY: `pointer` is not NULL, has a possible size, and is readable by this function's
+    // contract.
     Ok(unsafe { std::slice::from_raw_parts(pointer.cast(), size) })
 }
 
-/// Bytes to write. NULL is allowed for none.
+/// Returns the bytes of an output buffer. NULL is allowed for size 0.
 ///
 /// # Errors
-/// `EFAULT`, `EINVAL`.
+/// Returns `EFAULT` for NULL, and `EINVAL` for an impossible size.
 ///
 /// # Safety
-/// `pointer` has `size` writable bytes, which nobody else uses as long as the result is used.
+/// `pointer` has `size` writable bytes, which no other code uses as long as the result is used.
 pub unsafe fn output<'a>(pointer: *mut c_void, size: usize) -> Result<&'a mut [u8], Failure> {
     check(pointer, size)?;
+
     if size == 0 {
         return Ok(&mut []);
     }
-    // SAFETY: not NULL, of a possible size, and writable by this function's contract.
+
+    // SAFETY: `pointer` is not NULL, has a possible size, and is writable by this function's
+    // contract.
     Ok(unsafe { std::slice::from_raw_parts_mut(pointer.cast(), size) })
 }
 
@@ -118,14 +126,15 @@ mod tests {
     fn null_and_impossible_sizes_are_refused() {
         let mut byte = 0u8;
         let (null, there) = (std::ptr::null_mut::<c_void>(), std::ptr::from_mut(&mut byte).cast());
+
         assert_eq!(errno(non_null(null, "port")), libc::EFAULT);
-        // SAFETY: NULL is refused.
+        // SAFETY: the call refuses NULL.
         assert_eq!(errno(unsafe { reference::<u8>(null.cast()) }), libc::EFAULT);
-        // SAFETY: as above.
+        // SAFETY: the call refuses NULL.
         assert_eq!(errno(unsafe { input(null, 1) }), libc::EFAULT);
-        // SAFETY: such a size is refused.
+        // SAFETY: the call refuses such a size.
         assert_eq!(errno(unsafe { output(there, usize::MAX) }), libc::EINVAL);
-        // SAFETY: NULL is allowed for none.
+        // SAFETY: NULL is allowed for size 0.
         assert_eq!(errno(unsafe { output(null, 0) }), 0);
         // SAFETY: NULL is allowed.
         assert_eq!(unsafe { path(std::ptr::null()) }, None);
@@ -134,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn bytes_and_paths_come_through() {
+    fn buffers_and_paths_are_converted() {
         let mut bytes = *b"abc";
-        // SAFETY: three bytes, used by nobody else.
+        // SAFETY: the array has three bytes, and no other code uses them.
         unsafe { output(bytes.as_mut_ptr().cast(), 3) }.unwrap()[0] = b'x';
-        // SAFETY: three bytes.
+        // SAFETY: the array has three bytes.
         assert_eq!(unsafe { input(bytes.as_ptr().cast(), 3) }.unwrap(), b"xbc");
-        // SAFETY: a C string.
+        // SAFETY: the argument is a C string.
         assert_eq!(unsafe { path(c"/run/x".as_ptr()) }.unwrap(), "/run/x");
     }
 }

@@ -1,7 +1,8 @@
-//! A driver of QEMU's `edu` device, a PCI card that nicforge does not serve: registers, an interrupt, and DMA both ways.
+//! A driver of QEMU's `edu` device, a PCI card that nicforge does not serve. It uses registers, an
+//! interrupt, and DMA in both directions.
 //!
-//! QEMU describes the card in `docs/specs/edu`. Run it where the card is, in a guest that was started with `-device edu`, bound to
-//! `vfio-pci` (with an IOMMU) or to the kernel shim:
+//! QEMU describes the card in `docs/specs/edu`. Run the example in a guest that was started with
+//! `-device edu`. Bind the card to `vfio-pci` (with an IOMMU) or to the kernel shim:
 //!
 //! ```sh
 //! edu vfio:0000:00:04.0
@@ -16,7 +17,7 @@ use nicforge_driver::{Bar, Deadline, Device, DmaBuffer, Error, HugePages, Interr
 const VENDOR: u16 = 0x1234;
 const DEVICE: u16 = 0x11e8;
 
-// Its registers, of 32 bits, in BAR 0.
+// The card's registers of 32 bits, in BAR 0.
 const IDENTIFICATION: u64 = 0x00;
 const LIVENESS: u64 = 0x04;
 const FACTORIAL: u64 = 0x08;
@@ -24,29 +25,30 @@ const STATUS: u64 = 0x20;
 const INTERRUPT_STATUS: u64 = 0x24;
 const INTERRUPT_RAISE: u64 = 0x60;
 const INTERRUPT_ACKNOWLEDGE: u64 = 0x64;
-// Those of its DMA engine, of 64 bits.
+// The DMA engine's registers of 64 bits, in BAR 0.
 const DMA_SOURCE: u64 = 0x80;
 const DMA_DESTINATION: u64 = 0x88;
 const DMA_COUNT: u64 = 0x90;
 const DMA_COMMAND: u64 = 0x98;
 
-/// The last byte of the identification, "edu" in the words of hexadecimal.
+/// The last byte of the identification: "edu" in hexadecimal digits.
 const EDU: u32 = 0xed;
-/// In the status register: a factorial is being computed; interrupt when it is done.
+/// Bits of the status register: a factorial is being computed; interrupt when it is done.
 const COMPUTING: u32 = 0x01;
 const INTERRUPT_WHEN_COMPUTED: u32 = 0x80;
-/// In the DMA command: start; from the card to memory; interrupt when done, with this status.
+/// Bits of the DMA command: start; from the card to memory; interrupt with status [`COPIED`] when
+/// done.
 const START: u64 = 0x1;
 const TO_MEMORY: u64 = 0x2;
 const INTERRUPT_WHEN_COPIED: u64 = 0x4;
 const COPIED: u32 = 0x100;
-/// In the interrupt status: a factorial was computed.
+/// Bit of the interrupt status: a factorial was computed.
 const COMPUTED: u32 = 0x1;
-/// Where the card's own memory lies for its DMA engine.
+/// The address of the card's own memory for its DMA engine.
 const OWN_MEMORY: u64 = 0x4_0000;
 const OWN_MEMORY_SIZE: u64 = 4096;
 
-/// The card, opened.
+/// An open card.
 struct Edu {
     device: Device,
     registers: Bar,
@@ -65,24 +67,26 @@ impl Edu {
         if (identity.vendor, identity.device) != (VENDOR, DEVICE) || identification & 0xff != EDU {
             return Err(Error::Protocol { what: "this is no edu card", value: identification.into() });
         }
-        // It has one MSI vector, and no MSI-X.
+
+        // The card has one MSI vector, and no MSI-X.
         let interrupt = device.interrupt(0)?;
         Ok(Self { device, registers, interrupt })
     }
 
-    /// The card inverts what it is given.
+    /// Checks the liveness register, which inverts the value written to it.
     fn is_alive(&self) -> Result<bool, Error> {
         self.registers.write32(LIVENESS, 0x0123_4567)?;
         Ok(self.registers.read32(LIVENESS)? == !0x0123_4567)
     }
 
-    /// Waits for interrupts until one of them was for `cause`.
+    /// Waits for interrupts until one of them has `cause` among its causes.
     fn wait_for(&self, cause: u32) -> Result<(), Error> {
         let deadline = soon();
         loop {
             self.interrupt.wait(deadline, None)?;
             let causes = self.registers.read32(INTERRUPT_STATUS)?;
             self.registers.write32(INTERRUPT_ACKNOWLEDGE, causes)?;
+
             if causes & cause != 0 {
                 return Ok(());
             }
@@ -93,11 +97,12 @@ impl Edu {
         self.registers.write32(STATUS, INTERRUPT_WHEN_COMPUTED)?;
         self.registers.write32(FACTORIAL, number)?;
         self.wait_for(COMPUTED)?;
+
         while self.registers.read32(STATUS)? & COMPUTING != 0 {}
         self.registers.read32(FACTORIAL)
     }
 
-    /// Copies `len` bytes between memory and the card's own.
+    /// Copies `len` bytes between DMA memory and the card's memory.
     fn copy(&self, from: u64, to: u64, len: u64, direction: u64) -> Result<(), Error> {
         self.registers.write64(DMA_SOURCE, from)?;
         self.registers.write64(DMA_DESTINATION, to)?;
@@ -106,12 +111,15 @@ impl Edu {
         self.wait_for(COPIED)
     }
 
-    /// Sends a pattern to the card and fetches it back to another place. Whether it came unchanged.
+    /// Sends a pattern to the card and fetches it back to another address. Returns whether it came
+    /// back unchanged.
     fn there_and_back(&self, buffer: &DmaBuffer) -> Result<bool, Error> {
         let sent: Vec<_> = (0..OWN_MEMORY_SIZE).map(|index| ((index * 7) ^ (index >> 8)) as u8).collect();
         buffer.write(0, &sent)?;
+
         self.copy(buffer.iova(), OWN_MEMORY, OWN_MEMORY_SIZE, 0)?;
         self.copy(OWN_MEMORY, buffer.iova() + OWN_MEMORY_SIZE, OWN_MEMORY_SIZE, TO_MEMORY)?;
+
         let mut received = vec![0; sent.len()];
         buffer.read(OWN_MEMORY_SIZE, &mut received)?;
         Ok(sent == received)
@@ -134,12 +142,15 @@ fn run() -> Result<(), Error> {
         Some(name) => Device::open_named(name, OpenOptions::default())?,
         None => Device::open_env(nicforge_driver::environment::SOCKET, OpenOptions::default())?,
     };
+
     let edu = Edu::open(device)?;
     println!("alive: {}", edu.is_alive()?);
     println!("10! = {}", edu.factorial(10)?);
+
     edu.registers.write32(INTERRUPT_RAISE, 0x5000)?;
     edu.wait_for(0x5000)?;
     println!("interrupted as asked");
+
     let buffer = edu.device.dma_buffer(2 * OWN_MEMORY_SIZE as usize, HugePages::Never)?;
     println!("4096 bytes to the card and back unchanged: {}", edu.there_and_back(&buffer)?);
     Ok(())

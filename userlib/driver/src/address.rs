@@ -1,4 +1,4 @@
-//! Where a device is, in words: the path of a socket, `vfio:BDF`, `shim:PATH`.
+//! The textual address of a device: the path of a socket, `vfio:BDF`, or `shim:PATH`.
 
 use std::{
     ffi::{OsStr, OsString},
@@ -13,9 +13,9 @@ use crate::{Error, OpenProblem};
 /// The address of a PCI function: `0000:00:03.0`, or `00:03.0` in domain 0.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct PciAddress {
-    /// Domain (segment).
+    /// PCI domain (segment).
     pub domain: u32,
-    /// Bus.
+    /// Bus number.
     pub bus: u8,
     /// Slot on the bus, 0 to 31.
     pub slot: u8,
@@ -24,7 +24,7 @@ pub struct PciAddress {
 }
 
 impl fmt::Display for PciAddress {
-    /// As sysfs names it.
+    /// Formats the address as sysfs does, always with its domain.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:04x}:{:02x}:{:02x}.{:x}", self.domain, self.bus, self.slot, self.function)
     }
@@ -44,6 +44,7 @@ impl FromStr for PciAddress {
             let good = parts.next().is_none() && slot < 32 && function < 8;
             good.then_some(Self { domain, bus: bus as u8, slot: slot as u8, function: function as u8 })
         };
+
         parse().ok_or_else(|| Error::Open { device: text.to_owned(), problem: OpenProblem::Address })
     }
 }
@@ -51,18 +52,19 @@ impl FromStr for PciAddress {
 fn hex(digits: &str, most: usize) -> Option<u32> {
     let good =
         !digits.is_empty() && digits.len() <= most && digits.bytes().all(|byte| byte.is_ascii_hexdigit());
+
     good.then(|| u32::from_str_radix(digits, 16).ok()).flatten()
 }
 
-/// Where a device is.
+/// The kind of a device's backing, and its address there.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum DeviceAddress {
-    /// Behind a vfio-user server's socket at this path.
+    /// A vfio-user server that listens on the socket at this path.
     VfioUser(PathBuf),
-    /// A PCI function of this machine that is bound to `vfio-pci`: `vfio:0000:00:03.0`.
+    /// A PCI function of this machine that is bound to `vfio-pci`, such as `vfio:0000:00:03.0`.
     Vfio(PciAddress),
-    /// A PCI function of this machine that is bound to the kernel shim, whose character device is this:
-    /// `shim:/dev/nicforge0`.
+    /// A PCI function of this machine that is bound to the kernel shim. The path is that of its
+    /// character device, such as `shim:/dev/nicforge0`.
     Shim(PathBuf),
 }
 
@@ -70,14 +72,15 @@ const VFIO: &[u8] = b"vfio";
 const SHIM: &[u8] = b"shim";
 
 impl DeviceAddress {
-    /// One address.
+    /// Parses one address.
     ///
     /// # Errors
-    /// [`Error::Open`] with [`OpenProblem::Address`].
+    /// Returns [`Error::Open`] with [`OpenProblem::Address`] when `text` is not an address.
     pub fn parse(text: impl AsRef<OsStr>) -> Result<Self, Error> {
         let text = text.as_ref();
         let wrong =
             || Error::Open { device: text.to_string_lossy().into_owned(), problem: OpenProblem::Address };
+
         match split(text.as_bytes()) {
             (b"", _) => Err(wrong()),
             (VFIO, Some(rest)) => str::from_utf8(rest).map_err(|_| wrong())?.parse().map(Self::Vfio),
@@ -87,16 +90,18 @@ impl DeviceAddress {
         }
     }
 
-    /// A list of addresses with `:` between, empty ones left out.
+    /// Parses a list of addresses that are separated by `:`. Empty entries are skipped.
     ///
     /// # Errors
-    /// As [`DeviceAddress::parse`].
+    /// Returns the error of [`DeviceAddress::parse`] for the first entry that is not an address.
     pub fn parse_list(list: impl AsRef<OsStr>) -> Result<Vec<Self>, Error> {
         let mut found = Vec::new();
         let mut rest = Some(list.as_ref().as_bytes());
+
         while let Some(text) = rest {
             let (word, behind) = split(text);
-            // The colons of an address are not those of the list.
+
+            // An address contains colons of its own, which do not separate entries.
             let end = |text| split(text).0.len();
             let more = match (word, behind) {
                 (VFIO, Some(behind)) => {
@@ -106,12 +111,15 @@ impl DeviceAddress {
                 (SHIM, Some(behind)) => 1 + end(behind),
                 _ => 0,
             };
+
             let (address, left) = text.split_at(word.len() + more);
             if !address.is_empty() {
                 found.push(Self::parse(OsStr::from_bytes(address))?);
             }
+
             rest = left.strip_prefix(b":");
         }
+
         Ok(found)
     }
 }
@@ -126,7 +134,7 @@ impl fmt::Display for DeviceAddress {
     }
 }
 
-/// What lies before the first colon, and what lies behind it.
+/// Returns the bytes before the first colon, and those behind it if there is a colon.
 fn split(text: &[u8]) -> (&[u8], Option<&[u8]>) {
     match text.iter().position(|&byte| byte == b':') {
         Some(at) => (&text[..at], Some(&text[at + 1..])),
@@ -153,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_pci_address_is_an_error_that_shows_it() {
+    fn text_that_is_not_a_pci_address_is_an_error_that_shows_it() {
         for text in ["", ".", "03.0", "0:0:0:3.0", "00:20.0", "00:03.8", "00:03", "00:+3.0", "00:03.0 "] {
             let error = text.parse::<PciAddress>().unwrap_err();
             assert_eq!(error, Error::Open { device: text.to_owned(), problem: OpenProblem::Address });
@@ -161,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn prefix_says_what_an_address_is() {
+    fn prefix_decides_the_kind_of_an_address() {
         assert_eq!(DeviceAddress::parse("vfio:00:03.1"), Ok(DeviceAddress::Vfio(FUNCTION)));
         assert_eq!(DeviceAddress::parse("shim:/dev/x"), Ok(DeviceAddress::Shim("/dev/x".into())));
         assert_eq!(DeviceAddress::parse("/run/a"), Ok(DeviceAddress::VfioUser("/run/a".into())));
@@ -172,10 +180,12 @@ mod tests {
     }
 
     #[test]
-    fn list_of_all_kinds_gives_each_in_order() {
+    fn list_of_all_kinds_is_parsed_in_order() {
         let list = "/run/a.sock:vfio:0000:00:03.1:shim:/dev/nicforge0::vfio:00:03.1:b:shim:c";
+
         let shown: Vec<_> =
             DeviceAddress::parse_list(list).unwrap().iter().map(ToString::to_string).collect();
+
         let wanted =
             ["/run/a.sock", "vfio:0000:00:03.1", "shim:/dev/nicforge0", "vfio:0000:00:03.1", "b", "shim:c"];
         assert_eq!(shown, wanted);

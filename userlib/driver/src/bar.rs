@@ -6,7 +6,7 @@ use nicforge_shm::{MemoryError, Window};
 
 use crate::{Error, RegionInfo, WriteMode, device::Shared, posted};
 
-/// A region and the memory behind it.
+/// A region and its mapped memory.
 pub(crate) struct Region {
     index: u32,
     info: RegionInfo,
@@ -18,13 +18,16 @@ impl Region {
         Self { index, info, memory }
     }
 
-    /// The memory, if all of `[offset, offset + len)` is memory. The access itself is checked by the window.
+    /// Returns the mapped memory if all of `[offset, offset + len)` is mappable. The window checks
+    /// the access itself.
     #[inline]
     fn mapped(&self, offset: u64, len: u64) -> Option<&Window> {
         let memory = self.memory.as_ref()?;
+
         let inside = |area: &crate::MappableArea| {
             offset >= area.offset && len <= area.len && offset - area.offset <= area.len - len
         };
+
         self.info.mappable.iter().any(inside).then_some(memory)
     }
 
@@ -36,9 +39,11 @@ impl Region {
     #[inline]
     fn check(&self, offset: u64, width: u64) -> Result<(), Error> {
         let size = self.info.size;
+
         if offset > size || width > size - offset {
             return Err(Error::OutOfRange { what: "BAR", index: self.index, offset, len: width, size });
         }
+
         if !offset.is_multiple_of(width) {
             return Err(Error::Misaligned { offset, width });
         }
@@ -48,9 +53,10 @@ impl Region {
 
 /// A BAR of the device. Clones are cheap.
 ///
-/// An access to a mapped area is a plain load (acquire) or store (release) of that width; anywhere else it is a trapped
-/// one, a round trip to the server, which empties the posted-write rings first. Values are little-endian. See the memory
-/// rules in the room's README for what is ordered with what.
+/// An access to a mapped area is a plain load (acquire) or store (release) of its width. Any other
+/// access is trapped: a round trip to the server, which first consumes the records of the
+/// posted-write rings. Values are little-endian. The memory rules in this crate's README say which
+/// accesses are ordered with which.
 #[derive(Clone)]
 pub struct Bar {
     index: u8,
@@ -65,31 +71,35 @@ macro_rules! accesses {
                 #[doc = concat!("Reads the ", $size, "-byte register or word at `offset`, a multiple of ", $size, ".")]
                 ///
                 /// # Errors
-                /// [`Error::OutOfRange`], [`Error::Misaligned`]; for trapped ones [`Error::DeviceGone`],
-                /// [`Error::Timeout`], [`Error::Refused`].
+                /// Returns [`Error::OutOfRange`] or [`Error::Misaligned`]. A trapped access may
+                /// also return [`Error::DeviceGone`], [`Error::Timeout`] or [`Error::Refused`].
                 #[inline]
                 pub fn $read(&self, offset: u64) -> Result<$value, Error> {
                     self.region.check(offset, $size)?;
+
                     if let Some(memory) = self.region.mapped(offset, $size) {
                         return Ok(<$value>::from_le(memory.$load(offset)?));
                     }
+
                     let mut bytes = [0; $size];
                     self.shared.read(self.region.index, offset, &mut bytes)?;
                     Ok(<$value>::from_le_bytes(bytes))
                 }
 
                 #[doc = concat!("Writes the ", $size, "-byte register or word at `offset`, a multiple of ", $size, ".")]
-                /// A trapped write returns when the device has taken it. After a store to mapped memory that the device
-                /// polls, call [`Bar::kick_if_sleeping`].
+                /// A trapped write returns when the device has taken it. After a store to mapped
+                /// memory that the device polls, the caller must call [`Bar::kick_if_sleeping`].
                 ///
                 /// # Errors
                 #[doc = concat!("As [`Bar::", stringify!($read), "`]; [`MemoryError::ReadOnly`] in [`Error::Memory`] for a mirror.")]
                 #[inline]
                 pub fn $write(&self, offset: u64, value: $value) -> Result<(), Error> {
                     self.region.check(offset, $size)?;
+
                     if let Some(memory) = self.region.mapped(offset, $size) {
                         return Ok(memory.$store(offset, value.to_le())?);
                     }
+
                     self.shared.write(self.region.index, offset, &value.to_le_bytes(), WriteMode::Confirmed)
                 }
             )*
@@ -109,36 +119,36 @@ impl Bar {
         Ok(Self { index, region: shared.region(index)?.clone(), shared: shared.clone() })
     }
 
-    /// Its number, 0 to 5.
+    /// Returns the BAR's number, 0 to 5.
     pub fn index(&self) -> u8 {
         self.index
     }
 
-    /// Its size in bytes.
+    /// Returns the BAR's size in bytes.
     pub fn size(&self) -> u64 {
         self.region.info.size
     }
 
-    /// What its server says about it.
+    /// Returns the backing's description of the BAR.
     pub fn info(&self) -> &RegionInfo {
         &self.region.info
     }
 
-    /// Writes 16 bytes at once, `offset` a multiple of 16: one 16-byte store where it is mapped, one trapped access
-    /// elsewhere.
+    /// Writes 16 bytes at once. `offset` is a multiple of 16. The write is one 16-byte store where
+    /// the BAR is mapped, and one trapped access elsewhere.
     ///
     /// # Errors
-    /// As [`Bar::write32`].
+    /// Returns the errors of [`Bar::write32`].
     #[inline]
     pub fn write_burst16(&self, offset: u64, data: &[u8; 16]) -> Result<(), Error> {
         self.burst(offset, data, |memory| memory.store_16(offset, *data))
     }
 
-    /// Writes 64 bytes at once, `offset` a multiple of 64: consecutive vector stores, lowest address first, where it is
-    /// mapped, one trapped access elsewhere.
+    /// Writes 64 bytes at once. `offset` is a multiple of 64. The write is a sequence of vector
+    /// stores, lowest address first, where the BAR is mapped. Elsewhere it is one trapped access.
     ///
     /// # Errors
-    /// As [`Bar::write32`].
+    /// Returns the errors of [`Bar::write32`].
     #[inline]
     pub fn write_burst64(&self, offset: u64, data: &[u8; 64]) -> Result<(), Error> {
         self.burst(offset, data, |memory| memory.store_64(offset, *data))
@@ -152,43 +162,48 @@ impl Bar {
         store: impl FnOnce(&Window) -> Result<(), MemoryError>,
     ) -> Result<(), Error> {
         self.region.check(offset, data.len() as u64)?;
+
         match self.region.mapped(offset, data.len() as u64) {
             Some(memory) => Ok(store(memory)?),
             None => self.shared.write(self.region.index, offset, data, WriteMode::Confirmed),
         }
     }
 
-    /// Writes `data` (1 to 512 bytes) to registers at `offset` through posted-write ring 0, shared by a lock; a trapped
-    /// write where the device has no ring. Waits for room at most [`crate::OpenOptions::timeout`]. A thread that posts much
-    /// holds a [`crate::Poster`] of its own.
+    /// Writes `data` (1 to 512 bytes) to registers at `offset` through posted-write ring 0, which
+    /// callers share by a lock.
+    ///
+    /// A device without rings gets a trapped write. The call waits for room at most
+    /// [`crate::OpenOptions::timeout`]. A thread that posts often should hold a [`crate::Poster`]
+    /// of its own.
     ///
     /// # Errors
-    /// As [`crate::Poster::post`]; [`Error::RingTaken`] while a poster holds ring 0.
+    /// Returns the errors of [`crate::Poster::post`], and [`Error::RingTaken`] while a poster holds
+    /// ring 0.
     pub fn posted_write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         posted::post_shared(&self.shared, self.index, offset, data)
     }
 
-    /// As [`crate::Device::flush`].
+    /// Waits until the device has taken all earlier writes: see [`crate::Device::flush`].
     ///
     /// # Errors
-    /// As [`crate::Device::flush`].
+    /// Returns the errors of [`crate::Device::flush`].
     pub fn flush(&self) -> Result<(), Error> {
         self.shared.flush()
     }
 
-    /// As [`crate::Doorbell::after_store`].
+    /// Wakes the engine if it sleeps: see [`crate::Doorbell::after_store`].
     ///
     /// # Errors
-    /// [`Error::DeviceGone`].
+    /// Returns [`Error::DeviceGone`] when the engine cannot be woken.
     #[inline]
     pub fn kick_if_sleeping(&self) -> Result<(), Error> {
         self.shared.after_store()
     }
 
-    /// The mapped memory at `[offset, offset + len)`.
+    /// Returns the mapped memory at `[offset, offset + len)`.
     ///
     /// # Errors
-    /// [`Error::NotMapped`] when some of it is not memory.
+    /// Returns [`Error::NotMapped`] when some of the range is not mapped memory.
     pub fn window(&self, offset: u64, len: u64) -> Result<Window, Error> {
         self.region.window(offset, len)
     }

@@ -1,17 +1,18 @@
-//! What `nicforge run` tells a program about its place in the machine, by environment variables.
+//! The environment variables by which `nicforge run` describes a program's place in the machine.
 
 use std::{ffi::OsString, path::PathBuf};
 
 use crate::{DeviceAddress, Error};
 
-/// The attachments meant for this program, separated by `:`; the first is the usual one. Each is the path of a socket, or in a
-/// guest `vfio:0000:00:03.0` or `shim:/dev/nicforge0`.
+/// The attachments meant for this program, separated by `:`. The first one is the default.
+///
+/// Each is the path of a socket, or in a guest `vfio:0000:00:03.0` or `shim:/dev/nicforge0`.
 pub const SOCKET: &str = "NICFORGE_SOCKET";
-/// The node this program runs on, as the machine description names it.
+/// The name in the machine description of the node on which this program runs.
 pub const NODE: &str = "NICFORGE_NODE";
-/// What this program is to be there.
+/// The program's role on its node.
 pub const ROLE: &str = "NICFORGE_ROLE";
-/// With `--per-core`, which of its node's attachments this program is meant for.
+/// With `--per-core`, the number of the node's attachment that is meant for this program.
 pub const CORE: &str = "NICFORGE_CORE";
 /// The directory of the machine's sockets and files.
 pub const DIRECTORY: &str = "NICFORGE_DIR";
@@ -28,10 +29,11 @@ fn text(name: &str) -> Result<String, Error> {
         .map_err(|_| Error::Environment { name: name.to_owned(), problem: "is no text" })
 }
 
-/// The devices in variable `name`.
+/// Parses the devices in variable `name`.
 ///
 /// # Errors
-/// [`Error::Environment`] when it is not set or names none; [`Error::Open`] for what is no address.
+/// Returns [`Error::Environment`] when the variable is not set or names no device, and
+/// [`Error::Open`] for a text that is not an address.
 pub fn devices(name: &str) -> Result<Vec<DeviceAddress>, Error> {
     split(name, &value(name)?)
 }
@@ -44,26 +46,26 @@ fn split(name: &str, list: &std::ffi::OsStr) -> Result<Vec<DeviceAddress>, Error
     Ok(devices)
 }
 
-/// [`NODE`].
+/// Returns the value of [`NODE`].
 ///
 /// # Errors
-/// [`Error::Environment`].
+/// Returns [`Error::Environment`] when it is not set or is not UTF-8.
 pub fn node() -> Result<String, Error> {
     text(NODE)
 }
 
-/// [`ROLE`].
+/// Returns the value of [`ROLE`].
 ///
 /// # Errors
-/// [`Error::Environment`].
+/// Returns [`Error::Environment`] when it is not set or is not UTF-8.
 pub fn role() -> Result<String, Error> {
     text(ROLE)
 }
 
-/// [`CORE`]; `None` for a program that has all of its node.
+/// Returns the value of [`CORE`], or `None` for a program that uses all attachments of its node.
 ///
 /// # Errors
-/// [`Error::Environment`] when it is no number.
+/// Returns [`Error::Environment`] when it is not a number.
 pub fn core() -> Result<Option<u32>, Error> {
     if std::env::var_os(CORE).is_none() {
         return Ok(None);
@@ -72,10 +74,10 @@ pub fn core() -> Result<Option<u32>, Error> {
     text(CORE)?.parse().map(Some).map_err(no_number)
 }
 
-/// [`DIRECTORY`].
+/// Returns the value of [`DIRECTORY`].
 ///
 /// # Errors
-/// [`Error::Environment`].
+/// Returns [`Error::Environment`] when it is not set.
 pub fn directory() -> Result<PathBuf, Error> {
     Ok(value(DIRECTORY)?.into())
 }
@@ -85,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn list_of_two_sockets_gives_both_in_order() {
+    fn list_of_two_sockets_is_parsed_in_order() {
         let devices = split(SOCKET, "/run/a.sock:/run/b.sock".as_ref()).unwrap();
         let wanted = ["/run/a.sock", "/run/b.sock"].map(|path| DeviceAddress::VfioUser(path.into()));
         assert_eq!(devices, wanted);
@@ -98,11 +100,11 @@ mod tests {
     }
 
     #[test]
-    fn variable_that_is_not_set_is_an_error_that_says_so() {
-        let error = devices("NICFORGE_NOBODY_SETS_THIS").unwrap_err();
+    fn unset_variable_is_an_error_that_names_it() {
+        let error = devices("NICFORGE_UNSET_VARIABLE").unwrap_err();
         assert_eq!(
             error,
-            Error::Environment { name: "NICFORGE_NOBODY_SETS_THIS".to_owned(), problem: "is not set" }
+            Error::Environment { name: "NICFORGE_UNSET_VARIABLE".to_owned(), problem: "is not set" }
         );
     }
 }

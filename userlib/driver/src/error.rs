@@ -1,56 +1,57 @@
-//! What can go wrong, with the values that were refused.
+//! The library's errors, with the values that were refused.
 
 use std::time::Duration;
 
 use nicforge_shm::MemoryError;
 use thiserror::Error;
 
-/// How a device was lost.
+/// The way in which a device was lost.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 pub enum GoneCause {
-    /// The server closed the connection, or died; a function of the kernel's answers with all ones.
+    /// The server closed the connection or died, or a function behind the kernel reads as all ones.
     #[error("its server hung up, or the device was pulled; open it again when it is back")]
     HungUp,
-    /// The server gave this attachment up because of something its client did (a truncated file).
+    /// The server ended this attachment because of its client's fault, such as a truncated file.
     #[error("the server evicted this attachment; reset the device or open it again")]
     Evicted,
-    /// Somebody else reset the attachment, or it has a new tenant.
+    /// Another party reset the attachment, or it has a new tenant.
     #[error("the attachment was reset from outside; reset the device or open it again")]
     Reset,
-    /// The engine behind the device stopped counting its heartbeat.
+    /// The engine behind the device has stopped its heartbeat.
     #[error("its engine stopped; look at the server")]
     Stopped,
-    /// The kernel wants the function back (it is being unplugged or unbound), or reported an error of it that it can't mend.
+    /// The kernel asked for the function back (it is being unplugged or unbound), or reported an
+    /// error that it could not correct.
     #[error("the kernel takes it back; close it, and open it again when it is bound again")]
     Withdrawn,
 }
 
-/// Why a PCI function can't be had through the kernel.
+/// The reason why a PCI function cannot be opened.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum OpenProblem {
-    /// The text is no address.
+    /// The text is not an address.
     #[error("that is no address: write vfio:0000:00:03.0, shim:/dev/nicforge0, or the path of a socket")]
     Address,
-    /// No such PCI function.
+    /// There is no such PCI function.
     #[error("there is no such PCI function; `lspci -D` lists them")]
     NoFunction,
-    /// Another driver has it, or none.
+    /// The function is bound to another driver, or to none.
     #[error("{}; as root: {}", bound_to(driver), bind_commands(address, wanted))]
     NotBound {
         /// The function's address.
         address: String,
-        /// The driver that has it.
+        /// The driver that the function is bound to.
         driver: Option<String>,
-        /// The driver that must have it.
+        /// The driver that it must be bound to.
         wanted: &'static str,
     },
-    /// The kernel gave it no IOMMU group.
+    /// The kernel has not put the function into an IOMMU group.
     #[error(
         "it is in no IOMMU group: switch the IOMMU on (in the firmware, and by intel_iommu=on or amd_iommu=on), or use the shim"
     )]
     NoGroup,
-    /// Others in its group belong to host drivers.
+    /// Other functions of its group belong to host drivers.
     #[error("group {group} is not viable: give vfio-pci all its functions: {members}")]
     NotViable {
         /// The IOMMU group's number.
@@ -58,25 +59,25 @@ pub enum OpenProblem {
         /// The PCI functions in it.
         members: String,
     },
-    /// Somebody has it open.
+    /// Another program has the function open.
     #[error("it is in use by another program")]
     Busy,
-    /// A file is missing or must not be opened.
+    /// A file is missing, or opening it is not allowed.
     #[error("{path}: {}; {advice}", nix::errno::Errno::from_raw(*errno).desc())]
     File {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// The error number that came back.
+        /// The error number of the system call.
         errno: i32,
-        /// What helps.
+        /// The remedy that the error's text names.
         advice: &'static str,
     },
-    /// The kernel speaks another version of the interface.
+    /// The kernel's interface has another version.
     #[error("the kernel speaks version {found} of the interface and this library version {wanted}")]
     Version {
-        /// What the kernel says.
+        /// The kernel's version.
         found: u32,
-        /// What this library knows.
+        /// The version that this library needs.
         wanted: u32,
     },
 }
@@ -85,7 +86,7 @@ fn bound_to(driver: &Option<String>) -> String {
     driver.as_ref().map_or_else(|| "no driver has it".to_owned(), |driver| format!("driver {driver} has it"))
 }
 
-/// The commands that give a function to a driver.
+/// Returns the shell commands that bind a function to a driver.
 fn bind_commands(address: &str, wanted: &str) -> String {
     let device = format!("/sys/bus/pci/devices/{address}");
     format!(
@@ -94,21 +95,22 @@ fn bind_commands(address: &str, wanted: &str) -> String {
     )
 }
 
-/// Why a call to a device failed.
+/// The reason why a call to a device failed.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The device is lost, until [`crate::Device::reset`] where the cause allows that. Every later wait fails too; after
-    /// [`GoneCause::Stopped`] and [`GoneCause::Reset`] a trapped read, or a record for a ring, may still find who takes it.
+    /// The device is lost, until [`crate::Device::reset`] where the cause allows that. Every later
+    /// wait fails, too. After [`GoneCause::Stopped`] and [`GoneCause::Reset`], a trapped read or a
+    /// posted write may still reach the device.
     #[error("the device is gone: {cause}")]
     DeviceGone {
-        /// How it was lost.
+        /// The way in which the device was lost.
         cause: GoneCause,
     },
     /// The deadline of a wait passed.
     #[error("nothing happened within {waited:?} while waiting for {what}")]
     Timeout {
-        /// What was waited for.
+        /// The event that the wait was for.
         what: &'static str,
         /// How long the wait took.
         waited: Duration,
@@ -116,33 +118,33 @@ pub enum Error {
     /// The wait was cancelled through its [`crate::Cancel`].
     #[error("the wait was cancelled")]
     Cancelled,
-    /// A posted-write ring has no room for a record now (only from calls that do not wait).
+    /// A posted-write ring has no room for a record now. Only calls that do not wait return it.
     #[error("posted-write ring {ring} is full: try again, or use the call that waits")]
     RingFull {
-        /// Which ring.
+        /// The ring's number.
         ring: u8,
     },
-    /// A ring is held by another [`crate::Poster`].
+    /// Another [`crate::Poster`] holds the ring.
     #[error("posted-write ring {ring} is in use: share its poster by a lock, or use another ring")]
     RingTaken {
-        /// Which ring.
+        /// The ring's number.
         ring: u8,
     },
     /// An access leaves its region, BAR, buffer or list.
     #[error("{what} {index}: {len} bytes at offset {offset:#x} leave its {size:#x} bytes")]
     OutOfRange {
-        /// What was accessed.
+        /// The kind of the thing that was accessed.
         what: &'static str,
-        /// Its number, 0 if there is one only.
+        /// Its number, or 0 if there is only one.
         index: u32,
         /// First byte of the access.
         offset: u64,
-        /// Bytes accessed.
+        /// Length of the access in bytes.
         len: u64,
-        /// Bytes there are.
+        /// Size of the region, BAR, buffer or list in bytes.
         size: u64,
     },
-    /// A register access must be aligned to its own width.
+    /// A register access is not aligned to its own width.
     #[error("an access of {width} bytes at offset {offset:#x} is not aligned to its width")]
     Misaligned {
         /// First byte of the access.
@@ -150,86 +152,86 @@ pub enum Error {
         /// Its width in bytes.
         width: u64,
     },
-    /// The place is not mapped memory: registers there are reached by trapped accesses only.
+    /// The range is not mapped memory. Its registers are reached by trapped accesses only.
     #[error(
         "region {region}: [{offset:#x}, +{len:#x}) is not mapped memory; use trapped reads and writes there"
     )]
     NotMapped {
         /// VFIO region index (0 to 5 are the BARs).
         region: u32,
-        /// First byte.
+        /// First byte of the range.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         len: u64,
     },
-    /// The device has no such thing.
+    /// The device has no resource of this kind and number.
     #[error("the device has no {what} {index} (it has {count})")]
     NoSuch {
-        /// What was asked for.
+        /// The kind of the resource.
         what: &'static str,
-        /// Which.
+        /// The number that was requested.
         index: u32,
-        /// How many there are.
+        /// The number of such resources that the device has.
         count: u32,
     },
     /// The device or its backing cannot do this.
     #[error("not supported: {what}")]
     Unsupported {
-        /// What was asked for.
+        /// The requested operation.
         what: &'static str,
     },
     /// The data of a posted write or burst has an impossible length.
     #[error("{len} bytes of data: 1 to {most} are possible here")]
     BadLength {
-        /// Bytes there were.
+        /// The length of the data in bytes.
         len: usize,
-        /// The most that are possible.
+        /// The greatest possible length.
         most: usize,
     },
     /// The server or the kernel refused a request.
     #[error("{what} was refused: {}", nix::errno::Errno::from_raw(*errno).desc())]
     Refused {
-        /// What was asked.
+        /// The requested operation.
         what: &'static str,
-        /// The error number that came back.
+        /// The error number of the reply.
         errno: i32,
     },
-    /// The device or its server said something that makes no sense.
+    /// The device or its server gave an invalid description or reply.
     #[error("the device breaks the protocol: {what} ({value:#x})")]
     Protocol {
-        /// What is wrong.
+        /// The rule that it violates.
         what: &'static str,
-        /// The value found.
+        /// The value that it gave.
         value: u64,
     },
-    /// A PCI function can't be had through the kernel.
+    /// A PCI function cannot be opened through the kernel.
     #[error("{device} cannot be opened: {problem}")]
     Open {
-        /// What was to be opened.
+        /// The device's address.
         device: String,
-        /// Why not, and what helps.
+        /// The reason, with a remedy.
         problem: OpenProblem,
     },
-    /// The connection to a vfio-user server failed otherwise.
+    /// The connection to a vfio-user server failed in another way.
     #[error("vfio-user: {reason}")]
     Connection {
-        /// The client's own words.
+        /// The client's description of the failure.
         reason: String,
     },
-    /// No room for a DMA buffer in the device's address space.
+    /// The device's address space has no room for a DMA buffer.
     #[error("no room for {len:#x} bytes in the device's DMA address space: drop buffers that are not needed")]
     AddressSpace {
-        /// Bytes asked for.
+        /// The requested length in bytes.
         len: u64,
     },
-    /// An environment variable that `nicforge run` sets is missing or useless.
+    /// An environment variable that `nicforge run` sets is missing or invalid.
     #[error(
         "environment variable {name} {problem}: start this program with `nicforge run`, or set it to a device's socket, vfio:BDF or shim:PATH"
     )]
     Environment {
-        /// The variable.
+        /// The name of the variable.
         name: String,
-        /// What is wrong with it.
+        /// The defect of its value.
         problem: &'static str,
     },
     /// Shared memory could not be created, mapped or accessed.
@@ -238,12 +240,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the device itself is lost.
+    /// Returns whether this error means that the device is lost.
     pub fn is_gone(&self) -> bool {
         matches!(self, Error::DeviceGone { .. })
     }
 
-    /// A system call's error number as a refusal of `what`.
+    /// Returns the error for a failed system call: `what` was refused with `errno`.
     pub fn system(what: &'static str, errno: nix::errno::Errno) -> Self {
         Error::Refused { what, errno: errno as i32 }
     }

@@ -1,4 +1,4 @@
-//! The heartbeat in a mirror: whether it moves.
+//! Detects whether the heartbeat in a mirror still moves.
 
 use std::{
     sync::{Mutex, MutexGuard, PoisonError, atomic::Ordering},
@@ -7,68 +7,74 @@ use std::{
 
 use nicforge_shm::SharedU64;
 
-/// How long a heartbeat rests before somebody asks whether its engine lives. An engine with clients beats every 50 ms.
-pub(crate) const RESTS: Duration = Duration::from_millis(250);
+/// The time without a beat after which waits check the server. An engine with clients beats every
+/// 50 ms.
+pub(crate) const BEAT_TIMEOUT: Duration = Duration::from_millis(250);
 
-/// Two looks so far apart are no looking in between: who looks may have been stopped, and the engine with it, as when a container or
-/// a machine is frozen. A living engine then gets this time to beat.
+/// A longer time between two observations counts as a gap. The observer may have been stopped
+/// during a gap, and the engine with it, as when a container or a machine is frozen. A living
+/// engine gets this much time after a gap to beat.
 const GAP: Duration = Duration::from_secs(1);
 
-/// A heartbeat, and when it was last seen to move.
+/// A heartbeat, and the time at which it last moved.
 pub(crate) struct Heartbeat {
     word: SharedU64,
-    seen: Mutex<Seen>,
+    observation: Mutex<Observation>,
 }
 
-struct Seen {
+struct Observation {
     beat: u64,
-    moved: Instant,
-    looked: Instant,
-    /// The end of the first gap since it moved.
+    last_beat: Instant,
+    checked: Instant,
+    /// The end of the first gap since the last beat.
     gap_ended: Option<Instant>,
 }
 
-impl Seen {
+impl Observation {
     fn new(beat: u64, now: Instant) -> Self {
-        Self { beat, moved: now, looked: now, gap_ended: None }
+        Self { beat, last_beat: now, checked: now, gap_ended: None }
     }
 
-    fn rests_for(&mut self, beat: u64, now: Instant) -> Duration {
+    fn time_since_beat(&mut self, beat: u64, now: Instant) -> Duration {
         if self.beat != beat {
             *self = Self::new(beat, now);
         }
-        if now.saturating_duration_since(self.looked) > GAP {
-            // Only the first: an engine that is gone is noticed by those, too, who look rarely.
+
+        if now.saturating_duration_since(self.checked) > GAP {
+            // Later gaps do not count. Otherwise a rare observer would never notice that an engine
+            // is gone.
             self.gap_ended.get_or_insert(now);
         }
-        self.looked = now;
-        let rests = now.saturating_duration_since(self.moved);
+        self.checked = now;
+
+        let stopped_for = now.saturating_duration_since(self.last_beat);
         match self.gap_ended {
-            Some(ended) if now.saturating_duration_since(ended) < GAP => rests.min(GAP),
-            _ => rests,
+            Some(ended) if now.saturating_duration_since(ended) < GAP => stopped_for.min(GAP),
+            _ => stopped_for,
         }
     }
 }
 
 impl Heartbeat {
     pub(crate) fn new(word: SharedU64) -> Self {
-        let seen = Mutex::new(Seen::new(word.load(Ordering::Relaxed), Instant::now()));
-        Self { word, seen }
+        let observation = Mutex::new(Observation::new(word.load(Ordering::Relaxed), Instant::now()));
+        Self { word, observation }
     }
 
-    fn seen(&self) -> MutexGuard<'_, Seen> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
+    fn observation(&self) -> MutexGuard<'_, Observation> {
+        self.observation.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets how long it has rested.
+    /// Restarts the time without a beat at zero.
     pub(crate) fn restart(&self) {
-        *self.seen() = Seen::new(self.word.load(Ordering::Relaxed), Instant::now());
+        *self.observation() = Observation::new(self.word.load(Ordering::Relaxed), Instant::now());
     }
 
-    /// For how long it has not moved, as far as those who asked can tell; at most a second until a second after they were away.
-    pub(crate) fn rests_for(&self) -> Duration {
-        let mut seen = self.seen();
-        seen.rests_for(self.word.load(Ordering::Relaxed), Instant::now())
+    /// Returns the time since the last observed beat. During the first second after a gap, it
+    /// returns at most one second.
+    pub(crate) fn time_since_beat(&self) -> Duration {
+        let mut observation = self.observation();
+        observation.time_since_beat(self.word.load(Ordering::Relaxed), Instant::now())
     }
 }
 
@@ -80,36 +86,40 @@ mod tests {
     const TICK: Duration = Duration::from_millis(50);
 
     #[test]
-    fn rest_is_the_time_since_the_last_beat_for_one_who_keeps_looking() {
+    fn time_is_counted_from_the_last_beat_for_an_observer_without_gaps() {
         let start = Instant::now();
-        let mut seen = Seen::new(1, start);
-        assert_eq!(seen.rests_for(2, start + TICK), Duration::ZERO);
+        let mut observation = Observation::new(1, start);
+        assert_eq!(observation.time_since_beat(2, start + TICK), Duration::ZERO);
+
         for tick in 2..=240 {
-            assert_eq!(seen.rests_for(2, start + TICK * tick), TICK * (tick - 1));
+            assert_eq!(observation.time_since_beat(2, start + TICK * tick), TICK * (tick - 1));
         }
     }
 
     #[test]
     fn engine_that_was_frozen_with_its_client_gets_time_to_beat() {
         let start = Instant::now();
-        let mut seen = Seen::new(1, start);
+        let mut observation = Observation::new(1, start);
         let thawed = start + SECOND * 60;
-        assert_eq!(seen.rests_for(1, thawed), SECOND);
-        assert_eq!(seen.rests_for(1, thawed + TICK), SECOND);
-        assert_eq!(seen.rests_for(2, thawed + TICK * 2), Duration::ZERO);
+
+        assert_eq!(observation.time_since_beat(1, thawed), SECOND);
+        assert_eq!(observation.time_since_beat(1, thawed + TICK), SECOND);
+        assert_eq!(observation.time_since_beat(2, thawed + TICK * 2), Duration::ZERO);
     }
 
     #[test]
-    fn engine_that_is_gone_is_noticed_a_second_after_a_gap_and_at_the_second_look_of_a_rare_one() {
+    fn engine_that_is_gone_is_noticed_a_second_after_a_gap_and_at_the_second_check_of_a_rare_observer() {
         let start = Instant::now();
         let away = start + SECOND * 60;
-        let mut waits = Seen::new(1, start);
+
+        let mut waits = Observation::new(1, start);
         for tick in 0..20 {
-            assert_eq!(waits.rests_for(1, away + TICK * tick), SECOND);
+            assert_eq!(waits.time_since_beat(1, away + TICK * tick), SECOND);
         }
-        assert_eq!(waits.rests_for(1, away + SECOND), SECOND * 61);
-        let mut rare = Seen::new(1, start);
-        assert_eq!(rare.rests_for(1, away), SECOND);
-        assert_eq!(rare.rests_for(1, start + SECOND * 120), SECOND * 120);
+        assert_eq!(waits.time_since_beat(1, away + SECOND), SECOND * 61);
+
+        let mut rare = Observation::new(1, start);
+        assert_eq!(rare.time_since_beat(1, away), SECOND);
+        assert_eq!(rare.time_since_beat(1, start + SECOND * 120), SECOND * 120);
     }
 }

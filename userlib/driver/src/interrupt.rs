@@ -1,4 +1,4 @@
-//! Waiting for interrupts: poll first, block last.
+//! Interrupts: a wait polls first, and blocks in the kernel last.
 
 use std::{
     collections::HashMap,
@@ -21,7 +21,7 @@ use crate::{
 
 const WHAT: &str = "an interrupt";
 
-/// A bound vector.
+/// A bound vector and its current source.
 pub(crate) struct Bound {
     shared: Arc<Shared>,
     index: u32,
@@ -35,9 +35,9 @@ impl Bound {
         self.source.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Binds a new source after a reset took the old one's.
-    pub(crate) fn bind_again(&self) -> Result<(), Error> {
-        let source = self.shared.note(self.shared.backing.interrupt(self.index, self.vector))?;
+    /// Binds a new source, after a reset has removed the old one.
+    pub(crate) fn rebind(&self) -> Result<(), Error> {
+        let source = self.shared.note_loss(self.shared.backing.interrupt(self.index, self.vector))?;
         *self.source.write().unwrap_or_else(PoisonError::into_inner) = source;
         Ok(())
     }
@@ -46,104 +46,123 @@ impl Bound {
 impl Drop for Bound {
     fn drop(&mut self) {
         let mut bound = lock(&self.shared.interrupts);
+
         if bound.get(&(self.index, self.vector)).is_some_and(|other| other.strong_count() == 0) {
             bound.remove(&(self.index, self.vector));
         }
+
         if !bound.keys().any(|(index, _)| *index == self.index) {
-            // A server that is gone has unbound it already.
-            let _ = self.shared.note(self.shared.backing.unbind_interrupts(self.index));
+            // A server that is gone has unbound the vectors already, so an error is of no interest.
+            let _ = self.shared.note_loss(self.shared.backing.unbind_interrupts(self.index));
         }
     }
 }
 
-/// One interrupt vector of the device. Clones stand for the same vector; it is unbound when the last interrupt of its
-/// kind is dropped. A reset of the device through this library keeps it bound.
+/// One interrupt vector of the device. Clones share the vector.
+///
+/// Vectors are unbound when the last `Interrupt` of their kind is dropped. [`crate::Device::reset`]
+/// keeps them bound.
 #[derive(Clone)]
 pub struct Interrupt(Arc<Bound>);
 
 impl Interrupt {
     pub(crate) fn bind(shared: &Arc<Shared>, index: u32, vector: u32) -> Result<Self, Error> {
-        let info = shared.note(shared.backing.irq_info(index))?;
+        let info = shared.note_loss(shared.backing.irq_info(index))?;
         if vector >= info.count {
             return Err(Error::NoSuch { what: "interrupt vector", index: vector, count: info.count });
         }
+
         let mut bound: std::sync::MutexGuard<'_, HashMap<_, Weak<Bound>>> = lock(&shared.interrupts);
         if let Some(present) = bound.get(&(index, vector)).and_then(Weak::upgrade) {
             return Ok(Self(present));
         }
-        let source = RwLock::new(shared.note(shared.backing.interrupt(index, vector))?);
+
+        let source = RwLock::new(shared.note_loss(shared.backing.interrupt(index, vector))?);
         let made = Arc::new(Bound { shared: shared.clone(), index, vector, info, source });
         bound.insert((index, vector), Arc::downgrade(&made));
         Ok(Self(made))
     }
 
-    /// Its number among the vectors of its kind.
+    /// Returns the vector's number among those of its kind.
     pub fn vector(&self) -> u32 {
         self.0.vector
     }
 
-    /// Interrupts since the last call or wait. Does not block.
+    /// Takes the interrupts since the last call or wait, and returns their number. It does not
+    /// block.
     pub fn take(&self) -> u64 {
         self.0.source().take()
     }
 
-    /// Waits until the vector fired and gives how often it did since it was last asked: the *dummy read*. It polls for
-    /// [`crate::OpenOptions::spin`] first, and blocks then. One thread at a time gets each interrupt.
+    /// Waits until the vector fires, takes its interrupts and returns their number.
+    ///
+    /// The wait polls for [`crate::OpenOptions::spin`] first. Then it blocks in the kernel until
+    /// the vector's descriptor is readable, as the *dummy read* of the papers does. If several
+    /// threads wait, each interrupt is delivered to one of them.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+    /// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].
     pub fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
         let shared = &self.0.shared;
         if let Some((_, count)) = poll_phase(shared, &[self], deadline, cancel)? {
             return Ok(count);
         }
+
         loop {
             let source = self.0.source();
             let ended = match source.wait(deadline.at_most(Shared::SLICE), cancel) {
                 Ok(count) => return Ok(count),
                 Err(Error::Timeout { .. }) => shared.check_alive(),
-                Err(error) => shared.note(Err(error)),
+                Err(error) => shared.note_loss(Err(error)),
             };
+
             if let Err(error) = ended {
-                return last_look(&*source, error);
+                return take_before_error(&*source, error);
             }
+
             if deadline.has_passed() {
                 return Err(deadline.timeout(WHAT));
             }
         }
     }
 
-    /// Lets the vector fire again after it masked itself (INTx does), or after [`Interrupt::mask`]. For INTx, first make
-    /// the device take its request back.
+    /// Lets the vector fire again after it has masked itself, as INTx does, or after
+    /// [`Interrupt::mask`]. A driver of INTx first makes the device withdraw its request. The call
+    /// does nothing for a kind that cannot be masked.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], [`Error::Refused`]. Nothing happens for a kind that cannot be masked.
+    /// Returns [`Error::DeviceGone`] or [`Error::Refused`].
     pub fn unmask(&self) -> Result<(), Error> {
         let bound = &*self.0;
         if !bound.info.maskable && !bound.info.automasked {
             return Ok(());
         }
-        bound.shared.note(bound.shared.backing.unmask(bound.index, bound.vector, 1))
+
+        bound.shared.note_loss(bound.shared.backing.unmask(bound.index, bound.vector, 1))
     }
 
-    /// Keeps the vector from firing; what it would have signalled is kept.
+    /// Masks the vector. An interrupt that it would signal stays pending until
+    /// [`Interrupt::unmask`].
     ///
     /// # Errors
-    /// [`Error::Unsupported`] for a kind that cannot be masked; [`Error::DeviceGone`], [`Error::Refused`].
+    /// Returns [`Error::Unsupported`] for a kind that cannot be masked, [`Error::DeviceGone`] or
+    /// [`Error::Refused`].
     pub fn mask(&self) -> Result<(), Error> {
         let bound = &*self.0;
         if !bound.info.maskable {
             return Err(Error::Unsupported { what: "masking this kind of interrupt" });
         }
-        bound.shared.note(bound.shared.backing.mask(bound.index, bound.vector, 1))
+
+        bound.shared.note_loss(bound.shared.backing.mask(bound.index, bound.vector, 1))
     }
 
-    /// Whether it is the INTx line.
+    /// Returns whether this is the INTx line.
     pub fn is_intx(&self) -> bool {
         self.0.index == IRQ_INTX
     }
 
-    /// Where it arrives now, for event loops of one's own. A reset of the device replaces it.
+    /// Returns the vector's current source, for event loops of the caller's own. A reset of the
+    /// device replaces it.
     pub fn source(&self) -> Arc<dyn InterruptSource> {
         self.0.source()
     }
@@ -162,7 +181,7 @@ fn take_any(interrupts: &[&Interrupt]) -> Option<(usize, u64)> {
     })
 }
 
-/// Looks for as long as the options say, and at least once.
+/// Polls for as long as the options say, and at least once.
 fn poll_phase(
     shared: &Shared,
     interrupts: &[&Interrupt],
@@ -170,6 +189,7 @@ fn poll_phase(
     cancel: Option<&Cancel>,
 ) -> Result<Option<(usize, u64)>, Error> {
     let spin = deadline.at_most(shared.options.spin);
+
     match shared.wait_for(spin, cancel, WHAT, || Ok(take_any(interrupts))) {
         Ok(found) => Ok(Some(found)),
         Err(Error::Timeout { .. }) if deadline.has_passed() => Err(deadline.timeout(WHAT)),
@@ -178,7 +198,7 @@ fn poll_phase(
     }
 }
 
-/// Waits for any of several interrupts of one device: {position in the list, count}.
+/// Waits for any of several interrupts of one device. Returns {position in the list, count}.
 pub(crate) fn wait_any(
     shared: &Shared,
     interrupts: &[&Interrupt],
@@ -188,20 +208,25 @@ pub(crate) fn wait_any(
     if let Some(found) = poll_phase(shared, interrupts, deadline, cancel)? {
         return Ok(found);
     }
+
     loop {
         let sources: Vec<_> = interrupts.iter().map(|interrupt| interrupt.source()).collect();
         let fds: Option<Vec<_>> = sources.iter().map(|source| source.raw_fd()).collect();
+
         let Some(fds) = fds.filter(|_| shared.backing.event_fd().is_some()) else {
-            // Time passes in `relax` only.
+            // Without a descriptor, time passes in `relax` only.
             return shared.wait_for(deadline, cancel, WHAT, || Ok(take_any(interrupts)));
         };
+
         let slice = deadline.at_most(Shared::SLICE);
-        let ended = shared.note(block(&*shared.backing, &fds, slice.remaining(), cancel));
+        let ended = shared.note_loss(block(&*shared.backing, &fds, slice.remaining(), cancel));
         let ended = ended.and_then(|()| shared.check_alive());
-        // What arrived before the end still counts.
+
+        // An interrupt that arrived before the end still counts.
         if let Some(found) = take_any(interrupts) {
             return Ok(found);
         }
+
         ended?;
         if deadline.has_passed() {
             return Err(deadline.timeout(WHAT));
@@ -209,10 +234,11 @@ pub(crate) fn wait_any(
     }
 }
 
-/// Descriptors that are waited for without an allocation.
+/// The number of descriptors that a wait handles without an allocation.
 const FEW: usize = 4;
 
-/// Blocks until one of `fds` may be readable, the backing has something to do (which is done), or the time is over.
+/// Blocks until one of `fds` may be readable, the backing has work (which it then does), or
+/// `timeout` has passed.
 pub(crate) fn block(
     backing: &dyn Backing,
     fds: &[BorrowedFd<'_>],
@@ -222,15 +248,17 @@ pub(crate) fn block(
     if let Some(cancel) = cancel {
         cancel.check()?;
     }
+
     let event = backing.event_fd();
     if event.is_some() {
-        // What another call has read already makes no descriptor readable.
+        // An event that another call has read already makes no descriptor readable.
         backing.attend()?;
     }
+
     let all = fds.iter().copied().chain(event).chain(cancel.map(AsFd::as_fd));
     let (mut few, mut many);
     let polled = match (all.clone().count(), all.clone().next()) {
-        // A waiting loop that moves packets comes here, too, and does not allocate.
+        // A waiting loop that moves packets comes here, too, so this case does not allocate.
         (count @ 1..=FEW, Some(first)) => {
             let mut all = all;
             few = std::array::from_fn::<_, FEW, _>(|_| {
@@ -243,22 +271,26 @@ pub(crate) fn block(
             many.as_mut_slice()
         }
     };
+
     match ppoll(polled, timeout.map(TimeSpec::from_duration), None) {
         Ok(_) | Err(Errno::EINTR) => (),
         Err(errno) => return Err(Error::system("waiting for descriptors", errno)),
     }
+
     if let Some(cancel) = cancel {
         cancel.check()?;
     }
+
     let ready = |at: usize| polled.get(at).is_some_and(|fd| fd.any().unwrap_or(true));
     if event.is_some() && ready(fds.len()) { backing.attend() } else { Ok(()) }
 }
 
-/// Waits for one source by [`InterruptSource::take`], as [`InterruptSource::wait`] must: in the kernel when the source has a
-/// descriptor, by [`Backing::relax`] otherwise. For those who write a backing.
+/// Waits for one source, as [`InterruptSource::wait`] must. It blocks in the kernel if the source
+/// has a descriptor, and calls [`Backing::relax`] otherwise. Backings use it to implement
+/// `InterruptSource`.
 ///
 /// # Errors
-/// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+/// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].
 pub fn wait_source(
     backing: &dyn Backing,
     source: &dyn InterruptSource,
@@ -266,29 +298,34 @@ pub fn wait_source(
     cancel: Option<&Cancel>,
 ) -> Result<u64, Error> {
     let mut relax = Relax::new();
+
     loop {
         match source.take() {
             0 => (),
             count => return Ok(count),
         }
+
         if let Some(cancel) = cancel {
             cancel.check()?;
         }
         if deadline.has_passed() {
             return Err(deadline.timeout(WHAT));
         }
+
         let ended = match source.raw_fd() {
             Some(fd) => block(backing, &[fd], deadline.at_most(Shared::SLICE).remaining(), cancel),
             None => backing.relax(&mut relax),
         };
+
         if let Err(error) = ended {
-            return last_look(source, error);
+            return take_before_error(source, error);
         }
     }
 }
 
-/// What ended a wait, unless an interrupt arrived before it: a device signals, and is gone, between two looks.
-fn last_look(source: &dyn InterruptSource, ended: Error) -> Result<u64, Error> {
+/// Takes the interrupts that arrived before an error ended the wait. A device may signal and vanish
+/// between two checks.
+fn take_before_error(source: &dyn InterruptSource, ended: Error) -> Result<u64, Error> {
     match source.take() {
         0 => Err(ended),
         count => Ok(count),

@@ -1,15 +1,21 @@
-//! How software reaches a device: BARs, DMA buffers and interrupts over interchangeable backings.
+//! Access to a PCI device from user space: BARs, DMA buffers and interrupts over interchangeable
+//! backings.
 //!
-//! A [`Device`] is opened over a [`Backing`]: a machine in this process, a vfio-user server, or a PCI function through Linux VFIO
-//! or the kernel shim. What a library does with it is the same through every door.
+//! A [`Device`] is opened over a [`Backing`]: a machine in this process, a vfio-user server, or a
+//! PCI function behind Linux VFIO or the kernel shim. Code on top of this library is the same for
+//! all of them.
 //!
-//! - [`Bar`]: registers (trapped, or plain loads and stores where the BAR is mapped memory) and [`Bar::window`]s of memory;
-//! - [`Poster`], [`SharedPoster`], [`Bar::posted_write`]: registers with effects without a system call;
-//! - [`Doorbell`]: after stores into windows that the device polls;
-//! - [`DmaBuffer`]: memory with an address for the device;
-//! - [`Interrupt`]: polled first, then waited for by a dummy read;
-//! - [`Device::wait_until`]: every other wait. Each wait has a [`Deadline`], can be ended by a [`Cancel`], and ends by itself
-//!   with [`Error::DeviceGone`] when the device is lost.
+//! - [`Bar`] accesses registers, and [`Bar::window`] maps memory of the device. A register access
+//!   is trapped, or a plain load or store where the BAR is mapped.
+//! - [`Poster`], [`SharedPoster`] and [`Bar::posted_write`] write registers through a ring in
+//!   shared memory, without a system call.
+//! - [`Doorbell`] wakes the device after stores into windows that it polls.
+//! - [`DmaBuffer`] is memory with an address for the device.
+//! - [`Interrupt`] polls first, and then blocks in the kernel.
+//! - [`Device::wait_until`] waits for any other condition.
+//!
+//! Every wait takes a [`Deadline`] and can be ended by a [`Cancel`]. It returns
+//! [`Error::DeviceGone`] when the device is lost.
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -27,8 +33,8 @@
 //! # }
 //! ```
 //!
-//! In: a backing or a socket's path. Out: values, memory, errors. May touch: `hwi` for layouts, `shm` for memory,
-//! `vfio-user` for the socket. The rules of memory order are in the room's README.
+//! The crate depends on `hwi` for layouts, on `shm` for shared memory and on `vfio-user` for the
+//! socket. It knows no device and no machine. The rules of memory order are in this crate's README.
 
 mod address;
 mod backing;

@@ -1,6 +1,7 @@
-//! Posted writes: registers with effects, written through a ring in mapped memory without a system call.
+//! Posted writes: register writes through a ring in mapped memory, without a system call.
 //!
-//! In: {BAR, offset, data}. Out: records in the attachment's rings (or trapped writes, where a device has none).
+//! Each write becomes a record {BAR, offset, data} in one of the attachment's rings. A device
+//! without rings gets trapped writes instead.
 
 use std::{
     cell::Cell,
@@ -18,7 +19,7 @@ use crate::{
     device::{Shared, capability, lock},
 };
 
-/// The writing end of a ring and what it needs on the hot path.
+/// The producer's end of a ring, with all that a post needs.
 pub(crate) struct Ring {
     index: u8,
     producer: Producer<SharedCells>,
@@ -28,20 +29,23 @@ pub(crate) struct Ring {
 }
 
 impl Ring {
-    /// Goes on where the engine reads next.
+    /// Opens ring `index` at the record that the engine reads next.
     pub(crate) fn open(shared: &Shared, index: u8) -> Result<Self, Error> {
         let count = shared.rings.len() as u32;
         let none = Error::NoSuch { what: "posted-write ring", index: index.into(), count };
         let capability = shared.capability.filter(|found| index < found.ring_count).ok_or(none)?;
+
         let bytes = capability::ring_bytes(&capability);
         let offset = u64::from(capability.ring_offset) + u64::from(index) * bytes;
         let window = shared.region(capability.ring_bar)?.window(offset, bytes)?;
+
         let head = u64::from(capability.mirror_offset)
             + mirror::RING_HEAD
             + u64::from(index) * mirror::RING_HEAD_STRIDE;
         let consumed = shared.region(capability.mirror_bar)?.window(head, 4)?.u32(0)?;
         let cells = SharedCells::new(window)
             .map_err(|_| Error::Protocol { what: "the ring's memory cannot be a ring", value: bytes })?;
+
         let epoch = shared.epoch.load(Ordering::Acquire);
         let (cell, phase) = shared.ring_state(index)?;
         let producer = Producer::resume(cells, cell, phase);
@@ -53,13 +57,15 @@ impl Ring {
         if self.epoch != shared.epoch.load(Ordering::Relaxed) {
             *self = Self::open(shared, self.index)?;
         }
+
         if data.len() > self.max_data {
             return Err(Error::BadLength { len: data.len(), most: self.max_data });
         }
+
         let consumed = &self.consumed;
         match self.producer.try_push(|| consumed.load(Ordering::Acquire), bar, offset, data) {
             Ok(()) => shared.after_store(),
-            // No kick: the engine was told of every record in the ring.
+            // The ring needs no kick. The engine was woken, where needed, for every record in it.
             Err(PushError::Full) => Err(Error::RingFull { ring: self.index }),
             Err(PushError::BadLength { len }) => Err(Error::BadLength { len, most: self.max_data }),
             Err(PushError::BadBar { bar }) => Err(Error::NoSuch { what: "BAR", index: bar.into(), count: 6 }),
@@ -67,14 +73,14 @@ impl Ring {
     }
 }
 
-/// A place behind a posted write: [`Poster::mark`].
+/// A position in a poster's sequence of records: see [`Poster::mark`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
     epoch: u32,
     position: u32,
 }
 
-/// Where a device keeps a ring while no [`Poster`] holds it.
+/// The slot in which a device keeps a ring while no [`Poster`] holds it.
 #[derive(Default)]
 pub(crate) struct RingSlot(Mutex<Option<Ring>>);
 
@@ -84,11 +90,12 @@ impl RingSlot {
     }
 }
 
-/// Checks that a posted write lies in its BAR and that its offset fits a record.
+/// Checks that a posted write lies in its BAR and that its offset fits into a record.
 #[inline]
 fn check(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<u32, Error> {
     let size = shared.bars.get(usize::from(bar)).map_or(0, |info| info.size);
     let len = data.len() as u64;
+
     match u32::try_from(offset) {
         Ok(short) if offset <= size && len <= size - offset => Ok(short),
         _ => Err(Error::OutOfRange { what: "BAR", index: bar.into(), offset, len, size }),
@@ -102,7 +109,7 @@ fn post_trapped(shared: &Shared, bar: u8, offset: u32, data: &[u8]) -> Result<()
     shared.write(bar.into(), offset.into(), data, WriteMode::Confirmed)
 }
 
-/// Retries a full ring until `deadline`. Cold: the first try was made.
+/// Retries a post to a full ring until `deadline`. The caller has made the first attempt.
 #[cold]
 fn wait_for_room(
     shared: &Shared,
@@ -117,29 +124,36 @@ fn wait_for_room(
     })
 }
 
-/// A posted write through ring 0, shared by a lock.
+/// Posts a write to ring 0, which all callers share by a lock.
 pub(crate) fn post_shared(shared: &Shared, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
     let offset = check(shared, bar, offset, data)?;
     let Some(slot) = shared.rings.first() else { return post_trapped(shared, bar, offset, data) };
-    // The lock is not held while the ring is full, so that nobody waits without a deadline.
+
+    // The lock is released between attempts, so that no other thread waits for it without a
+    // deadline.
     let again = || match &mut *lock(&slot.0) {
         Some(ring) => ring.try_post(shared, bar, offset, data),
         None => Err(Error::RingTaken { ring: 0 }),
     };
+
     match again() {
         Err(Error::RingFull { .. }) => wait_for_room(shared, shared.options.timeout, None, again),
         result => result,
     }
 }
 
-/// The writer of one posted-write ring. Not shared by threads: a ring belongs to one lock domain, and whoever orders
-/// writes by a lock puts one poster behind that lock, or uses a [`SharedPoster`].
+/// The producer of one posted-write ring.
 ///
-/// No system call, lock or allocation as long as the ring has room and the engine is awake. Records of one poster take
-/// effect in the order they were posted; they are not ordered with direct stores, DMA or other rings.
+/// A ring belongs to one lock domain, so a `Poster` is not `Sync`. Threads that order their writes
+/// by a lock put one poster behind that lock, or use a [`SharedPoster`].
+///
+/// A post makes no system call, takes no lock and allocates nothing, as long as the ring has room
+/// and the engine is awake. Records of one poster take effect in the order they were posted. They
+/// are not ordered with direct stores, DMA or other rings.
 pub struct Poster {
     shared: Arc<Shared>,
-    /// `None` for a device without rings, whose posted writes are trapped ones, and while it is being dropped.
+    /// `None` while the poster is being dropped, and for a device without rings, whose posted
+    /// writes are trapped.
     ring: Option<Ring>,
     timeout: Duration,
     cancel: Option<Cancel>,
@@ -156,62 +170,71 @@ impl Poster {
                 return Err(Error::NoSuch { what: "posted-write ring", index: ring.into(), count });
             }
         };
+
         let timeout = shared.options.timeout;
         Ok(Self { shared: shared.clone(), ring: held, timeout, cancel: None, _one_thread: PhantomData })
     }
 
-    /// How long [`Poster::post`] waits for room.
+    /// Sets how long [`Poster::post`] waits for room.
     pub fn set_timeout(&mut self, timeout: Duration) {
         self.timeout = timeout;
     }
 
-    /// What ends a wait for room.
+    /// Sets the token that ends a wait for room.
     pub fn set_cancel(&mut self, cancel: Option<Cancel>) {
         self.cancel = cancel;
     }
 
-    /// Writes `data` (1 to 512 bytes) to `offset` in BAR `bar`, waiting for room in a full ring.
+    /// Posts a write of `data` (1 to 512 bytes) to `offset` in BAR `bar`. It waits for room while
+    /// the ring is full.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`] and [`Error::DeviceGone`] while the ring is full: the record was not
-    /// posted. [`Error::OutOfRange`], [`Error::BadLength`]. [`Error::DeviceGone`] also when the record was posted and the
-    /// sleeping engine could not be woken.
+    /// A post to a full ring ends with [`Error::Timeout`], [`Error::Cancelled`] or
+    /// [`Error::DeviceGone`]. The record has then not been posted. [`Error::DeviceGone`] is also
+    /// returned when the record was posted but the sleeping engine could not be woken. Bad
+    /// arguments return [`Error::OutOfRange`] or [`Error::BadLength`].
     #[inline]
     pub fn post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         match self.try_post(bar, offset, data) {
-            // Made anew: handing the result on would copy all that an error may hold, right behind the store of its tag.
+            // The result is built anew. Passing it on would copy a whole `Error` right behind the
+            // store of its tag.
             Ok(()) => Ok(()),
-            Err(Error::RingFull { .. }) => self.post_later(bar, offset, data),
+            Err(Error::RingFull { .. }) => self.post_when_room(bar, offset, data),
             Err(error) => Err(error),
         }
     }
 
     #[cold]
-    fn post_later(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
+    fn post_when_room(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (shared, cancel, timeout) = (self.shared.clone(), self.cancel.clone(), self.timeout);
         wait_for_room(&shared, timeout, cancel.as_ref(), || self.try_post(bar, offset, data))
     }
 
-    /// As [`Poster::post`], without waiting.
+    /// Posts a write as [`Poster::post`] does, but never waits.
     ///
     /// # Errors
-    /// [`Error::RingFull`]; otherwise as [`Poster::post`].
+    /// Returns [`Error::RingFull`] when the ring has no room, and otherwise the errors of
+    /// [`Poster::post`].
     #[inline(always)]
     pub fn try_post(&mut self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         let offset = check(&self.shared, bar, offset, data)?;
+
         match &mut self.ring {
             Some(ring) => ring.try_post(&self.shared, bar, offset, data),
             None => post_trapped(&self.shared, bar, offset, data),
         }
     }
 
-    /// The place behind what was posted so far. `None` for a device without rings, whose posted writes are over when they return.
+    /// Returns the position behind the last record posted. It is `None` for a device without rings,
+    /// whose posted writes have taken effect when they return.
     pub fn mark(&self) -> Option<Mark> {
         self.ring.as_ref().map(|ring| Mark { epoch: ring.epoch, position: ring.producer.position() })
     }
 
-    /// Whether the device is done with all that was posted before `mark`, a mark of this ring, as far as the engine has said. A write that makes
-    /// the device wait is not done. After a reset of the device all from before it is.
+    /// Returns whether the device has finished all records before `mark`, which must be a mark of
+    /// this ring. The answer is as recent as the engine's last update of the mirror. A write that
+    /// stalls in the device is not finished. After a reset of the device, all earlier marks have
+    /// passed.
     pub fn has_passed(&self, mark: Mark) -> bool {
         self.ring.as_ref().is_none_or(|ring| {
             mark.epoch != ring.epoch
@@ -236,20 +259,20 @@ impl fmt::Debug for Poster {
     }
 }
 
-/// A [`Poster`] behind a lock, for threads of one lock domain. Clones stand for the same ring.
+/// A [`Poster`] behind a lock, for the threads of one lock domain. Clones share the ring.
 #[derive(Clone, Debug)]
 pub struct SharedPoster(Arc<Mutex<Poster>>);
 
 impl SharedPoster {
-    /// Shares `poster`.
+    /// Puts `poster` behind a lock.
     pub fn new(poster: Poster) -> Self {
         Self(Arc::new(Mutex::new(poster)))
     }
 
-    /// As [`Poster::post`]. The lock is not held while the ring is full.
+    /// Posts a write as [`Poster::post`] does. The lock is not held while the ring is full.
     ///
     /// # Errors
-    /// As [`Poster::post`].
+    /// Returns the errors of [`Poster::post`].
     pub fn post(&self, bar: u8, offset: u64, data: &[u8]) -> Result<(), Error> {
         let (shared, cancel, timeout) = {
             let mut poster = lock(&self.0);
@@ -258,26 +281,29 @@ impl SharedPoster {
                 result => return result,
             }
         };
+
         wait_for_room(&shared, timeout, cancel.as_ref(), || lock(&self.0).try_post(bar, offset, data))
     }
 
-    /// Calls `call` with the poster. The lock is held meanwhile: `call` does not wait.
+    /// Calls `call` with the poster. The lock is held meanwhile, so `call` must not wait.
     pub fn with<R>(&self, call: impl FnOnce(&mut Poster) -> R) -> R {
         call(&mut lock(&self.0))
     }
 }
 
-/// For drivers that store into mapped windows themselves: wakes the engine when it does not look.
+/// Wakes a sleeping engine, for drivers that store into mapped windows themselves.
 ///
-/// Cheap to clone and to call: a load of a cache line that only changes when the engine goes to sleep or wakes.
+/// A doorbell is cheap to clone and to call. A call loads a cache line that changes only when the
+/// engine falls asleep or wakes.
 #[derive(Clone)]
 pub struct Doorbell(pub(crate) Arc<Shared>);
 
 impl Doorbell {
-    /// Call it after the store (with release order) that the device is to see. Does nothing on a plain PCI function.
+    /// Wakes the engine if it sleeps. The caller first stores, with release order, the word that
+    /// the device polls. The call does nothing on a plain PCI function.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`] when the engine sleeps and cannot be woken.
+    /// Returns [`Error::DeviceGone`] when the engine sleeps and cannot be woken.
     #[inline]
     pub fn after_store(&self) -> Result<(), Error> {
         self.0.after_store()

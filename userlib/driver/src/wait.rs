@@ -1,4 +1,4 @@
-//! Waiting: deadlines, cancellation, and the turns of a waiting loop.
+//! Deadlines, cancellation, and the turns of a waiting loop.
 
 use std::{
     fmt,
@@ -17,7 +17,7 @@ use nix::{
 
 use crate::Error;
 
-/// When a wait gives up: a point on the monotonic clock, or never.
+/// The end of a wait: a point on the monotonic clock, or never.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Deadline {
     started: Option<Instant>,
@@ -25,33 +25,34 @@ pub struct Deadline {
 }
 
 impl Deadline {
-    /// `timeout` from now.
+    /// Returns the deadline that is `timeout` from now.
     pub fn after(timeout: Duration) -> Self {
         Self { started: Some(Instant::now()), limit: Some(timeout) }
     }
 
-    /// No limit. The wait still ends when it is cancelled or the device is gone.
+    /// Returns a deadline that never passes. The wait still ends when it is cancelled or the device
+    /// is gone.
     pub const fn never() -> Self {
         Self { started: None, limit: None }
     }
 
-    /// Already passed: look once, do not wait.
+    /// Returns a deadline that has already passed. A wait with it checks once and does not block.
     pub fn now() -> Self {
         Self::after(Duration::ZERO)
     }
 
-    /// Whether it has passed.
+    /// Returns whether the deadline has passed.
     pub fn has_passed(&self) -> bool {
         self.remaining().is_some_and(|left| left.is_zero())
     }
 
-    /// Time left, zero once it has passed; `None` when it never does.
+    /// Returns the time left, zero once the deadline has passed, or `None` if it never passes.
     pub fn remaining(&self) -> Option<Duration> {
         let (started, limit) = (self.started?, self.limit?);
         Some(limit.saturating_sub(started.elapsed()))
     }
 
-    /// The earlier of this and `timeout` from now.
+    /// Returns the earlier of this deadline and `timeout` from now.
     pub fn at_most(&self, timeout: Duration) -> Self {
         match self.remaining() {
             Some(left) if left < timeout => *self,
@@ -59,7 +60,7 @@ impl Deadline {
         }
     }
 
-    /// The error of a wait for `what` that this deadline ended.
+    /// Returns the error of a wait for `what` that this deadline has ended.
     pub fn timeout(&self, what: &'static str) -> Error {
         Error::Timeout { what, waited: self.started.map(|started| started.elapsed()).unwrap_or_default() }
     }
@@ -68,7 +69,7 @@ impl Deadline {
 struct CancelState {
     cancelled: AtomicBool,
     event: EventFd,
-    /// Held while the two above change together.
+    /// Held while the flag and the eventfd change together.
     change: Mutex<()>,
 }
 
@@ -78,48 +79,50 @@ impl CancelState {
     }
 }
 
-/// A token that ends waits from another thread. Clones stand for the same token.
+/// A token that ends waits from another thread. Clones share the token.
 ///
-/// A wait that was given the token returns [`Error::Cancelled`] soon after [`Cancel::cancel`], also when it blocks in the
-/// kernel. The token stays cancelled until [`Cancel::rearm`].
+/// A wait with the token returns [`Error::Cancelled`] soon after [`Cancel::cancel`], even if it
+/// blocks in the kernel. The token stays cancelled until [`Cancel::rearm`].
 #[derive(Clone)]
 pub struct Cancel(Arc<CancelState>);
 
 impl Cancel {
-    /// A token that is not cancelled.
+    /// Creates a token that is not cancelled.
     ///
     /// # Errors
-    /// [`Error::Refused`] when the process has no descriptor left.
+    /// Returns [`Error::Refused`] when the process has no descriptor left.
     pub fn new() -> Result<Self, Error> {
         let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| Error::system("creating an eventfd", errno))?;
         Ok(Self(Arc::new(CancelState { cancelled: AtomicBool::new(false), event, change: Mutex::default() })))
     }
 
-    /// Ends every wait that has the token, now and later.
+    /// Ends every wait that uses the token, now and later.
     pub fn cancel(&self) {
         let _held = self.0.change();
+
         self.0.cancelled.store(true, Ordering::Release);
-        // A write to an eventfd fails only when its counter is full, and then it is readable already.
+        // A write to an eventfd fails only when its counter is full, and then it is readable
+        // already.
         let _ = self.0.event.write(1);
     }
 
-    /// Whether it was cancelled.
+    /// Returns whether the token is cancelled.
     #[inline]
     pub fn is_cancelled(&self) -> bool {
         self.0.cancelled.load(Ordering::Acquire)
     }
 
-    /// [`Error::Cancelled`] if it was cancelled.
+    /// Checks the token.
     ///
     /// # Errors
-    /// That one.
+    /// Returns [`Error::Cancelled`] if the token is cancelled.
     #[inline]
     pub fn check(&self) -> Result<(), Error> {
         if self.is_cancelled() { Err(Error::Cancelled) } else { Ok(()) }
     }
 
-    /// Makes the token usable again. Waits that have not noticed the cancellation yet may miss it.
+    /// Makes the token usable again. A wait that has not yet noticed the cancellation may miss it.
     pub fn rearm(&self) {
         let _held = self.0.change();
         while matches!(self.0.event.read(), Ok(_) | Err(Errno::EINTR)) {}
@@ -128,7 +131,7 @@ impl Cancel {
 }
 
 impl AsFd for Cancel {
-    /// Readable once cancelled.
+    /// Returns a descriptor that is readable once the token is cancelled.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.0.event.as_fd()
     }
@@ -140,22 +143,24 @@ impl fmt::Debug for Cancel {
     }
 }
 
-/// How a waiting loop on a host moves from spinning to yielding to sleeping.
+/// The steps by which a waiting loop on a host moves from spinning to yielding to sleeping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Patience {
-    /// Turns that only pause the processor (some 20 to 40 ns each).
+    /// Number of turns that only pause the processor (20 to 40 ns each).
     pub spins: u32,
-    /// Turns after those that give the processor away (about 1 us each when somebody wants it).
+    /// Number of turns after those that yield the processor (about 1 us each if another thread
+    /// wants it).
     pub yields: u32,
-    /// Length of the first sleep after those; each is twice the one before.
+    /// Length of the first sleep after those. Each sleep is twice as long as the one before.
     pub first_sleep: Duration,
-    /// The longest sleep.
+    /// Length of the longest sleep.
     pub longest_sleep: Duration,
 }
 
 impl Patience {
-    /// Where processors are scarce: hardly any spinning, then yielding for a hundred microseconds or more, then sleeps of 20 us to
-    /// 1 ms. Who waits for longer than that is in the way of whom it waits for.
+    /// For few processors: hardly any spinning, then yielding for 100 us or more, then sleeps of 20
+    /// us to 1 ms. A thread that waits for longer takes the processor from the thread that it waits
+    /// for.
     pub const SHARED: Self = Self {
         spins: 4,
         yields: 100,
@@ -163,37 +168,39 @@ impl Patience {
         longest_sleep: Duration::from_millis(1),
     };
 
-    /// Where the engine and two applications have a processor each: as [`Patience::SHARED`], after about a microsecond of
-    /// spinning, in which a cache line comes over.
+    /// For an engine and two applications with one processor each. It spins for about a
+    /// microsecond, in which a cache line is transferred, and continues as [`Patience::SHARED`].
     pub const DEDICATED: Self = Self { spins: 32, ..Self::SHARED };
 }
 
-/// Processors from which on nobody needs to get out of the way: an engine, two applications, and one for the rest.
+/// The least number of processors for [`Patience::DEDICATED`]: an engine, two applications, and one
+/// for the rest.
 const PLENTY: usize = 4;
 
 impl Default for Patience {
-    /// What suits the number of processors that this process may use.
+    /// Returns the patience for the number of processors that this process may use.
     fn default() -> Self {
         static PROCESSORS: OnceLock<usize> = OnceLock::new();
         let processors =
             PROCESSORS.get_or_init(|| std::thread::available_parallelism().map_or(1, usize::from));
+
         if *processors >= PLENTY { Self::DEDICATED } else { Self::SHARED }
     }
 }
 
-/// What the next turn of a waiting loop should do.
+/// The action of one turn of a waiting loop.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
-    /// Pause the processor.
+    /// Pauses the processor.
     Spin,
-    /// Give the processor to another thread.
+    /// Yields the processor to another thread.
     Yield,
-    /// Sleep this long, or wait for a descriptor that long.
+    /// Sleeps for this time, or blocks on descriptors for that long.
     Sleep(Duration),
 }
 
 impl Turn {
-    /// Does it.
+    /// Performs the action.
     #[inline]
     pub fn take(self) {
         match self {
@@ -206,7 +213,8 @@ impl Turn {
 
 /// The state of one waiting loop, advanced by [`crate::Backing::relax`].
 ///
-/// A loop that saw something happen calls [`Relax::reset`], so that the next wait starts with spinning again.
+/// A loop that has made progress calls [`Relax::reset`], so that the next wait starts with spinning
+/// again.
 #[derive(Clone, Debug)]
 pub struct Relax {
     count: u32,
@@ -221,47 +229,51 @@ impl Default for Relax {
 }
 
 impl Relax {
-    /// A loop with [`Patience::default`].
+    /// Creates a loop's state with [`Patience::default`].
     pub fn new() -> Self {
         Self::with_patience(Patience::default())
     }
 
-    /// A loop with a patience of its own.
+    /// Creates a loop's state with the given patience.
     pub const fn with_patience(patience: Patience) -> Self {
         Self { count: 0, turns: 0, patience }
     }
 
-    /// Something happened: start again with spinning.
+    /// Starts again with spinning, after progress.
     #[inline]
     pub fn reset(&mut self) {
         self.turns = 0;
     }
 
-    /// Turns since the start or the last reset, saturating.
+    /// Returns the number of turns since the start or the last reset, saturating.
     #[inline]
     pub fn turns(&self) -> u32 {
         self.turns
     }
 
-    /// Counts the calls of a device's loop, whatever its backing makes of them.
+    /// Counts one more call of a device's waiting loop, and returns the count. It counts even if
+    /// the backing takes no turn.
     #[inline]
     pub(crate) fn count(&mut self) -> u32 {
         self.count = self.count.wrapping_add(1);
         self.count
     }
 
-    /// Counts a turn and says what it should do.
+    /// Counts a turn, and returns the action that it should take.
     #[inline]
     pub fn turn(&mut self) -> Turn {
         let turn = self.turns;
         self.turns = turn.saturating_add(1);
+
         if turn < self.patience.spins {
             return Turn::Spin;
         }
+
         let turn = turn - self.patience.spins;
         if turn < self.patience.yields {
             return Turn::Yield;
         }
+
         let doublings = (turn - self.patience.yields).min(16);
         Turn::Sleep((self.patience.first_sleep * (1 << doublings)).min(self.patience.longest_sleep))
     }

@@ -1,4 +1,4 @@
-//! Opening, registers, memory, life and death.
+//! Opening a device, registers, memory, loss and reset.
 
 mod common;
 
@@ -54,7 +54,7 @@ fn open_of_a_plain_function_finds_no_attachment() {
 }
 
 #[test]
-fn open_of_nothing_is_refused() {
+fn open_of_a_function_that_reads_as_all_ones_is_refused() {
     let fake = Fake::with_config(vec![0xff; 4096], false);
 
     let error = Device::from_backing(fake).map(drop).unwrap_err();
@@ -63,7 +63,7 @@ fn open_of_nothing_is_refused() {
 }
 
 #[test]
-fn open_with_capabilities_in_a_circle_is_refused() {
+fn open_with_a_cyclic_capability_list_is_refused() {
     let mut space = config(None);
     space[0x41] = 0x40;
 
@@ -119,9 +119,9 @@ fn open_of_a_later_version_of_the_capability_finds_a_plain_function() {
 
 #[test]
 fn open_by_an_environment_variable_that_is_not_set_names_it() {
-    let error = Device::open_env("NICFORGE_NOBODY_SETS_THIS", OpenOptions::default()).map(drop).unwrap_err();
+    let error = Device::open_env("NICFORGE_UNSET_VARIABLE", OpenOptions::default()).map(drop).unwrap_err();
 
-    assert!(error.to_string().contains("NICFORGE_NOBODY_SETS_THIS"), "{error}");
+    assert!(error.to_string().contains("NICFORGE_UNSET_VARIABLE"), "{error}");
 }
 
 #[test]
@@ -202,7 +202,7 @@ fn store_to_a_mirror_is_refused() {
 }
 
 #[test]
-fn window_is_given_for_mapped_areas_only() {
+fn window_exists_for_mapped_areas_only() {
     let device = Fake::new().open();
 
     let inside = device.bar(1).unwrap().window(WINDOW, 0x1000).unwrap();
@@ -215,7 +215,7 @@ fn window_is_given_for_mapped_areas_only() {
 }
 
 #[test]
-fn bar_that_is_not_there_is_refused() {
+fn bar_that_does_not_exist_is_refused() {
     let device = Fake::new().open();
 
     assert_eq!(device.bar(3).map(drop), Err(Error::NoSuch { what: "BAR", index: 3, count: 6 }));
@@ -293,7 +293,7 @@ fn caller_memory_is_mapped_read_only_when_asked() {
 }
 
 #[test]
-fn refused_dma_mapping_gives_its_addresses_back() {
+fn refused_dma_mapping_frees_its_addresses() {
     let fake = Fake::new();
     let device = fake.open();
     fake.state().refuse_dma = true;
@@ -329,7 +329,7 @@ fn wait_until_ends_with_the_condition() {
 }
 
 #[test]
-fn wait_until_times_out_and_says_how_long_it_took() {
+fn wait_until_times_out_with_the_time_that_it_took() {
     let device = Fake::new().open();
 
     let error = device.wait_until(Deadline::after(Duration::from_millis(3)), None, || false).unwrap_err();
@@ -384,7 +384,8 @@ fn token_rearmed_while_it_is_cancelled_is_not_readable_afterwards() {
         (1..=ROUNDS)
             .filter(|&round| {
                 begun.store(round, Ordering::SeqCst);
-                // As a waiter that sees the cancellation at once; without a second processor it gives way.
+                // This thread polls like a waiter that sees the cancellation at once. It yields
+                // later, for hosts with one processor.
                 for turn in 0.. {
                     if cancel.is_cancelled() {
                         break;
@@ -452,7 +453,7 @@ fn reset_from_outside_while_the_device_is_opened_or_reset_costs_no_time() {
 }
 
 #[test]
-fn heartbeat_that_rests_too_long_ends_waits() {
+fn heartbeat_that_stops_for_too_long_ends_waits() {
     let fake = Fake::new();
     let device =
         fake.open_with(OpenOptions { heartbeat: Some(Duration::from_millis(2)), ..OpenOptions::default() });
@@ -464,7 +465,7 @@ fn heartbeat_that_rests_too_long_ends_waits() {
 }
 
 #[test]
-fn hang_up_ends_waits_but_what_arrived_before_counts() {
+fn hang_up_ends_waits_after_data_that_arrived_before() {
     let fake = Fake::new();
     let device = fake.open();
     fake.state().gone = Some(GoneCause::HungUp);

@@ -1,4 +1,4 @@
-//! Interrupts over sources without descriptors, as a machine in process has them.
+//! Interrupts whose sources have no descriptors, as in a machine in this process.
 
 mod common;
 
@@ -103,7 +103,7 @@ fn wait_any_names_the_vector_that_fired() {
 }
 
 #[test]
-fn vector_that_is_not_there_is_refused() {
+fn vector_that_does_not_exist_is_refused() {
     let device = Fake::new().open();
 
     let error = device.interrupt(VECTORS).unwrap_err();

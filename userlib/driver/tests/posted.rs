@@ -1,4 +1,4 @@
-//! Posted writes, doorbells and the life of rings.
+//! Posted writes, doorbells, and rings across resets.
 
 mod common;
 
@@ -99,7 +99,7 @@ fn try_post_to_a_full_ring_returns_ring_full_and_posts_nothing() {
 }
 
 #[test]
-fn mark_has_passed_when_the_device_is_done_with_what_was_posted_before() {
+fn mark_has_passed_when_the_device_has_finished_all_earlier_records() {
     let fake = Fake::new();
     let device = fake.open();
     let mut poster = device.poster(0).unwrap();
@@ -183,7 +183,7 @@ fn poster_of_a_ring_the_device_does_not_have_is_refused() {
 }
 
 #[test]
-fn ring_goes_on_where_the_last_device_left_it() {
+fn ring_continues_at_the_position_of_the_previous_device() {
     let fake = Fake::new();
     let first = fake.open();
     (0..RING_CELLS + 5).for_each(|_| first.bar(0).unwrap().posted_write(8, &[1]).unwrap());

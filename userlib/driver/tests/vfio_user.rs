@@ -1,4 +1,4 @@
-//! The same device behind a vfio-user socket.
+//! The device of the other tests, behind a vfio-user socket.
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 mod common;
@@ -42,13 +42,13 @@ fn open_reads_the_function_through_the_socket() {
 }
 
 #[test]
-fn open_of_a_path_where_nobody_listens_says_so() {
+fn open_of_a_path_without_a_listener_is_an_error_that_names_it() {
     let directory = tempfile::tempdir().unwrap();
-    let path = directory.path().join("nobody.sock");
+    let path = directory.path().join("absent.sock");
 
     let error = Device::open_vfio_user(&path, options()).map(drop).unwrap_err();
 
-    assert!(matches!(&error, Error::Connection { reason } if reason.contains("nobody.sock")), "{error}");
+    assert!(matches!(&error, Error::Connection { reason } if reason.contains("absent.sock")), "{error}");
 }
 
 #[test]
@@ -82,7 +82,7 @@ fn registers_are_trapped_and_windows_are_shared_memory() {
 }
 
 #[test]
-fn part_of_a_region_that_is_no_area_is_trapped() {
+fn part_of_a_region_outside_the_areas_is_trapped() {
     let (server, device) = start();
     let bar = device.bar(1).unwrap();
     server.fake.clear_log();
@@ -142,7 +142,7 @@ fn plain_function_of_another_server_works_without_rings() {
 }
 
 #[test]
-fn dma_buffer_is_mapped_by_the_server_and_let_go_when_dropped() {
+fn dma_buffer_is_mapped_by_the_server_until_it_is_dropped() {
     let (server, device) = start();
     let buffer = device.dma_buffer(10_000, HugePages::Try).unwrap();
     buffer.write(100, b"from the client").unwrap();
@@ -391,7 +391,7 @@ fn interrupt_that_comes_with_the_hang_up_is_reported_to_a_blocked_wait() {
 }
 
 #[test]
-fn buffers_dropped_after_the_server_hung_up_do_no_harm() {
+fn buffers_dropped_after_a_hang_up_are_harmless() {
     let (server, device) = start();
     let (buffer, interrupt) =
         (device.dma_buffer(4096, HugePages::Never).unwrap(), device.interrupt(0).unwrap());

@@ -1,14 +1,16 @@
-//! A greeting from every compute node to the I/O node of its pset. `nicforge run` starts this program on each node.
+//! Every compute node greets the I/O node of its pset. `nicforge run` starts this program on each
+//! node.
 
 use nicforge_driver::{Device, OpenOptions, environment};
 use nicforge_fcnp::{ComputeCore, Config, IoNode};
 
-/// Cores of a node.
+/// Number of cores of a node.
 const CORES: u32 = 4;
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    // The first socket of NICFORGE_SOCKET: core 0 of this node.
+    // The first socket of NICFORGE_SOCKET is core 0 of this node.
     let device = Device::open_env(environment::SOCKET, OpenOptions::default())?;
+
     if environment::role()? == "io" {
         let io = IoNode::open(device, Config::default())?;
         let mut buffer = [0; 256];
@@ -19,7 +21,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             println!("core {core} (compute node {node}) says: {text}");
         }
     } else {
-        // Waits until the I/O node's program is there.
+        // The open waits until the I/O node's program is there.
         let core = ComputeCore::open(device, Config::default())?;
         let text = format!("hello from {}", environment::node()?);
         core.write(text.as_bytes())?;

@@ -1,29 +1,33 @@
-//! How an endpoint behaves.
+//! The options of an endpoint.
 
 use std::time::Duration;
 
-/// How the I/O node's daemon thread waits for requests (paper, IV-A).
+/// The way in which the I/O node's daemon thread waits for requests (paper, IV-A).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Mode {
-    /// It polls the receive FIFO all the time.
+    /// The thread polls the receive FIFO all the time.
     #[default]
     Polling,
-    /// It polls for [`Config::poll_phase`], then sleeps until an irq-marked packet arrives.
+    /// The thread polls for [`Config::poll_phase`], then sleeps until an irq-marked packet arrives.
     Interrupt,
 }
 
-/// How an endpoint behaves. [`Config::default`] is what the paper describes.
+/// The options of an endpoint. [`Config::default`] is the paper's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// How the daemon thread waits. Compute cores always poll.
+    /// The way in which the daemon thread waits. Compute cores always poll.
     pub mode: Mode,
-    /// How long the receive FIFO is polled before the daemon, or a call that waits on the I/O node, sleeps. 50 us.
+    /// How long the daemon, or a call that waits on the I/O node, polls the receive FIFO before it
+    /// sleeps. The default is 50 us.
     pub poll_phase: Duration,
-    /// How long a call without a deadline of its own may take; `None` is for ever.
+    /// How long a call without a deadline of its own may take. The default is `None`, which is
+    /// without limit.
     pub timeout: Option<Duration>,
-    /// How long opening may take, which for a compute core includes waiting for the I/O node's process. 10 s.
+    /// How long opening may take. For a compute core this includes the wait for the I/O node's
+    /// process. The default is 10 s.
     pub open_timeout: Duration,
-    /// How long a call on a compute core that timed out or was cancelled goes on, to withdraw its request. 100 ms.
+    /// How long a call on a compute core may continue after its time-out or cancellation, to
+    /// withdraw its request. The default is 100 ms.
     pub recovery: Duration,
 }
 

@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! The errors of FCNP.
 
 use std::fmt;
 
@@ -32,46 +32,48 @@ impl fmt::Display for Peer {
     }
 }
 
-/// Why a call failed. What each leaves behind is said in the documentation of the crate.
+/// The reason why a call failed. The crate's documentation describes the state after each error.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The peer's process died or closed its device: while the call waited for it or transferred with it, or since the last
-    /// call of this direction.
+    /// The peer's process died or closed its device. This happened during the call, or since the
+    /// last call of this direction.
     #[error("{peer} went down; call again when its process is back")]
     PeerGone {
-        /// Who.
+        /// The other side of the transfer.
         peer: Peer,
     },
-    /// The peer gave the running transfer up (its call timed out or was cancelled). What was transferred is void.
+    /// The peer ended the running transfer, because its call timed out or was cancelled. The
+    /// transferred data are void.
     #[error("{peer} gave the transfer up; agree with it on what to send again")]
     Aborted {
-        /// Who.
+        /// The other side of the transfer.
         peer: Peer,
     },
-    /// The peer breaks the protocol. The transfer was withdrawn.
+    /// The peer violates the protocol. The transfer was withdrawn.
     #[error("{peer} breaks the protocol: {what} ({value:#x})")]
     BadPeer {
-        /// Who.
+        /// The other side of the transfer.
         peer: Peer,
-        /// What is wrong.
+        /// The rule that it violates.
         what: &'static str,
-        /// The value found.
+        /// The value that it sent.
         value: u64,
     },
     /// The call's deadline passed.
     #[error("timed out while waiting for {what}")]
     Timeout {
-        /// What was waited for.
+        /// The event that the call waited for.
         what: &'static str,
     },
     /// The call was cancelled.
     #[error("cancelled while waiting for {what}")]
     Cancelled {
-        /// What was waited for.
+        /// The event that the call waited for.
         what: &'static str,
     },
-    /// Another thread is in the same kind of call for the same core: one read and one write may be outstanding a core.
+    /// Another thread is in the same kind of call for the same core. Each core may have one read
+    /// and one write outstanding.
     #[error("another thread is in {what} for this core already; wait for it, or use another core")]
     Busy {
         /// The kind of call.
@@ -80,40 +82,40 @@ pub enum Error {
     /// The pset has no such core.
     #[error("there is no compute core {core}: this pset has cores 0 to {}", cores.saturating_sub(1))]
     NoSuchCore {
-        /// The core asked for.
+        /// The core that was requested.
         core: u32,
-        /// Cores there are.
+        /// Number of cores in the pset.
         cores: u32,
     },
-    /// The device is not what the call is for.
+    /// The device is of another kind than the call needs.
     #[error("this device is not {expected}: {found}; open the socket of the right node")]
     WrongDevice {
-        /// What it should be.
+        /// The kind that the call needs.
         expected: &'static str,
-        /// What it is.
+        /// The kind of the device.
         found: String,
     },
     /// Another process serves FCNP on this I/O node.
     #[error("attachment {owner} of this I/O node serves FCNP already; one process a pset does")]
     Served {
-        /// The attachment.
+        /// Number of the attachment that serves it.
         owner: u32,
     },
-    /// The device shows values that make no sense.
+    /// The device shows invalid values.
     #[error("the device shows {what} {value}, which does not work; FIFO depths must be powers of two")]
     BadDevice {
-        /// What is wrong.
+        /// The value's name.
         what: &'static str,
-        /// Its value.
+        /// The value.
         value: u64,
     },
     /// A thread could not be started.
     #[error("the daemon thread could not be started (error {errno}); look at the limits of this process")]
     Thread {
-        /// Error number of the operating system, 0 when it gave none.
+        /// Error number of the operating system, or 0 when it gave none.
         errno: i32,
     },
-    /// The device is gone or refused something.
+    /// The device is gone, or it refused an operation.
     #[error(transparent)]
     Device(DriverError),
     /// Access to mapped memory failed.
@@ -122,12 +124,12 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the device itself is lost, so that only opening it again helps.
+    /// Returns whether the device itself is lost, so that it must be opened again.
     pub fn is_device_gone(&self) -> bool {
         matches!(self, Error::Device(error) if error.is_gone())
     }
 
-    /// Whether the call was ended by its deadline or its token.
+    /// Returns whether the call was ended by its deadline or its token.
     pub fn is_interrupted(&self) -> bool {
         matches!(self, Error::Timeout { .. } | Error::Cancelled { .. })
     }

@@ -1,22 +1,27 @@
-//! What travels in the packets: requests, acknowledgements, and how a message is split over packets.
+//! The packets of FCNP: requests, acknowledgements, and the split of a message into packets.
 //!
-//! A packet with the irq bit in its header is a *control* packet and carries a [`Control`] in its payload; a packet without
-//! it is 256 bytes of user data and nothing else. That bit is all the protocol costs a data packet (FCNP paper, IV).
+//! A packet with the irq bit in its header is a *control* packet and carries a [`Control`] in its
+//! payload. A packet without it is 256 bytes of user data and nothing else. That bit is the
+//! protocol's only cost in a data packet (FCNP paper, IV).
 //!
-//! The machine is big-endian and its two ends are compiled from one C struct. Here both ends may be anything that maps the
-//! device, so the fields are fixed as little-endian.
+//! The machine is big-endian, and its two ends are compiled from one C struct. Here both ends may
+//! be any software that maps the device, so the fields are defined as little-endian.
 //!
-//! # What the paper leaves open
-//! - *The split* (see [`Split`]): "up to 240 bytes [...] such that the remaining amount of data is a multiple of 256 bytes"
-//!   has no solution for a size whose remainder by 256 is 241 to 255. Then 240 bytes go with the control packet and the last
-//!   data packet is padded. It is padded as well when the I/O node agrees to less than a write request asks for, because the
-//!   request with its head has left before that is known.
-//! - *Withdrawal*: the `size` of a RESET request is a [`Scope`]. 0, the only value the paper knows, is everything.
-//! - *RESET handshake*: the first bytes of `msgHead` carry a token that comes back, so that an acknowledgement of an earlier
-//!   handshake is told from the one waited for, and the generation of each side's core (see
-//!   [`nicforge_hwi::tree::mirror::PRESENCE`]), so that both know exactly which process they talk to.
-//! - *Abort*: a READ acknowledgement of size [`ABORT`] within the data of a read says that no more data follow, because the
-//!   call on the I/O node was cancelled or ran out of time. No second READ acknowledgement can come there otherwise.
+//! # Points that the paper leaves open
+//! - *The split* (see [`Split`]): "up to 240 bytes [...] such that the remaining amount of data is
+//!   a multiple of 256 bytes". This has no solution for a size whose remainder by 256 is 241 to
+//!   255. In that case 240 bytes go with the control packet, and the last data packet is padded. It
+//!   is also padded when the I/O node agrees to less than a write request asks for: the request
+//!   with its head has left before that is known.
+//! - *Withdrawal*: the `size` of a RESET request is a [`Scope`]. The paper's only value is 0, which
+//!   means everything.
+//! - *RESET handshake*: the first bytes of `msgHead` carry a token that the reply returns. It
+//!   distinguishes the reply from one to an earlier handshake. They also carry the generation of
+//!   each side's core (see [`nicforge_hwi::tree::mirror::PRESENCE`]), so that each side knows
+//!   exactly which process is its peer.
+//! - *Abort*: a READ acknowledgement of size [`ABORT`] within the data of a read ends the data. The
+//!   call on the I/O node was cancelled or ran out of time. A second READ acknowledgement cannot
+//!   occur there otherwise.
 
 use nicforge_hwi::tree::PAYLOAD;
 use thiserror::Error;
@@ -25,22 +30,23 @@ use zerocopy::{
     little_endian::{U16, U32},
 };
 
-/// Bytes of user data that a control packet has room for.
+/// Number of bytes of user data that a control packet has room for.
 pub const HEAD: usize = 240;
-/// The longest message in bytes. Longer buffers are used up to here, and the call says so by the size it returns.
+/// The longest message in bytes. A longer buffer is used up to this size, and the call returns the
+/// size used.
 pub const MAX_MESSAGE: u32 = 0xffff_ff00;
 /// Size in a READ acknowledgement that ends a read early.
 pub const ABORT: u32 = u32::MAX;
 
-/// What a request asks for, or an acknowledgement answers.
+/// The operation that a request asks for, or that an acknowledgement answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Kind {
-    /// The compute core reads: data go from the I/O node to it.
+    /// The compute core reads: data move from the I/O node to the core.
     Read = 0,
-    /// The compute core writes: data go from it to the I/O node.
+    /// The compute core writes: data move from the core to the I/O node.
     Write = 1,
-    /// Forget what was there before.
+    /// Earlier requests and transfers are void.
     Reset = 2,
 }
 
@@ -48,7 +54,7 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RequestReplyPacket {
-    /// [`Kind`].
+    /// The packet's [`Kind`].
     pub kind: U32,
     /// Address of the compute node.
     pub node: U32,
@@ -56,7 +62,7 @@ pub struct RequestReplyPacket {
     pub core: U16,
     /// Rank of that node in its pset.
     pub rank_in_pset: U16,
-    /// Bytes requested, or agreed on; [`Scope`] in a RESET.
+    /// Bytes requested or agreed on; a [`Scope`] in a RESET.
     pub size: U32,
     /// The first bytes of the message ([`Split::head`] of them).
     pub msg_head: [u8; HEAD],
@@ -64,10 +70,10 @@ pub struct RequestReplyPacket {
 
 const _: () = assert!(size_of::<RequestReplyPacket>() == PAYLOAD);
 
-/// A compute core as the packets name it.
+/// The identification of a compute core in packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct CoreName {
-    /// Address of its node.
+    /// Address of the core's node.
     pub node: u32,
     /// Core of that node, 0 to 3.
     pub core: u16,
@@ -78,17 +84,17 @@ pub struct CoreName {
 /// A control packet, decoded and owned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Control {
-    /// What it is about.
+    /// The operation.
     pub kind: Kind,
-    /// The compute core that asked.
+    /// The compute core that sent the request.
     pub core: CoreName,
-    /// Bytes requested or agreed on; [`Scope`] in a RESET.
+    /// Bytes requested or agreed on; a [`Scope`] in a RESET.
     pub size: u32,
     /// The first bytes of the message.
     pub head: [u8; HEAD],
 }
 
-/// A control packet with an impossible type.
+/// The error of a control packet with an unknown type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("a control packet has type {kind}; 0 to 2 are known")]
 pub struct UnknownKind {
@@ -97,40 +103,43 @@ pub struct UnknownKind {
 }
 
 impl Control {
-    /// A control packet without a head.
+    /// Creates a control packet without a head.
     pub fn new(kind: Kind, core: CoreName, size: u32) -> Self {
         Self { kind, core, size, head: [0; HEAD] }
     }
 
-    /// The same with the first bytes of a message, of which there are at most [`HEAD`].
+    /// Adds the first bytes of a message, at most [`HEAD`] of them.
     pub fn with_head(mut self, head: &[u8]) -> Self {
         let len = head.len().min(HEAD);
         self.head[..len].copy_from_slice(&head[..len]);
         self
     }
 
-    /// From a payload.
+    /// Decodes a payload.
     ///
     /// # Errors
-    /// [`UnknownKind`]. Every other field has a meaning for every value; whether it fits the machine is for the caller to
-    /// check.
+    /// Returns [`UnknownKind`]. Every value of the other fields has a meaning. The caller must
+    /// check that it fits the machine.
     pub fn decode(payload: &[u8; PAYLOAD]) -> Result<Self, UnknownKind> {
         let packet: RequestReplyPacket = zerocopy::transmute!(*payload);
+
         let kind = match packet.kind.get() {
             0 => Kind::Read,
             1 => Kind::Write,
             2 => Kind::Reset,
             kind => return Err(UnknownKind { kind }),
         };
+
         let core = CoreName {
             node: packet.node.get(),
             core: packet.core.get(),
             rank_in_pset: packet.rank_in_pset.get(),
         };
+
         Ok(Self { kind, core, size: packet.size.get(), head: packet.msg_head })
     }
 
-    /// To a payload.
+    /// Encodes the packet as a payload.
     pub fn encode(&self) -> [u8; PAYLOAD] {
         let packet = RequestReplyPacket {
             kind: (self.kind as u32).into(),
@@ -144,11 +153,11 @@ impl Control {
     }
 }
 
-/// What a RESET is for: the `size` of its packet.
+/// The range of a RESET, in the `size` of its packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Scope {
-    /// Both directions, and who is there: sent when a core is opened.
+    /// Both directions, and the identities of both processes. It is sent when a core is opened.
     All = 0,
     /// The outstanding or running read of the core is withdrawn.
     Read = 1,
@@ -157,7 +166,7 @@ pub enum Scope {
 }
 
 impl Scope {
-    /// From the `size` of a RESET.
+    /// Decodes the `size` of a RESET.
     pub const fn from_size(size: u32) -> Option<Self> {
         match size {
             0 => Some(Self::All),
@@ -167,33 +176,33 @@ impl Scope {
         }
     }
 
-    /// Whether reads are meant.
+    /// Returns whether the range includes reads.
     pub const fn has_read(self) -> bool {
         !matches!(self, Self::Write)
     }
 
-    /// Whether writes are meant.
+    /// Returns whether the range includes writes.
     pub const fn has_write(self) -> bool {
         !matches!(self, Self::Read)
     }
 }
 
-/// What the first bytes of `msgHead` say in a RESET and in its acknowledgement.
+/// The first bytes of `msgHead` in a RESET and in its acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct ResetHead {
-    /// Chosen by the compute core, and returned.
+    /// A value that the compute core chooses and the acknowledgement returns.
     pub token: U32,
-    /// Attachment number of the sender on its node.
+    /// Number of the sender's attachment on its node.
     pub core: u8,
     /// Generation of that attachment.
     pub generation: u8,
-    /// 0.
+    /// Always 0.
     pub reserved: U16,
 }
 
 impl ResetHead {
-    /// From the head of a control packet.
+    /// Decodes the head of a control packet.
     pub fn of(control: &Control) -> Self {
         let mut bytes = [0; size_of::<Self>()];
         bytes.copy_from_slice(&control.head[..size_of::<Self>()]);
@@ -201,27 +210,32 @@ impl ResetHead {
     }
 }
 
-/// How a message is split: the first `head` bytes travel in the request (write) or the acknowledgement (read), the rest in
-/// `packets` data packets of 256 bytes, the last of which is padded with zeros unless it is full.
+/// The split of a message into packets.
 ///
-/// Both sides compute it from the size requested and the size agreed on; for a read both are the size agreed on.
+/// The first `head` bytes travel in the request (write) or in the acknowledgement (read). The rest
+/// travels in `packets` data packets of 256 bytes. The last of these is padded with zeros unless it
+/// is full.
+///
+/// Both sides compute the split from the size requested and the size agreed on. For a read, the
+/// size agreed on takes both places.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Split {
-    /// Bytes of the message in the control packet.
+    /// Number of the message's bytes in the control packet.
     pub head: usize,
-    /// Data packets.
+    /// Number of data packets.
     pub packets: usize,
 }
 
 impl Split {
-    /// Bytes of a message of `size` bytes that its control packet carries: the remainder by 256, at most [`HEAD`].
+    /// Returns how many bytes of a message of `size` bytes its control packet carries: the
+    /// remainder by 256, at most [`HEAD`].
     pub const fn head_of(size: u32) -> usize {
         let remainder = size as usize % PAYLOAD;
         if remainder < HEAD { remainder } else { HEAD }
     }
 
-    /// The split of a message whose control packet carried the head of `requested` bytes, of which `agreed` are sent. An
-    /// `agreed` that is more than `requested` counts as `requested`.
+    /// Returns the split of a message of which `agreed` bytes are sent. Its control packet has
+    /// carried the head of `requested` bytes. An `agreed` above `requested` counts as `requested`.
     pub const fn new(requested: u32, agreed: u32) -> Self {
         let agreed = if agreed < requested { agreed as usize } else { requested as usize };
         let head = Self::head_of(requested);
@@ -230,7 +244,7 @@ impl Split {
     }
 }
 
-/// The size of a buffer as a request has it.
+/// Returns the size of a buffer as a request states it.
 pub(crate) fn request_size(len: usize) -> u32 {
     u32::try_from(len).map_or(MAX_MESSAGE, |len| len.min(MAX_MESSAGE))
 }
@@ -285,7 +299,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(256))]
 
         #[test]
-        fn decode_gives_back_what_was_encoded(
+        fn decode_returns_the_encoded_packet(
             kind in prop_oneof![Just(Kind::Read), Just(Kind::Write), Just(Kind::Reset)],
             node: u32, core: u16, rank_in_pset: u16, size: u32, head in prop::collection::vec(any::<u8>(), HEAD),
         ) {

@@ -24,7 +24,7 @@ macro_rules! counters {
     };
 }
 
-/// A counter that several threads add to.
+/// A counter to which several threads add.
 #[derive(Debug, Default)]
 pub(crate) struct Counter(AtomicU64);
 
@@ -35,14 +35,15 @@ impl Counter {
     }
 }
 
-/// What a transfer adds to a counter, in few pieces: an addition that other threads see makes the processor wait for its stores.
+/// Adds to a counter on behalf of one transfer, in few large steps. An addition that other threads
+/// see makes the processor wait for its stores.
 pub(crate) struct Tally<'a> {
     counter: &'a Counter,
     pending: u64,
 }
 
 impl<'a> Tally<'a> {
-    /// The largest piece that is kept back.
+    /// The largest number that is held back.
     const PIECE: u64 = 64;
 
     pub(crate) fn of(counter: &'a Counter) -> Self {
@@ -73,25 +74,26 @@ counters! {
     bytes_sent,
     /// Bytes of user data in the messages received.
     bytes_received,
-    /// Packets put into the send FIFO, control and data.
+    /// Packets put into the send FIFO: control and data.
     packets_sent,
-    /// Packets taken out of the receive FIFO, control and data.
+    /// Packets taken out of the receive FIFO: control and data.
     packets_received,
-    /// Acknowledgements handed to another core or thread (compute node), requests left for a thread that called later or
-    /// waits asleep (I/O node).
+    /// Compute node: acknowledgements handed to another core or thread. I/O node: requests stored
+    /// for a thread that called later or sleeps.
     hand_overs,
-    /// Times the daemon was woken by an interrupt.
+    /// Number of times that an interrupt woke the daemon.
     interrupts,
-    /// Times a thread that waits for packets found none in the receive FIFO.
+    /// Number of times that a waiting thread found the receive FIFO empty.
     polls,
-    /// Data packets without a reader, discarded.
+    /// Data packets without a reader, which were discarded.
     orphans,
-    /// Control packets that are malformed, or of a peer that has not sent a RESET, or late; discarded.
+    /// Control packets that were discarded: malformed, late, or from a peer that has not sent a
+    /// RESET.
     strays,
-    /// Times the send FIFO was full.
+    /// Number of times that the send FIFO was full.
     stalls,
-    /// RESET handshakes completed.
+    /// Completed RESET handshakes.
     resets,
-    /// Peers seen to die.
+    /// Peers that were seen to die.
     peers_lost,
 }

@@ -1,17 +1,17 @@
-//! Waiting: deadline, cancellation, and the machine going on meanwhile.
+//! The waits of a call: deadline, cancellation, and the turns of the loop.
 
 use nicforge_driver::{Cancel, Deadline, Relax};
 use nicforge_hwi::tree::PAYLOAD;
 
 use crate::{Error, tree::TreeChannel};
 
-/// Packets that a transfer moves between two looks at its deadline and its token. A transfer at full speed never waits, so it
-/// looks for itself.
-pub(crate) const UNLOOKED: usize = 1024;
+/// Number of packets that a transfer moves between two checks of its deadline and its token. A
+/// transfer at full speed never waits, so it needs checks of its own.
+pub(crate) const PACKETS_PER_CHECK: usize = 1024;
 
-/// The next part of a message, to be received without a look.
+/// Returns the next part of a message, which may be received without a check.
 pub(crate) fn part(body: &mut [u8], at: usize) -> &mut [u8] {
-    let end = body.len().min(at.saturating_add(UNLOOKED * PAYLOAD));
+    let end = body.len().min(at.saturating_add(PACKETS_PER_CHECK * PAYLOAD));
     body.get_mut(at..end).unwrap_or_default()
 }
 
@@ -21,47 +21,55 @@ pub(crate) struct Waiter<'a> {
     deadline: Deadline,
     cancel: Option<&'a Cancel>,
     relax: Relax,
-    /// Packets left until the next look.
-    unlooked: usize,
+    /// Number of packets until the next check.
+    packets_until_check: usize,
 }
 
 impl<'a> Waiter<'a> {
     pub(crate) fn new(channel: &'a TreeChannel, deadline: Deadline, cancel: Option<&'a Cancel>) -> Self {
-        Self { channel, deadline, cancel, relax: channel.device().new_relax(), unlooked: UNLOOKED }
+        Self {
+            channel,
+            deadline,
+            cancel,
+            relax: channel.device().new_relax(),
+            packets_until_check: PACKETS_PER_CHECK,
+        }
     }
 
-    /// Something happened: the next turn is a short one again.
+    /// Records progress: the next turn of waiting is a short one again.
     #[inline]
     pub(crate) fn progress(&mut self) {
         self.relax.reset();
     }
 
-    /// Packets of `what` were moved.
+    /// Counts packets that were moved, and checks the call's end after each
+    /// [`PACKETS_PER_CHECK`]. `what` names the event in an error.
     #[inline]
     pub(crate) fn moved(&mut self, packets: usize, what: &'static str) -> Result<(), Error> {
         self.progress();
-        self.unlooked = self.unlooked.saturating_sub(packets);
-        if self.unlooked == 0 { self.look(what) } else { Ok(()) }
+        self.packets_until_check = self.packets_until_check.saturating_sub(packets);
+        if self.packets_until_check == 0 { self.check_now(what) } else { Ok(()) }
     }
 
     #[cold]
-    fn look(&mut self, what: &'static str) -> Result<(), Error> {
-        self.unlooked = UNLOOKED;
+    fn check_now(&mut self, what: &'static str) -> Result<(), Error> {
+        self.packets_until_check = PACKETS_PER_CHECK;
         self.check(what)
     }
 
-    /// Whether the call must end.
+    /// Checks whether the call must end.
     pub(crate) fn check(&self, what: &'static str) -> Result<(), Error> {
         if self.cancel.is_some_and(Cancel::is_cancelled) {
             return Err(Error::Cancelled { what });
         }
+
         if self.deadline.has_passed() {
             return Err(Error::Timeout { what });
         }
         Ok(())
     }
 
-    /// One turn of a loop that waits for `what`.
+    /// Makes one turn of a loop that waits for `what`.
     pub(crate) fn turn(&mut self, what: &'static str) -> Result<(), Error> {
         self.check(what)?;
         self.channel.relax(&mut self.relax)
@@ -83,7 +91,7 @@ mod tests {
         TreeChannel::open(device).unwrap()
     }
 
-    /// Packets moved in batches until the call ends.
+    /// Moves packets in batches until the call ends.
     fn moved_until_the_end(waiter: &mut Waiter<'_>, batch: usize) -> (usize, Error) {
         let mut packets = 0;
         loop {
@@ -95,25 +103,30 @@ mod tests {
     }
 
     #[test]
-    fn transfer_that_never_waits_notices_its_token_and_its_deadline() {
+    fn transfer_that_never_waits_checks_its_token_and_its_deadline() {
         let (channel, cancel) = (channel(), Cancel::new().unwrap());
         let mut cancelled = Waiter::new(&channel, Deadline::never(), Some(&cancel));
         cancel.cancel();
         let mut late = Waiter::new(&channel, Deadline::now(), None);
+
         let ends = [moved_until_the_end(&mut cancelled, 8), moved_until_the_end(&mut late, 8)];
         let what = "data";
-        assert_eq!(ends, [(UNLOOKED, Error::Cancelled { what }), (UNLOOKED, Error::Timeout { what })]);
+        assert_eq!(
+            ends,
+            [(PACKETS_PER_CHECK, Error::Cancelled { what }), (PACKETS_PER_CHECK, Error::Timeout { what })]
+        );
     }
 
     #[test]
-    fn parts_cover_a_message_and_no_part_goes_without_a_look_for_long() {
-        let mut message = vec![0; 2 * UNLOOKED * PAYLOAD + 300];
+    fn parts_cover_a_message_and_are_limited_to_a_check_interval() {
+        let mut message = vec![0; 2 * PACKETS_PER_CHECK * PAYLOAD + 300];
         let mut at = 0;
+
         let mut sizes = Vec::new();
         while at < message.len() {
             sizes.push(part(&mut message, at).len());
             at += sizes.last().unwrap();
         }
-        assert_eq!(sizes, [UNLOOKED * PAYLOAD, UNLOOKED * PAYLOAD, 300]);
+        assert_eq!(sizes, [PACKETS_PER_CHECK * PAYLOAD, PACKETS_PER_CHECK * PAYLOAD, 300]);
     }
 }

@@ -1,4 +1,4 @@
-//! Driver of the *DMA engine*: copies a list of pieces within DMA memory.
+//! Driver of the *DMA engine*, which copies a list of pieces within DMA memory.
 
 use std::sync::atomic::Ordering;
 
@@ -7,16 +7,17 @@ use nicforge_hwi::{pci, proof::dma_engine::*};
 use nicforge_shm::{SharedU32, SharedU64};
 use zerocopy::IntoBytes;
 
-/// How a list ended.
+/// The result of a list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Outcome {
-    /// Descriptors copied.
+    /// Number of descriptors copied.
     pub done: u32,
-    /// `STATUS_DMA_ERROR` and its like of [`nicforge_hwi::proof::dma_engine`]; 0 when all went well.
+    /// Error bits such as `STATUS_DMA_ERROR` of [`nicforge_hwi::proof::dma_engine`]; 0 after a
+    /// success.
     pub errors: u32,
 }
 
-/// The engine. One list at a time.
+/// The engine. It processes one list at a time.
 #[derive(Debug)]
 pub struct DmaEngine {
     device: Device,
@@ -30,16 +31,19 @@ pub struct DmaEngine {
 }
 
 impl DmaEngine {
-    /// Drives `device`, which was opened, or reset, just before.
+    /// Drives `device`, which the caller has just opened or reset.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] when it is another device; what allocating and mapping memory says.
+    /// Returns [`Error::Unsupported`] when `device` has another type, and the errors of allocating
+    /// and mapping memory.
     pub fn open(device: &Device) -> Result<Self, Error> {
         crate::check(device, pci::DEVICE_DMA_ENGINE, "driving another device as a DMA engine")?;
+
         let mirror = device.bar(2)?.window(MIRROR_ENDED, 16)?;
         let registers = device.bar(0)?;
         let list = device.dma_buffer(MAX_DESCRIPTORS as usize * size_of::<Descriptor>(), HugePages::Never)?;
         registers.write64(REG_LIST, list.iova())?;
+
         Ok(Self {
             registers,
             list,
@@ -52,38 +56,43 @@ impl DmaEngine {
         })
     }
 
-    /// Starts copying `list`, at most [`MAX_DESCRIPTORS`] pieces.
+    /// Starts to copy the pieces of `list`, at most [`MAX_DESCRIPTORS`].
     ///
     /// # Errors
-    /// [`Error::BadLength`] for too long a list; those of trapped and posted writes.
+    /// Returns [`Error::BadLength`] when the list is too long, and the errors of trapped and posted
+    /// writes.
     pub fn start(&mut self, list: &[Descriptor]) -> Result<(), Error> {
         if list.len() > MAX_DESCRIPTORS as usize {
             return Err(Error::BadLength { len: list.len(), most: MAX_DESCRIPTORS as usize });
         }
+
         self.list.write(0, list.as_bytes())?;
-        // Two registers whose writes have an order: both go through the ring. What was stored before is in memory when
-        // the record is.
+        // Both registers are written through the ring, which keeps their order. The list is in
+        // memory before the device sees the records.
         self.registers.posted_write(REG_COUNT, &(list.len() as u32).to_le_bytes())?;
         self.registers.posted_write(REG_START, &1u32.to_le_bytes())?;
+
         self.started += 1;
         Ok(())
     }
 
-    /// How the last start ended; `None` as long as it has not. Reads a mirror, and does not trap.
+    /// Returns the result of the last start, or `None` while it is running. It reads a mirror,
+    /// which is not trapped.
     pub fn outcome(&self) -> Option<Outcome> {
-        // Acquire: the status is there when the count is.
+        // Acquire: once the count is seen, the status is valid.
         if self.ended.load(Ordering::Acquire) < self.started {
             return None;
         }
+
         let status = self.status.load(Ordering::Relaxed);
         Some(Outcome { done: self.done.load(Ordering::Relaxed), errors: status & !STATUS_BUSY })
     }
 
-    /// Waits for the end of the last start by looking at the mirror. For memory that the device can map: what goes to a
-    /// private buffer is only known to be there after [`DmaEngine::wait`].
+    /// Waits for the end of the last start by polling the mirror. The data must be in memory that
+    /// the device can map. Data for a private buffer are complete only after [`DmaEngine::wait`].
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+    /// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].
     pub fn poll(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<Outcome, Error> {
         self.device.wait_for(deadline, cancel, "the end of a DMA list", || Ok(self.outcome()))
     }
@@ -91,29 +100,29 @@ impl DmaEngine {
     /// Waits for the end of the last start by interrupt.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+    /// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].
     pub fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<Outcome, Error> {
         let [done, error] = &self.interrupts;
         loop {
             self.device.wait_any(&[done, error], deadline, cancel)?;
-            // An interrupt may be left over from an earlier list that was polled for.
+            // The interrupt may belong to an earlier list, whose end was polled for.
             if let Some(outcome) = self.outcome() {
                 return Ok(outcome);
             }
         }
     }
 
-    /// Starts copying `list` and waits for its end.
+    /// Starts to copy the pieces of `list`, and waits for the end.
     ///
     /// # Errors
-    /// As [`DmaEngine::start`] and [`DmaEngine::wait`].
+    /// Returns the errors of [`DmaEngine::start`] and [`DmaEngine::wait`].
     pub fn copy(&mut self, list: &[Descriptor], deadline: Deadline) -> Result<Outcome, Error> {
         self.start(list)?;
         self.wait(deadline, None)
     }
 }
 
-/// A piece of a list: `length` bytes from `source` to `destination`, both IOVAs.
+/// Returns the descriptor of a piece: `length` bytes from `source` to `destination`, both IOVAs.
 pub fn piece(source: u64, destination: u64, length: u32) -> Descriptor {
     Descriptor { source, destination, length, reserved: 0 }
 }

@@ -1,4 +1,4 @@
-//! From a description to a machine.
+//! Builds a machine from a description.
 
 use nicforge_core::{
     device::{AttachmentId, Device, FunctionId},
@@ -12,7 +12,7 @@ use thiserror::Error;
 
 use crate::description::{Description, Extoll, FunctionKind, Link};
 
-/// What a node is for.
+/// The role of a node in its machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
     /// The I/O node of a pset.
@@ -21,12 +21,12 @@ pub enum Role {
     Compute,
     /// A node with an EXTOLL card.
     Node,
-    /// A device that stands alone.
+    /// A single device.
     Device,
 }
 
 impl Role {
-    /// Its name on command lines and in the environment.
+    /// Returns the role's name on command lines and in the environment.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Io => "io",
@@ -42,7 +42,7 @@ impl Role {
 pub struct NodeAttachment {
     /// Its number in the function.
     pub id: AttachmentId,
-    /// Its name, as in `core0`.
+    /// Its name, such as `core0`.
     pub name: String,
     /// Whether it has the kernel's role (configuration, the system's channel).
     pub admin: bool,
@@ -51,9 +51,9 @@ pub struct NodeAttachment {
 /// A node of a machine: a function with a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
-    /// Its name, as in `io0`, `cn3`.
+    /// Its name, such as `io0` or `cn3`.
     pub name: String,
-    /// What it is for.
+    /// Its role.
     pub role: Role,
     /// Its number among the nodes of its role.
     pub rank: u32,
@@ -64,13 +64,13 @@ pub struct Node {
 }
 
 impl Node {
-    /// The attachments that programs use.
+    /// Returns the attachments that programs use.
     pub fn users(&self) -> impl Iterator<Item = &NodeAttachment> {
         self.attachments.iter().filter(|attachment| !attachment.admin)
     }
 }
 
-/// Who is in a machine.
+/// The nodes of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Built {
     /// The machine's name.
@@ -80,54 +80,55 @@ pub struct Built {
 }
 
 impl Built {
-    /// The node called `name`.
+    /// Returns the node called `name`.
     pub fn node(&self, name: &str) -> Option<&Node> {
         self.nodes.iter().find(|node| node.name == name)
     }
 }
 
-/// Why a machine could not be built from a description that is correct in itself.
+/// The reason why no machine can be built from a description that is correct in itself.
 #[derive(Debug, Error)]
 pub enum BuildError {
-    /// A device's own description is wrong: a defect of the device.
+    /// A device's own specification is invalid, which is a defect of the device.
     #[error("device {name}: {source}")]
     Spec {
-        /// The node.
+        /// The node's name.
         name: String,
-        /// What is wrong.
+        /// The defect.
         source: nicforge_core::spec::SpecError,
     },
     /// A NIC's configuration is impossible.
     #[error("node {name}: {source}")]
     Config {
-        /// The node.
+        /// The node's name.
         name: String,
-        /// What is wrong.
+        /// The impossible value.
         source: nicforge_tree::config::ConfigError,
     },
     /// A card's configuration is impossible.
     #[error("node {name}: {source}")]
     Card {
-        /// The node.
+        /// The node's name.
         name: String,
-        /// What is wrong.
+        /// The impossible value.
         source: nicforge_extoll::ConfigError,
     },
-    /// A network's shape is impossible.
+    /// The shape of a network is impossible.
     #[error(transparent)]
     Network(#[from] nicforge_extoll::TopologyError),
     /// The tree's topology is impossible.
     #[error(transparent)]
     Topology(#[from] nicforge_tree::TopologyError),
-    /// Two links on one port, or a link that is none.
+    /// A port has two links, or a link's end does not exist.
     #[error(transparent)]
     Fabric(#[from] nicforge_core::fabric::FabricError),
 }
 
-/// The names of the nodes that the networks of a description give: `io0`, `cn0`, `cn1`, ..., counted through all psets, and `ex0`, `ex1`, ...,
-/// counted through all EXTOLL networks.
+/// Returns the names of the nodes of all networks in a description. They are `io0`, `cn0`, `cn1`,
+/// ..., counted through all psets, and `ex0`, `ex1`, ..., counted through all EXTOLL networks.
 pub fn network_node_names(description: &Description) -> impl Iterator<Item = String> {
     let psets = description.pset.len();
+
     let compute: u64 =
         description.pset.iter().map(|pset| u64::from(*pset.as_ref().compute_nodes.as_ref())).sum();
     let cards: u64 = description
@@ -136,16 +137,18 @@ pub fn network_node_names(description: &Description) -> impl Iterator<Item = Str
         .filter_map(|network| network.as_ref().topology()?.ok())
         .map(|topology| u64::from(topology.nodes()))
         .sum();
+
     (0..psets)
         .map(|index| format!("io{index}"))
         .chain((0..compute).map(|index| format!("cn{index}")))
         .chain((0..cards).map(|index| format!("ex{index}")))
 }
 
-/// Build a machine. Its name is the description's unless the caller changes it.
+/// Builds a machine. Its name is the description's, unless the caller changes it.
 pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> {
     let mut machine = Machine::new();
     let mut nodes = Vec::new();
+
     let longest = [
         (!description.pset.is_empty()).then_some(tree::PAYLOAD),
         (!description.extoll.is_empty()).then_some(extoll_velo::MAX_MESSAGE),
@@ -153,12 +156,15 @@ pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> 
     if let Some(longest) = longest.into_iter().flatten().max() {
         machine.fabric().set_max_packet(longest);
     }
+
     if !description.pset.is_empty() {
         add_psets(&mut machine, &mut nodes, description)?;
     }
+
     for network in &description.extoll {
         add_network(&mut machine, &mut nodes, network.as_ref())?;
     }
+
     for (function, rank) in description.function.iter().zip(0..) {
         let name = function.as_ref().name.as_ref();
         let device: Box<dyn Device> = match function.as_ref().kind {
@@ -170,10 +176,11 @@ pub fn build(description: &Description) -> Result<(Machine, Built), BuildError> 
         let node = add_node(&mut machine, name, Role::Device, rank, device, None)?;
         nodes.push(node);
     }
+
     Ok((machine, Built { name: description.name.as_ref().clone(), nodes }))
 }
 
-/// All psets on one tree network.
+/// Adds all psets, which share one tree network.
 fn add_psets(
     machine: &mut Machine,
     nodes: &mut Vec<Node>,
@@ -181,44 +188,52 @@ fn add_psets(
 ) -> Result<(), BuildError> {
     let sizes: Vec<u32> = description.pset.iter().map(|pset| *pset.as_ref().compute_nodes.as_ref()).collect();
     let topology = Topology::psets(&sizes)?;
+
     let (mut io_nodes, mut compute_nodes) = (0, 0);
     let mut functions = Vec::with_capacity(topology.nodes.len());
+
     for (address, node) in topology.nodes.iter().enumerate() {
         let Some(mut config) = topology.config(address as u32) else { continue };
         if let Some(depth) = &description.pset[node.pset as usize].as_ref().fifo_depth {
             config.send_depth = *depth.as_ref();
             config.recv_depth = *depth.as_ref();
         }
+
         let (role, rank, name) = match node.pset_rank {
             None => (Role::Io, next(&mut io_nodes), format!("io{}", io_nodes - 1)),
             Some(_) => (Role::Compute, next(&mut compute_nodes), format!("cn{}", compute_nodes - 1)),
         };
+
         let nic = TreeNic::new(config).map_err(|source| BuildError::Config { name: name.clone(), source })?;
         let node =
             add_node(machine, &name, role, rank, Box::new(nic), Some(AttachmentId(tree::ATTACHMENT_ADMIN)))?;
         functions.push(node.function);
         nodes.push(node);
     }
+
     for link in &topology.links {
         let pset = topology.nodes[link.b.0 as usize].pset as usize;
         let spec = link_spec(&description.pset[pset].as_ref().link, tree::VCS, TREE_CREDITS);
+
         let end = |(node, port): (u32, u8)| (functions[node as usize], port);
         machine.fabric().connect(end(link.a), end(link.b), spec)?;
     }
     Ok(())
 }
 
-/// Packets of buffer at the receiving end of a tree link's virtual channels, unless the file says otherwise.
+/// Default packets of buffer at the receiving end of each virtual channel of a tree link.
 const TREE_CREDITS: u32 = 4;
-/// Packets of buffer at the receiving end of an EXTOLL link's virtual channels, unless the file says otherwise.
+/// Default packets of buffer at the receiving end of each virtual channel of an EXTOLL link.
 const EXTOLL_CREDITS: u32 = 64;
 
-/// EXTOLL cards on one network.
+/// Adds the EXTOLL cards of one network.
 fn add_network(machine: &mut Machine, nodes: &mut Vec<Node>, network: &Extoll) -> Result<(), BuildError> {
     let Some(topology) = network.topology().transpose()? else { return Ok(()) };
+
     let vpids = network.vpids.as_ref().map_or(DEFAULT_VPIDS, |vpids| *vpids.as_ref());
     let first = nodes.iter().filter(|node| node.role == Role::Node).count() as u32;
     let mut functions = Vec::with_capacity(topology.nodes() as usize);
+
     for number in 0..topology.nodes() {
         let mut config = topology.config(number, vpids);
         if let Some(watchdog) = &network.watchdog_ms {
@@ -227,6 +242,7 @@ fn add_network(machine: &mut Machine, nodes: &mut Vec<Node>, network: &Extoll) -
         if let Some(watchdog) = &network.rma_watchdog_ms {
             config.rma_watchdog = *watchdog.as_ref() * 1_000_000;
         }
+
         let rank = first + number;
         let name = format!("ex{rank}");
         let card = Card::new(config).map_err(|source| BuildError::Card { name: name.clone(), source })?;
@@ -235,6 +251,7 @@ fn add_network(machine: &mut Machine, nodes: &mut Vec<Node>, network: &Extoll) -
         functions.push(node.function);
         nodes.push(node);
     }
+
     for link in topology.links() {
         let end = |(node, port): (u32, u8)| (functions[node as usize], port);
         let spec = link_spec(&network.link, wire::CHANNELS, EXTOLL_CREDITS);
@@ -259,6 +276,7 @@ fn add_node(
     let function = machine
         .add_function(name, device)
         .map_err(|source| BuildError::Spec { name: name.to_owned(), source })?;
+
     let attachments = machine.spec(function).map(|spec| spec.attachments.as_slice()).unwrap_or_default();
     let attachments = attachments
         .iter()
@@ -272,14 +290,17 @@ fn add_node(
     Ok(Node { name: name.to_owned(), role, rank, function, attachments })
 }
 
-/// A link with so many virtual channels, and so many credits unless the file says otherwise.
+/// Returns the specification of a link. It has `channels` virtual channels, and `credits` credits
+/// for each unless the file says otherwise.
 fn link_spec(link: &Link, channels: usize, credits: u32) -> LinkSpec {
     let mut spec = LinkSpec { credits: vec![credits; channels], ..LinkSpec::default() };
+
     if let Some(delay) = &link.delay_ns {
         spec.delay = *delay.as_ref();
     }
     if let Some(rate) = &link.gbit_s {
-        // The description allows 0 and a bit to 10,000 Gb a second, which a u64 of bits holds.
+        // The description allows 0, and 1 bit to 10,000 Gb a second. A u64 holds this number of
+        // bits.
         spec.bits_per_second = (rate.as_ref() * 1e9).round() as u64;
     }
     if let Some(credits) = &link.credits {

@@ -1,9 +1,9 @@
-//! What a machine file says.
+//! The contents of a machine file, and their checks.
 //!
 //! ```toml
 //! name = "pset"
 //!
-//! [[pset]]                  # a Blue Gene pset: one I/O node and its compute nodes on a tree network
+//! [[pset]]                  # a Blue Gene pset: one I/O node and its compute nodes on a tree
 //! compute_nodes = 4
 //! fifo_depth = 8            # packets in each send and receive FIFO; 8 on the machine
 //!
@@ -27,7 +27,8 @@
 //! name = "dma0"
 //! ```
 //!
-//! Every number has its limits written beside it below; what is out of them is refused with the line and what was expected.
+//! Each number has its limits beside it below. A number outside them is refused with its line and
+//! the expected range.
 
 use std::{fmt, fs::File, io::Read, ops::Range, path::Path};
 
@@ -37,18 +38,18 @@ use serde::Deserialize;
 use thiserror::Error;
 use toml::Spanned;
 
-/// The most compute nodes of a pset.
+/// The greatest number of compute nodes in a pset.
 pub const MAX_COMPUTE_NODES: u32 = 256;
 /// The largest machine file that is read, in bytes.
 pub const MAX_FILE: u64 = 1 << 20;
 
-/// A machine, as described.
+/// The description of a machine.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Description {
-    /// Name: letters, digits, `-`; at most 32.
+    /// Name: 1 to 32 letters, digits or `-`.
     pub name: Spanned<String>,
-    /// Psets on one tree each.
+    /// The psets. Each is on one tree.
     #[serde(default)]
     pub pset: Vec<Spanned<Pset>>,
     /// EXTOLL networks.
@@ -63,9 +64,9 @@ pub struct Description {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Pset {
-    /// Compute nodes, 1 to [`MAX_COMPUTE_NODES`].
+    /// Number of compute nodes, 1 to [`MAX_COMPUTE_NODES`].
     pub compute_nodes: Spanned<u32>,
-    /// Packets in each FIFO: a power of two, at most 256.
+    /// Number of packets in each FIFO: a power of two, at most 256.
     #[serde(default)]
     pub fifo_depth: Option<Spanned<u32>>,
     /// The tree's links.
@@ -73,26 +74,27 @@ pub struct Pset {
     pub link: Link,
 }
 
-/// EXTOLL cards on one network. One of the shapes is given.
+/// EXTOLL cards on one network. Exactly one shape must be given.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Extoll {
-    /// A torus: nodes in each of up to three dimensions.
+    /// A torus: the number of nodes in each of up to three dimensions.
     #[serde(default)]
     pub torus: Option<Spanned<Vec<u32>>>,
-    /// A hypercube of so many dimensions, 0 to 6.
+    /// A hypercube: its number of dimensions, 0 to 6.
     #[serde(default)]
     pub hypercube: Option<Spanned<u32>>,
-    /// A full mesh of so many nodes, 1 to 7.
+    /// A full mesh: its number of nodes, 1 to 7.
     #[serde(default)]
     pub mesh: Option<Spanned<u32>>,
-    /// Processes of each card, 1 to 256.
+    /// Number of processes of each card, 1 to 256.
     #[serde(default)]
     pub vpids: Option<Spanned<u16>>,
-    /// How long a send may wait for credit in milliseconds, 0 (for ever) to 60,000.
+    /// How long a send may wait for credit, in milliseconds: 1 to 60,000, or 0 for ever.
     #[serde(default)]
     pub watchdog_ms: Option<Spanned<u64>>,
-    /// How long nothing may come from the target of RMA commands in milliseconds, 0 (for ever) to 60,000.
+    /// How long the target of RMA commands may be silent, in milliseconds: 1 to 60,000, or 0 for
+    /// ever.
     #[serde(default)]
     pub rma_watchdog_ms: Option<Spanned<u64>>,
     /// The network's links.
@@ -101,10 +103,10 @@ pub struct Extoll {
 }
 
 impl Extoll {
-    /// The network, if exactly one shape is given.
+    /// Returns the network's topology, if exactly one shape is given.
     ///
     /// # Errors
-    /// Why there can't be such a network.
+    /// Returns the reason why such a network is impossible.
     pub fn topology(&self) -> Option<Result<Topology, TopologyError>> {
         match (&self.torus, &self.hypercube, &self.mesh) {
             (Some(torus), None, None) => Some(Topology::torus(torus.as_ref())),
@@ -115,14 +117,14 @@ impl Extoll {
     }
 }
 
-/// A link, the same in both directions.
+/// A link with the same properties in both directions.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Link {
-    /// Time on the wire in nanoseconds, 0 to one second.
+    /// Propagation delay in nanoseconds, 0 to one second.
     #[serde(default)]
     pub delay_ns: Option<Spanned<u64>>,
-    /// Bandwidth in Gb/s, 0 (no limit), or 1e-9 to 10,000.
+    /// Bandwidth in Gb/s: 1e-9 to 10,000, or 0 for no limit.
     #[serde(default)]
     pub gbit_s: Option<Spanned<f64>>,
     /// Packets of buffer at the receiving end of each virtual channel, 1 to 1024.
@@ -130,17 +132,17 @@ pub struct Link {
     pub credits: Option<Spanned<u32>>,
 }
 
-/// A device that stands alone.
+/// A single device.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Function {
-    /// Name: letters, digits, `-`; at most 32.
+    /// Name: 1 to 32 letters, digits or `-`.
     pub name: Spanned<String>,
-    /// Which device.
+    /// The kind of device.
     pub kind: FunctionKind,
 }
 
-/// The devices that can stand alone.
+/// The kinds of single devices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum FunctionKind {
@@ -155,60 +157,60 @@ pub enum FunctionKind {
     Idio16,
 }
 
-/// Why a machine file was refused.
+/// The reason why a machine file was refused.
 #[derive(Debug, Error)]
 pub enum DescriptionError {
     /// The file could not be read.
     #[error("{path}: {source}")]
     Read {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// Why.
+        /// The system's error.
         source: std::io::Error,
     },
-    /// It is a directory, a device, or something else that can't be a machine file.
+    /// The path is a directory, a device, or something else that cannot be a machine file.
     #[error("{path} is not a regular file; name a machine file such as machines/pset.toml")]
     NoFile {
-        /// What was named.
+        /// The path.
         path: String,
     },
-    /// It is too large to be a machine file.
+    /// The file is too large to be a machine file.
     #[error("{path} has {bytes} bytes; a machine file has at most {MAX_FILE}")]
     TooLarge {
-        /// The file.
+        /// The path of the file.
         path: String,
-        /// Its size.
+        /// Its size in bytes.
         bytes: u64,
     },
-    /// It is no TOML, or has a field that does not belong there.
+    /// The text is not TOML, or has a field that does not belong there.
     #[error("{0}")]
-    Syntax(Place, #[source] Box<toml::de::Error>),
+    Syntax(FilePosition, #[source] Box<toml::de::Error>),
     /// A value is out of its limits.
-    #[error("{place}: {what} is {found}; expected {expected}")]
+    #[error("{position}: {what} is {found}; expected {expected}")]
     Value {
-        /// Where.
-        place: Place,
-        /// What it is about.
+        /// The position of the value.
+        position: FilePosition,
+        /// The value's name.
         what: &'static str,
-        /// What stands there.
+        /// The value in the file.
         found: String,
-        /// What should.
+        /// The expected values.
         expected: String,
     },
 }
 
-/// A place in a machine file.
+/// A position in a machine file.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// The file.
+pub struct FilePosition {
+    /// The path of the file.
     pub path: String,
-    /// Line, from 1; 0 when the error has no place.
+    /// Line number from 1, or 0 when the error has no position.
     pub line: usize,
-    /// For a syntax error, what the parser says.
+    /// The parser's message for a syntax error.
     pub message: Option<String>,
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for FilePosition {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.path)?;
         if self.line > 0 {
@@ -222,14 +224,16 @@ impl fmt::Display for Place {
 }
 
 impl Description {
-    /// Read and check a machine file.
+    /// Reads and checks a machine file.
     pub fn read(path: &Path) -> Result<Self, DescriptionError> {
         let shown = path.display().to_string();
         let read = |source| DescriptionError::Read { path: shown.clone(), source };
         let metadata = std::fs::metadata(path).map_err(read)?;
+
         if !metadata.is_file() {
             return Err(DescriptionError::NoFile { path: shown });
         }
+
         let mut text = String::new();
         File::open(path).and_then(|file| file.take(MAX_FILE + 1).read_to_string(&mut text)).map_err(read)?;
         if text.len() as u64 > MAX_FILE {
@@ -238,13 +242,14 @@ impl Description {
         Self::parse(&text, &shown)
     }
 
-    /// Check the text of a machine file; `path` is for messages.
+    /// Checks the text of a machine file. `path` is its name in messages.
     pub fn parse(text: &str, path: &str) -> Result<Self, DescriptionError> {
         let description: Self = toml::from_str(text).map_err(|error| {
             let line = error.span().map_or(0, |span| line_of(text, span));
             let message = Some(error.message().to_owned());
-            DescriptionError::Syntax(Place { path: path.to_owned(), line, message }, Box::new(error))
+            DescriptionError::Syntax(FilePosition { path: path.to_owned(), line, message }, Box::new(error))
         })?;
+
         Checker { text, path }.check(&description)?;
         Ok(description)
     }
@@ -257,100 +262,123 @@ struct Checker<'a> {
 
 impl Checker<'_> {
     fn check(&self, description: &Description) -> Result<(), DescriptionError> {
-        self.name(&description.name)?;
+        self.check_name(&description.name)?;
         if description.pset.is_empty() && description.extoll.is_empty() && description.function.is_empty() {
             let expected = "at least one [[pset]], [[extoll]] or [[function]]";
-            return Err(self.value(0..0, "the machine", "empty", expected));
+            return Err(self.value_error(0..0, "the machine", "empty", expected));
         }
+
         let mut nodes = 0;
         for pset in &description.pset {
             let compute = &pset.as_ref().compute_nodes;
-            self.range("compute_nodes", compute, 1, MAX_COMPUTE_NODES)?;
+            self.check_range("compute_nodes", compute, 1, MAX_COMPUTE_NODES)?;
             nodes += compute.as_ref() + 1;
             if nodes > tree::MAX_NODES {
                 let expected = format!("at most {} nodes in all psets together", tree::MAX_NODES);
-                return Err(self.value(compute.span(), "compute_nodes", compute.as_ref(), expected));
+                return Err(self.value_error(compute.span(), "compute_nodes", compute.as_ref(), expected));
             }
+
             if let Some(depth) = &pset.as_ref().fifo_depth
                 && (!depth.as_ref().is_power_of_two() || *depth.as_ref() > tree::MAX_FIFO_DEPTH)
             {
                 let expected = format!("a power of two, at most {}", tree::MAX_FIFO_DEPTH);
-                return Err(self.value(depth.span(), "fifo_depth", depth.as_ref(), expected));
+                return Err(self.value_error(depth.span(), "fifo_depth", depth.as_ref(), expected));
             }
-            self.link(&pset.as_ref().link)?;
+
+            self.check_link(&pset.as_ref().link)?;
         }
+
         let mut cards = 0;
         for network in &description.extoll {
-            cards += self.extoll(network)?;
+            cards += self.check_extoll(network)?;
             if cards > u64::from(extoll::MAX_NODES) {
                 let expected = format!("at most {} cards in all networks together", extoll::MAX_NODES);
-                return Err(self.value(network.span(), "the networks' cards", cards, expected));
+                return Err(self.value_error(network.span(), "the networks' cards", cards, expected));
             }
         }
-        // A file of the largest size has tens of thousands of functions: each name is looked up once.
+
+        // A file of the largest size has tens of thousands of functions, so each name is looked up
+        // once.
         let mut names: std::collections::BTreeSet<_> =
             crate::build::network_node_names(description).collect();
         for function in &description.function {
             let name = &function.as_ref().name;
-            self.name(name)?;
+            self.check_name(name)?;
+
             if !names.insert(name.as_ref().clone()) {
-                return Err(self.value(name.span(), "name", name.as_ref(), "a name that no other node has"));
+                return Err(self.value_error(
+                    name.span(),
+                    "name",
+                    name.as_ref(),
+                    "a name that no other node has",
+                ));
             }
         }
         Ok(())
     }
 
-    /// A network; how many cards it has.
-    fn extoll(&self, network: &Spanned<Extoll>) -> Result<u64, DescriptionError> {
+    /// Checks a network, and returns its number of cards.
+    fn check_extoll(&self, network: &Spanned<Extoll>) -> Result<u64, DescriptionError> {
         let extoll = network.as_ref();
+
         if let Some(vpids) = &extoll.vpids {
-            self.range("vpids", vpids, 1, extoll::MAX_VPIDS)?;
+            self.check_range("vpids", vpids, 1, extoll::MAX_VPIDS)?;
         }
         if let Some(watchdog) = &extoll.watchdog_ms {
-            self.range("watchdog_ms", watchdog, 0, 60_000)?;
+            self.check_range("watchdog_ms", watchdog, 0, 60_000)?;
         }
         if let Some(watchdog) = &extoll.rma_watchdog_ms {
-            self.range("rma_watchdog_ms", watchdog, 0, 60_000)?;
+            self.check_range("rma_watchdog_ms", watchdog, 0, 60_000)?;
         }
-        self.link(&extoll.link)?;
+
+        self.check_link(&extoll.link)?;
+
         match extoll.topology() {
             Some(Ok(topology)) => Ok(topology.nodes().into()),
             Some(Err(error)) => {
-                Err(self.value(network.span(), "the network", "impossible", error.to_string()))
+                Err(self.value_error(network.span(), "the network", "impossible", error.to_string()))
             }
             None => {
                 let expected = "one of torus = [2, 2, 2], hypercube = 3, mesh = 4";
-                Err(self.value(network.span(), "the network's shape", "none or several", expected))
+                Err(self.value_error(network.span(), "the network's shape", "none or several", expected))
             }
         }
     }
 
-    fn link(&self, link: &Link) -> Result<(), DescriptionError> {
+    fn check_link(&self, link: &Link) -> Result<(), DescriptionError> {
         if let Some(delay) = &link.delay_ns {
-            self.range("delay_ns", delay, 0, 1_000_000_000)?;
+            self.check_range("delay_ns", delay, 0, 1_000_000_000)?;
         }
         if let Some(credits) = &link.credits {
-            self.range("credits", credits, 1, 1024)?;
+            self.check_range("credits", credits, 1, 1024)?;
         }
+
         if let Some(rate) = &link.gbit_s
-            // A bit a second is the least that is not taken for no limit.
+            // The smallest rate is one bit a second. The value 0 means no limit.
             && !(*rate.as_ref() == 0.0 || (1e-9..=10_000.0).contains(rate.as_ref()))
         {
-            return Err(self.value(rate.span(), "gbit_s", rate.as_ref(), "0 (no limit), or 1e-9 to 10000"));
+            return Err(self.value_error(
+                rate.span(),
+                "gbit_s",
+                rate.as_ref(),
+                "0 (no limit), or 1e-9 to 10000",
+            ));
         }
         Ok(())
     }
 
-    fn name(&self, name: &Spanned<String>) -> Result<(), DescriptionError> {
+    fn check_name(&self, name: &Spanned<String>) -> Result<(), DescriptionError> {
         let good = (1..=32).contains(&name.as_ref().len())
             && name.as_ref().bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+
         if good {
             return Ok(());
         }
-        Err(self.value(name.span(), "name", name.as_ref(), "1 to 32 letters, digits and '-'"))
+
+        Err(self.value_error(name.span(), "name", name.as_ref(), "1 to 32 letters, digits and '-'"))
     }
 
-    fn range<T: PartialOrd + fmt::Display>(
+    fn check_range<T: PartialOrd + fmt::Display>(
         &self,
         what: &'static str,
         value: &Spanned<T>,
@@ -360,10 +388,10 @@ impl Checker<'_> {
         if *value.as_ref() >= least && *value.as_ref() <= most {
             return Ok(());
         }
-        Err(self.value(value.span(), what, value.as_ref(), format!("{least} to {most}")))
+        Err(self.value_error(value.span(), what, value.as_ref(), format!("{least} to {most}")))
     }
 
-    fn value(
+    fn value_error(
         &self,
         span: Range<usize>,
         what: &'static str,
@@ -371,7 +399,11 @@ impl Checker<'_> {
         expected: impl Into<String>,
     ) -> DescriptionError {
         DescriptionError::Value {
-            place: Place { path: self.path.to_owned(), line: line_of(self.text, span), message: None },
+            position: FilePosition {
+                path: self.path.to_owned(),
+                line: line_of(self.text, span),
+                message: None,
+            },
             what,
             found: found.to_string(),
             expected: expected.into(),
@@ -418,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_regular_file_is_refused_unread() {
+    fn a_path_that_is_no_regular_file_is_refused_unread() {
         for path in ["/dev/zero", "/"] {
             let error = Description::read(Path::new(path)).unwrap_err();
             assert!(matches!(error, DescriptionError::NoFile { .. }), "{error}");
@@ -433,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_needs_one_shape_that_can_be() {
+    fn a_network_needs_exactly_one_possible_shape() {
         let network = |shape: &str| error(&format!("name = \"p\"\n[[extoll]]\n{shape}\n"));
         let message = network("vpids = 4");
         assert!(message.contains("shape is none or several; expected one of torus"), "{message}");

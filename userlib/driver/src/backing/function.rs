@@ -1,5 +1,7 @@
-//! What the kernel's two ways to a PCI function have in common: a file in which the regions lie one behind the other, to be read,
-//! written and mapped; and how it shows that the function is gone.
+//! The parts that the two kernel backings share: VFIO and the shim.
+//!
+//! A PCI function is a file in which its regions lie one behind the other. [`Function`] reads,
+//! writes and maps them, and detects that the function is gone.
 
 use std::{
     fs::File,
@@ -24,60 +26,61 @@ use super::{MappableArea, REGION_CONFIG, RegionInfo};
 use crate::{
     Error, GoneCause,
     device::lock,
-    heartbeat::{Heartbeat, RESTS},
+    heartbeat::{BEAT_TIMEOUT, Heartbeat},
 };
 
-/// Regions that a PCI function has.
+/// The number of regions of a PCI function.
 const REGIONS: usize = 9;
-/// How often waits look at the function itself.
-const LOOK: Duration = Duration::from_millis(100);
+/// Minimum time between two checks of the function's identity during waits.
+const CHECK_INTERVAL: Duration = Duration::from_millis(100);
 const PAGE: u64 = 4096;
 
-/// How a function was lost.
+/// The way in which a function was lost.
 #[derive(Clone, Copy)]
 pub(super) enum Lost {
-    /// Nobody answers.
+    /// The function no longer answers.
     Pulled = 1,
-    /// The kernel wants it back.
+    /// The kernel has asked for the function back.
     Withdrawn = 2,
 }
 
-/// A region as the kernel describes it.
+/// A region, as the kernel describes it.
 #[derive(Default)]
-pub(super) struct Told {
+pub(super) struct RegionDescription {
     pub(super) size: u64,
     pub(super) readable: bool,
     pub(super) writable: bool,
-    /// Where it starts in the file.
-    pub(super) at: u64,
-    /// What may be mapped: {offset, length} each.
+    /// Offset of the region in the file.
+    pub(super) file_offset: u64,
+    /// The mappable areas, each as {offset, length}.
     pub(super) areas: Vec<(u64, u64)>,
 }
 
 struct KernelRegion {
     info: RegionInfo,
-    at: u64,
+    file_offset: u64,
     memory: OnceLock<Window>,
 }
 
-/// Asks the kernel for a region; the default for one that the function does not have.
-pub(super) type Describe = fn(BorrowedFd<'_>, u32) -> Result<Told, Errno>;
+/// Asks the kernel to describe a region. The answer is the default for a region that the function
+/// does not have.
+pub(super) type Describe = fn(BorrowedFd<'_>, u32) -> Result<RegionDescription, Errno>;
 
-/// A PCI function behind a file of the kernel's.
+/// A PCI function behind a file of the kernel.
 pub(super) struct Function {
     file: File,
     describe: Describe,
-    /// The file splits accesses of 8 bytes.
+    /// Whether the file splits accesses of 8 bytes.
     splits_words: bool,
     regions: [OnceLock<KernelRegion>; REGIONS],
-    /// 0, or a [`Lost`]. A look that found the function lost is the last one.
+    /// 0, or a [`Lost`]. The function stays lost once this is set.
     gone: AtomicU8,
-    looked: Mutex<Instant>,
-    /// Of the engine behind it, where there is one.
+    last_check: Mutex<Instant>,
+    /// The heartbeat of the engine behind the function, if it has one.
     heartbeat: OnceLock<Heartbeat>,
 }
 
-/// A new counter of interrupts, empty.
+/// Creates an eventfd that counts interrupts, starting at 0.
 pub(super) fn eventfd() -> Result<EventFd, Error> {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
         .map_err(|errno| Error::system("creating an eventfd", errno))
@@ -89,13 +92,14 @@ fn errno_of(error: &std::io::Error) -> Errno {
 
 impl Function {
     pub(super) fn new(file: File, describe: Describe, splits_words: bool) -> Self {
-        let looked = Mutex::new(Instant::now());
+        let last_check = Mutex::new(Instant::now());
         let gone = AtomicU8::new(0);
         let (regions, heartbeat) = Default::default();
-        Self { file, describe, splits_words, regions, gone, looked, heartbeat }
+
+        Self { file, describe, splits_words, regions, gone, last_check, heartbeat }
     }
 
-    /// Where the engine behind the function counts its heartbeat.
+    /// Sets the word in which the engine behind the function counts its heartbeat.
     pub(super) fn set_heartbeat(&self, word: SharedU64) {
         let _ = self.heartbeat.set(Heartbeat::new(word));
     }
@@ -110,131 +114,157 @@ impl Function {
         if let Some(known) = slot.get() {
             return Ok(known);
         }
-        let told = self.done("asking for a region", (self.describe)(self.fd(), region))?;
+
+        let described = self.done("asking for a region", (self.describe)(self.fd(), region))?;
+
         let fits = |&(offset, len): &(u64, u64)| {
             let pages = len != 0 && offset % PAGE == 0 && len % PAGE == 0;
-            pages && offset.checked_add(len).is_some_and(|end| end <= told.size)
+            pages && offset.checked_add(len).is_some_and(|end| end <= described.size)
         };
-        let areas = told.areas.into_iter().filter(fits);
+
+        let areas = described.areas.into_iter().filter(fits);
         let info = RegionInfo {
-            size: told.size,
-            readable: told.readable,
-            writable: told.writable,
+            size: described.size,
+            readable: described.readable,
+            writable: described.writable,
             mappable: areas.map(|(offset, len)| MappableArea { offset, len }).collect(),
         };
-        Ok(slot.get_or_init(|| KernelRegion { info, at: told.at, memory: OnceLock::new() }))
+
+        Ok(slot.get_or_init(|| KernelRegion {
+            info,
+            file_offset: described.file_offset,
+            memory: OnceLock::new(),
+        }))
     }
 
     pub(super) fn info(&self, region: u32) -> Result<RegionInfo, Error> {
         Ok(self.region(region)?.info.clone())
     }
 
-    /// The mapping of `[offset, offset + 8)`, for accesses that the file would split.
+    /// Returns a mapping of `[offset, offset + 8)`, for accesses that the file would split.
     fn mapped_word(&self, region: u32, offset: u64, len: usize) -> Option<Window> {
         if !self.splits_words || len != 8 || !offset.is_multiple_of(8) {
             return None;
         }
+
         let known = self.region(region).ok()?;
         let inside = |area: &MappableArea| {
             offset >= area.offset && area.len >= 8 && offset - area.offset <= area.len - 8
         };
+
         if !known.info.mappable.iter().any(inside) {
             return None;
         }
+
         if known.memory.get().is_none() {
             let memory = self.map(region, true).ok()??;
             let _ = known.memory.set(memory.whole());
         }
+
         known.memory.get()?.window(offset, 8).ok()
     }
 
-    /// As [`super::Backing::map`], for stores too if that is wanted and possible.
+    /// Maps a region, as [`super::Backing::map`] does. The mapping is writable if `stores` is set
+    /// and the region is.
     pub(super) fn map(&self, region: u32, stores: bool) -> Result<Option<SharedMemory>, Error> {
         let known = self.region(region)?;
         let areas: Vec<_> = known.info.mappable.iter().map(|area| (area.offset, area.len)).collect();
+
         let Some(end) = areas.iter().map(|(offset, len)| offset + len).max() else { return Ok(None) };
         let len = usize::try_from(end).map_err(|_| Error::AddressSpace { len: end })?;
+
         let access = if stores && known.info.writable { Access::ReadWrite } else { Access::ReadOnly };
-        Ok(Some(SharedMemory::map_device(self.fd(), known.at, len, &areas, access)?))
+        Ok(Some(SharedMemory::map_device(self.fd(), known.file_offset, len, &areas, access)?))
     }
 
-    /// Where `[offset, offset + len)` of a region lies in the file.
-    fn place(&self, region: u32, offset: u64, len: usize) -> Result<u64, Error> {
+    /// Returns the offset in the file of `[offset, offset + len)` in a region.
+    fn file_offset(&self, region: u32, offset: u64, len: usize) -> Result<u64, Error> {
         let known = self.region(region)?;
         let (size, len) = (known.info.size, len as u64);
+
         if offset > size || len > size - offset {
             return Err(Error::OutOfRange { what: "region", index: region, offset, len, size });
         }
-        Ok(known.at + offset)
+
+        Ok(known.file_offset + offset)
     }
 
     pub(super) fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
-        let at = self.place(region, offset, out.len())?;
+        let at = self.file_offset(region, offset, out.len())?;
+
         if let Some(word) = self.mapped_word(region, offset, out.len()) {
             out.copy_from_slice(&word.load_u64_acquire(0)?.to_ne_bytes());
         } else {
             let read = self.file.read_exact_at(out, at).map_err(|error| errno_of(&error));
             self.done("a trapped read", read)?;
         }
-        // What a function that is not there any more reads as.
+
+        // A function that is no longer there reads as all ones.
         if out.len() >= 4 && out.iter().all(|&byte| byte == 0xff) && self.is_all_ones() {
-            return Err(self.lost(Lost::Pulled));
+            return Err(self.record_loss(Lost::Pulled));
         }
+
         Ok(())
     }
 
     pub(super) fn write(&self, region: u32, offset: u64, data: &[u8]) -> Result<(), Error> {
-        let at = self.place(region, offset, data.len())?;
+        let at = self.file_offset(region, offset, data.len())?;
+
         if let (Some(word), Ok(value)) = (self.mapped_word(region, offset, data.len()), data.try_into()) {
             return Ok(word.store_u64_release(0, u64::from_ne_bytes(value))?);
         }
+
         let written = self.file.write_all_at(data, at).map_err(|error| errno_of(&error));
         self.done("a trapped write", written)
     }
 
-    /// The result of a call. The kernel says in several ways that a function is not there any more.
+    /// Converts the result of a call. The kernel has several errors for a function that is gone.
     pub(super) fn done<T>(&self, what: &'static str, result: Result<T, Errno>) -> Result<T, Error> {
         result.map_err(|errno| match errno {
-            Errno::ENODEV | Errno::ENXIO => self.lost(Lost::Pulled),
-            Errno::EIO if self.is_all_ones() => self.lost(Lost::Pulled),
+            Errno::ENODEV | Errno::ENXIO => self.record_loss(Lost::Pulled),
+            Errno::EIO if self.is_all_ones() => self.record_loss(Lost::Pulled),
             errno => Error::system(what, errno),
         })
     }
 
-    /// Remembers that it is lost; the first cause stays.
-    pub(super) fn lost(&self, how: Lost) -> Error {
+    /// Records that the function is lost, and returns the error. The first recorded cause stays.
+    pub(super) fn record_loss(&self, how: Lost) -> Error {
         let _ = self.gone.compare_exchange(0, how as u8, Ordering::AcqRel, Ordering::Acquire);
         let withdrawn = self.gone.load(Ordering::Acquire) == Lost::Withdrawn as u8;
         Error::DeviceGone { cause: if withdrawn { GoneCause::Withdrawn } else { GoneCause::HungUp } }
     }
 
-    /// Whether the function's identity reads as nothing that PCI has: nobody answers.
+    /// Returns whether the function's identity reads as all ones, which means that nothing answers.
     pub(super) fn is_all_ones(&self) -> bool {
         let Some(known) = self.regions.get(REGION_CONFIG as usize).and_then(OnceLock::get) else {
             return false;
         };
+
         let mut id = [0; 4];
-        match self.file.read_exact_at(&mut id, known.at) {
+        match self.file.read_exact_at(&mut id, known.file_offset) {
             Ok(()) => id == [0xff; 4],
             Err(_) => true,
         }
     }
 
-    /// Whether it is lost, by what is known and, every now and then, by its identity; unless its engine's heartbeat moves, which
-    /// says the same and costs no access of the function.
-    pub(super) fn look(&self) -> Result<(), Error> {
+    /// Checks whether the function is lost: from the recorded state, and at most once each
+    /// [`CHECK_INTERVAL`] from its identity. A moving heartbeat makes the read of the identity
+    /// unnecessary, and it costs no access of the function.
+    pub(super) fn check_alive(&self) -> Result<(), Error> {
         if self.gone.load(Ordering::Acquire) != 0 {
-            return Err(self.lost(Lost::Pulled));
+            return Err(self.record_loss(Lost::Pulled));
         }
+
         {
-            let mut looked = lock(&self.looked);
-            if looked.elapsed() < LOOK {
+            let mut last_check = lock(&self.last_check);
+            if last_check.elapsed() < CHECK_INTERVAL {
                 return Ok(());
             }
-            *looked = Instant::now();
+            *last_check = Instant::now();
         }
-        let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.rests_for() <= RESTS);
-        if !beats && self.is_all_ones() { Err(self.lost(Lost::Pulled)) } else { Ok(()) }
+
+        let beats = self.heartbeat.get().is_some_and(|heartbeat| heartbeat.time_since_beat() <= BEAT_TIMEOUT);
+        if !beats && self.is_all_ones() { Err(self.record_loss(Lost::Pulled)) } else { Ok(()) }
     }
 }
 
@@ -244,18 +274,19 @@ mod tests {
 
     use super::*;
 
-    /// A region of two pages behind the first page of the file, the second of which may be mapped.
-    fn describe(_: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
+    /// Describes a region of two pages, which starts at the file's second page. Its second page is
+    /// mappable.
+    fn describe(_: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errno> {
         match region {
-            0 | REGION_CONFIG => Ok(Told {
+            0 | REGION_CONFIG => Ok(RegionDescription {
                 size: 8192,
                 readable: true,
                 writable: true,
-                at: PAGE,
+                file_offset: PAGE,
                 areas: vec![(4096, 4096), (4096, 100), (8192, 4096), (!0xfff, 8192)],
             }),
             1 => Err(Errno::ENODEV),
-            _ => Ok(Told::default()),
+            _ => Ok(RegionDescription::default()),
         }
     }
 
@@ -266,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn areas_that_make_no_sense_are_left_out() {
+    fn invalid_areas_are_left_out() {
         let (_, function) = function();
         assert_eq!(function.info(0).unwrap().mappable, [MappableArea { offset: 4096, len: 4096 }]);
         assert_eq!(function.info(2), Ok(RegionInfo::default()));
@@ -278,12 +309,15 @@ mod tests {
         let (memory, function) = function();
         function.write(0, 4, &[1, 2, 3, 4]).unwrap();
         function.write(0, 4096, &7u64.to_ne_bytes()).unwrap();
+
         let mut bytes = [0; 4];
         memory.read(PAGE + 4, &mut bytes).unwrap();
         assert_eq!(bytes, [1, 2, 3, 4]);
+
         let mut word = [0; 8];
         function.read(0, 4096, &mut word).unwrap();
         assert_eq!(u64::from_ne_bytes(word), 7);
+
         assert!(matches!(function.read(0, 8190, &mut bytes), Err(Error::OutOfRange { .. })));
         assert!(matches!(function.write(0, u64::MAX, &bytes), Err(Error::OutOfRange { .. })));
     }
@@ -291,38 +325,44 @@ mod tests {
     #[test]
     fn function_that_the_kernel_lost_is_gone_for_good() {
         let (_, function) = function();
-        assert!(function.look().is_ok());
+        assert!(function.check_alive().is_ok());
         let gone = Error::DeviceGone { cause: GoneCause::HungUp };
         assert_eq!(function.info(1), Err(gone.clone()));
-        assert_eq!(function.look(), Err(gone));
+        assert_eq!(function.check_alive(), Err(gone));
     }
 
     #[test]
-    fn function_is_asked_only_when_its_engine_does_not_beat() {
+    fn identity_is_read_only_when_the_engine_does_not_beat() {
         let (memory, function) = function();
         function.info(REGION_CONFIG).unwrap();
+
         function.set_heartbeat(memory.whole().u64(2 * PAGE).unwrap());
         memory.write(PAGE, &[0xff; 4]).unwrap();
+
         let (start, mut beats) = (Instant::now(), 0u64);
-        while start.elapsed() < LOOK * 3 {
+        while start.elapsed() < CHECK_INTERVAL * 3 {
             beats += 1;
             memory.write(2 * PAGE, &beats.to_ne_bytes()).unwrap();
-            assert_eq!(function.look(), Ok(()));
+            assert_eq!(function.check_alive(), Ok(()));
         }
-        while function.look().is_ok() {
-            assert!(start.elapsed() < Duration::from_secs(60), "nobody noticed");
+
+        while function.check_alive().is_ok() {
+            assert!(start.elapsed() < Duration::from_secs(60), "the loss was not noticed");
             std::thread::yield_now();
         }
-        assert_eq!(function.look(), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
+
+        assert_eq!(function.check_alive(), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
     }
 
     #[test]
-    fn all_ones_everywhere_mean_that_nobody_is_there() {
+    fn all_ones_in_a_register_and_the_identity_mean_that_the_function_is_gone() {
         let (memory, function) = function();
         function.info(REGION_CONFIG).unwrap();
+
         memory.write(PAGE + 64, &[0xff; 4]).unwrap();
         let mut bytes = [0; 4];
         function.read(0, 64, &mut bytes).unwrap();
+
         memory.write(PAGE, &[0xff; 4]).unwrap();
         assert_eq!(function.read(0, 64, &mut bytes), Err(Error::DeviceGone { cause: GoneCause::HungUp }));
     }

@@ -1,15 +1,17 @@
-//! What is behind a [`crate::Device`]: a machine in this process, a server behind a vfio-user socket, or a PCI function that the
-//! kernel hands out, through VFIO or the shim.
+//! The interface between a [`crate::Device`] and the place where the device lives.
 //!
-//! In: accesses to VFIO regions, interrupts to bind, memory to make reachable by DMA. Out: register values, mapped memory,
-//! interrupt sources. A backing may use locks and system calls; nothing on the per-packet path of a library goes through
-//! it except [`Backing::relax`].
+//! A backing is a machine in this process, a vfio-user server, or a PCI function that the kernel
+//! exposes through VFIO or the shim. It accesses VFIO regions, maps their memory, binds interrupts
+//! and makes memory reachable by DMA.
+//!
+//! A backing may use locks and system calls. No per-packet path of a library goes through it,
+//! except [`Backing::relax`].
 
 mod function;
+mod server_monitor;
 mod shim;
 mod vfio;
 mod vfio_user;
-mod watch;
 
 use std::{fmt, ops::Range, os::fd::BorrowedFd, sync::Arc};
 
@@ -32,79 +34,82 @@ pub const IRQ_MSI: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSI_IRQ_INDEX;
 /// VFIO index of the MSI-X interrupts.
 pub const IRQ_MSIX: u32 = vfio_bindings::bindings::vfio::VFIO_PCI_MSIX_IRQ_INDEX;
 
-/// A range of a region that is memory and may be mapped.
+/// A range of a region that is memory and can be mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MappableArea {
-    /// First byte in the region, a multiple of the page size.
+    /// Offset of the first byte in the region, a multiple of the page size.
     pub offset: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub len: u64,
 }
 
-/// A region of the device.
+/// The size and the possible accesses of one region of the device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RegionInfo {
-    /// Bytes; 0 when the device has no such region.
+    /// Size in bytes; 0 when the device has no such region.
     pub size: u64,
-    /// Trapped reads are possible.
+    /// Whether trapped reads are possible.
     pub readable: bool,
-    /// Writes are possible, trapped or to mapped areas.
+    /// Whether writes are possible, trapped or to mapped areas.
     pub writable: bool,
-    /// What of it is memory. Empty when all of it is trapped.
+    /// The areas that are memory. Empty when the whole region is trapped.
     pub mappable: Vec<MappableArea>,
 }
 
 /// The interrupts of one VFIO index.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct IrqInfo {
-    /// Vectors; 0 when the device has none of this kind.
+    /// Number of vectors; 0 when the device has none of this kind.
     pub count: u32,
-    /// Vectors can be masked and unmasked.
+    /// Whether vectors can be masked and unmasked.
     pub maskable: bool,
-    /// A vector masks itself when it fires ([`crate::Interrupt::unmask`] when it was dealt with), as INTx does.
+    /// Whether a vector masks itself when it fires, as INTx does. The driver calls
+    /// [`crate::Interrupt::unmask`] once it has handled the interrupt.
     pub automasked: bool,
 }
 
-/// Whether a trapped write waits until the device has it.
+/// Whether a trapped write waits until the device has taken it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum WriteMode {
     /// The call returns when the device has taken the write.
     Confirmed,
-    /// The call returns at once; later accesses of the same client stay behind it. An error is not reported.
+    /// The call returns at once, and reports no error. Later accesses of the same client take
+    /// effect after it.
     Posted,
 }
 
-/// What a device may do with memory.
+/// The accesses that a device may make to a range of memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DmaPermission {
-    /// The device may read it.
+    /// The device may read the memory.
     pub read: bool,
-    /// The device may write it.
+    /// The device may write the memory.
     pub write: bool,
 }
 
 impl DmaPermission {
-    /// Both ways.
+    /// The device reads and writes the memory.
     pub const READ_WRITE: Self = Self { read: true, write: true };
-    /// The device only reads it.
+    /// The device only reads the memory.
     pub const READ_ONLY: Self = Self { read: true, write: false };
 }
 
-/// Memory that a device can reach by messages only. Offsets are relative to its start.
+/// Memory that a device reaches by messages only. Offsets are relative to its start.
 pub trait PrivateMemory: Send + Sync {
-    /// Copies from it.
+    /// Copies the bytes from `offset` on into `out`.
     ///
     /// # Errors
-    /// When the range leaves the memory.
+    /// Returns an error when the range leaves the memory.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error>;
 
-    /// Copies into it.
+    /// Copies `data` into the memory from `offset` on.
     ///
     /// # Errors
-    /// When the range leaves the memory.
+    /// Returns an error when the range leaves the memory.
     fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error>;
 
-    /// All of it as mapped memory of this process, if it is that. A kernel that lets a device reach it pins it there.
+    /// Returns the whole memory as a mapping of this process, or `None` if it has no mapping. A
+    /// kernel backing pins this mapping.
     fn mapped(&self) -> Option<&Window> {
         None
     }
@@ -124,44 +129,49 @@ impl PrivateMemory for Window {
     }
 }
 
-/// Memory to be made reachable by DMA.
+/// Memory that is about to become reachable by DMA.
 #[derive(Clone)]
 pub enum DmaMemory {
-    /// `len` bytes from `offset` on of memory that is shared with the device. A vfio-user server maps its file, which it
-    /// therefore must have, and which starts where the memory does. Both numbers are multiples of the page size.
+    /// `len` bytes, from `offset` on, of memory that is shared with the device. `offset` and `len`
+    /// are multiples of the page size.
+    ///
+    /// A vfio-user server maps the memory's file. The memory must therefore have one, and start
+    /// where the file starts.
     Shared {
-        /// The memory.
+        /// The shared memory.
         memory: SharedMemory,
-        /// First byte in it and in its file.
+        /// Offset of the first byte in the memory and in its file.
         offset: u64,
-        /// Bytes.
+        /// Length in bytes.
         len: u64,
     },
-    /// `len` bytes that stay with this process. A vfio-user server asks for them by messages, which are answered whenever
-    /// somebody waits for or talks to the device ([`Backing::relax`], trapped accesses, blocking interrupt waits). A device
-    /// behind the kernel reaches them if they are [`PrivateMemory::mapped`].
+    /// `len` bytes that stay with this process.
+    ///
+    /// A vfio-user server asks for them by messages. These are answered in [`Backing::relax`], in
+    /// trapped accesses and in blocking interrupt waits. A device behind the kernel reaches the
+    /// memory only if it is [`PrivateMemory::mapped`].
     Private {
-        /// The memory.
+        /// The private memory.
         memory: Arc<dyn PrivateMemory>,
-        /// Bytes, a multiple of the page size.
+        /// Length in bytes, a multiple of the page size.
         len: u64,
     },
 }
 
 impl DmaMemory {
-    /// Bytes.
+    /// Returns the length in bytes.
     pub fn len(&self) -> u64 {
         match self {
             DmaMemory::Shared { len, .. } | DmaMemory::Private { len, .. } => *len,
         }
     }
 
-    /// Whether it has no bytes.
+    /// Returns whether the length is 0.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// It as memory that is mapped in this process: what a kernel pins.
+    /// Returns the memory as a mapping of this process, which a kernel can pin.
     pub(crate) fn mapped(&self) -> Result<Window, Error> {
         match self {
             DmaMemory::Shared { memory, offset, len } => Ok(memory.window(*offset, *len)?),
@@ -182,193 +192,211 @@ impl fmt::Debug for DmaMemory {
     }
 }
 
-/// Who chooses the addresses by which the device reaches memory.
+/// The side that chooses the addresses at which the device reaches memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum DmaAddresses {
-    /// The library, within these ranges: there is an IOMMU, or a server that plays one. [`Backing::dma_map`] takes them.
+    /// The library chooses, within these ranges. The device is behind an IOMMU, or behind a server
+    /// that acts as one. [`Backing::dma_map`] takes the addresses.
     Free(Vec<Range<u64>>),
-    /// The backing: [`Backing::dma_allocate`] and [`Backing::dma_register`] give them.
+    /// The backing chooses. [`Backing::dma_allocate`] and [`Backing::dma_register`] return the
+    /// addresses.
     Given,
 }
 
 impl DmaAddresses {
-    /// The lowest address handed out by default, so that no buffer lies at 0.
+    /// The lowest address used by default, so that no buffer lies at address 0.
     pub const FIRST: u64 = 1 << 20;
-    /// The end of the addresses handed out by default: what the smallest common IOMMU reaches (39 bits).
+    /// The end of the addresses used by default. The smallest common IOMMU translates 39 bits.
     pub const END: u64 = 1 << 39;
 }
 
 impl Default for DmaAddresses {
-    /// All that every device and IOMMU understand.
+    /// Returns the range that every device and IOMMU understands.
     fn default() -> Self {
         DmaAddresses::Free(std::iter::once(Self::FIRST..Self::END).collect())
     }
 }
 
-/// Memory that a backing made, and where the device finds it.
+/// Memory that a backing has allocated, and its address for the device.
 #[derive(Clone, Debug)]
 pub struct DmaAllocation {
-    /// The memory, of at least the length asked for.
+    /// The memory, at least as long as the requested length.
     pub memory: SharedMemory,
-    /// Its first byte's address for the device.
+    /// The device's address of the first byte.
     pub iova: u64,
 }
 
-/// Where an interrupt arrives.
+/// The destination of one interrupt vector: it counts interrupts.
 pub trait InterruptSource: Send + Sync {
-    /// Interrupts since the last call. Does not block.
+    /// Takes the interrupts that have arrived since the last call, and returns their number. It
+    /// does not block.
     fn take(&self) -> u64;
 
-    /// Blocks until there is at least one interrupt, and takes as [`InterruptSource::take`] does. DMA messages are
-    /// answered meanwhile.
+    /// Blocks until at least one interrupt has arrived, and takes all as [`InterruptSource::take`]
+    /// does. DMA messages are answered meanwhile.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+    /// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].
     fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error>;
 
-    /// A descriptor that is readable while there is an interrupt to take, if it has one.
+    /// Returns a descriptor that is readable while an interrupt can be taken, if the source has
+    /// one.
     fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
 
-/// A device as VFIO shows it.
+/// A device as VFIO presents it: regions, interrupts, DMA and reset.
 pub trait Backing: Send + Sync + 'static {
-    /// What region `region` is: 0 to 5 are the BARs, [`REGION_ROM`], [`REGION_CONFIG`]. A region that the device does not
-    /// have has size 0.
+    /// Describes region `region`: 0 to 5 are the BARs, and the others are [`REGION_ROM`] and
+    /// [`REGION_CONFIG`]. A region that the device does not have has size 0.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], [`Error::Refused`].
+    /// Returns [`Error::DeviceGone`] or [`Error::Refused`].
     fn region_info(&self, region: u32) -> Result<RegionInfo, Error>;
 
-    /// A trapped read.
+    /// Reads `out.len()` bytes at `offset` of a region, by a trapped access.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], [`Error::OutOfRange`], [`Error::Refused`], [`Error::Timeout`].
+    /// Returns [`Error::DeviceGone`], [`Error::OutOfRange`], [`Error::Refused`] or
+    /// [`Error::Timeout`].
     fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error>;
 
-    /// A trapped write.
+    /// Writes `data` at `offset` of a region, by a trapped access.
     ///
     /// # Errors
-    /// As [`Backing::read`].
+    /// Returns the errors of [`Backing::read`]. In [`WriteMode::Posted`] the device's own error is
+    /// not reported.
     fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error>;
 
-    /// The memory behind a region, from its first byte on and at least as far as its last mappable area; `None` when it
-    /// is all trapped. Only what [`RegionInfo::mappable`] names means anything.
+    /// Maps a region from its first byte to at least the end of its last mappable area. Returns
+    /// `None` when the whole region is trapped. Only the areas that [`RegionInfo::mappable`] lists
+    /// have defined contents.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], [`Error::Memory`].
+    /// Returns [`Error::DeviceGone`] or [`Error::Memory`].
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error>;
 
-    /// As [`Backing::map`], for a region that only the device writes: mapped for loads alone, also where the backing does not
-    /// know that (a kernel maps any BAR for stores).
+    /// Maps a region for loads alone, as [`Backing::map`] does for loads and stores. The library
+    /// uses it for regions that only the device writes: a kernel maps any BAR for stores, too.
     ///
     /// # Errors
-    /// As [`Backing::map`].
+    /// Returns the errors of [`Backing::map`].
     fn map_read_only(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
         self.map(region)
     }
 
-    /// The interrupts of VFIO index `index`.
+    /// Describes the interrupts of VFIO index `index`.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], [`Error::Refused`].
+    /// Returns [`Error::DeviceGone`] or [`Error::Refused`].
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error>;
 
-    /// Binds a vector to a new source, which replaces one that was bound before.
+    /// Binds a vector to a new source, which replaces an earlier one.
     ///
     /// # Errors
-    /// [`Error::NoSuch`], [`Error::DeviceGone`], [`Error::Refused`].
+    /// Returns [`Error::NoSuch`], [`Error::DeviceGone`] or [`Error::Refused`].
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error>;
 
     /// Unbinds every vector of an index.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`], [`Error::Refused`].
+    /// Returns [`Error::DeviceGone`] or [`Error::Refused`].
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error>;
 
-    /// Masks `count` vectors from `start` on: what they signal is kept until they are unmasked.
+    /// Masks `count` vectors from `start` on. An interrupt that a masked vector signals stays
+    /// pending until it is unmasked.
     ///
     /// # Errors
-    /// [`Error::NoSuch`], [`Error::DeviceGone`], [`Error::Refused`].
+    /// Returns [`Error::NoSuch`], [`Error::DeviceGone`] or [`Error::Refused`].
     fn mask(&self, index: u32, start: u32, count: u32) -> Result<(), Error>;
 
-    /// Unmasks them.
+    /// Unmasks `count` vectors from `start` on.
     ///
     /// # Errors
-    /// As [`Backing::mask`].
+    /// Returns the errors of [`Backing::mask`].
     fn unmask(&self, index: u32, start: u32, count: u32) -> Result<(), Error>;
 
-    /// Who chooses DMA addresses. Asked once, when the device is opened.
+    /// Returns the side that chooses DMA addresses. The library calls it once, when it opens the
+    /// device.
     fn dma_addresses(&self) -> DmaAddresses {
         DmaAddresses::default()
     }
 
-    /// Makes `len` bytes of memory that the device reaches, a multiple of the page size. `None` where any memory will do:
-    /// then the library makes some, and maps it.
+    /// Allocates `len` bytes of memory that the device reaches. `len` is a multiple of the page
+    /// size. Returns `None` where any memory will do; the library then allocates and maps it.
     ///
     /// # Errors
-    /// [`Error::Refused`] (`ENOMEM`, `EDQUOT`), [`Error::DeviceGone`].
+    /// Returns [`Error::Refused`] (`ENOMEM`, `EDQUOT`) or [`Error::DeviceGone`].
     fn dma_allocate(&self, _len: u64) -> Result<Option<DmaAllocation>, Error> {
         Ok(None)
     }
 
-    /// As [`Backing::dma_map`], at an address that the backing chooses and gives back. Only with [`DmaAddresses::Given`].
+    /// Lets the device reach `memory`, as [`Backing::dma_map`] does, and returns the address that
+    /// the backing has chosen. It is called only with [`DmaAddresses::Given`].
     ///
     /// # Errors
-    /// As [`Backing::dma_map`]; [`Error::Unsupported`] when there is no one address for all of it.
+    /// Returns the errors of [`Backing::dma_map`], and [`Error::Unsupported`] when the memory has
+    /// no contiguous range of addresses.
     fn dma_register(&self, _memory: DmaMemory, _permission: DmaPermission) -> Result<u64, Error> {
         Err(Error::Unsupported { what: "DMA addresses that the backing chooses" })
     }
 
-    /// Lets the device reach `memory` at `iova`.
+    /// Lets the device reach `memory` at address `iova`.
     ///
     /// # Errors
-    /// [`Error::Refused`] (`EEXIST` for an overlap, `ENOSPC`/`EDQUOT` for a quota), [`Error::DeviceGone`].
+    /// Returns [`Error::Refused`] (`EEXIST` for an overlap, `ENOSPC` or `EDQUOT` for a quota) or
+    /// [`Error::DeviceGone`].
     fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error>;
 
-    /// Takes `[iova, iova + len)`, as it was mapped, registered or allocated, away from the device. When it returns without an error the
-    /// device does not touch the memory any more. What was allocated may stay the device's until the program's last mapping of it is
-    /// gone, but is given to nobody else before.
+    /// Takes `[iova, iova + len)` away from the device. The range is one that was mapped,
+    /// registered or allocated. After a success, the device no longer touches the memory.
+    ///
+    /// Allocated memory may stay reserved until the program has dropped its last mapping of it. The
+    /// backing does not reuse it before.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::DeviceGone`].
+    /// Returns [`Error::Refused`] or [`Error::DeviceGone`].
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error>;
 
     /// Resets the function, or the attachment that this client holds.
     ///
     /// # Errors
-    /// [`Error::Refused`], [`Error::DeviceGone`].
+    /// Returns [`Error::Refused`] or [`Error::DeviceGone`].
     fn reset(&self) -> Result<(), Error>;
 
-    /// One turn of a waiting loop: in process, steps the machine; on a host, spins, then yields, then sleeps shortly.
-    /// Answers DMA messages, and notices in its slow part that the server is gone.
+    /// Makes one turn of a waiting loop. In process, it steps the machine. On a host, it spins,
+    /// then yields, then sleeps for a short time. A turn answers DMA messages. A yielding or
+    /// sleeping turn also checks whether the server is gone.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`].
+    /// Returns [`Error::DeviceGone`].
     fn relax(&self, relax: &mut Relax) -> Result<(), Error>;
 
-    /// Whether the engine behind the device can make this processor execute a memory barrier (`membarrier`): it is in the same
-    /// kernel. Where it is not, writers fence before they look whether it sleeps.
+    /// Returns whether the engine behind the device runs on the same kernel as this process. If so,
+    /// it can make this processor execute a memory barrier (`membarrier`) before it sleeps. If not,
+    /// writers execute a fence before they read its sleeping flag.
     fn engine_is_near(&self) -> bool {
         true
     }
 
-    /// Tells where the engine behind the device counts its heartbeat, for a backing that can make use of it to notice sooner
-    /// that the engine died. Called once, when the device is opened; not for a plain PCI function.
+    /// Takes the word in which the engine behind the device counts its heartbeat. A backing can use
+    /// it to notice the engine's death sooner. The library calls it once when it opens the device,
+    /// unless that is a plain PCI function.
     fn set_heartbeat(&self, _heartbeat: SharedU64) {}
 
-    /// A descriptor that is readable when [`Backing::attend`] has something to do, for waits that block in the kernel.
-    /// `None` when time only passes in [`Backing::relax`].
+    /// Returns a descriptor that is readable when [`Backing::attend`] has work, for waits that
+    /// block in the kernel. Returns `None` when time passes only in [`Backing::relax`].
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// Deals with all that made [`Backing::event_fd`] readable, without waiting. Also called before each wait that blocks, for
-    /// what was read already.
+    /// Handles all events that made [`Backing::event_fd`] readable, without waiting. It is also
+    /// called before each blocking wait, because events may have been read from the descriptor
+    /// already.
     ///
     /// # Errors
-    /// [`Error::DeviceGone`].
+    /// Returns [`Error::DeviceGone`].
     fn attend(&self) -> Result<(), Error> {
         Ok(())
     }

@@ -1,7 +1,8 @@
-//! A device behind a vfio-user socket: ours, or any other server's.
+//! A device behind a vfio-user socket, of nicforge's server or any other.
 //!
-//! Nothing is assumed of the server beyond the protocol: what it names as mappable is mapped, everything else is trapped.
-//! Threads may share it; the client behind it lets one of them read the socket for all.
+//! The backing assumes nothing about the server beyond the protocol. It maps the areas that the
+//! server describes as mappable, and traps all other accesses. Threads may share it: one of them at
+//! a time reads the socket for all.
 
 use std::{
     collections::BTreeMap,
@@ -24,35 +25,36 @@ use nix::sys::eventfd::{EfdFlags, EventFd};
 
 use super::{
     Backing, DmaMemory, DmaPermission, InterruptSource, IrqInfo, MappableArea, PrivateMemory, REGION_CONFIG,
-    RegionInfo, WriteMode, watch::Watch,
+    RegionInfo, WriteMode, server_monitor::ServerMonitor,
 };
 use crate::{
     Cancel, Deadline, Error, GoneCause, OpenOptions, Relax, Turn,
     interrupt::{block, wait_source},
 };
 
-/// Regions that a PCI function has.
+/// The number of regions of a PCI function.
 const REGIONS: usize = 9;
-/// Turns of yielding between two looks at the socket, when nothing but the server's end is expected there.
-const LOOK_EVERY: u32 = 64;
-/// Messages served before the caller's own wait goes on.
+/// Yielding turns between two reads of the socket, when only the server's end is expected there.
+const CHECK_EVERY: u32 = 64;
+/// The most messages that are served before the caller's own wait goes on.
 const MESSAGES_AT_ONCE: u32 = 4096;
 
-/// A range that the server may ask for by messages.
+/// A range that the server may access by messages.
 struct Range {
     len: u64,
     memory: Arc<dyn PrivateMemory>,
     permission: DmaPermission,
-    /// Messages are the only way to it.
+    /// Whether messages are the only way to reach the range.
     private: bool,
 }
 
-/// What the server may reach. A server may ask by messages for memory that it could map, and for both kinds in one message.
+/// The memory that the server may access. A server may also use messages for memory that it could
+/// map, and one message may cover both kinds.
 #[derive(Default)]
 struct ClientMemory {
-    /// By first DMA address.
+    /// The ranges, by first DMA address.
     ranges: RwLock<BTreeMap<u64, Range>>,
-    /// Private ranges in it.
+    /// The number of private ranges.
     private: AtomicUsize,
 }
 
@@ -63,10 +65,11 @@ impl ClientMemory {
         self.private.store(ranges.values().filter(|range| range.private).count(), Ordering::Release);
     }
 
-    /// Whether it was free, and is taken now.
+    /// Inserts a range if no other one overlaps it. Returns whether it did.
     fn insert(&self, iova: u64, range: Range) -> bool {
         let end = iova.saturating_add(range.len);
         let mut free = false;
+
         self.change(|ranges| {
             let before = ranges.range(..end).next_back();
             free = before.is_none_or(|(start, other)| start.saturating_add(other.len) <= iova);
@@ -74,22 +77,23 @@ impl ClientMemory {
                 ranges.insert(iova, range);
             }
         });
+
         free
     }
 
-    /// Forgets what lies in `[iova, iova + len)`.
+    /// Removes the ranges that start in `[iova, iova + len)`.
     fn remove(&self, iova: u64, len: u64) {
         let end = iova.saturating_add(len);
         self.change(|ranges| ranges.retain(|&start, _| start < iova || start >= end));
     }
 
-    /// Whether messages must be expected at any time.
+    /// Returns whether a message may arrive at any time.
     fn has_private(&self) -> bool {
         self.private.load(Ordering::Acquire) != 0
     }
 
-    /// Checks all of `[address, address + len)`, then copies it piece by piece: a memory, the offset in it, and which bytes of
-    /// the message.
+    /// Checks access to all of `[address, address + len)`, then calls `copy` for each piece. `copy`
+    /// takes the memory, the offset in it, and the piece's range in the message.
     fn access(
         &self,
         address: u64,
@@ -98,26 +102,32 @@ impl ClientMemory {
         mut copy: impl FnMut(&dyn PrivateMemory, u64, ops::Range<usize>) -> Result<(), Error>,
     ) -> Result<(), Errno> {
         let ranges = self.ranges.read().unwrap_or_else(PoisonError::into_inner);
+
         let piece = |done: usize| {
             let at = address.checked_add(done as u64).ok_or(Errno::EFAULT)?;
             let (start, range) = ranges.range(..=at).next_back().ok_or(Errno::EFAULT)?;
             let offset = at - start;
+
             match range.len.saturating_sub(offset).min((len - done) as u64) {
                 0 => Err(Errno::EFAULT),
                 _ if !allowed(&range.permission) => Err(Errno::EACCES),
-                there => Ok((range, offset, done + there as usize)),
+                part => Ok((range, offset, done + part as usize)),
             }
         };
+
+        // The whole range is checked first, so that a refused access copies nothing.
         let mut done = 0;
         while done < len {
             done = piece(done)?.2;
         }
+
         done = 0;
         while done < len {
             let (range, offset, end) = piece(done)?;
             copy(&*range.memory, offset, done..end).map_err(|_| Errno::EFAULT)?;
             done = end;
         }
+
         Ok(())
     }
 }
@@ -138,25 +148,26 @@ impl GuestMemory for ClientMemory {
     }
 }
 
-/// A region as the server described it.
+/// A region, as the server describes it.
 struct RemoteRegion {
     info: RegionInfo,
     fd: Option<OwnedFd>,
-    /// Where the region starts in the file.
+    /// Offset of the region in the file.
     file_offset: u64,
 }
 
-struct Link {
+struct VfioUserConnection {
     client: Client,
     memory: Arc<ClientMemory>,
-    watch: Arc<Watch>,
+    monitor: Arc<ServerMonitor>,
     regions: [OnceLock<RemoteRegion>; REGIONS],
     can_reset: bool,
 }
 
-/// A connection to a vfio-user server. Clones stand for the same one, which ends with the last of them.
+/// A connection to a vfio-user server. Clones share the connection, which is closed with the last
+/// of them.
 #[derive(Clone)]
-pub struct VfioUser(Arc<Link>);
+pub struct VfioUser(Arc<VfioUserConnection>);
 
 fn failed(what: &'static str, error: ClientError) -> Error {
     match error {
@@ -177,16 +188,17 @@ impl VfioUser {
     /// Connects to the socket at `path`.
     ///
     /// # Errors
-    /// [`Error::Connection`] when nobody listens there or the server is no vfio-user server, [`Error::Refused`] (`EBUSY`) when
-    /// the attachment is taken, [`Error::DeviceGone`] when the server hangs up, [`Error::Timeout`].
+    /// Returns [`Error::Connection`] when no vfio-user server listens on the socket, and
+    /// [`Error::Refused`] (`EBUSY`) when another client holds the attachment. [`Error::DeviceGone`]
+    /// means that the server has hung up. [`Error::Timeout`] is also possible.
     pub fn connect(path: impl AsRef<Path>, options: &OpenOptions) -> Result<Self, Error> {
         Self::negotiate(options, |config| Client::connect_with(path, config))
     }
 
-    /// Takes a connected stream socket.
+    /// Opens the connection on a connected stream socket.
     ///
     /// # Errors
-    /// As [`VfioUser::connect`].
+    /// Returns the errors of [`VfioUser::connect`].
     pub fn from_socket(socket: OwnedFd, options: &OpenOptions) -> Result<Self, Error> {
         Self::negotiate(options, |config| Client::from_socket(socket, config))
     }
@@ -196,17 +208,20 @@ impl VfioUser {
         connect: impl FnOnce(ClientConfig) -> Result<Client, ClientError>,
     ) -> Result<Self, Error> {
         let what = "opening the connection";
+
         let memory = Arc::new(ClientMemory::default());
-        let watch = Arc::new(Watch::default());
+        let monitor = Arc::new(ServerMonitor::default());
         let config = ClientConfig {
             timeout: options.timeout,
             spin: options.socket_spin,
             memory: Some(memory.clone()),
-            watch: Some(watch.clone()),
+            watch: Some(monitor.clone()),
             ..ClientConfig::default()
         };
+
         let client = connect(config).map_err(|error| failed(what, error))?;
-        watch.set_process(client.server_process());
+        monitor.set_process(client.server_process());
+
         let info = client.device_info().map_err(|error| failed(what, error))?;
         if info.num_regions <= REGION_CONFIG {
             return Err(Error::Protocol {
@@ -214,14 +229,21 @@ impl VfioUser {
                 value: info.num_regions.into(),
             });
         }
+
         let can_reset = info.flags & wire::DEVICE_FLAGS_RESET != 0;
-        Ok(Self(Arc::new(Link { client, memory, watch, regions: Default::default(), can_reset })))
+        Ok(Self(Arc::new(VfioUserConnection {
+            client,
+            memory,
+            monitor,
+            regions: Default::default(),
+            can_reset,
+        })))
     }
 
-    /// Process id of the server, as it was when it began to listen.
+    /// Returns the server's process id, as it was when the server began to listen.
     ///
     /// # Errors
-    /// [`Error::Refused`].
+    /// Returns [`Error::Refused`] when the system call fails.
     pub fn server_pid(&self) -> Result<i32, Error> {
         self.0.client.server_pid().map_err(|error| failed("asking who the server is", error))
     }
@@ -232,21 +254,25 @@ impl VfioUser {
         if let Some(known) = slot.get() {
             return Ok(known);
         }
-        let told = self.done("asking for a region", self.0.client.region_info(region))?;
+
+        let found = self.done("asking for a region", self.0.client.region_info(region))?;
         let mappable =
-            told.mappable().into_iter().map(|area| MappableArea { offset: area.offset, len: area.size });
+            found.mappable().into_iter().map(|area| MappableArea { offset: area.offset, len: area.size });
+
         let info = RegionInfo {
-            size: told.size,
-            readable: told.flags & wire::REGION_FLAG_READ != 0,
-            writable: told.flags & wire::REGION_FLAG_WRITE != 0,
+            size: found.size,
+            readable: found.flags & wire::REGION_FLAG_READ != 0,
+            writable: found.flags & wire::REGION_FLAG_WRITE != 0,
             mappable: mappable.filter(|area| area.len != 0).collect(),
         };
-        Ok(slot.get_or_init(|| RemoteRegion { info, fd: told.fd, file_offset: told.offset }))
+
+        Ok(slot.get_or_init(|| RemoteRegion { info, fd: found.fd, file_offset: found.offset }))
     }
 
     fn check(&self, region: u32, offset: u64, len: usize) -> Result<(), Error> {
         let size = self.region(region)?.info.size;
         let len = len as u64;
+
         if offset > size || len > size - offset {
             return Err(Error::OutOfRange { what: "region", index: region, offset, len, size });
         }
@@ -264,8 +290,9 @@ impl VfioUser {
         self.done(what, self.0.client.set_irqs(index, start, action, payload))
     }
 
-    /// The result of a call. It may have read messages behind its reply, which no descriptor announces any more to a thread
-    /// that blocks: they are served here.
+    /// Converts the result of a call, and serves DMA messages. A call may have read messages behind
+    /// its reply. The descriptor no longer signals these to a thread that blocks, so they are
+    /// served here.
     fn done<T>(&self, what: &'static str, result: Result<T, ClientError>) -> Result<T, Error> {
         let value = result.map_err(|error| failed(what, error))?;
         if self.0.memory.has_private() {
@@ -274,7 +301,8 @@ impl VfioUser {
         Ok(value)
     }
 
-    /// Serves the messages that are there. A server that never stops sending them does not hold the caller.
+    /// Serves the DMA messages that have arrived, at most [`MESSAGES_AT_ONCE`]. A server that keeps
+    /// sending does not hold the caller.
     fn serve(&self) -> Result<(), Error> {
         for _ in 0..MESSAGES_AT_ONCE {
             let served = self.0.client.poll_incoming(Duration::ZERO);
@@ -286,20 +314,20 @@ impl VfioUser {
     }
 }
 
-/// An eventfd that the server signals.
+/// The source of one vector: an eventfd that the server signals.
 struct EventSource {
     event: EventFd,
-    link: VfioUser,
+    backing: VfioUser,
 }
 
 impl InterruptSource for EventSource {
     fn take(&self) -> u64 {
-        // It does not block; an error means that there is nothing to take.
+        // The read does not block. An error means that there is no interrupt to take.
         self.event.read().unwrap_or(0)
     }
 
     fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.link, self, deadline, cancel)
+        wait_source(&self.backing, self, deadline, cancel)
     }
 
     fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -325,27 +353,30 @@ impl Backing for VfioUser {
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
         let known = self.region(region)?;
-        // The file may end with the last area; what lies behind is trapped anyway. The client has checked that the areas
-        // lie in the region.
+
+        // The file may end with the last area, and the rest of the region is trapped anyway. The
+        // client has checked that the areas lie in the region.
         let end = known.info.mappable.iter().map(|area| area.offset.saturating_add(area.len)).max();
         let (Some(fd), Some(end)) = (&known.fd, end) else { return Ok(None) };
         let len = usize::try_from(end).map_err(|_| Error::AddressSpace { len: end })?;
+
         let access = if known.info.writable { Access::ReadWrite } else { Access::ReadOnly };
         Ok(Some(SharedMemory::map(fd.as_fd(), known.file_offset, len, access)?))
     }
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
-        let told = self.done("asking for interrupts", self.0.client.irq_info(index))?;
+        let found = self.done("asking for interrupts", self.0.client.irq_info(index))?;
         Ok(IrqInfo {
-            count: if told.flags & wire::IRQ_FLAG_EVENTFD == 0 { 0 } else { told.count },
-            maskable: told.flags & wire::IRQ_FLAG_MASKABLE != 0,
-            automasked: told.flags & wire::IRQ_FLAG_AUTOMASKED != 0,
+            count: if found.flags & wire::IRQ_FLAG_EVENTFD == 0 { 0 } else { found.count },
+            maskable: found.flags & wire::IRQ_FLAG_MASKABLE != 0,
+            automasked: found.flags & wire::IRQ_FLAG_AUTOMASKED != 0,
         })
     }
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
         let event = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)
             .map_err(|errno| Error::system("creating an eventfd", errno))?;
+
         let payload = [Some(event.as_fd())];
         self.set_irqs(
             "binding an interrupt",
@@ -354,7 +385,8 @@ impl Backing for VfioUser {
             IrqAction::Trigger,
             IrqPayload::EventFd(&payload),
         )?;
-        Ok(Arc::new(EventSource { event, link: self.clone() }))
+
+        Ok(Arc::new(EventSource { event, backing: self.clone() }))
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
@@ -373,6 +405,7 @@ impl Backing for VfioUser {
         let may = |allowed, flag| if allowed { flag } else { 0 };
         let flags = may(permission.read, wire::DMA_FLAG_READ) | may(permission.write, wire::DMA_FLAG_WRITE);
         let len = memory.len();
+
         let (offset, shared, memory): (_, _, Arc<dyn PrivateMemory>) = match memory {
             DmaMemory::Shared { memory, offset, len } => {
                 let window = memory.window(offset, len)?;
@@ -380,6 +413,7 @@ impl Backing for VfioUser {
             }
             DmaMemory::Private { memory, .. } => (0, None, memory),
         };
+
         let fd = match &shared {
             Some(shared) => {
                 let unknown = Error::Unsupported { what: "DMA to memory whose file is not known" };
@@ -387,12 +421,15 @@ impl Backing for VfioUser {
             }
             None => None,
         };
+
         let map = wire::DmaMap { flags, offset, address: iova, size: len };
-        // Known here first: the server may ask as soon as it has answered.
+        // The range is recorded first, because the server may ask for its bytes as soon as it has
+        // answered.
         let what = "mapping memory for DMA";
         if !self.0.memory.insert(iova, Range { len, memory, permission, private: fd.is_none() }) {
             return Err(Error::Refused { what, errno: Errno::EEXIST.raw() });
         }
+
         let mapped = self.0.client.dma_map(map, fd);
         if mapped.is_err() {
             self.0.memory.remove(iova, len);
@@ -420,7 +457,7 @@ impl Backing for VfioUser {
             Turn::Spin => turn.take(),
             Turn::Yield => {
                 turn.take();
-                if relax.turns().is_multiple_of(LOOK_EVERY) || self.0.memory.has_private() {
+                if relax.turns().is_multiple_of(CHECK_EVERY) || self.0.memory.has_private() {
                     self.serve()?;
                 }
             }
@@ -430,7 +467,7 @@ impl Backing for VfioUser {
     }
 
     fn set_heartbeat(&self, heartbeat: SharedU64) {
-        self.0.watch.set_heartbeat(heartbeat);
+        self.0.monitor.set_heartbeat(heartbeat);
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {

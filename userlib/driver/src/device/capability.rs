@@ -1,6 +1,7 @@
-//! Reading configuration space: identity, and the vendor-specific capability of nicforge functions.
+//! Reads configuration space: the identity, and the vendor-specific capability of nicforge
+//! functions.
 //!
-//! What the device says is checked here once; everything else relies on it.
+//! All values of the capability are checked here once. The rest of the library relies on it.
 
 use nicforge_hwi::{
     attachment::{MAX_RINGS, control, mirror},
@@ -11,7 +12,7 @@ use zerocopy::{FromZeros, IntoBytes};
 
 use crate::{Backing, Error, REGION_CONFIG, RegionInfo, WriteMode};
 
-// PCI Local Bus Specification 3.0, chapter 6: the header's registers and bits.
+// Registers and bits of the header: PCI Local Bus Specification 3.0, chapter 6.
 const REG_VENDOR: u64 = 0x00;
 const REG_COMMAND: u64 = 0x04;
 const REG_STATUS: u64 = 0x06;
@@ -23,10 +24,10 @@ const COMMAND_BUS_MASTER: u16 = 1 << 2;
 const STATUS_CAPABILITIES: u16 = 1 << 4;
 const HEADER_SIZE: u64 = 0x40;
 const CONFIG_SIZE: u64 = 0x100;
-/// Capabilities that fit between the header and the end: a longer list goes round in circles.
+/// Capabilities that fit between the header and the end. A longer list contains a cycle.
 const MAX_CAPABILITIES: u64 = (CONFIG_SIZE - HEADER_SIZE) / 4;
 
-/// What a PCI function says it is.
+/// The identity of a PCI function, from its configuration header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Identity {
     /// Vendor id.
@@ -37,9 +38,9 @@ pub struct Identity {
     pub subsystem_vendor: u16,
     /// Subsystem id.
     pub subsystem: u16,
-    /// Base class, subclass and programming interface, as in `0x02_80_00` for "network controller, other".
+    /// Base class, subclass and programming interface: `0x02_80_00` is "network controller, other".
     pub class: u32,
-    /// Revision.
+    /// Revision id.
     pub revision: u8,
 }
 
@@ -53,7 +54,7 @@ fn read_u16(backing: &dyn Backing, offset: u64) -> Result<u16, Error> {
     Ok(u16::from_le_bytes(read(backing, offset)?))
 }
 
-/// The identity out of the header.
+/// Reads the identity from the header.
 pub(crate) fn identity(backing: &dyn Backing) -> Result<Identity, Error> {
     let [v0, v1, d0, d1] = read(backing, REG_VENDOR)?;
     let vendor = u16::from_le_bytes([v0, v1]);
@@ -63,6 +64,7 @@ pub(crate) fn identity(backing: &dyn Backing) -> Result<Identity, Error> {
             value: vendor.into(),
         });
     }
+
     let [revision, interface, sub, base] = read(backing, REG_REVISION)?;
     let [sv0, sv1, s0, s1] = read(backing, REG_SUBSYSTEM)?;
     Ok(Identity {
@@ -75,17 +77,18 @@ pub(crate) fn identity(backing: &dyn Backing) -> Result<Identity, Error> {
     })
 }
 
-/// Lets the function decode memory and be a bus master.
+/// Enables memory decoding and bus mastering.
 pub(crate) fn enable(backing: &dyn Backing) -> Result<(), Error> {
     let command = read_u16(backing, REG_COMMAND)?;
     let wanted = command | COMMAND_MEMORY | COMMAND_BUS_MASTER;
+
     if command != wanted {
         backing.write(REGION_CONFIG, REG_COMMAND, &wanted.to_le_bytes(), WriteMode::Confirmed)?;
     }
     Ok(())
 }
 
-/// Finds and checks the attachment capability. `None` for a plain PCI function.
+/// Finds and checks the attachment capability. Returns `None` for a plain PCI function.
 pub(crate) fn find(
     backing: &dyn Backing,
     bars: &[RegionInfo; 6],
@@ -93,8 +96,10 @@ pub(crate) fn find(
     if read_u16(backing, REG_STATUS)? & STATUS_CAPABILITIES == 0 {
         return Ok(None);
     }
+
     let [first] = read::<1>(backing, REG_CAPABILITIES)?;
     let mut at = u64::from(first & 0xfc);
+
     for _ in 0..MAX_CAPABILITIES {
         if at == 0 {
             return Ok(None);
@@ -102,6 +107,7 @@ pub(crate) fn find(
         if at < HEADER_SIZE {
             return Err(Error::Protocol { what: "a capability lies in the header", value: at });
         }
+
         let [id, next, len, kind] = read(backing, at)?;
         if id == CAP_ID_VENDOR
             && kind == CAP_KIND_ATTACHMENT
@@ -110,8 +116,10 @@ pub(crate) fn find(
         {
             return check(found, bars).map(Some);
         }
+
         at = u64::from(next & 0xfc);
     }
+
     Err(Error::Protocol { what: "the list of capabilities has no end", value: first.into() })
 }
 
@@ -122,31 +130,33 @@ fn read_attachment(backing: &dyn Backing, at: u64) -> Result<Option<AttachmentCa
             value: at,
         });
     }
+
     let mut found = AttachmentCapability::new_zeroed();
     for (index, word) in found.as_mut_bytes().chunks_exact_mut(4).enumerate() {
         backing.read(REGION_CONFIG, at + 4 * index as u64, word)?;
     }
-    // A version that this library does not know: the function is a plain one to it.
+
+    // A function with an unknown version of the capability is treated as a plain one.
     Ok((found.version == CAP_VERSION).then_some(found))
 }
 
-/// Whether only the device writes a BAR.
+/// Returns whether only the device writes BAR `bar`.
 pub(crate) fn is_mirrored(capability: &AttachmentCapability, bar: usize) -> bool {
     usize::from(capability.mirror_bar) == bar || usize::from(capability.mirrored_bars) >> bar & 1 != 0
 }
 
-/// Bytes of each ring.
+/// Returns the size of each ring in bytes.
 pub(crate) fn ring_bytes(capability: &AttachmentCapability) -> u64 {
     u64::from(capability.ring_cells) * CELL as u64
 }
 
-/// The longest record's data in bytes.
+/// Returns the most data bytes that a record can hold.
 pub(crate) fn max_data(capability: &AttachmentCapability) -> usize {
     1usize.checked_shl(capability.max_data_log2.into()).unwrap_or(MAX_DATA).min(MAX_DATA)
 }
 
 fn check(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<AttachmentCapability, Error> {
-    let place = |what, bar: u8, offset: u32, len: u64| {
+    let check_range = |what, bar: u8, offset: u32, len: u64| {
         let end = u64::from(offset) + len;
         let inside = bars.get(usize::from(bar)).is_some_and(|info| end <= info.size);
         if inside && offset.is_multiple_of(4096) {
@@ -155,24 +165,35 @@ fn check(found: AttachmentCapability, bars: &[RegionInfo; 6]) -> Result<Attachme
             Err(Error::Protocol { what, value: offset.into() })
         }
     };
-    place("the control page lies outside its BAR", found.control_bar, found.control_offset, control::SIZE)?;
-    place("the mirror lies outside its BAR", found.mirror_bar, found.mirror_offset, mirror::SIZE)?;
+
+    check_range(
+        "the control page lies outside its BAR",
+        found.control_bar,
+        found.control_offset,
+        control::SIZE,
+    )?;
+    check_range("the mirror lies outside its BAR", found.mirror_bar, found.mirror_offset, mirror::SIZE)?;
+
     if found.ring_count != 0 {
         let cells = found.ring_cells as usize;
+
         if !cells.is_power_of_two() || !(MIN_RING_CELLS..=MAX_RING_CELLS).contains(&cells) {
             return Err(Error::Protocol {
                 what: "impossible number of ring cells",
                 value: found.ring_cells.into(),
             });
         }
+
         if usize::from(found.ring_count) > MAX_RINGS {
             return Err(Error::Protocol {
                 what: "too many posted-write rings",
                 value: found.ring_count.into(),
             });
         }
+
         let len = ring_bytes(&found) * u64::from(found.ring_count);
-        place("the rings lie outside their BAR", found.ring_bar, found.ring_offset, len)?;
+        check_range("the rings lie outside their BAR", found.ring_bar, found.ring_offset, len)?;
     }
+
     Ok(found)
 }

@@ -1,48 +1,54 @@
-//! Which DMA addresses of a device are taken.
+//! The allocator of a device's DMA addresses.
 
 use std::{collections::BTreeMap, ops::Range};
 
-/// Hands out ranges of the device's DMA address space, lowest first, and takes them back.
+/// Allocates ranges of the device's DMA address space, lowest address first.
 pub(crate) struct IovaAllocator {
-    /// Free ranges, start to end; neighbours are merged.
+    /// Free ranges, from start to end. Neighbours are merged.
     free: BTreeMap<u64, u64>,
 }
 
 impl IovaAllocator {
-    /// All of `ranges`, which don't overlap, are free.
+    /// Creates an allocator in which all of `ranges` are free. The ranges must not overlap.
     pub(crate) fn new(ranges: &[Range<u64>]) -> Self {
         let free = ranges.iter().filter(|range| range.start < range.end);
         Self { free: free.map(|range| (range.start, range.end)).collect() }
     }
 
-    /// `len` bytes (not 0) at a multiple of `align`, a power of two.
-    pub(crate) fn take(&mut self, len: u64, align: u64) -> Option<u64> {
+    /// Allocates `len` bytes (not 0) at a multiple of `align`, a power of two.
+    pub(crate) fn allocate(&mut self, len: u64, align: u64) -> Option<u64> {
         let (start, at, end) = self.free.iter().find_map(|(&start, &end)| {
             let at = start.checked_next_multiple_of(align)?;
             (at.checked_add(len)? <= end).then_some((start, at, end))
         })?;
+
         self.free.remove(&start);
         if start < at {
             self.free.insert(start, at);
         }
+
         if at + len < end {
             self.free.insert(at + len, end);
         }
+
         Some(at)
     }
 
-    /// Takes back what [`IovaAllocator::take`] gave.
-    pub(crate) fn give(&mut self, at: u64, len: u64) {
+    /// Frees a range that [`IovaAllocator::allocate`] returned.
+    pub(crate) fn free(&mut self, at: u64, len: u64) {
         let (mut start, mut end) = (at, at + len);
+
         if let Some((&before, &until)) = self.free.range(..at).next_back()
             && until == start
         {
             self.free.remove(&before);
             start = before;
         }
+
         if let Some(until) = self.free.remove(&end) {
             end = until;
         }
+
         self.free.insert(start, end);
     }
 }
@@ -62,16 +68,16 @@ mod tests {
     #[test]
     fn a_hole_between_two_ranges_is_never_handed_out() {
         let mut space = IovaAllocator::new(&[0x1000..0x3000, 0x5000..0x7000]);
-        assert_eq!(space.take(0x3000, 4096), None);
-        let taken: Vec<_> = std::iter::from_fn(|| space.take(0x1000, 4096)).collect();
+        assert_eq!(space.allocate(0x3000, 4096), None);
+        let taken: Vec<_> = std::iter::from_fn(|| space.allocate(0x1000, 4096)).collect();
         assert_eq!(taken, [0x1000, 0x2000, 0x5000, 0x6000]);
     }
 
     #[test]
-    fn take_more_than_there_is_gives_none() {
+    fn allocation_beyond_the_space_returns_none() {
         let mut space = IovaAllocator::new(&ALL);
-        assert_eq!(space.take(END, 4096), None);
-        assert_eq!(space.take(u64::MAX, 4096), None);
+        assert_eq!(space.allocate(END, 4096), None);
+        assert_eq!(space.allocate(u64::MAX, 4096), None);
     }
 
     proptest! {
@@ -86,18 +92,19 @@ mod tests {
             for (pages, huge, victim) in steps {
                 if pages % 3 == 0 && !taken.is_empty() {
                     let (at, len) = taken.swap_remove(victim.index(taken.len()));
-                    space.give(at, len);
+                    space.free(at, len);
                     continue;
                 }
                 let align = if huge { 1 << 21 } else { 4096 };
                 let len = pages * 4096;
-                let at = space.take(len, align).unwrap();
+                let at = space.allocate(len, align).unwrap();
                 prop_assert_eq!(at % align, 0);
                 prop_assert!(taken.iter().all(|&(other, size)| at + len <= other || other + size <= at));
                 taken.push((at, len));
             }
+
             for (at, len) in taken {
-                space.give(at, len);
+                space.free(at, len);
             }
             prop_assert_eq!(space.free, BTreeMap::from([(FIRST, END)]));
         }

@@ -1,7 +1,7 @@
 //! Memory that the device reaches by DMA.
 //!
-//! In: lengths, or memory that the caller has. Out: [`DmaBuffer`]s with an address that the device understands (IOVA); the
-//! device can reach them as long as they live.
+//! A [`DmaBuffer`] is allocated here, or made of memory that the caller has. It has an address for
+//! the device (IOVA), and the device can reach it until it is dropped.
 
 mod iova;
 
@@ -16,32 +16,33 @@ use crate::{
     device::{Shared, lock},
 };
 
-/// Page size that mappings are made of in bytes.
+/// Size in bytes of the pages that mappings consist of.
 const PAGE: u64 = 4096;
-/// Buffers of at least this size are aligned to it, so that huge pages stay whole.
+/// Buffers of at least this size are aligned to it, so that huge pages are mapped whole.
 const HUGE: u64 = 2 << 20;
 
-/// Whether a buffer is made of huge pages.
+/// The kind of pages of a buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum HugePages {
-    /// Of ordinary ones.
+    /// Ordinary pages.
     #[default]
     Never,
-    /// Of huge ones if the system has enough, otherwise of ordinary ones.
+    /// Huge pages if the system has enough, otherwise ordinary ones.
     Try,
-    /// Of huge ones, or not at all.
+    /// Huge pages. The allocation fails if the system has not enough.
     Require,
 }
 
-/// Memory shared with the device by DMA. Dropping it takes it away from the device first.
+/// Memory shared with the device by DMA. A dropped buffer is first taken away from the device.
 ///
-/// What the device writes becomes visible in no particular order, unless it says so: read a word that it writes last with
-/// acquire order, then the rest.
+/// The device's writes become visible in no particular order, unless the device defines one.
+/// Software therefore loads the word that the device writes last with acquire order, and then reads
+/// the rest.
 pub struct DmaBuffer {
     shared: Arc<Shared>,
     iova: u64,
     window: Window,
-    /// Absent for private memory.
+    /// `None` for private memory.
     memory: Option<SharedMemory>,
 }
 
@@ -58,16 +59,18 @@ fn create_huge(len: usize) -> Result<SharedMemory, MemoryError> {
 }
 
 impl DmaBuffer {
-    /// A memory file of `len` bytes rounded up to whole pages.
+    /// Allocates a memory file of `len` bytes, rounded up to whole pages.
     pub(crate) fn create(shared: &Arc<Shared>, len: usize, huge: HugePages) -> Result<Self, Error> {
         if let Some(made) = Self::allocate(shared, len)? {
             return Ok(made);
         }
+
         let memory = match huge {
             HugePages::Never => SharedMemory::create("nicforge-dma", len)?,
             HugePages::Try => create_huge(len).or_else(|_| SharedMemory::create("nicforge-dma", len))?,
             HugePages::Require => create_huge(len)?,
         };
+
         let len = memory.len() as u64;
         Self::of_memory(shared, &memory, 0, len, DmaPermission::READ_WRITE)
     }
@@ -84,32 +87,37 @@ impl DmaBuffer {
                 return Err(Error::Misaligned { offset: value, width: PAGE });
             }
         }
+
         let window = memory.window(offset, len)?;
         let target = DmaMemory::Shared { memory: memory.clone(), offset, len };
         Self::map(shared, window, Some(memory.clone()), target, permission)
     }
 
-    /// Memory whose file is not given away, so that the device can reach it by messages only.
+    /// Allocates memory whose file stays in this process. A vfio-user server reaches it by messages
+    /// only.
     pub(crate) fn create_private(shared: &Arc<Shared>, len: usize) -> Result<Self, Error> {
         if let Some(made) = Self::allocate(shared, len)? {
             return Ok(made);
         }
+
         let memory = SharedMemory::create("nicforge-private", len)?;
         let window = memory.whole();
         let target = DmaMemory::Private { memory: Arc::new(window.clone()), len: window.len() };
         Self::map(shared, window, None, target, DmaPermission::READ_WRITE)
     }
 
-    /// Memory of the backing's making, where it must be that.
+    /// Allocates memory through the backing, if the backing requires that.
     fn allocate(shared: &Arc<Shared>, len: usize) -> Result<Option<Self>, Error> {
         let overflow = MemoryError::Overflow { offset: 0, len: len as u64 };
         let len = (len as u64).checked_next_multiple_of(PAGE).ok_or(overflow)?;
         if len == 0 {
             return Err(MemoryError::Empty.into());
         }
-        let Some(DmaAllocation { memory, iova }) = shared.note(shared.backing.dma_allocate(len))? else {
+
+        let Some(DmaAllocation { memory, iova }) = shared.note_loss(shared.backing.dma_allocate(len))? else {
             return Ok(None);
         };
+
         let window = memory.window(0, len)?;
         Ok(Some(Self { shared: shared.clone(), iova, window, memory: Some(memory) }))
     }
@@ -125,79 +133,87 @@ impl DmaBuffer {
         if len == 0 {
             return Err(MemoryError::Empty.into());
         }
+
         let Some(addresses) = &shared.iova else {
-            let iova = shared.note(shared.backing.dma_register(target, permission))?;
+            let iova = shared.note_loss(shared.backing.dma_register(target, permission))?;
             return Ok(Self { shared: shared.clone(), iova, window, memory });
         };
+
         let align = if len >= HUGE { HUGE } else { PAGE };
-        let iova = lock(addresses).take(len, align).ok_or(Error::AddressSpace { len })?;
-        if let Err(error) = shared.note(shared.backing.dma_map(iova, target, permission)) {
-            // After a time-out nobody knows whether the device has the range: leave it unused then.
+        let iova = lock(addresses).allocate(len, align).ok_or(Error::AddressSpace { len })?;
+        if let Err(error) = shared.note_loss(shared.backing.dma_map(iova, target, permission)) {
+            // After a time-out, the device may have the range or not. It stays reserved then.
             if matches!(error, Error::Refused { .. } | Error::DeviceGone { .. }) {
-                lock(addresses).give(iova, len);
+                lock(addresses).free(iova, len);
             }
             return Err(error);
         }
+
         Ok(Self { shared: shared.clone(), iova, window, memory })
     }
 
-    /// Its address for the device.
+    /// Returns the buffer's address for the device.
     pub fn iova(&self) -> u64 {
         self.iova
     }
 
-    /// Its size in bytes, a multiple of the page size.
+    /// Returns the buffer's size in bytes, a multiple of the page size.
     #[allow(clippy::len_without_is_empty, reason = "a buffer is never empty")]
     pub fn len(&self) -> u64 {
         self.window.len()
     }
 
-    /// Whether its memory is not shared by a file: a vfio-user server can reach it by messages only.
+    /// Returns whether the memory's file stays in this process. A vfio-user server then reaches the
+    /// memory by messages only.
     pub fn is_private(&self) -> bool {
         self.memory.is_none()
     }
 
-    /// The memory as a window. The device can not reach it any more once the buffer is dropped, but it stays mapped here; only what
-    /// [`Backing::dma_allocate`](crate::Backing::dma_allocate) of the kernel shim made stays the device's until the last window is gone.
+    /// Returns the buffer's memory as a window, which stays mapped in this process after the buffer
+    /// is dropped.
+    ///
+    /// The device then no longer reaches it, with one exception. Memory from
+    /// [`Backing::dma_allocate`](crate::Backing::dma_allocate) of the kernel shim stays reachable
+    /// for the device until the last window is dropped.
     pub fn window(&self) -> &Window {
         &self.window
     }
 
-    /// The memory and its file; `None` for a private buffer.
+    /// Returns the memory and its file, or `None` for a private buffer.
     pub fn memory(&self) -> Option<&SharedMemory> {
         self.memory.as_ref()
     }
 
-    /// Copies from it.
+    /// Copies the bytes from `offset` on into `out`.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the range leaves the buffer.
+    /// Returns [`Error::Memory`] when the range leaves the buffer.
     #[inline]
     pub fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         Ok(self.window.read(offset, out)?)
     }
 
-    /// Copies into it.
+    /// Copies `data` into the buffer from `offset` on.
     ///
     /// # Errors
-    /// [`Error::Memory`] when the range leaves the buffer.
+    /// Returns [`Error::Memory`] when the range leaves the buffer.
     #[inline]
     pub fn write(&self, offset: u64, data: &[u8]) -> Result<(), Error> {
         Ok(self.window.write(offset, data)?)
     }
 
-    /// The 32-bit word at `offset`, a multiple of 4.
+    /// Returns the 32-bit word at `offset`, a multiple of 4.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// Returns [`Error::Memory`] for a bad offset.
     pub fn u32(&self, offset: u64) -> Result<SharedU32, Error> {
         Ok(self.window.u32(offset)?)
     }
 
-    /// The 64-bit word at `offset`, a multiple of 8.
+    /// Returns the 64-bit word at `offset`, a multiple of 8.
     ///
     /// # Errors
-    /// [`Error::Memory`].
+    /// Returns [`Error::Memory`] for a bad offset.
     pub fn u64(&self, offset: u64) -> Result<SharedU64, Error> {
         Ok(self.window.u64(offset)?)
     }
@@ -206,10 +222,11 @@ impl DmaBuffer {
 impl Drop for DmaBuffer {
     fn drop(&mut self) {
         let len = self.window.len();
-        let unmapped = self.shared.note(self.shared.backing.dma_unmap(self.iova, len));
-        // Otherwise the device may still have the range: its address is not used again.
+        let unmapped = self.shared.note_loss(self.shared.backing.dma_unmap(self.iova, len));
+
+        // After any other error the device may still have the range, so its address stays reserved.
         if let (Ok(()) | Err(Error::DeviceGone { .. }), Some(addresses)) = (unmapped, &self.shared.iova) {
-            lock(addresses).give(self.iova, len);
+            lock(addresses).free(self.iova, len);
         }
     }
 }

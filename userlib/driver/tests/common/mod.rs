@@ -1,4 +1,4 @@
-//! A device in memory with an engine that is stepped by `relax`, as a machine in process is.
+//! A device in memory. Its engine is stepped by `relax`, as in a machine in this process.
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -26,10 +26,10 @@ use zerocopy::IntoBytes;
 pub const RING_CELLS: u32 = 64;
 pub const RING_BYTES: u64 = RING_CELLS as u64 * 64;
 pub const RINGS: u8 = 2;
-/// BAR 0: registers, then the control page; trapped.
+/// BAR 0 is trapped: registers, then the control page.
 pub const REGISTERS: u64 = 0x1000;
 pub const BAR0_SIZE: u64 = 0x4000;
-/// BAR 1: two rings, then a window; BAR 2: the mirror, then a page of the device's own.
+/// BAR 1 contains two rings, then a window. BAR 2 contains the mirror, then a page of the device.
 pub const BAR1_SIZE: u64 = 0x8000;
 pub const WINDOW: u64 = 0x4000;
 pub const BAR2_SIZE: u64 = 0x2000;
@@ -52,9 +52,9 @@ pub struct State {
     pub generation: u32,
     pub selected: u32,
     pub gone: Option<GoneCause>,
-    /// What fires when the next `relax` ends the device.
+    /// The vector that fires when the next `relax` ends the device.
     pub last: Option<Arc<Counter>>,
-    /// Somebody else resets the device right after the next reading of its generation.
+    /// Another client resets the device right after the next read of its generation.
     pub reset_after_generation: bool,
     pub beats: bool,
     pub refuse_dma: bool,
@@ -98,6 +98,7 @@ impl InterruptSource for Counter {
 
     fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
         let fake = self.fake.upgrade().unwrap();
+
         self.waiting.store(true, Ordering::SeqCst);
         nicforge_driver::wait_source(&*fake, self, deadline, cancel)
     }
@@ -124,7 +125,7 @@ pub fn capability() -> AttachmentCapability {
     }
 }
 
-/// Configuration space with a power management capability at 0x40 and `found` at 0x50.
+/// Returns a configuration space with a power management capability at 0x40 and `found` at 0x50.
 pub fn config(found: Option<AttachmentCapability>) -> Vec<u8> {
     let mut config = vec![0; 4096];
     config[0..4].copy_from_slice(&[0xfc, 0x1e, 0x01, 0x00]);
@@ -133,6 +134,7 @@ pub fn config(found: Option<AttachmentCapability>) -> Vec<u8> {
     config[0x2c..0x30].copy_from_slice(&[0xfc, 0x1e, 0x42, 0x00]);
     config[0x34] = 0x40;
     config[0x40] = 0x01;
+
     if let Some(found) = found {
         config[0x41] = 0x50;
         config[0x50..0x50 + size_of_val(&found)].copy_from_slice(found.as_bytes());
@@ -151,11 +153,13 @@ impl Fake {
         let reader2 =
             SharedMemory::map(bar2.fd().unwrap(), 0, BAR2_SIZE as usize, nicforge_shm::Access::ReadOnly)
                 .unwrap();
+
         let rings = (0..u64::from(RINGS))
             .map(|ring| {
                 Consumer::new(SharedCells::new(bar1.window(ring * RING_BYTES, RING_BYTES).unwrap()).unwrap())
             })
             .collect();
+
         let state = State {
             config,
             registers: vec![0; REGISTERS as usize],
@@ -175,9 +179,11 @@ impl Fake {
             resets: 0,
             area: WINDOW + 0x1000,
         };
+
         let word = |offset, value| bar2.whole().store_u32_release(offset, value).unwrap();
         word(mirror::MAGIC, mirror::MAGIC_VALUE);
         word(mirror::GENERATION, 1);
+
         Arc::new_cyclic(|me| Self {
             me: me.clone(),
             bar1,
@@ -212,17 +218,20 @@ impl Fake {
         self.state().log.clone()
     }
 
-    /// What an engine does in a step: consumes the rings, counts its heartbeat.
+    /// Performs an engine's step: counts the heartbeat and consumes the rings.
     pub fn step(&self) {
         let mut state = self.state();
         let state = &mut *state;
+
         if state.beats {
             let beat = self.bar2.u64(mirror::HEARTBEAT).unwrap();
             beat.fetch_add(1, Ordering::Relaxed);
         }
+
         if state.stalled || !self.with_rings {
             return;
         }
+
         for (index, ring) in state.rings.iter_mut().enumerate() {
             loop {
                 match ring.peek() {
@@ -237,6 +246,7 @@ impl Fake {
                 }
                 ring.pop();
             }
+
             let head = mirror::RING_HEAD + index as u64 * mirror::RING_HEAD_STRIDE;
             self.bar2.whole().store_u32_release(head, ring.consumed()).unwrap();
         }
@@ -249,17 +259,19 @@ impl Fake {
         }
     }
 
-    /// The next tenant's, or our own reset's, view of the attachment.
+    /// Resets the attachment, as a new tenant or a reset by this client does.
     pub fn start_again(&self) {
         let mut state = self.state();
         state.generation += 1;
         self.set_mirror(mirror::GENERATION, state.generation);
         self.set_mirror(mirror::FLAGS, 0);
+
         for (index, ring) in state.rings.iter_mut().enumerate() {
             ring.reset();
             let head = mirror::RING_HEAD + index as u64 * mirror::RING_HEAD_STRIDE;
             self.bar2.whole().store_u32_release(head, ring.consumed()).unwrap();
         }
+
         state.bound.clear();
         state.stalled = false;
         state.config[4] = 0;
@@ -282,8 +294,10 @@ impl Backing for Fake {
         self.alive()?;
         self.step();
         let mut state = self.state();
+
         state.log.push(Access::Read { region, offset, len: out.len() });
         let at = offset as usize;
+
         match (region, offset.wrapping_sub(REGISTERS)) {
             (REGION_CONFIG, _) => out.copy_from_slice(&state.config[at..at + out.len()]),
             (0, control::RING_STATE) => {
@@ -307,8 +321,10 @@ impl Backing for Fake {
     fn write(&self, region: u32, offset: u64, data: &[u8], mode: WriteMode) -> Result<(), Error> {
         self.alive()?;
         let mut state = self.state();
+
         state.log.push(Access::Write { region, offset, data: data.to_vec(), mode });
         let at = offset as usize;
+
         match (region, offset.wrapping_sub(REGISTERS)) {
             (REGION_CONFIG, _) => state.config[at..at + data.len()].copy_from_slice(data),
             (0, control::RING_SELECT) => state.selected = u32::from(data[0]),
@@ -340,6 +356,7 @@ impl Backing for Fake {
             count: AtomicU64::new(0),
             waiting: AtomicBool::new(false),
         });
+
         self.state().bound.insert((index, vector), counter.clone());
         Ok(counter)
     }
@@ -386,6 +403,7 @@ impl Backing for Fake {
             counter.fire();
             self.state().gone = Some(GoneCause::HungUp);
         }
+
         self.alive()?;
         self.step();
         match relax.turn() {

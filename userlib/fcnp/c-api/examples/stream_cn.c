@@ -1,11 +1,13 @@
 /*
- * The compute core's half of an echo stream: sends messages of 64 KB to the I/O node, takes them back and compares.
+ * The compute core's half of an echo stream. It sends messages of 64 KB to the I/O node, receives
+ * them back and compares.
  *
  *   cargo build --release -p nicforge-fcnp-c
  *   cc -O2 -I userlib/fcnp/c-api/include userlib/fcnp/c-api/examples/stream_cn.c \
  *      -L target/release -lnicforge_fcnp_c -Wl,-rpath,$PWD/target/release -o stream_cn
  *
- * Run it with NICFORGE_SOCKET set to the socket of core 0 of the pset's first compute node, beside stream_ion.
+ * Run it beside stream_ion, with NICFORGE_SOCKET set to the socket of core 0 of the pset's first
+ * compute node.
  */
 #include <fcnp_cn.h>
 #include <stdio.h>

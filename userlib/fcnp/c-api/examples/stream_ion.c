@@ -1,11 +1,13 @@
 /*
- * The I/O node's half of an echo stream: receives 64 KB messages from compute core 0 and sends each back.
+ * The I/O node's half of an echo stream. It receives messages of 64 KB from compute core 0 and
+ * sends each one back.
  *
  *   cargo build --release -p nicforge-fcnp-c
  *   cc -O2 -I userlib/fcnp/c-api/include userlib/fcnp/c-api/examples/stream_ion.c \
  *      -L target/release -lnicforge_fcnp_c -Wl,-rpath,$PWD/target/release -o stream_ion
  *
- * Run it with NICFORGE_SOCKET set to the socket of a core of the I/O node; it ends when stream_cn sends an empty message.
+ * Run it with NICFORGE_SOCKET set to the socket of a core of the I/O node. It ends when stream_cn
+ * sends an empty message.
  */
 #include <fcnp_ion.h>
 #include <stdio.h>

@@ -1,9 +1,10 @@
 /*
- * FCNP on a compute node, with the names the calls had on the machine (paper, IV). <fcnp_ion.h> is for the I/O node; a
- * source file includes one of them.
+ * FCNP on a compute node, with the original names of the calls (paper, IV). <fcnp_ion.h> is for
+ * the I/O node. A source file includes one of them.
  *
- * Each call gives the number of bytes transferred, the lesser of both sides' sizes, or a negative number from errno.h;
- * nicforge_fcnp_last_error() has a text then. Buffers and sizes that are multiples of 16 are the fastest.
+ * Each call returns the number of bytes transferred, the lesser of both sides' sizes, or a negative
+ * number from errno.h. nicforge_fcnp_last_error() then returns a text. Buffers and sizes that are
+ * multiples of 16 are the fastest.
  */
 #ifndef FCNP_CN_H
 #define FCNP_CN_H
@@ -14,13 +15,13 @@
 
 #include "nicforge_fcnp.h"
 
-/* Opens the core that the environment variable NICFORGE_SOCKET names. 0, or a negative error number. */
+/* Opens the core that NICFORGE_SOCKET names. Returns 0 or a negative error number. */
 static inline int fcnp_init(bool use_interrupts)
 {
     return nicforge_fcnp_cn_init(use_interrupts);
 }
 
-/* The opposite. */
+/* Closes the core. */
 static inline int fcnp_exit(void)
 {
     return nicforge_fcnp_cn_exit();

@@ -1,10 +1,11 @@
 /*
- * FCNP on the I/O node, with the names the calls had on the machine (paper, IV). <fcnp_cn.h> is for compute nodes; a source
- * file includes one of them.
+ * FCNP on the I/O node, with the original names of the calls (paper, IV). <fcnp_cn.h> is for
+ * compute nodes. A source file includes one of them.
  *
- * `core` is 4 times the rank of the compute node in the pset, plus the core of that node. Each call gives the number of bytes
- * transferred, the lesser of both sides' sizes, or a negative number from errno.h; nicforge_fcnp_last_error() has a text
- * then. Calls for different cores may be made from many threads at once.
+ * `core` is 4 times the rank of the compute node in the pset, plus the core of that node. Each call
+ * returns the number of bytes transferred, the lesser of both sides' sizes, or a negative number
+ * from errno.h. nicforge_fcnp_last_error() then returns a text. Many threads may make calls for
+ * different cores at once.
  */
 #ifndef FCNP_ION_H
 #define FCNP_ION_H
@@ -15,13 +16,13 @@
 
 #include "nicforge_fcnp.h"
 
-/* Serves the I/O node that the environment variable NICFORGE_SOCKET names. 0, or a negative error number. */
+/* Serves the I/O node that NICFORGE_SOCKET names. Returns 0 or a negative error number. */
 static inline int fcnp_init(bool use_interrupts)
 {
     return nicforge_fcnp_ion_init(use_interrupts);
 }
 
-/* The opposite. */
+/* Ends the service. */
 static inline int fcnp_exit(void)
 {
     return nicforge_fcnp_ion_exit();

@@ -1,4 +1,4 @@
-//! What the handles of the C API stand for.
+//! The endpoints behind the handles of the C API.
 
 use std::{
     ffi::OsString,
@@ -12,7 +12,7 @@ use nicforge_fcnp::{ComputeCore, Config, IoNode, Mode};
 
 use crate::{failure::failure, nicforge_fcnp_options};
 
-/// An endpoint with the token that ends its calls.
+/// An endpoint, with the token that ends its calls.
 pub(crate) struct Endpoint<T> {
     side: T,
     cancel: Cancel,
@@ -20,7 +20,8 @@ pub(crate) struct Endpoint<T> {
 }
 
 impl<T> Endpoint<T> {
-    /// Opens the device behind `socket`, or the one that `NICFORGE_SOCKET` names, and `open`s the side on it.
+    /// Opens the device behind `socket`, or the one that `NICFORGE_SOCKET` names, and calls `open`
+    /// on it.
     pub(crate) fn open(
         socket: Option<OsString>,
         options: &nicforge_fcnp_options,
@@ -28,6 +29,7 @@ impl<T> Endpoint<T> {
     ) -> Result<Arc<Self>, Failure> {
         let device = open_device(socket)?;
         let config = config(options);
+
         let side = open(device, config).map_err(failure)?;
         Ok(Arc::new(Self { side, cancel: Cancel::new()?, timeout: config.timeout }))
     }
@@ -69,10 +71,11 @@ impl Endpoint<IoNode> {
     }
 }
 
-/// 0 stands for the default everywhere.
+/// Converts the options. A value of 0 means the default.
 fn config(options: &nicforge_fcnp_options) -> Config {
     let or = |value: u64, default| if value == 0 { default } else { value };
     let default = Config::default();
+
     Config {
         mode: if options.use_interrupts { Mode::Interrupt } else { Mode::Polling },
         poll_phase: Duration::from_micros(or(options.poll_us, default.poll_phase.as_micros() as u64)),
@@ -85,10 +88,10 @@ fn config(options: &nicforge_fcnp_options) -> Config {
     }
 }
 
-/// The one endpoint of a process that uses the paper's calls, which have no handle.
-pub(crate) struct Only<T>(RwLock<Option<Arc<Endpoint<T>>>>);
+/// The process's only endpoint for the paper's calls, which have no handle.
+pub(crate) struct Singleton<T>(RwLock<Option<Arc<Endpoint<T>>>>);
 
-impl<T> Only<T> {
+impl<T> Singleton<T> {
     pub(crate) const fn new() -> Self {
         Self(RwLock::new(None))
     }
@@ -109,11 +112,12 @@ impl<T> Only<T> {
                 "fcnp_init has been called already; call fcnp_exit first",
             ));
         }
+
         *only = Some(open()?);
         Ok(())
     }
 
-    /// Ends the calls that are on, too.
+    /// Closes the endpoint, and ends the running calls.
     pub(crate) fn exit(&self) -> Result<(), Failure> {
         let taken = self.0.write().unwrap_or_else(PoisonError::into_inner).take();
         let endpoint = taken.ok_or_else(|| Failure::new(libc::ENOTCONN, "fcnp_init has not been called"))?;

@@ -1,9 +1,9 @@
-//! The library's errors as C has them.
+//! The errors of the library as C errors.
 
 use nicforge_c_support::{Failure, driver_errno};
 use nicforge_fcnp::Error;
 
-/// An error of the library with its number of errno.h.
+/// Returns the error number of errno.h, and the text, for an error of the library.
 pub(crate) fn failure(error: Error) -> Failure {
     let errno = match &error {
         Error::PeerGone { .. } => libc::ECONNRESET,

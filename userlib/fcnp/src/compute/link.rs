@@ -2,18 +2,18 @@
 
 use crate::tree::Generation;
 
-/// Who serves FCNP on the I/O node, and as whom it knows this core.
+/// The process that serves FCNP on the I/O node, and the generation by which it knows this core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct IoNodeLink {
     pub(super) core: u16,
     pub(super) generation: Generation,
     pub(super) own: Generation,
-    /// [`nicforge_driver::Device::resets`] at the time, modulo 256.
+    /// [`nicforge_driver::Device::resets`] when the link was made, modulo 256.
     pub(super) resets: u8,
 }
 
-impl Link {
-    /// Never 0, which stands for none.
+impl IoNodeLink {
+    /// Encodes the link in a word. The word is never 0, which encodes the absence of a link.
     pub(super) fn to_word(self) -> u32 {
         let [generation, own] = [self.generation.0, self.own.0].map(u32::from);
         (u32::from(self.core) + 1) | generation << 8 | own << 16 | u32::from(self.resets) << 24
@@ -25,7 +25,7 @@ impl Link {
         Some(Self { core, generation: Generation(generation), own: Generation(own), resets })
     }
 
-    /// Whether both mean the same process on the I/O node.
+    /// Returns whether both links have the same process on the I/O node.
     pub(super) fn has_peer_of(self, other: Self) -> bool {
         (self.core, self.generation) == (other.core, other.generation)
     }

@@ -1,25 +1,35 @@
-//! What the cores of a compute node share: a mailbox a core and kind of acknowledgement, and whose the stream is.
+//! The state that the cores of a compute node share in the node's SRAM
+//! ([`nicforge_hwi::tree::window::SRAM`]).
 //!
-//! It lies in the node's SRAM ([`nicforge_hwi::tree::window::SRAM`]), so that the cores may be threads or processes, and so
-//! that one that is killed at any point leaves something the others can go on from:
+//! The cores may be threads or processes. A core that is killed at any point leaves a state from
+//! which the others can continue.
 //!
-//! - Only the owner of the receive lock writes, and it writes into a mailbox *before* it frees the packet's slot. When it
-//!   dies in between, the next owner finds the packet again and delivers it again; the number of the packet in its FIFO,
-//!   which is stored with it, shows that it is the same one.
-//! - The *stream word* names the core that data packets belong to. It is set before the READ acknowledgement is delivered,
-//!   and cleared by its owner after the last packet. Nobody else touches the receive FIFO meanwhile, unless that core is
-//!   down or a newer process has it: then its data are orphans.
-//! - The *readers* are the cores whose reads are on. An acknowledgement for any other comes from a read that was given up and
-//!   could not be withdrawn; its data are orphans, too. A core enters itself before its request can leave.
+//! - *Mailboxes*: one for each core and kind of acknowledgement. Only the owner of the receive lock
+//!   writes them. It writes into a mailbox *before* it frees the packet's slot. If it dies in
+//!   between, the next owner finds the packet again and delivers it again. The packet's number in
+//!   its FIFO, which is stored with it, shows that it is the same one.
+//! - The *stream word* names the core that receives the data packets. It is set before the READ
+//!   acknowledgement is delivered, and its owner clears it after the last packet. No other core
+//!   touches the receive FIFO meanwhile, unless that core is down or a newer process has it. In
+//!   both cases the data are orphans.
+//! - The *readers* are the cores that are in a read. An acknowledgement for another core belongs to
+//!   a read that ended without a withdrawal, so its data are orphans, too. A core enters itself
+//!   before its request can leave.
 //!
-//! | offset | what |
+//! | offset | content |
 //! | --- | --- |
 //! | 0x0 | stream word: bits 7..0 core + 1, bits 15..8 generation; 0 for none |
-//! | 0x40 + 4 * core | generation of the process of that core whose read is on; 0 for none |
+//! | 0x40 + 4 * core | generation of that core's process while it reads; 0 for none |
 //! | 0x100 + 0x600 * core + 0x200 * kind | mailbox |
 //!
-//! A mailbox: at 0x00 the number + 1 of the packet that is being delivered, at 0x04 that of the packet delivered, at 0x40
-//! that of the packet the owner has taken, at 0x80 the payload.
+//! A mailbox has four fields. Each number is that of a packet, plus 1.
+//!
+//! | offset | content |
+//! | --- | --- |
+//! | 0x00 | number of the packet that is being delivered |
+//! | 0x04 | number of the packet that was delivered |
+//! | 0x40 | number of the packet that the mailbox's owner has taken |
+//! | 0x80 | payload |
 
 use std::sync::atomic::{Ordering, fence};
 
@@ -59,53 +69,58 @@ impl Mailbox {
         })
     }
 
-    /// Whether packet `number` is here already.
+    /// Returns whether packet `number` has been delivered here.
     pub(crate) fn has(&self, number: u32) -> bool {
         self.delivered.load(Ordering::Acquire) == number.wrapping_add(1)
     }
 
-    /// Delivers packet `number`. For the owner of the receive lock.
+    /// Delivers packet `number`. Only the owner of the receive lock may call it.
     pub(crate) fn deliver(&self, number: u32, payload: &[u8; PAYLOAD]) -> Result<(), Error> {
         let number = number.wrapping_add(1);
+
         self.delivering.store(number, Ordering::Relaxed);
         fence(Ordering::Release);
         self.memory.write_array(CONTENT, payload)?;
+
         self.delivered.store(number, Ordering::Release);
         Ok(())
     }
 
-    /// Takes what was delivered, once. For the core whose mailbox it is.
+    /// Takes the delivered payload, once. Only the mailbox's own core may call it.
     #[inline]
     pub(crate) fn take(&self) -> Result<Option<[u8; PAYLOAD]>, Error> {
         let number = self.delivered.load(Ordering::Acquire);
         if number == self.taken.load(Ordering::Relaxed) {
             return Ok(None);
         }
+
         let mut payload = [0; PAYLOAD];
         self.memory.read_array(CONTENT, &mut payload)?;
         fence(Ordering::Acquire);
+
         if self.delivering.load(Ordering::Relaxed) != number {
-            // The next packet came meanwhile; it can be taken as soon as it is complete.
+            // The next packet arrived meanwhile. It can be taken as soon as it is complete.
             return Ok(None);
         }
+
         self.taken.store(number, Ordering::Release);
         Ok(Some(payload))
     }
 
-    /// Forgets what was delivered.
+    /// Discards a delivered payload.
     pub(crate) fn clear(&self) {
         self.taken.store(self.delivered.load(Ordering::Acquire), Ordering::Release);
     }
 }
 
-/// Whose the data packets in the receive FIFO are.
+/// The process that receives the data packets in the receive FIFO.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stream {
     pub(crate) core: u16,
     pub(crate) generation: Generation,
 }
 
-/// The stream word.
+/// The word that names the receiver of the data packets.
 #[derive(Clone, Debug)]
 pub(crate) struct StreamWord(SharedU32);
 
@@ -121,18 +136,19 @@ impl StreamWord {
         Some(Stream { core: u16::from(core), generation: Generation((word >> 8) as u8) })
     }
 
-    /// For the owner of the receive lock.
+    /// Sets the stream. Only the owner of the receive lock may call it.
     #[inline]
     pub(crate) fn set(&self, stream: Option<Stream>) {
         let word = match stream {
             Some(stream) => (u32::from(stream.core) + 1) | (u32::from(stream.generation.0) << 8),
             None => 0,
         };
+
         self.0.store(word, Ordering::Release);
     }
 }
 
-/// The cores whose reads are on.
+/// The cores that are in a read.
 #[derive(Clone, Debug)]
 pub(crate) struct Readers([SharedU32; CORES as usize]);
 
@@ -148,7 +164,7 @@ impl Readers {
         generation.is_up().then_some(generation)
     }
 
-    /// For `core` itself.
+    /// Enters or removes `core`'s own process. Only that core may call it.
     pub(crate) fn set(&self, core: u16, process: Option<Generation>) {
         self.word(core).store(process.map_or(0, |process| process.0.into()), Ordering::Release);
     }
@@ -189,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn packet_half_delivered_by_a_dead_core_is_invisible_until_it_is_delivered_again() {
+    fn packet_half_delivered_by_a_dead_core_is_not_taken_until_it_is_delivered_again() {
         let sram = sram();
         let mailbox = Mailbox::new(&sram, 0, Kind::Read).unwrap();
         mailbox.deliver(4, &[4; PAYLOAD]).unwrap();
@@ -205,9 +221,11 @@ mod tests {
         let kinds = [Kind::Read, Kind::Write, Kind::Reset];
         let boxes: Vec<_> = (0..CORES).flat_map(|core| kinds.map(|kind| (core, kind))).collect();
         let open = |(core, kind)| Mailbox::new(&sram, core, kind).unwrap();
+
         for (number, name) in boxes.iter().enumerate() {
             open(*name).deliver(number as u32, &[number as u8; PAYLOAD]).unwrap();
         }
+
         for (number, name) in boxes.iter().enumerate() {
             assert_eq!(open(*name).take(), Ok(Some([number as u8; PAYLOAD])));
         }

@@ -2,9 +2,9 @@
 //!
 //! - [`ComputeCore`] (here): the calls, and the link to the process on the I/O node;
 //! - `transfer.rs`: the steps of a read and of a write;
-//! - `node.rs`: the cores of the node taking turns at the receive FIFO;
-//! - `mailbox.rs`: what they share;
-//! - `link.rs`: who is at the other end.
+//! - `node.rs`: the cores of the node share the receive FIFO;
+//! - `mailbox.rs`: their shared state;
+//! - `link.rs`: the process at the other end.
 
 mod link;
 mod mailbox;
@@ -20,18 +20,18 @@ use nicforge_driver::{Cancel, Deadline, Device, Error as DriverError, GoneCause}
 use nicforge_hwi::tree::{CORES, Header};
 
 pub(crate) use self::transfer::BATCH;
-use self::{link::Link, node::Node};
+use self::{link::IoNodeLink, node::Node};
 use crate::{
     Config, Error, Peer, Statistics,
     protocol::{Control, CoreName, Kind, ResetHead, Scope},
-    tree::{Generation, TreeChannel, Watch},
+    tree::{Generation, PresenceWatch, TreeChannel},
     wait::Waiter,
 };
 
-/// The routes that FCNP's point-to-point packets take.
+/// The tree class (set of routes) of FCNP's point-to-point packets.
 pub(crate) const CLASS: u32 = 0;
 
-/// One of the two kinds of calls.
+/// The two kinds of calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Direction {
     Read,
@@ -58,17 +58,18 @@ impl Direction {
 
 #[derive(Debug, Default)]
 struct DirectionState {
-    /// A thread is in a call.
+    /// A thread is in a call of this direction.
     busy: AtomicBool,
     /// That call has passed the check of the link.
     running: AtomicBool,
-    /// A withdrawal was not acknowledged.
+    /// The RESET that withdraws a request was not acknowledged.
     dirty: AtomicBool,
-    /// [`Link::to_word`] of the process on the I/O node that its calls have to do with; 0 once they were told that it is gone.
+    /// [`IoNodeLink::to_word`] of the process on the I/O node with which this direction's calls
+    /// communicate. It is 0 once a call has reported the loss of that process.
     known: AtomicU32,
 }
 
-/// A flag that is set as long as this lives.
+/// Sets a flag, and clears it when dropped.
 struct Flag<'a>(&'a AtomicBool);
 
 impl<'a> Flag<'a> {
@@ -85,34 +86,37 @@ impl Drop for Flag<'_> {
 
 /// FCNP on one core of a compute node.
 ///
-/// One read and one write may be outstanding at a time, from two threads; a second call of the same kind returns
-/// [`Error::Busy`].
+/// One read and one write may be outstanding at a time, from two threads. A second call of the same
+/// kind returns [`Error::Busy`].
 #[derive(Debug)]
 pub struct ComputeCore {
     node: Node,
     config: Config,
-    /// [`Link::to_word`].
+    /// [`IoNodeLink::to_word`] of the current link, or 0.
     link: AtomicU32,
     directions: [DirectionState; 2],
-    /// Held during a RESET handshake; the token of the last one.
+    /// The token of the last RESET. It is locked during a handshake.
     handshake: Mutex<u32>,
 }
 
 impl ComputeCore {
-    /// Opens the core that `device` is, waits for the I/O node's process and makes itself known to it by a RESET, behind
-    /// which nothing of an earlier run is left. Takes [`Config::open_timeout`] at most.
+    /// Opens the core that `device` is.
+    ///
+    /// The call waits for the I/O node's process and sends it a RESET. After that, nothing of an
+    /// earlier run is left. It takes at most [`Config::open_timeout`].
     ///
     /// # Errors
-    /// [`Error::WrongDevice`], [`Error::BadDevice`], [`Error::Timeout`] when there is no I/O node, [`Error::Device`].
+    /// Returns [`Error::WrongDevice`], [`Error::BadDevice`], [`Error::Device`], or
+    /// [`Error::Timeout`] when no process serves the I/O node.
     pub fn open(device: Device, config: Config) -> Result<Self, Error> {
         let deadline = Deadline::after(config.open_timeout);
         Self::open_until(device, config, deadline, None)
     }
 
-    /// As [`ComputeCore::open`], with a deadline and a token.
+    /// Opens the core as [`ComputeCore::open`] does, with a deadline and a token.
     ///
     /// # Errors
-    /// As [`ComputeCore::open`], and [`Error::Cancelled`].
+    /// Returns the errors of [`ComputeCore::open`], and [`Error::Cancelled`].
     pub fn open_until(
         device: Device,
         config: Config,
@@ -120,6 +124,7 @@ impl ComputeCore {
         cancel: Option<&Cancel>,
     ) -> Result<Self, Error> {
         let node = Node::new(TreeChannel::open(device)?)?;
+
         let core = Self {
             node,
             config,
@@ -127,10 +132,12 @@ impl ComputeCore {
             directions: Default::default(),
             handshake: Mutex::new(first_token()),
         };
+
         let mut waiter = Waiter::new(&core.node.channel, deadline, cancel);
         while !core.node.generation(core.node.name.core).is_up() {
             waiter.turn("this core's own entry in the presence table")?;
         }
+
         let link = core.ensure_linked(&mut waiter)?;
         for state in &core.directions {
             state.known.store(link.to_word(), Ordering::Relaxed);
@@ -138,21 +145,23 @@ impl ComputeCore {
         Ok(core)
     }
 
-    /// Sends `data` to the I/O node, as much of it as the matching call there agrees to. Gives the number of bytes sent,
-    /// the lesser of the two sizes. Takes [`Config::timeout`] at most.
+    /// Sends `data` to the I/O node, up to the size that the matching call there accepts. Returns
+    /// the number of bytes sent, the lesser of the two sizes. The call takes at most
+    /// [`Config::timeout`].
     ///
     /// # Errors
-    /// As [`ComputeCore::write_until`].
+    /// Returns the errors of [`ComputeCore::write_until`].
     pub fn write(&self, data: &[u8]) -> Result<usize, Error> {
         self.write_until(data, self.deadline(), None)
     }
 
-    /// As [`ComputeCore::write`], with a deadline and a token.
+    /// Sends `data` as [`ComputeCore::write`] does, with a deadline and a token.
     ///
     /// # Errors
-    /// [`Error::PeerGone`], also once for each direction when the process on the I/O node was replaced since the last call;
-    /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::Busy`], [`Error::Device`]. In any case nothing of the message is left
-    /// on the way once the next call succeeds.
+    /// Returns [`Error::PeerGone`], also once for each direction when the process on the I/O node
+    /// was replaced since the last call. Other errors are [`Error::Timeout`], [`Error::Cancelled`],
+    /// [`Error::Busy`] and [`Error::Device`]. In any case, once the next call succeeds, nothing of
+    /// this message is left in the network.
     pub fn write_until(
         &self,
         data: &[u8],
@@ -162,19 +171,21 @@ impl ComputeCore {
         self.call(Direction::Write, deadline, cancel, |link, waiter| self.transfer_out(data, link, waiter))
     }
 
-    /// Receives into `buffer` what the matching call on the I/O node sends, as much as fits. Gives the number of bytes, the
-    /// lesser of the two sizes. Takes [`Config::timeout`] at most.
+    /// Receives into `buffer` the data of the matching call on the I/O node, as much as fits.
+    /// Returns the number of bytes, the lesser of the two sizes. The call takes at most
+    /// [`Config::timeout`].
     ///
     /// # Errors
-    /// As [`ComputeCore::read_until`].
+    /// Returns the errors of [`ComputeCore::read_until`].
     pub fn read(&self, buffer: &mut [u8]) -> Result<usize, Error> {
         self.read_until(buffer, self.deadline(), None)
     }
 
-    /// As [`ComputeCore::read`], with a deadline and a token.
+    /// Receives as [`ComputeCore::read`] does, with a deadline and a token.
     ///
     /// # Errors
-    /// As [`ComputeCore::write_until`], and [`Error::Aborted`]. After an error `buffer` may have been written.
+    /// Returns the errors of [`ComputeCore::write_until`], and [`Error::Aborted`]. After an error,
+    /// `buffer` may have been written.
     pub fn read_until(
         &self,
         buffer: &mut [u8],
@@ -184,17 +195,18 @@ impl ComputeCore {
         self.call(Direction::Read, deadline, cancel, |link, waiter| self.transfer_in(buffer, link, waiter))
     }
 
-    /// The core's rank in its pset, by which the I/O node calls it: 4 times the node's rank, plus the core.
+    /// Returns the core's rank in its pset, by which the I/O node names it: 4 times the node's
+    /// rank, plus the core.
     pub fn rank(&self) -> u32 {
         u32::from(self.node.name.rank_in_pset) * u32::from(CORES) + u32::from(self.node.name.core)
     }
 
-    /// The packet layer below.
+    /// Returns the packet layer below.
     pub fn channel(&self) -> &TreeChannel {
         &self.node.channel
     }
 
-    /// Counters since the core was opened.
+    /// Returns the counters since the core was opened.
     pub fn statistics(&self) -> Statistics {
         self.node.counters.snapshot()
     }
@@ -211,56 +223,63 @@ impl ComputeCore {
         &self.directions[direction as usize]
     }
 
-    /// Runs one call: alone of its kind, on a good link, and withdrawn if it does not come to its end.
+    /// Runs one call. It is the only one of its kind, has a valid link, and withdraws its request
+    /// if it fails.
     fn call(
         &self,
         direction: Direction,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-        transfer: impl FnOnce(Link, &mut Waiter<'_>) -> Result<usize, (Error, Sent)>,
+        transfer: impl FnOnce(IoNodeLink, &mut Waiter<'_>) -> Result<usize, (Error, Sent)>,
     ) -> Result<usize, Error> {
         let state = self.state(direction);
         let _busy = Flag::set(&state.busy).ok_or(Error::Busy { what: direction.call() })?;
         let mut waiter = Waiter::new(&self.node.channel, deadline, cancel);
+
         let (link, _running) = loop {
             let link = self.link_for(direction, &mut waiter)?;
             let running = Flag::set(&state.running);
-            // Either a RESET of all, which follows another process, waits for this call, or this sees that the link is not good any more.
+            // Orders the flag against a RESET of everything, which follows a new peer. Either that
+            // RESET waits for this call, or this call sees that its link is no longer valid.
             fence(Ordering::SeqCst);
             if self.link() == Some(link) {
                 break (link, running);
             }
         };
+
         let (error, sent) = match transfer(link, &mut waiter) {
             Ok(size) => return Ok(size),
             Err(failed) => failed,
         };
+
         match error {
             Error::PeerGone { .. } => {
-                if self.is_outlived(link) {
+                if self.was_reset_since(link) {
                     self.link.store(0, Ordering::Release);
                     return Err(DriverError::DeviceGone { cause: GoneCause::Reset }.into());
                 }
-                self.lose(direction, link);
+                self.record_loss(direction, link);
             }
             Error::Aborted { .. } => {}
             _ if sent == Sent::Request => self.withdraw(direction),
             _ => {}
         }
+
         Err(error)
     }
 
-    /// The link for a call. A direction is told once that the process it has to do with is gone, even if another one is there
-    /// already: what was agreed on with the old one means nothing to the new one.
-    fn link_for(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<Link, Error> {
-        let known = Link::from_word(self.state(direction).known.load(Ordering::Relaxed));
+    /// Returns the link for a call. Each direction reports the loss of its peer once, even if
+    /// another process is there already: agreements with the old process do not bind the new one.
+    fn link_for(&self, direction: Direction, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
+        let known = IoNodeLink::from_word(self.state(direction).known.load(Ordering::Relaxed));
         if let Some(known) = known.filter(|known| self.peer_is_gone(*known)) {
-            self.lose(direction, known);
+            self.record_loss(direction, known);
             return Err(Error::PeerGone { peer: self.peer() });
         }
+
         match (self.ensure_linked(waiter), known) {
             (Ok(link), Some(known)) if !link.has_peer_of(known) => {
-                self.lose(direction, known);
+                self.record_loss(direction, known);
                 Err(Error::PeerGone { peer: self.peer() })
             }
             (Ok(link), _) => {
@@ -268,42 +287,45 @@ impl ComputeCore {
                 Ok(link)
             }
             (Err(error @ Error::PeerGone { .. }), Some(known)) => {
-                self.lose(direction, known);
+                self.record_loss(direction, known);
                 Err(error)
             }
             (Err(error), _) => Err(error),
         }
     }
 
-    /// The process of `gone` has gone, and a call of `direction` tells it.
+    /// Records for `direction` that the process of `gone` is gone.
     #[cold]
-    fn lose(&self, direction: Direction, gone: Link) {
+    fn record_loss(&self, direction: Direction, gone: IoNodeLink) {
         self.state(direction).known.store(0, Ordering::Relaxed);
-        let unlink = |word| Link::from_word(word).filter(|link| link.has_peer_of(gone)).map(|_| 0);
+
+        let unlink = |word| IoNodeLink::from_word(word).filter(|link| link.has_peer_of(gone)).map(|_| 0);
         if self.link.fetch_update(Ordering::AcqRel, Ordering::Acquire, unlink).is_ok() {
             self.node.counters.peers_lost.add(1);
         }
     }
 
-    fn link(&self) -> Option<Link> {
-        Link::from_word(self.link.load(Ordering::Acquire)).filter(|link| !self.is_gone(*link))
+    fn link(&self) -> Option<IoNodeLink> {
+        IoNodeLink::from_word(self.link.load(Ordering::Acquire)).filter(|link| !self.is_gone(*link))
     }
 
-    /// Whether the process of `link` is gone, or this core is a new one to it because its device was reset.
+    /// Returns whether the process of `link` is gone, or whether this core is a new process for it
+    /// after a device reset.
     #[inline]
-    fn is_gone(&self, link: Link) -> bool {
-        self.peer_is_gone(link) || self.is_outlived(link)
+    fn is_gone(&self, link: IoNodeLink) -> bool {
+        self.peer_is_gone(link) || self.was_reset_since(link)
     }
 
-    /// As [`ComputeCore::is_gone`], for a transfer, which looks after each batch of packets.
+    /// Checks as [`ComputeCore::is_gone`] does, for a transfer, which checks after each batch of
+    /// packets.
     #[inline]
-    fn is_gone_by(&self, watch: &mut Watch, link: Link) -> bool {
-        self.resets() != link.resets || watch.is_gone(&self.node.channel, || self.is_gone(link))
+    fn check_gone(&self, watch: &mut PresenceWatch, link: IoNodeLink) -> bool {
+        self.resets() != link.resets || watch.check_gone(&self.node.channel, || self.is_gone(link))
     }
 
-    /// Whether this core is a new one since, because its device was reset.
+    /// Returns whether this core's device was reset since `link` was made.
     #[inline]
-    fn is_outlived(&self, link: Link) -> bool {
+    fn was_reset_since(&self, link: IoNodeLink) -> bool {
         self.own_generation() != link.own || self.resets() != link.resets
     }
 
@@ -313,7 +335,7 @@ impl ComputeCore {
     }
 
     #[inline]
-    fn peer_is_gone(&self, link: Link) -> bool {
+    fn peer_is_gone(&self, link: IoNodeLink) -> bool {
         self.node.channel.presence(self.node.channel.info().io_node, link.core) != link.generation
     }
 
@@ -322,21 +344,24 @@ impl ComputeCore {
         self.node.generation(self.node.name.core)
     }
 
-    /// A link on which a call may start. A request of either direction that could not be withdrawn is withdrawn first: the I/O
-    /// node would take it for one of the calls that follow.
-    fn ensure_linked(&self, waiter: &mut Waiter<'_>) -> Result<Link, Error> {
+    /// Returns a link on which a call may start. It first repeats the withdrawal of a request that
+    /// could not be withdrawn. The I/O node would otherwise take that request for one of a later
+    /// call.
+    fn ensure_linked(&self, waiter: &mut Waiter<'_>) -> Result<IoNodeLink, Error> {
         loop {
             let (link, dirty) = (self.link(), self.dirty());
             if let (Some(link), None) = (link, dirty) {
                 return Ok(link);
             }
+
             let mut token = self.lock_handshake(waiter)?;
             match (self.link(), self.dirty()) {
-                // Another thread has done it meanwhile.
+                // Another thread has completed the handshake meanwhile.
                 (Some(_), None) => {}
                 (Some(_), Some(dirty)) => self.reset(dirty.scope(), &mut token, waiter)?,
                 (None, _) => {
-                    // A full RESET may not overtake data that the other thread still sends to the process that is gone.
+                    // A RESET of everything must not overtake data that the other thread still
+                    // sends to the process that is gone.
                     fence(Ordering::SeqCst);
                     while self.directions.iter().any(|state| state.running.load(Ordering::Acquire)) {
                         waiter.turn("the other call of this core to notice that the I/O node is gone")?;
@@ -347,7 +372,7 @@ impl ComputeCore {
         }
     }
 
-    /// A direction whose request could not be withdrawn.
+    /// Returns a direction whose request could not be withdrawn.
     #[inline]
     fn dirty(&self) -> Option<Direction> {
         Direction::BOTH.into_iter().find(|direction| self.state(*direction).dirty.load(Ordering::Acquire))
@@ -363,34 +388,38 @@ impl ComputeCore {
         }
     }
 
-    /// Takes the request of a call back that failed. When that does not succeed in time the next call does it.
+    /// Withdraws the request of a failed call. If that does not succeed in time, the next call
+    /// repeats it.
     fn withdraw(&self, direction: Direction) {
         let mut waiter = Waiter::new(&self.node.channel, Deadline::after(self.config.recovery), None);
         let done = self
             .lock_handshake(&mut waiter)
             .and_then(|mut token| self.reset(direction.scope(), &mut token, &mut waiter));
+
         if done.is_err() {
             self.state(direction).dirty.store(true, Ordering::Release);
         }
     }
 
-    /// The RESET handshake.
+    /// Performs the RESET handshake.
     fn reset(&self, scope: Scope, token: &mut u32, waiter: &mut Waiter<'_>) -> Result<(), Error> {
         let io_node = self.node.channel.info().io_node;
         let linked = self.link();
         if scope != Scope::All && linked.is_none() {
             return Err(Error::PeerGone { peer: self.peer() });
         }
+
         loop {
-            let there = self.node.channel.node_presence(io_node);
-            if !there.iter().any(|generation| generation.is_up()) {
+            let generations = self.node.channel.node_presence(io_node);
+            if !generations.iter().any(|generation| generation.is_up()) {
                 waiter.turn("a process on the I/O node")?;
                 continue;
             }
+
             *token = token.wrapping_add(1);
-            match self.reset_once(scope, *token, there, waiter) {
+            match self.reset_once(scope, *token, generations, waiter) {
                 Ok(link) if !self.is_gone(link) => {
-                    self.settle(scope, link);
+                    self.finish_reset(scope, link);
                     return Ok(());
                 }
                 Ok(_) | Err(Error::PeerGone { .. }) if scope == Scope::All => waiter.progress(),
@@ -400,19 +429,20 @@ impl ComputeCore {
         }
     }
 
-    /// Sends one RESET and waits for its acknowledgement, or until somebody on the I/O node comes or goes, or this core turns
-    /// out to be a newer one than the RESET said.
+    /// Sends one RESET and waits for its acknowledgement. It ends early when a process on the I/O
+    /// node comes or goes, or when this core's own generation changes.
     fn reset_once(
         &self,
         scope: Scope,
         token: u32,
-        there: [Generation; CORES as usize],
+        generations: [Generation; CORES as usize],
         waiter: &mut Waiter<'_>,
-    ) -> Result<Link, Error> {
+    ) -> Result<IoNodeLink, Error> {
         let io_node = self.node.channel.info().io_node;
         let (resets, own) = (self.resets(), self.own_generation());
         let renewed = || self.own_generation() != own || self.resets() != resets;
-        let changed = || self.node.channel.node_presence(io_node) != there || renewed();
+        let changed = || self.node.channel.node_presence(io_node) != generations || renewed();
+
         let head = ResetHead {
             token: token.into(),
             core: self.node.name.core as u8,
@@ -422,20 +452,22 @@ impl ComputeCore {
         let request = Control::new(Kind::Reset, self.node.name, scope as u32)
             .with_head(zerocopy::IntoBytes::as_bytes(&head));
         self.send_control(&request, changed, waiter)?;
+
         loop {
-            let (answer, _right) =
+            let (answer, _receiver) =
                 self.await_acknowledgement(Kind::Reset, changed, waiter, "the acknowledgement of a RESET")?;
             let head = ResetHead::of(&answer);
             if head.token.get() == token && answer.size == scope as u32 && u16::from(head.core) < CORES {
                 let generation = Generation(head.generation);
-                return Ok(Link { core: head.core.into(), generation, own, resets });
+                return Ok(IoNodeLink { core: head.core.into(), generation, own, resets });
             }
             self.node.counters.strays.add(1);
         }
     }
 
-    /// After the acknowledgement nothing of what was withdrawn can come any more.
-    fn settle(&self, scope: Scope, link: Link) {
+    /// Updates the state after an acknowledged RESET. No packet of a withdrawn transfer can arrive
+    /// any more.
+    fn finish_reset(&self, scope: Scope, link: IoNodeLink) {
         if scope.has_read() {
             self.node.forget(Kind::Read);
             self.state(Direction::Read).dirty.store(false, Ordering::Release);
@@ -444,33 +476,35 @@ impl ComputeCore {
             self.node.forget(Kind::Write);
             self.state(Direction::Write).dirty.store(false, Ordering::Release);
         }
+
         if scope == Scope::All {
             self.link.store(link.to_word(), Ordering::Release);
         }
+
         self.node.counters.resets.add(1);
     }
 
-    /// The header of packets to the I/O node.
+    /// Returns the header of packets to the I/O node.
     fn header(&self, irq: bool) -> Header {
         Header::point_to_point(CLASS, self.node.channel.info().io_node, irq)
     }
 
-    /// The name of this core in packets.
+    /// Returns the identification of this core in packets.
     fn name(&self) -> CoreName {
         self.node.name
     }
 }
 
-/// What of a failed call has left.
+/// The packets that a failed call has sent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Sent {
-    /// Nothing.
+    /// The request has not left.
     Nothing,
-    /// The request.
+    /// The request has left.
     Request,
 }
 
-/// Tokens of different processes on a core should differ.
+/// Returns the first token. Tokens of successive processes on a core should differ.
 fn first_token() -> u32 {
     std::time::SystemTime::now()
         .duration_since(std::time::UNIX_EPOCH)

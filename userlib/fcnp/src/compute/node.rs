@@ -1,16 +1,19 @@
-//! The cores of a compute node taking turns at the receive FIFO.
+//! The sharing of the receive FIFO among the cores of a compute node.
 //!
-//! Of the cores that wait for an acknowledgement, one has the receive lock and polls. An acknowledgement for another core
-//! goes to that core's mailbox. With a READ acknowledgement goes the lock: it is made that core's without being free in
-//! between, and the packet stays first in the FIFO, so that neither another core nor the NIC (which discards data that a dead
-//! lock owner left) can take the data behind it for orphans. Whoever is killed on the way, the next one finds a state that
-//! some live core can go on from:
+//! Of the cores that wait for an acknowledgement, one holds the receive lock and polls. It puts an
+//! acknowledgement for another core into that core's mailbox. A READ acknowledgement also transfers
+//! the lock: it goes to that core without being free in between, and the packet stays first in the
+//! FIFO. So neither another core nor the NIC, which discards data of a dead lock owner, can take
+//! the data behind it for orphans.
 //!
-//! | killed | what the others find |
-//! | --- | --- |
-//! | before the delivery | the acknowledgement is still first; the core it is for, whose stream it is, polls it itself |
-//! | before the lock is handed over | the NIC frees the lock; the core takes it and passes the packet it has already |
-//! | the core it is handed to | the NIC frees the lock and discards the data; or, when the NIC had seen the death before the hand-over, whoever waits next frees it |
+//! If a core is killed on the way, the others find a state from which a live core can continue:
+//!
+//! - *The polling core, before the delivery*: the acknowledgement is still first. Its core polls
+//!   it, since the stream word names it.
+//! - *The polling core, before the hand-over*: the NIC frees the lock. The new owner takes it and
+//!   skips the packet that it has already.
+//! - *The new owner of the lock*: the NIC frees the lock and discards the data. If the NIC had seen
+//!   the death before the hand-over, the next waiting core frees the lock.
 
 use crate::{
     Error,
@@ -21,39 +24,40 @@ use crate::{
 };
 use nicforge_hwi::tree::{CORES, PAYLOAD};
 
-/// The right to receive.
-pub(super) type Right<'a> = Receiver<'a, Held<&'a LockBox>>;
+/// A receiver that holds the node's receive lock.
+pub(super) type LockedReceiver<'a> = Receiver<'a, Held<&'a LockBox>>;
 
-/// What the first packet in the FIFO was.
+/// The kind of the first packet in the FIFO.
 #[allow(clippy::large_enum_variant, reason = "lives on the stack for a moment")]
 pub(super) enum Polled {
-    /// There is none.
+    /// The FIFO is empty.
     Empty,
-    /// What was wanted.
-    Mine(Control),
-    /// The beginning of another core's or thread's read: the right is that one's now.
-    StreamPassed,
-    /// Something else, which was dealt with.
+    /// The awaited acknowledgement.
+    Wanted(Control),
+    /// The beginning of another core's or thread's read, which now has the receive lock.
+    StreamHandedOver,
+    /// Another packet, which has been handled.
     Other,
 }
 
-/// What interrupted a stream of data.
+/// The kind of a control packet within a stream of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Interruption {
-    /// Nothing to do with it.
+    /// The packet does not concern the stream.
     None,
-    /// The I/O node gave the read up.
+    /// The I/O node aborted the read.
     Aborted,
-    /// Another read begins, whose acknowledgement is first in the FIFO still: no process sends that in the middle of one, so this is
-    /// the next process, and the end of the stream was lost with the one before.
+    /// Another read begins, and its acknowledgement is still first in the FIFO. No process sends
+    /// that in the middle of a read. So it comes from the next process, and the end of the stream
+    /// was lost with the previous one.
     Replaced,
 }
 
-/// A compute node as one of its cores sees it.
+/// A compute node, as seen by one of its cores.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) channel: TreeChannel,
-    /// This core.
+    /// The identification of this core.
     pub(super) name: CoreName,
     pub(super) counters: Counters,
     stream: StreamWord,
@@ -61,7 +65,7 @@ pub(super) struct Node {
     readers: Readers,
 }
 
-/// This core's entry in [`Readers`] for as long as its read is on.
+/// This core's entry in [`Readers`] while it reads.
 pub(super) struct Reading<'a>(&'a Node);
 
 impl Drop for Reading<'_> {
@@ -73,12 +77,14 @@ impl Drop for Reading<'_> {
 impl Node {
     pub(super) fn new(channel: TreeChannel) -> Result<Self, Error> {
         let info = *channel.info();
+
         let Some(rank) = info.pset_rank else {
             return Err(Error::WrongDevice {
                 expected: "a compute node's core",
                 found: format!("node {} is the I/O node of its pset", info.address),
             });
         };
+
         let name = CoreName { node: info.address, core: info.core, rank_in_pset: rank as u16 };
         let mailbox = |core, kind| Mailbox::new(channel.shared(), core, kind);
         let mailboxes = (0..CORES)
@@ -86,6 +92,7 @@ impl Node {
                 Ok([mailbox(core, Kind::Read)?, mailbox(core, Kind::Write)?, mailbox(core, Kind::Reset)?])
             })
             .collect::<Result<_, Error>>()?;
+
         let stream = StreamWord::new(channel.shared())?;
         let readers = Readers::new(channel.shared())?;
         readers.set(name.core, None);
@@ -96,13 +103,13 @@ impl Node {
         self.channel.presence(self.name.node, core)
     }
 
-    /// A read of this core begins, whose request has not been sent.
+    /// Enters this core into [`Readers`]. It is called before the request of a read is sent.
     pub(super) fn reading(&self) -> Reading<'_> {
         self.readers.set(self.name.core, Some(self.generation(self.name.core)));
         Reading(self)
     }
 
-    /// Whether a read of `core`, whose process is `generation`, is on.
+    /// Returns whether process `generation` of `core` is in a read.
     fn is_reading(&self, core: u16, generation: Generation) -> bool {
         self.readers.get(core) == Some(generation)
     }
@@ -111,25 +118,26 @@ impl Node {
         &self.mailboxes[usize::from(core % CORES)][kind as usize]
     }
 
-    /// This core's acknowledgement of `kind`, if another one has delivered it.
+    /// Takes this core's acknowledgement of `kind`, if another core has delivered it.
     #[inline]
     pub(super) fn delivered(&self, kind: Kind) -> Result<Option<Control>, Error> {
         let Some(payload) = self.mailbox(self.name.core, kind).take()? else { return Ok(None) };
-        // It was decoded before it was delivered.
+        // The packet was decoded before it was delivered.
         Ok(Control::decode(&payload).ok())
     }
 
-    /// Forgets this core's acknowledgements of `kind`.
+    /// Discards this core's delivered acknowledgements of `kind`.
     pub(super) fn forget(&self, kind: Kind) {
         self.mailbox(self.name.core, kind).clear();
     }
 
-    /// Whether the owner of a stream is gone.
+    /// Returns whether the process that owns `stream` is gone.
     fn is_stale(&self, stream: Stream) -> bool {
         stream.generation != self.generation(stream.core)
     }
 
-    /// Whether one who waits for an acknowledgement of `want` may touch the FIFO, and whether the stream word must be cleared first.
+    /// Returns whether a core that waits for an acknowledgement of `want` may touch the FIFO, and
+    /// whether it must clear the stream word first.
     fn admits(&self, stream: Option<Stream>, want: Kind) -> (bool, bool) {
         match stream {
             None => (true, false),
@@ -140,93 +148,108 @@ impl Node {
         }
     }
 
-    /// The right to receive, if it is free and `want` may have it.
+    /// Takes the receive lock, if it is free and `want` may have it.
     #[inline]
-    pub(super) fn try_right(&self, want: Kind) -> Option<Right<'_>> {
+    pub(super) fn try_receiver_for(&self, want: Kind) -> Option<LockedReceiver<'_>> {
         let stream = self.stream.get();
         if !self.admits(stream, want).0 {
             return None;
         }
+
         if let Some(stream) = stream.filter(|stream| self.is_stale(*stream)) {
             self.channel.receive_lock().free_handed(stream.core);
         }
-        let right = self.try_any_right()?;
-        // Somebody may have received a READ acknowledgement before we had the lock.
+
+        let receiver = self.try_receiver()?;
+        // Another core may have received a READ acknowledgement before this core took the lock.
         let (admitted, clear) = self.admits(self.stream.get(), want);
         if clear {
             self.stream.set(None);
         }
-        admitted.then_some(right)
+
+        admitted.then_some(receiver)
     }
 
-    /// The right to receive for the owner of the stream, if it is free or was handed to this core.
+    /// Takes the receive lock for the owner of the stream, if it is free or was handed to this
+    /// core.
     #[inline]
-    pub(super) fn try_any_right(&self) -> Option<Right<'_>> {
+    pub(super) fn try_receiver(&self) -> Option<LockedReceiver<'_>> {
         let held = self.channel.receive_lock().try_adopt(self.channel.owner())?;
         Some(self.channel.receiver(held))
     }
 
-    /// Ends this core's stream. The caller has the right to receive.
-    pub(super) fn end_stream(&self, _right: &Right<'_>) {
+    /// Ends this core's stream. The caller holds the receive lock.
+    pub(super) fn end_stream(&self, _receiver: &LockedReceiver<'_>) {
         self.stream.set(None);
     }
 
-    /// Deals with the first packet in the FIFO.
-    pub(super) fn poll(&self, right: &mut Right<'_>, want: Kind) -> Result<Polled, Error> {
-        let Some(header) = right.peek()? else {
+    /// Handles the first packet in the FIFO.
+    pub(super) fn poll(&self, receiver: &mut LockedReceiver<'_>, want: Kind) -> Result<Polled, Error> {
+        let Some(header) = receiver.peek()? else {
             self.counters.polls.add(1);
             return Ok(Polled::Empty);
         };
+
         self.counters.packets_received.add(1);
         if !header.irq() {
-            right.advance();
+            receiver.advance();
             self.counters.orphans.add(1);
             return Ok(Polled::Other);
         }
-        let Some((control, payload)) = self.control(right)? else { return Ok(Polled::Other) };
-        let number = right.position();
+
+        let Some((control, payload)) = self.control(receiver)? else { return Ok(Polled::Other) };
+
+        let number = receiver.position();
         let mine = control.core == self.name && control.kind == want;
         let streams = control.kind == Kind::Read && Split::new(control.size, control.size).packets != 0;
         let generation = self.generation(control.core.core);
         let core = control.core.core;
-        // Of a read that was given up: nobody would take the data, which are orphans then.
+        // The core has given up this read. Its data have no reader and are orphans.
         let unwanted = control.kind == Kind::Read && !self.is_reading(core, generation);
         if control.kind == Kind::Read && control.size == ABORT || !generation.is_up() || unwanted {
-            right.advance();
+            receiver.advance();
             self.counters.strays.add(1);
             return Ok(Polled::Other);
         }
+
         if streams {
             self.stream.set(Some(Stream { core, generation }));
         }
+
         if mine {
-            right.advance();
-            return Ok(Polled::Mine(control));
+            receiver.advance();
+            return Ok(Polled::Wanted(control));
         }
+
         self.mailbox(core, control.kind).deliver(number, &payload)?;
         self.counters.hand_overs.add(1);
+
         if streams && core != self.name.core {
-            right.publish();
-            right.held().hand_over(core);
-            return Ok(Polled::StreamPassed);
+            receiver.publish();
+            receiver.held().hand_over(core);
+            return Ok(Polled::StreamHandedOver);
         }
-        right.advance();
-        right.publish();
-        Ok(if streams { Polled::StreamPassed } else { Polled::Other })
+
+        receiver.advance();
+        receiver.publish();
+        Ok(if streams { Polled::StreamHandedOver } else { Polled::Other })
     }
 
-    /// Deals with the control packet that interrupts this core's stream.
-    pub(super) fn interruption(&self, right: &mut Right<'_>) -> Result<Interruption, Error> {
-        let Some((control, payload)) = self.control(right)? else {
+    /// Handles the control packet that interrupts this core's stream.
+    pub(super) fn interruption(&self, receiver: &mut LockedReceiver<'_>) -> Result<Interruption, Error> {
+        let Some((control, payload)) = self.control(receiver)? else {
             self.counters.packets_received.add(1);
             return Ok(Interruption::None);
         };
+
         if control.kind == Kind::Read && control.size != ABORT {
             return Ok(Interruption::Replaced);
         }
-        let number = right.position();
-        right.advance();
+
+        let number = receiver.position();
+        receiver.advance();
         self.counters.packets_received.add(1);
+
         if control.kind == Kind::Read {
             if control.core == self.name {
                 return Ok(Interruption::Aborted);
@@ -234,26 +257,29 @@ impl Node {
             self.counters.strays.add(1);
             return Ok(Interruption::None);
         }
+
         self.mailbox(control.core.core, control.kind).deliver(number, &payload)?;
         self.counters.hand_overs.add(1);
         Ok(Interruption::None)
     }
 
-    /// The control packet at the head of the FIFO, read once; `None` when it was none of this node's, or a dead core had
-    /// delivered it already, and it has been passed.
-    fn control(&self, right: &mut Right<'_>) -> Result<Option<(Control, [u8; PAYLOAD])>, Error> {
+    /// Returns the control packet at the head of the FIFO, read once. Skips it and returns `None`
+    /// if it is not for this node, or if a dead core had delivered it already.
+    fn control(&self, receiver: &mut LockedReceiver<'_>) -> Result<Option<(Control, [u8; PAYLOAD])>, Error> {
         let mut payload = [0; PAYLOAD];
-        right.payload(&mut payload)?;
+        receiver.payload(&mut payload)?;
+
         let control = Control::decode(&payload).ok().filter(|control| {
             let name = control.core;
             name.node == self.name.node && name.core < CORES && name.rank_in_pset == self.name.rank_in_pset
         });
+
         match control {
-            Some(control) if !self.mailbox(control.core.core, control.kind).has(right.position()) => {
+            Some(control) if !self.mailbox(control.core.core, control.kind).has(receiver.position()) => {
                 Ok(Some((control, payload)))
             }
             found => {
-                right.advance();
+                receiver.advance();
                 self.counters.strays.add(u64::from(found.is_none()));
                 Ok(None)
             }

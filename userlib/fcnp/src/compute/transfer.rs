@@ -3,33 +3,35 @@
 use nicforge_hwi::tree::PAYLOAD;
 
 use super::{
-    ComputeCore, Link, Sent,
-    node::{Interruption, Polled, Right},
+    ComputeCore, IoNodeLink, Sent,
+    node::{Interruption, LockedReceiver, Polled},
 };
 use crate::{
     Error,
     protocol::{Control, Kind, Split, request_size},
     statistics::Tally,
-    tree::Watch,
+    tree::PresenceWatch,
     wait::{Waiter, part},
 };
 
-/// Packets sent in a row under the send lock (paper, IV).
+/// Number of packets that are sent in a row under the send lock (paper, IV).
 pub(crate) const BATCH: usize = 8;
 
 impl ComputeCore {
-    /// A write: request with head, acknowledgement, data.
+    /// Performs a write: request with head, acknowledgement, data.
     pub(super) fn transfer_out(
         &self,
         data: &[u8],
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, (Error, Sent)> {
         let gone = || self.is_gone(link);
         let requested = request_size(data.len());
+
         let request =
             Control::new(Kind::Write, self.name(), requested).with_head(&data[..Split::head_of(requested)]);
         self.send_control(&request, gone, waiter).map_err(|error| (error, Sent::Nothing))?;
+
         self.transfer_out_requested(data, requested, link, waiter).map_err(|error| (error, Sent::Request))
     }
 
@@ -37,27 +39,33 @@ impl ComputeCore {
         &self,
         data: &[u8],
         requested: u32,
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
         let gone = || self.is_gone(link);
-        let (answer, right) =
+        let (answer, receiver) =
             self.await_acknowledgement(Kind::Write, gone, waiter, "the acknowledgement of a write")?;
-        drop(right);
+        drop(receiver);
+
         let agreed = self.agreed(&answer, requested)?;
         let split = Split::new(requested, agreed);
         let body = &data[split.head..agreed as usize];
         let header = self.header(false);
-        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.node.counters.packets_sent));
+
+        let (mut watch, mut packets) =
+            (PresenceWatch::default(), Tally::of(&self.node.counters.packets_sent));
         let mut at = 0;
+
         while at < body.len() {
             let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
             let sent = self.node.channel.send_batch(held)?.send_data(header, &body[at..], BATCH)?;
             at = body.len().min(at + sent * PAYLOAD);
             packets.add(sent);
-            if self.is_gone_by(&mut watch, link) {
+
+            if self.check_gone(&mut watch, link) {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
+
             if sent == 0 {
                 self.node.counters.stalls.add(1);
                 waiter.turn("room in the send FIFO")?;
@@ -65,23 +73,26 @@ impl ComputeCore {
                 waiter.moved(sent, "the data to leave")?;
             }
         }
+
         self.node.counters.messages_sent.add(1);
         self.node.counters.bytes_sent.add(agreed.into());
         Ok(agreed as usize)
     }
 
-    /// A read: request, acknowledgement with head, data.
+    /// Performs a read: request, acknowledgement with head, data.
     pub(super) fn transfer_in(
         &self,
         buffer: &mut [u8],
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, (Error, Sent)> {
         let requested = request_size(buffer.len());
         let request = Control::new(Kind::Read, self.name(), requested);
-        // Before the acknowledgement can come.
+
+        // The core enters itself before the acknowledgement can arrive.
         let _reading = self.node.reading();
         self.send_control(&request, || self.is_gone(link), waiter).map_err(|error| (error, Sent::Nothing))?;
+
         self.transfer_in_requested(buffer, requested, link, waiter).map_err(|error| (error, Sent::Request))
     }
 
@@ -89,37 +100,41 @@ impl ComputeCore {
         &self,
         buffer: &mut [u8],
         requested: u32,
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<usize, Error> {
         let gone = || self.is_gone(link);
-        let (answer, right) =
+        let (answer, receiver) =
             self.await_acknowledgement(Kind::Read, gone, waiter, "the acknowledgement of a read")?;
+
         let agreed = self.agreed(&answer, requested)?;
         let split = Split::new(agreed, agreed);
         let (head, body) = buffer[..agreed as usize].split_at_mut(split.head);
         head.copy_from_slice(&answer.head[..split.head]);
+
         if split.packets != 0 {
-            let mut right = match right {
-                Some(right) => right,
-                None => self.own_right(waiter)?,
+            let mut receiver = match receiver {
+                Some(receiver) => receiver,
+                None => self.lock_own_stream(waiter)?,
             };
-            let received = self.receive_stream(&mut right, body, link, waiter);
-            // What may still come after an error belongs to nobody.
-            self.node.end_stream(&right);
+            let received = self.receive_stream(&mut receiver, body, link, waiter);
+            // After an error, the data that may still arrive are orphans.
+            self.node.end_stream(&receiver);
             received?;
         }
+
         self.node.counters.messages_received.add(1);
         self.node.counters.bytes_received.add(agreed.into());
         Ok(agreed as usize)
     }
 
-    /// The right to receive for this core's own stream: whoever has it is about to give it up.
-    fn own_right(&self, waiter: &mut Waiter<'_>) -> Result<Right<'_>, Error> {
+    /// Takes the receive lock for this core's own stream. Its holder is about to free it.
+    fn lock_own_stream(&self, waiter: &mut Waiter<'_>) -> Result<LockedReceiver<'_>, Error> {
         loop {
-            if let Some(right) = self.node.try_any_right() {
-                return Ok(right);
+            if let Some(receiver) = self.node.try_receiver() {
+                return Ok(receiver);
             }
+
             waiter.turn("the right to receive")?;
         }
     }
@@ -127,24 +142,29 @@ impl ComputeCore {
     /// Receives data packets until `body` is full.
     fn receive_stream(
         &self,
-        right: &mut Right<'_>,
+        receiver: &mut LockedReceiver<'_>,
         body: &mut [u8],
-        link: Link,
+        link: IoNodeLink,
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
-        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.node.counters.packets_received));
+        let (mut watch, mut packets) =
+            (PresenceWatch::default(), Tally::of(&self.node.counters.packets_received));
         let mut at = 0;
+
         while at < body.len() {
-            // Looked at first: what the I/O node sent before it went is in the FIFO once it is seen down.
-            let gone = self.is_gone_by(&mut watch, link);
-            if gone && self.is_outlived(link) {
+            // The check precedes the read of the FIFO. Once the I/O node is seen down, all packets
+            // that it sent are in the FIFO.
+            let gone = self.check_gone(&mut watch, link);
+            if gone && self.was_reset_since(link) {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
-            let taken = right.take_data(part(body, at))?;
+
+            let taken = receiver.take_data(part(body, at))?;
             at = body.len().min(at + taken.packets * PAYLOAD);
             packets.add(taken.packets);
+
             if taken.control {
-                match self.node.interruption(right)? {
+                match self.node.interruption(receiver)? {
                     Interruption::None => waiter.progress(),
                     Interruption::Aborted => return Err(Error::Aborted { peer: self.peer() }),
                     Interruption::Replaced => return Err(Error::PeerGone { peer: self.peer() }),
@@ -156,14 +176,14 @@ impl ComputeCore {
             } else if gone {
                 return Err(Error::PeerGone { peer: self.peer() });
             } else {
-                right.publish();
+                receiver.publish();
                 waiter.turn("data")?;
             }
         }
         Ok(())
     }
 
-    /// The size in an acknowledgement, checked.
+    /// Returns the size in an acknowledgement, after a check.
     fn agreed(&self, answer: &Control, requested: u32) -> Result<u32, Error> {
         if answer.size > requested {
             return Err(Error::BadPeer {
@@ -183,54 +203,63 @@ impl ComputeCore {
         waiter: &mut Waiter<'_>,
     ) -> Result<(), Error> {
         let payload = control.encode();
+
         loop {
             let held = self.node.channel.send_lock().lock(self.node.channel.owner(), waiter)?;
             if self.node.channel.send_batch(held)?.try_send(self.header(true), &payload)? {
                 self.node.counters.packets_sent.add(1);
                 return Ok(());
             }
+
             self.node.counters.stalls.add(1);
             if gone() {
                 return Err(Error::PeerGone { peer: self.peer() });
             }
+
             waiter.turn("room in the send FIFO")?;
         }
     }
 
-    /// Waits for an acknowledgement: polls the receive FIFO when the right to is free, and looks into the mailbox when it is
-    /// not. With the acknowledgement comes the right to receive if this thread has it.
+    /// Waits for an acknowledgement. It polls the receive FIFO while the receive lock is free, and
+    /// checks the mailbox otherwise. The result includes the receive lock if this thread holds it.
     pub(super) fn await_acknowledgement(
         &self,
         want: Kind,
         gone: impl Fn() -> bool,
         waiter: &mut Waiter<'_>,
         what: &'static str,
-    ) -> Result<(Control, Option<Right<'_>>), Error> {
+    ) -> Result<(Control, Option<LockedReceiver<'_>>), Error> {
         let mut received = self.node.channel.received();
+
         loop {
             if let Some(control) = self.node.delivered(want)? {
                 return Ok((control, None));
             }
+
             let now = self.node.channel.received();
             if now != received {
-                // Another core's stream moves, and this core's turn may be next: no time for a long doze.
+                // Another core's stream advances, and this core's transfer may be next. A long
+                // sleep would delay it.
                 received = now;
                 waiter.progress();
             }
-            if let Some(mut right) = self.node.try_right(want) {
-                // The last owner may have delivered it between the look above and the lock.
+
+            if let Some(mut receiver) = self.node.try_receiver_for(want) {
+                // The last lock owner may have delivered the packet between the check above and the
+                // lock.
                 if let Some(control) = self.node.delivered(want)? {
-                    return Ok((control, Some(right)));
+                    return Ok((control, Some(receiver)));
                 }
+
                 loop {
                     let gone = gone();
-                    match self.node.poll(&mut right, want)? {
-                        Polled::Mine(control) => return Ok((control, Some(right))),
+                    match self.node.poll(&mut receiver, want)? {
+                        Polled::Wanted(control) => return Ok((control, Some(receiver))),
                         Polled::Other => waiter.progress(),
-                        Polled::StreamPassed => break,
+                        Polled::StreamHandedOver => break,
                         Polled::Empty if gone => return Err(Error::PeerGone { peer: self.peer() }),
                         Polled::Empty => {
-                            right.publish();
+                            receiver.publish();
                             waiter.turn(what)?;
                         }
                     }

@@ -1,4 +1,5 @@
-//! A call of the application: it waits for the core's request and the pset's slot, and transfers.
+//! A call of the application. It waits for the core's request and the pset's slot, and then
+//! transfers.
 
 use std::{
     sync::atomic::Ordering,
@@ -9,7 +10,7 @@ use nicforge_driver::{Cancel, Deadline, Error as DriverError};
 use nicforge_hwi::tree::{Header, PAYLOAD};
 
 use super::{
-    cores::{Direction, Link, Request, spin_lock},
+    cores::{CoreLink, Direction, Request, spin_lock},
     service::{Drain, Inner, NOT_EMPTY},
 };
 use crate::{
@@ -17,24 +18,24 @@ use crate::{
     compute::{BATCH, CLASS},
     protocol::{Control, Kind, Split, request_size},
     statistics::Tally,
-    tree::Watch,
+    tree::PresenceWatch,
     wait::{Waiter, part},
 };
 
-/// How long a sleeping call goes without a look at its token.
+/// How long a sleeping call goes without a check of its token.
 const SLICE: Duration = Duration::from_millis(10);
 
-/// One call.
+/// One call on the I/O node.
 pub(super) struct Call<'a> {
     inner: &'a Inner,
     core: u32,
     direction: Direction,
     waiter: Waiter<'a>,
-    /// Whom it waits for, once he is known.
-    link: Option<Link>,
-    /// It stands in the queue for the pset's slot.
+    /// The process for which the call waits, once it is known.
+    link: Option<CoreLink>,
+    /// The call is in the queue for the pset's slot.
     queued: bool,
-    /// Since when nothing has happened.
+    /// The time of the last progress.
     idle_since: Option<Instant>,
 }
 
@@ -58,6 +59,7 @@ impl<'a> Call<'a> {
         let Some(entry) = inner.cores.get(core as usize) else {
             return Err(Error::NoSuchCore { core, cores });
         };
+
         if entry.busy[direction as usize].swap(true, Ordering::AcqRel) {
             let what = match direction {
                 Direction::Read => "a write",
@@ -65,20 +67,24 @@ impl<'a> Call<'a> {
             };
             return Err(Error::Busy { what });
         }
+
         inner.callers.fetch_add(1, Ordering::AcqRel);
         let waiter = Waiter::new(&inner.channel, deadline, cancel);
+
         Ok(Self { inner, core, direction, waiter, link: None, queued: false, idle_since: None })
     }
 
-    /// Takes the core's data: its write, our read.
+    /// Receives the data of the core's write.
     pub(super) fn receive(mut self, buffer: &mut [u8]) -> Result<usize, Error> {
         let (request, link) = self.start()?;
         let agreed = request.size.min(request_size(buffer.len()));
         let split = Split::new(request.size, agreed);
         let (head, body) = buffer[..agreed as usize].split_at_mut(split.head);
         head.copy_from_slice(&request.head[..split.head]);
+
         self.acknowledge(&Control::new(Kind::Write, link.name, agreed), request, link, split.packets != 0)?;
         let received = if split.packets == 0 { Ok(()) } else { self.receive_data(body, link) };
+
         match received {
             Err(error) if error.is_interrupted() => return Err(error),
             received => {
@@ -86,24 +92,26 @@ impl<'a> Call<'a> {
                 received?;
             }
         }
+
         self.inner.counters.messages_received.add(1);
         self.inner.counters.bytes_received.add(agreed.into());
         Ok(agreed as usize)
     }
 
-    /// Gives the core data: its read, our write.
+    /// Sends the data of the core's read.
     pub(super) fn send(mut self, data: &[u8]) -> Result<usize, Error> {
         let (request, link) = self.start()?;
         let agreed = request.size.min(request_size(data.len()));
         let split = Split::new(agreed, agreed);
         let (head, body) = data[..agreed as usize].split_at(split.head);
         self.acknowledge(&Control::new(Kind::Read, link.name, agreed).with_head(head), request, link, false)?;
+
         match self.send_data(body, link) {
             Err(error) if error.is_interrupted() => {
-                // The core is told; the slot is free as soon as the message to it has left.
+                // The core receives an abort. The slot is free as soon as that message has left.
                 spin_lock(&self.inner.cores[self.core as usize].state).abort = true;
-                self.inner.owe(self.core);
-                // What cannot leave now leaves with the next turn of anybody.
+                self.inner.queue_reply(self.core);
+                // The next thread that services the FIFO sends a packet that cannot leave now.
                 self.inner.service()?;
                 return Err(error);
             }
@@ -112,37 +120,43 @@ impl<'a> Call<'a> {
                 sent?;
             }
         }
+
         self.inner.counters.messages_sent.add(1);
         self.inner.counters.bytes_sent.add(agreed.into());
         Ok(agreed as usize)
     }
 
-    /// Waits for the core's request, then for the slot. From here on the transfer is on.
-    fn start(&mut self) -> Result<(Request, Link), Error> {
-        // A call that is over before it begins takes nothing that stands ready.
+    /// Waits for the core's request, then for the slot. The transfer runs from then on.
+    fn start(&mut self) -> Result<(Request, CoreLink), Error> {
+        // A call that has already ended must not take a request.
         self.waiter.check("a request of the core")?;
+
         let inner = self.inner;
         let slot = &inner.slots[self.direction as usize];
+
         loop {
             let count = inner.event.count();
             self.check_peer()?;
+
             if !self.has_request() {
-                // It may have been withdrawn, and others stand behind this one.
+                // The request may have been withdrawn, and other calls are queued behind this one.
                 self.leave();
                 self.turn(count, "a request of the core")?;
                 continue;
             }
+
             if slot.try_take(self.core) {
                 self.queued = false;
                 match self.take_request() {
                     Some(started) => return Ok(started),
                     None => {
                         slot.release(self.core);
-                        inner.event.tell();
+                        inner.event.notify();
                     }
                 }
                 continue;
             }
+
             self.queued = true;
             self.turn(count, "another transfer of the pset to end")?;
         }
@@ -152,7 +166,7 @@ impl<'a> Call<'a> {
     fn leave(&mut self) {
         if std::mem::take(&mut self.queued) {
             self.inner.slots[self.direction as usize].leave(self.core);
-            self.inner.event.tell();
+            self.inner.event.notify();
         }
     }
 
@@ -160,24 +174,27 @@ impl<'a> Call<'a> {
         spin_lock(&self.inner.cores[self.core as usize].state).requests[self.direction as usize].is_some()
     }
 
-    fn take_request(&mut self) -> Option<(Request, Link)> {
+    fn take_request(&mut self) -> Option<(Request, CoreLink)> {
         let core = &self.inner.cores[self.core as usize];
         let mut state = spin_lock(&core.state);
         let link = state.link?;
         let request = state.requests[self.direction as usize].take()?;
+
         state.running[self.direction as usize] = true;
         core.revoked[self.direction as usize].store(false, Ordering::Release);
         self.link = Some(link);
         Some((request, link))
     }
 
-    /// Whether the core's process is the one this call began to wait for.
+    /// Checks that the core's process is the one for which this call began to wait.
     fn check_peer(&mut self) -> Result<(), Error> {
         let mut state = spin_lock(&self.inner.cores[self.core as usize].state);
         if state.link.is_some_and(|link| self.inner.is_gone(link)) {
-            self.inner.lose(&mut state);
+            self.inner.unlink_process(&mut state);
         }
+
         let lost = std::mem::take(&mut state.lost[self.direction as usize]);
+
         if self.link.is_none() && !lost {
             self.link = state.link;
         } else if lost || self.link != state.link {
@@ -186,15 +203,16 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Sends the acknowledgement. When it cannot leave the request is as it was before.
+    /// Sends the acknowledgement. If it cannot leave, the request becomes available again.
     fn acknowledge(
         &mut self,
         answer: &Control,
         request: Request,
-        link: Link,
+        link: CoreLink,
         reads: bool,
     ) -> Result<(), Error> {
         let sent = self.try_acknowledge(answer, link, reads);
+
         if sent.is_err() {
             let core = &self.inner.cores[self.core as usize];
             let mut state = spin_lock(&core.state);
@@ -207,13 +225,16 @@ impl<'a> Call<'a> {
         sent
     }
 
-    fn try_acknowledge(&mut self, answer: &Control, link: Link, reads: bool) -> Result<(), Error> {
+    fn try_acknowledge(&mut self, answer: &Control, link: CoreLink, reads: bool) -> Result<(), Error> {
         loop {
             self.check_transfer(link)?;
+
             if reads {
-                // Before the core can send data, so that nobody else takes them.
+                // The flag is set before the core can send data, so that no other thread takes
+                // them.
                 self.inner.reading.store(true, Ordering::Release);
             }
+
             match self.inner.try_send(answer, link) {
                 Ok(true) => return Ok(()),
                 sent => {
@@ -223,52 +244,61 @@ impl<'a> Call<'a> {
                     sent?;
                 }
             }
+
             self.inner.service()?;
             self.waiter.turn("room in the send FIFO")?;
         }
     }
 
-    /// Whether the transfer may go on.
+    /// Checks that the transfer may continue.
     #[inline]
-    fn check_transfer(&self, link: Link) -> Result<(), Error> {
+    fn check_transfer(&self, link: CoreLink) -> Result<(), Error> {
         let peer = Peer::Core { rank: self.core };
         self.inner.check_own()?;
+
         if self.inner.cores[self.core as usize].is_revoked(self.direction) {
             return Err(Error::Aborted { peer });
         }
         if self.inner.is_gone(link) { Err(self.lost(link)) } else { Ok(()) }
     }
 
-    /// The core's process has gone, and this call tells it.
+    /// Returns the error of a core whose process is gone, and marks it as reported in this
+    /// direction.
     #[cold]
-    fn lost(&self, link: Link) -> Error {
+    fn lost(&self, link: CoreLink) -> Error {
         let mut state = spin_lock(&self.inner.cores[self.core as usize].state);
         if state.link == Some(link) {
-            self.inner.lose(&mut state);
+            self.inner.unlink_process(&mut state);
         }
         state.lost[self.direction as usize] = false;
         Error::PeerGone { peer: Peer::Core { rank: self.core } }
     }
 
-    fn send_data(&mut self, data: &[u8], link: Link) -> Result<(), Error> {
+    fn send_data(&mut self, data: &[u8], link: CoreLink) -> Result<(), Error> {
         let inner = self.inner;
         let header = Header::to_core(CLASS, link.name.node, link.name.core, false);
-        let (mut watch, mut packets) = (Watch::default(), Tally::of(&inner.counters.packets_sent));
-        // Kept from batch to batch as long as nobody else wants to send: to take it anew waits for the stores of the last batch.
-        let mut right = None;
+        let (mut watch, mut packets) = (PresenceWatch::default(), Tally::of(&inner.counters.packets_sent));
+
+        // The lock is kept from batch to batch unless another thread wants it. Taking it anew would
+        // wait for the stores of the last batch.
+        let mut send_lock = None;
         let mut at = 0;
+
         while at < data.len() {
-            let held = right.get_or_insert_with(|| inner.send.lock());
+            let held = send_lock.get_or_insert_with(|| inner.send.lock());
             let sent = inner.channel.send_batch(&*held)?.send_data(header, &data[at..], BATCH)?;
             at = data.len().min(at + sent * PAYLOAD);
             packets.add(sent);
-            let over = self.may_be_over(&mut watch, link);
+
+            let over = self.needs_check(&mut watch, link);
             if over || sent == 0 || inner.send.is_wanted() {
-                right = None;
+                send_lock = None;
             }
+
             if over {
                 self.check_transfer(link)?;
             }
+
             if sent == 0 {
                 inner.counters.stalls.add(1);
                 inner.service()?;
@@ -280,60 +310,70 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// Whether [`Call::check_transfer`] has anything to say. Takes no lock.
+    /// Returns whether [`Call::check_transfer`] may fail. It takes no lock.
     #[inline]
-    fn may_be_over(&self, watch: &mut Watch, link: Link) -> bool {
-        self.inner.cores[self.core as usize].is_revoked(self.direction) || self.is_somebody_gone(watch, link)
+    fn needs_check(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
+        self.inner.cores[self.core as usize].is_revoked(self.direction) || self.check_either_gone(watch, link)
     }
 
-    /// Whether this process or that of `link` is not the one it was any more.
+    /// Returns whether this process or that of `link` is gone or was replaced.
     #[inline]
-    fn is_somebody_gone(&self, watch: &mut Watch, link: Link) -> bool {
+    fn check_either_gone(&self, watch: &mut PresenceWatch, link: CoreLink) -> bool {
         self.inner.channel.device().resets() != self.inner.resets
-            || watch.is_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
+            || watch.check_gone(&self.inner.channel, || !self.inner.has_boxes() || self.inner.is_gone(link))
     }
 
-    /// Receives data packets until `body` is full, and gives the right to receive back. When the call is interrupted the
-    /// rest is discarded as it comes, and the slot is free after that.
-    fn receive_data(&mut self, body: &mut [u8], link: Link) -> Result<(), Error> {
-        // Whoever has the right sees that a thread is reading, and lets go.
+    /// Receives data packets until `body` is full, and frees the receive FIFO. If the call is
+    /// interrupted, the rest is discarded as it arrives, and the slot is freed after that.
+    fn receive_data(&mut self, body: &mut [u8], link: CoreLink) -> Result<(), Error> {
+        // The lock's holder sees the flag `reading`, and frees the lock.
         let mut receiver = self.inner.channel.receiver(spin_lock(&self.inner.incoming));
-        let (mut watch, mut packets) = (Watch::default(), Tally::of(&self.inner.counters.packets_received));
+        let (mut watch, mut packets) =
+            (PresenceWatch::default(), Tally::of(&self.inner.counters.packets_received));
         let mut at = 0;
         let mut after_gone = 0;
+
         let result = loop {
             if at == body.len() {
                 break Ok(());
             }
-            // Looked at first: what the core sent before it went is in the FIFO once it is seen down.
-            let gone = self.is_somebody_gone(&mut watch, link);
+
+            // The check precedes the read of the FIFO. Once the core is seen down, all packets that
+            // it sent are in the FIFO.
+            let gone = self.check_either_gone(&mut watch, link);
             if gone && let Err(error) = self.inner.check_own() {
                 break Err(error);
             }
+
             let taken = match receiver.take_data(part(body, at)) {
                 Ok(taken) => taken,
                 Err(error) => break Err(error),
             };
             at = body.len().min(at + taken.packets * PAYLOAD);
             packets.add(taken.packets);
+
             if taken.control {
                 let mut payload = [0; PAYLOAD];
                 if let Err(error) = receiver.payload(&mut payload) {
                     break Err(error);
                 }
+
                 receiver.advance();
                 self.inner.counters.packets_received.add(1);
                 self.inner.control(&payload, receiver.held());
                 if self.inner.cores[self.core as usize].is_revoked(self.direction) {
                     break Err(Error::Aborted { peer: Peer::Core { rank: self.core } });
                 }
-                // Control packets of others cannot keep this call for ever.
+
+                // Control packets of other cores must not hold this call for ever.
                 after_gone += u32::from(gone);
                 if after_gone > self.inner.channel.info().recv_depth {
                     break Err(self.lost(link));
                 }
+
                 self.waiter.progress();
-                // What others are owed by it leaves now: nobody else looks while this call does.
+                // No other thread services the FIFO during this call, so replies to other cores
+                // leave here.
                 if let Err(error) = self.inner.flush() {
                     break Err(error);
                 }
@@ -353,36 +393,40 @@ impl<'a> Call<'a> {
                 }
             }
         };
+
         if result.as_ref().is_err_and(Error::is_interrupted) {
             let left = (body.len() - at).div_ceil(PAYLOAD);
             self.inner.empty_at.store(NOT_EMPTY, Ordering::Release);
             receiver.held().drain = Some(Drain { core: self.core, packets: left });
         }
-        // Freed last: until then nobody else may take the lock from us.
+
+        // The flag is cleared last. Until then no other thread takes the FIFO's lock.
         drop(receiver);
         self.inner.reading.store(false, Ordering::Release);
         result
     }
 
-    /// One turn of waiting: for the FIFO, and after a while asleep.
+    /// Makes one turn of waiting for a packet. In interrupt mode, the call sleeps after a while.
     fn turn(&mut self, count: u32, what: &'static str) -> Result<(), Error> {
         if self.inner.service()? {
             self.idle_since = None;
             self.waiter.progress();
             return self.waiter.check(what);
         }
+
         self.inner.counters.polls.add(1);
         if self.inner.config.mode == Mode::Interrupt {
             let since = *self.idle_since.get_or_insert_with(Instant::now);
             if since.elapsed() > self.inner.config.poll_phase {
                 self.waiter.check(what)?;
-                // The daemon takes over.
+                // The daemon polls the FIFO from here on.
                 if self.inner.callers.fetch_sub(1, Ordering::AcqRel) == 1 {
-                    self.inner.doze.tell();
+                    self.inner.daemon_wakeup.notify();
                 }
                 self.inner.event.sleep(count, SLICE);
                 self.inner.callers.fetch_add(1, Ordering::AcqRel);
-                // Nothing on this way would notice that the device is lost, and the daemon tells nobody.
+                // Nothing else on this path notices that the device is lost, and the daemon does
+                // not report it.
                 return match self.inner.channel.device().gone_cause() {
                     Some(cause) => Err(DriverError::DeviceGone { cause }.into()),
                     None => Ok(()),

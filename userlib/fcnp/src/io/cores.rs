@@ -1,7 +1,7 @@
-//! What the I/O node knows of each compute core, and the pset's two slots.
+//! The I/O node's state of each compute core, and the pset's two slots.
 //!
-//! Everything here is touched once a message. The locks are only ever tried, so they are spin locks: no thread sleeps on
-//! them, and giving one back is never a system call.
+//! Everything here is touched once for each message. The locks are spin locks: no thread sleeps on
+//! them, and an unlock is never a system call.
 
 use std::{
     collections::VecDeque,
@@ -16,18 +16,19 @@ use crate::{
     tree::Generation,
 };
 
-/// The lock, if it is free.
+/// Locks the mutex if it is free.
 #[inline]
 pub(super) fn try_lock<T>(mutex: &Mutex<T>) -> Option<MutexGuard<'_, T>> {
     match mutex.try_lock() {
         Ok(guard) => Some(guard),
-        // No holder panics half way through a change.
+        // No holder panics in the middle of a change, so the data are consistent.
         Err(TryLockError::Poisoned(poisoned)) => Some(PoisonError::into_inner(poisoned)),
         Err(TryLockError::WouldBlock) => None,
     }
 }
 
-/// The lock. Holders keep it for the work of a few packets and never wait.
+/// Spins until it has locked the mutex. Holders keep it for the work of a few packets and never
+/// wait.
 #[inline]
 pub(super) fn spin_lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     let mut turns = 0_u32;
@@ -40,7 +41,7 @@ pub(super) fn spin_lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     }
 }
 
-/// A direction, named by what the compute core does.
+/// A direction, named from the compute core's side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Direction {
     /// The core reads: the I/O node's application writes.
@@ -62,19 +63,19 @@ impl Direction {
 
 /// A process on a compute core.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Link {
+pub(super) struct CoreLink {
     pub(super) name: CoreName,
     pub(super) generation: Generation,
 }
 
-/// A request that waits for its call.
+/// A request for which the application has not yet made the call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Request {
     pub(super) size: u32,
     pub(super) head: [u8; HEAD],
 }
 
-/// A RESET that waits for its acknowledgement.
+/// A RESET that has not been acknowledged.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Answer {
     pub(super) scope: Scope,
@@ -83,16 +84,16 @@ pub(super) struct Answer {
 
 #[derive(Debug, Default)]
 pub(super) struct CoreState {
-    /// Who has sent a RESET.
-    pub(super) link: Option<Link>,
-    /// The link was lost, and no call in this direction has been told.
+    /// The process that has sent a RESET.
+    pub(super) link: Option<CoreLink>,
+    /// The link was lost, and no call in this direction has reported it.
     pub(super) lost: [bool; 2],
     pub(super) requests: [Option<Request>; 2],
-    /// A transfer is on.
+    /// A transfer is running.
     pub(super) running: [bool; 2],
-    /// An acknowledgement of a RESET is owed, once the transfers it concerns are over.
+    /// An acknowledgement of a RESET is due once the transfers in its scope have ended.
     pub(super) answer: Option<Answer>,
-    /// The message that a read ends early is owed. The pset's slot is kept until it has left.
+    /// The message that aborts a read is due. The pset's slot stays taken until it has left.
     pub(super) abort: bool,
 }
 
@@ -101,9 +102,9 @@ pub(super) struct Core {
     pub(super) state: Mutex<CoreState>,
     /// A thread is in a call.
     pub(super) busy: [AtomicBool; 2],
-    /// A RESET came for the transfer that is on.
+    /// A RESET arrived for the running transfer.
     pub(super) revoked: [AtomicBool; 2],
-    /// It is in the outbox.
+    /// The core is in the reply queue.
     pub(super) queued: AtomicBool,
 }
 
@@ -113,7 +114,8 @@ impl Core {
     }
 }
 
-/// The right to be the pset's only active read, or write. First come, first served among those that wait for it.
+/// The pset's slot for its only active read, or write. Waiting cores get it in the order of their
+/// arrival.
 #[derive(Debug)]
 pub(super) struct Slot {
     state: Mutex<SlotState>,
@@ -126,32 +128,34 @@ struct SlotState {
 }
 
 impl Slot {
-    /// With room for `cores` that wait.
+    /// Creates a free slot with queue space for `cores` cores.
     pub(super) fn new(cores: usize) -> Self {
         Self { state: Mutex::new(SlotState { owner: None, waiting: VecDeque::with_capacity(cores) }) }
     }
 
-    /// Takes the slot for `core` if it is free and it is its turn; it waits in the queue from then on if not. A core has one
-    /// call at a time here.
+    /// Takes the slot for `core` if it is free and `core` is first in the queue. Otherwise `core`
+    /// enters the queue. A core has at most one call for each slot.
     pub(super) fn try_take(&self, core: u32) -> bool {
         let mut state = spin_lock(&self.state);
+
         if state.owner.is_none() && state.waiting.front().is_none_or(|first| *first == core) {
             state.waiting.pop_front();
             state.owner = Some(core);
             return true;
         }
+
         if !state.waiting.contains(&core) {
             state.waiting.push_back(core);
         }
         false
     }
 
-    /// `core` does not wait any more.
+    /// Removes `core` from the queue.
     pub(super) fn leave(&self, core: u32) {
         spin_lock(&self.state).waiting.retain(|waiting| *waiting != core);
     }
 
-    /// Gives the slot back, if `core` has it.
+    /// Frees the slot, if `core` has it.
     pub(super) fn release(&self, core: u32) {
         let mut state = spin_lock(&self.state);
         if state.owner == Some(core) {
@@ -165,9 +169,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slot_goes_to_those_who_wait_in_their_order() {
+    fn slot_goes_to_waiting_cores_in_their_order() {
         let slot = Slot::new(4);
         let taken = [slot.try_take(1), slot.try_take(2), slot.try_take(3)];
+
         slot.release(1);
         let passed_by = slot.try_take(3);
         let second = slot.try_take(2);
@@ -175,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn slot_skips_one_who_left() {
+    fn slot_skips_a_core_that_left() {
         let slot = Slot::new(4);
         slot.try_take(1);
         slot.try_take(2);

@@ -1,4 +1,4 @@
-//! A place to sleep until something changes.
+//! A condition on which threads sleep.
 
 use std::{
     sync::{
@@ -8,7 +8,8 @@ use std::{
     time::Duration,
 };
 
-/// Something that threads sleep on. Telling it costs no system call when nobody sleeps.
+/// A condition variable with a count of its notifications. A notification costs no system call
+/// while no thread sleeps.
 #[derive(Debug, Default)]
 pub(super) struct Event {
     count: AtomicU32,
@@ -18,22 +19,24 @@ pub(super) struct Event {
 }
 
 impl Event {
-    /// To be read before one looks at what one waits for.
+    /// Returns the count. A waiter reads it before it checks its condition.
     pub(super) fn count(&self) -> u32 {
         self.count.load(Ordering::SeqCst)
     }
 
-    /// Something changed.
-    pub(super) fn tell(&self) {
+    /// Notifies all sleepers of a change.
+    pub(super) fn notify(&self) {
         self.count.fetch_add(1, Ordering::SeqCst);
+
         if self.sleepers.load(Ordering::SeqCst) != 0 {
-            // A sleeper that has seen the old count is asleep, or gone, once we have the lock.
+            // Once the lock is taken, a sleeper that has read the old count either waits on
+            // `changed` or has left.
             drop(self.lock.lock().unwrap_or_else(PoisonError::into_inner));
             self.changed.notify_all();
         }
     }
 
-    /// Sleeps until something changes since `count` was read, at most `most`.
+    /// Sleeps until a notification after `count` was read, at most for `most`.
     pub(super) fn sleep(&self, count: u32, most: Duration) {
         self.sleepers.fetch_add(1, Ordering::SeqCst);
         let guard = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
@@ -52,7 +55,7 @@ mod tests {
     fn change_before_the_sleep_ends_it_at_once() {
         let event = Event::default();
         let count = event.count();
-        event.tell();
+        event.notify();
         event.sleep(count, Duration::from_secs(3600));
     }
 
@@ -61,7 +64,7 @@ mod tests {
         let event = Arc::new(Event::default());
         let (count, sleeper) = (event.count(), event.clone());
         let thread = thread::spawn(move || sleeper.sleep(count, Duration::from_secs(3600)));
-        event.tell();
+        event.notify();
         thread.join().unwrap();
     }
 }

@@ -1,11 +1,11 @@
 //! FCNP on the I/O node.
 //!
 //! - [`IoNode`] (here): the calls;
-//! - `call.rs`: what a call does;
-//! - `service.rs`: taking packets out of the receive FIFO, and the control packets that are owed;
-//! - `daemon.rs`: the thread that does so while no call does;
-//! - `cores.rs`: what is known of each compute core, and the pset's read and write slots;
-//! - `event.rs`: where threads sleep.
+//! - `call.rs`: the steps of a call;
+//! - `service.rs`: processing of the receive FIFO, and the control packets that are due;
+//! - `daemon.rs`: the thread that does this while no call does;
+//! - `cores.rs`: the state of each compute core, and the pset's read and write slots;
+//! - `event.rs`: the condition on which threads sleep.
 
 mod call;
 mod cores;
@@ -30,7 +30,7 @@ use self::{
     call::Call,
     cores::{Core, Direction, Slot},
     event::Event,
-    service::{Incoming, Inner, NOT_EMPTY, SendRight},
+    service::{Incoming, Inner, NOT_EMPTY, SendLock},
 };
 use crate::{
     Config, Error, Mode, Statistics,
@@ -44,10 +44,12 @@ const TAKE_OVER: Duration = Duration::from_secs(1);
 
 /// FCNP on the I/O node of a pset.
 ///
-/// Any number of threads may call at once, for different cores, and one to read and one to write for the same core. At most
-/// one message goes each way at a time in the pset; the others wait for it, first come, first served.
+/// Any number of threads may call at once for different cores. For the same core, one thread may
+/// read and one may write. At most one message moves in each direction of the pset at a time. The
+/// other calls wait in the order of their arrival.
 ///
-/// When its device is reset every call ends with [`Error::Device`]. Drop it then, before another one is opened on the device.
+/// When the device is reset, every call ends with [`Error::Device`]. The `IoNode` must then be
+/// dropped before another one is opened on the device.
 #[derive(Debug)]
 pub struct IoNode {
     inner: Arc<Inner>,
@@ -55,29 +57,36 @@ pub struct IoNode {
 }
 
 impl IoNode {
-    /// Starts to serve FCNP on the I/O node whose core `device` is. The process owns the node's user channel from here on.
+    /// Starts to serve FCNP on the I/O node whose core is `device`. From then on, the process owns
+    /// the node's user channel.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`], [`Error::BadDevice`], [`Error::Served`], [`Error::Device`], [`Error::Thread`].
+    /// Returns [`Error::WrongDevice`], [`Error::BadDevice`], [`Error::Served`], [`Error::Device`]
+    /// or [`Error::Thread`].
     pub fn open(device: Device, config: Config) -> Result<Self, Error> {
         let channel = TreeChannel::open(device)?;
         let info = *channel.info();
+
         if let Some(rank) = info.pset_rank {
             return Err(Error::WrongDevice {
                 expected: "an I/O node's core",
                 found: format!("node {} is compute node {rank} of its pset", info.address),
             });
         }
+
         let interrupt = match config.mode {
             Mode::Polling => None,
             Mode::Interrupt => Some(channel.receive_interrupt()?),
         };
+
         let mut waiter = Waiter::new(&channel, Deadline::after(config.open_timeout), None);
         while !channel.presence(info.address, info.core).is_up() {
             waiter.turn("this core's own entry in the presence table")?;
         }
+
         let held = take_over(&channel, channel.receive_lock())?;
         let send = take_over(&channel, channel.send_lock())?;
+
         let cores = (info.pset_size * u32::from(CORES)) as usize;
         let inner = Arc::new(Inner {
             config,
@@ -85,19 +94,20 @@ impl IoNode {
             resets: channel.device().resets(),
             owner: channel.owner(),
             slots: [Slot::new(cores), Slot::new(cores)],
-            send: SendRight::new(send),
+            send: SendLock::new(send),
             incoming: Mutex::new(Incoming { held, drain: None }),
             reading: AtomicBool::new(false),
             empty_at: AtomicU64::new(NOT_EMPTY),
-            outbox: Mutex::new(VecDeque::with_capacity(cores)),
-            owed: AtomicUsize::new(0),
+            reply_queue: Mutex::new(VecDeque::with_capacity(cores)),
+            pending_replies: AtomicUsize::new(0),
             callers: AtomicU32::new(0),
             event: Event::default(),
-            doze: Event::default(),
+            daemon_wakeup: Event::default(),
             stop: Cancel::new()?,
             counters: Counters::default(),
             channel,
         });
+
         let served = inner.clone();
         let daemon = Builder::new()
             .name("fcnp".into())
@@ -106,22 +116,26 @@ impl IoNode {
         Ok(Self { inner, daemon: Some(daemon) })
     }
 
-    /// Receives into `buffer` what compute core `core` writes, as much as fits: waits for its request. `core` is 4 times the
-    /// node's rank in the pset, plus the core. Gives the number of bytes, the lesser of the two sizes. Takes
-    /// [`Config::timeout`] at most.
+    /// Receives into `buffer` the data that compute core `core` writes, as much as fits. `core` is
+    /// 4 times the node's rank in the pset, plus the core.
+    ///
+    /// The call waits for the core's request. It returns the number of bytes, the lesser of the two
+    /// sizes. It takes at most [`Config::timeout`].
     ///
     /// # Errors
-    /// As [`IoNode::read_until`].
+    /// Returns the errors of [`IoNode::read_until`].
     pub fn read(&self, core: u32, buffer: &mut [u8]) -> Result<usize, Error> {
         self.read_until(core, buffer, self.deadline(), None)
     }
 
-    /// As [`IoNode::read`], with a deadline and a token.
+    /// Receives as [`IoNode::read`] does, with a deadline and a token.
     ///
     /// # Errors
-    /// [`Error::NoSuchCore`], [`Error::Busy`], [`Error::PeerGone`], [`Error::Aborted`] when the core withdrew its write in
-    /// the middle, [`Error::Timeout`], [`Error::Cancelled`], [`Error::Device`]. When a message is interrupted in the middle
-    /// by one of the last three the rest of it is discarded as it comes. After an error `buffer` may have been written.
+    /// Returns [`Error::NoSuchCore`], [`Error::Busy`], [`Error::PeerGone`], [`Error::Timeout`],
+    /// [`Error::Cancelled`] or [`Error::Device`]. [`Error::Aborted`] means that the core has
+    /// withdrawn its write in the middle. If the deadline, the token or the device ends the call in
+    /// the middle of a message, the rest is discarded as it arrives. After an error, `buffer` may
+    /// have been written.
     pub fn read_until(
         &self,
         core: u32,
@@ -132,20 +146,21 @@ impl IoNode {
         Call::begin(&self.inner, core, Direction::Write, deadline, cancel)?.receive(buffer)
     }
 
-    /// Sends `data` to compute core `core`, as much of it as the core asks for: waits for its request. Gives the number of
-    /// bytes, the lesser of the two sizes. Takes [`Config::timeout`] at most.
+    /// Sends `data` to compute core `core`, up to the size that the core requests. The call waits
+    /// for the core's request. It returns the number of bytes, the lesser of the two sizes. It
+    /// takes at most [`Config::timeout`].
     ///
     /// # Errors
-    /// As [`IoNode::write_until`].
+    /// Returns the errors of [`IoNode::write_until`].
     pub fn write(&self, core: u32, data: &[u8]) -> Result<usize, Error> {
         self.write_until(core, data, self.deadline(), None)
     }
 
-    /// As [`IoNode::write`], with a deadline and a token.
+    /// Sends as [`IoNode::write`] does, with a deadline and a token.
     ///
     /// # Errors
-    /// As [`IoNode::read_until`]. When a message is interrupted in the middle the core's call fails with
-    /// [`Error::Aborted`].
+    /// Returns the errors of [`IoNode::read_until`]. If a message is interrupted in the middle, the
+    /// core's call fails with [`Error::Aborted`].
     pub fn write_until(
         &self,
         core: u32,
@@ -156,17 +171,17 @@ impl IoNode {
         Call::begin(&self.inner, core, Direction::Read, deadline, cancel)?.send(data)
     }
 
-    /// Compute cores of the pset: 4 a node.
+    /// Returns the number of compute cores in the pset, which is 4 for each node.
     pub fn cores(&self) -> u32 {
         self.inner.cores.len() as u32
     }
 
-    /// The packet layer below.
+    /// Returns the packet layer below.
     pub fn channel(&self) -> &TreeChannel {
         &self.inner.channel
     }
 
-    /// Counters since the node was opened.
+    /// Returns the counters since the node was opened.
     pub fn statistics(&self) -> Statistics {
         self.inner.counters.snapshot()
     }
@@ -179,21 +194,22 @@ impl IoNode {
 impl Drop for IoNode {
     fn drop(&mut self) {
         self.inner.stop.cancel();
-        self.inner.doze.tell();
+        self.inner.daemon_wakeup.notify();
         if let Some(daemon) = self.daemon.take() {
-            // It does not panic; if it did it has ended as well.
+            // The daemon does not panic. A panic would have ended it as well.
             let _ = daemon.join();
         }
     }
 }
 
-/// A lock box for as long as this process serves.
+/// Takes a lock box, for as long as this process serves.
 fn take_over(channel: &TreeChannel, lock: &LockBox) -> Result<Held<LockBox>, Error> {
     let mut waiter = Waiter::new(channel, Deadline::after(TAKE_OVER), None);
     loop {
         if let Some(held) = lock.try_lock_owned(channel.owner()) {
             return Ok(held);
         }
+
         if let Err(error) = waiter.turn("a lock box of the node") {
             let owner = lock.attachment().unwrap_or(channel.info().core).into();
             return Err(if error.is_interrupted() { Error::Served { owner } } else { error });

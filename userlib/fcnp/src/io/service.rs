@@ -1,6 +1,7 @@
-//! Taking packets out of the receive FIFO, and the control packets that are owed.
+//! The service of the receive FIFO, and of the control packets that are due.
 //!
-//! Whoever waits does this: the daemon thread, and every thread in a call. One at a time has the receive FIFO.
+//! Every waiting thread does this work: the daemon, and the threads in calls. One of them at a time
+//! holds the receive FIFO.
 
 use std::{
     collections::VecDeque,
@@ -14,7 +15,7 @@ use nicforge_driver::{Cancel, Error as DriverError, GoneCause};
 use nicforge_hwi::tree::{CORES, Header, PAYLOAD};
 
 use super::{
-    cores::{Answer, Core, CoreState, Direction, Link, Request, Slot, spin_lock, try_lock},
+    cores::{Answer, Core, CoreLink, CoreState, Direction, Request, Slot, spin_lock, try_lock},
     event::Event,
 };
 use crate::{
@@ -25,23 +26,23 @@ use crate::{
     tree::{Generation, Held, HoldsLock, LockBox, TreeChannel},
 };
 
-/// Packets taken in a row before something else has its turn.
+/// Number of packets that are taken in a row before other work.
 const SERVICE: usize = 16;
 
-/// No number of packets.
+/// A value that no packet count has.
 pub(super) const NOT_EMPTY: u64 = u64::MAX;
 
-/// A write of a core that nobody receives any more: its data are discarded as they come.
+/// A core's write that no call receives any more. Its data are discarded as they arrive.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Drain {
     pub(super) core: u32,
     pub(super) packets: usize,
 }
 
-/// The right to receive.
+/// The receive FIFO, guarded by the node's lock box.
 #[derive(Debug)]
 pub(super) struct Incoming {
-    /// The node's lock box, held as long as this process serves.
+    /// The node's lock box. It is held as long as this process serves.
     pub(super) held: Held<LockBox>,
     pub(super) drain: Option<Drain>,
 }
@@ -52,15 +53,15 @@ impl HoldsLock for Incoming {
     }
 }
 
-/// The right to send. The node's lock box is held as long as this process serves.
+/// The send FIFO's lock. This process holds the node's lock box as long as it serves.
 #[derive(Debug)]
-pub(super) struct SendRight {
+pub(super) struct SendLock {
     held: Mutex<Held<LockBox>>,
-    /// Threads that wait for it.
+    /// Number of threads that wait for the lock.
     wanted: AtomicU32,
 }
 
-impl SendRight {
+impl SendLock {
     pub(super) fn new(held: Held<LockBox>) -> Self {
         Self { held: Mutex::new(held), wanted: AtomicU32::new(0) }
     }
@@ -69,59 +70,63 @@ impl SendRight {
         if let Some(guard) = try_lock(&self.held) {
             return guard;
         }
+
         self.wanted.fetch_add(1, Ordering::Relaxed);
         let guard = spin_lock(&self.held);
         self.wanted.fetch_sub(1, Ordering::Relaxed);
         guard
     }
 
-    /// Whether a thread waits for it: who has it for more than a batch of packets gives it back then.
+    /// Returns whether a thread waits for the lock. A holder with more than a batch of packets then
+    /// frees it.
     #[inline]
     pub(super) fn is_wanted(&self) -> bool {
         self.wanted.load(Ordering::Relaxed) != 0
     }
 }
 
-/// What the threads of an I/O node share.
+/// The state that the threads of an I/O node share.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) channel: TreeChannel,
     pub(super) config: Config,
     pub(super) cores: Box<[Core]>,
-    /// [`nicforge_driver::Device::resets`] when it was opened.
+    /// [`nicforge_driver::Device::resets`] when the node was opened.
     pub(super) resets: u32,
-    /// Whose the node's lock boxes are.
+    /// The value by which this process owns the node's lock boxes.
     pub(super) owner: u32,
-    /// By [`Direction`].
+    /// One slot for each [`Direction`].
     pub(super) slots: [Slot; 2],
-    pub(super) send: SendRight,
+    pub(super) send: SendLock,
     pub(super) incoming: Mutex<Incoming>,
-    /// A thread receives data, or is about to: nobody else touches the receive FIFO.
+    /// A thread receives data or is about to. No other thread touches the receive FIFO meanwhile.
     pub(super) reading: AtomicBool,
-    /// What [`TreeChannel::received`] was when the receive FIFO was found empty and no drain was on; [`NOT_EMPTY`] from when one
-    /// begins. Written under the lock of `incoming`.
+    /// [`TreeChannel::received`] when the receive FIFO was last found empty without a drain. It is
+    /// [`NOT_EMPTY`] from the beginning of a drain on. It is written under the lock of `incoming`.
     pub(super) empty_at: AtomicU64,
-    pub(super) outbox: Mutex<VecDeque<u32>>,
-    /// Cores in the outbox, those included that are just being dealt with. Written under its lock.
-    pub(super) owed: AtomicUsize,
-    /// Calls that poll the FIFO themselves, so that the daemon need not.
+    pub(super) reply_queue: Mutex<VecDeque<u32>>,
+    /// Number of cores in the reply queue, including those that are being handled. It is written
+    /// under the queue's lock.
+    pub(super) pending_replies: AtomicUsize,
+    /// Number of calls that poll the FIFO themselves, so that the daemon need not.
     pub(super) callers: AtomicU32,
-    /// Where calls sleep in interrupt mode.
+    /// The condition on which calls sleep in interrupt mode.
     pub(super) event: Event,
-    /// Where the daemon dozes while a call polls.
-    pub(super) doze: Event,
+    /// The condition on which the daemon sleeps while a call polls.
+    pub(super) daemon_wakeup: Event,
     pub(super) stop: Cancel,
     pub(super) counters: Counters,
 }
 
 impl Inner {
-    /// Whether the process of `link` is gone.
+    /// Returns whether the process of `link` is gone.
     #[inline]
-    pub(super) fn is_gone(&self, link: Link) -> bool {
+    pub(super) fn is_gone(&self, link: CoreLink) -> bool {
         self.channel.presence(link.name.node, link.name.core) != link.generation
     }
 
-    /// Whether the node's lock boxes are still this process's: they are not after the operator has reset the node.
+    /// Returns whether this process still owns the node's lock boxes. It does not after the
+    /// operator has reset the node.
     #[inline]
     pub(super) fn has_boxes(&self) -> bool {
         self.channel.receive_lock().is_owned_by(self.owner)
@@ -132,8 +137,8 @@ impl Inner {
         self.channel.presence(self.channel.info().address, self.channel.info().core)
     }
 
-    /// Whether neither this process has reset its device since nor the operator its node: that freed the node's lock boxes and made
-    /// it a new one to the compute cores.
+    /// Checks that neither this process has reset its device nor the operator its node. A reset
+    /// frees the node's lock boxes and makes this process a new one to the compute cores.
     #[inline]
     pub(super) fn check_own(&self) -> Result<(), Error> {
         if self.channel.device().resets() == self.resets && self.has_boxes() {
@@ -143,11 +148,14 @@ impl Inner {
         }
     }
 
-    /// Takes what is in the receive FIFO, a few packets at most, and sends what is owed. Whether there was anything.
+    /// Takes a few packets from the receive FIFO, and sends the packets that are due. Returns
+    /// whether it did either.
     pub(super) fn service(&self) -> Result<bool, Error> {
         self.check_own()?;
         let mut worked = false;
-        // Loaded first: what the NIC puts into the FIFO is counted once it is there.
+
+        // The count is loaded first, because the NIC counts a packet after it has put it into the
+        // FIFO.
         let received = u64::from(self.channel.received());
         if received != self.empty_at.load(Ordering::Acquire)
             && !self.reading.load(Ordering::Acquire)
@@ -155,14 +163,17 @@ impl Inner {
         {
             let mut receiver = self.channel.receiver(incoming);
             let drain = receiver.held().drain;
-            // Looked at first: what a core sent before it went is in the FIFO once it is seen down.
+            // The check precedes the read of the FIFO. Once a core is seen down, all packets that
+            // it sent are in the FIFO.
             let drained = drain.filter(|drain| self.is_lost(drain.core));
             let mut empty = false;
+
             for _ in 0..SERVICE {
                 let Some(header) = receiver.peek()? else {
                     empty = true;
                     break;
                 };
+
                 if header.irq() {
                     let mut payload = [0; PAYLOAD];
                     receiver.payload(&mut payload)?;
@@ -175,20 +186,24 @@ impl Inner {
                     receiver.advance();
                     self.orphan(receiver.held());
                 }
+
                 self.counters.packets_received.add(1);
                 worked = true;
             }
+
             if empty && let Some(drain) = drained {
                 self.end_drain(receiver.held(), drain.core);
             }
+
             if empty && receiver.held().drain.is_none() {
                 self.empty_at.store(received, Ordering::Release);
             }
         }
+
         Ok(self.flush()? || worked)
     }
 
-    /// Whether no process is linked to `core`, or the one that is has gone.
+    /// Returns whether no process is linked to `core`, or the linked process is gone.
     fn is_lost(&self, core: u32) -> bool {
         spin_lock(&self.cores[core as usize].state).link.is_none_or(|link| self.is_gone(link))
     }
@@ -210,42 +225,47 @@ impl Inner {
         }
     }
 
-    /// A transfer is over: the slot is free, and a RESET that waited for it can be acknowledged.
+    /// Ends a transfer: frees the slot, and lets a RESET that waits for it be acknowledged.
     pub(super) fn end(&self, core: u32, direction: Direction) {
         let pending = {
             let mut state = spin_lock(&self.cores[core as usize].state);
             state.running[direction as usize] = false;
             state.answer.is_some()
         };
+
         self.slots[direction as usize].release(core);
         if pending {
-            self.owe(core);
+            self.queue_reply(core);
         }
-        self.event.tell();
+
+        self.event.notify();
     }
 
-    /// Deals with a control packet.
+    /// Handles a control packet.
     pub(super) fn control(&self, payload: &[u8; PAYLOAD], incoming: &mut Incoming) {
         let known = Control::decode(payload).ok().and_then(|control| Some((self.rank(&control)?, control)));
         let Some((rank, control)) = known else {
             self.counters.strays.add(1);
             return;
         };
+
         let taken = match control.kind {
             Kind::Read => self.request(rank, Direction::Read, &control),
             Kind::Write => self.request(rank, Direction::Write, &control),
             Kind::Reset => self.reset(rank, &control, incoming),
         };
+
         if taken {
-            self.event.tell();
+            self.event.notify();
         } else {
             self.counters.strays.add(1);
         }
     }
 
-    /// The rank of the core that a control packet names, if the pset has it.
+    /// Returns the rank of the core that a control packet names, if the pset has it.
     fn rank(&self, control: &Control) -> Option<u32> {
         let (info, name) = (self.channel.info(), control.core);
+
         let fits =
             u32::from(name.rank_in_pset) < info.pset_size && name.core < CORES && name.node < info.nodes;
         fits.then(|| u32::from(name.rank_in_pset) * u32::from(CORES) + u32::from(name.core))
@@ -254,6 +274,7 @@ impl Inner {
     fn request(&self, rank: u32, direction: Direction, control: &Control) -> bool {
         let mut state = spin_lock(&self.cores[rank as usize].state);
         let linked = state.link.is_some_and(|link| link.name == control.core && !self.is_gone(link));
+
         if linked {
             state.requests[direction as usize] = Some(Request { size: control.size, head: control.head });
             self.counters.hand_overs.add(1);
@@ -263,50 +284,58 @@ impl Inner {
 
     fn reset(&self, rank: u32, control: &Control, incoming: &mut Incoming) -> bool {
         let Some(scope) = Scope::from_size(control.size) else { return false };
+
         let head = ResetHead::of(control);
-        let sender = Link { name: control.core, generation: Generation(head.generation) };
+        let sender = CoreLink { name: control.core, generation: Generation(head.generation) };
         if !sender.generation.is_up() || self.is_gone(sender) {
             return false;
         }
+
         let core = &self.cores[rank as usize];
         let mut state = spin_lock(&core.state);
         if scope == Scope::All {
-            self.welcome(&mut state, sender);
+            self.link_process(&mut state, sender);
         } else if state.link != Some(sender) {
             return false;
         }
+
         for direction in Direction::BOTH.into_iter().filter(|direction| direction.is_in(scope)) {
             state.requests[direction as usize] = None;
             if state.running[direction as usize] {
                 core.revoked[direction as usize].store(true, Ordering::Release);
             }
         }
+
         state.answer = Some(Answer { scope, token: head.token.get() });
         let aborted = scope.has_read() && std::mem::take(&mut state.abort);
         drop(state);
+
         if aborted {
             self.end(rank, Direction::Read);
         }
+
         if scope.has_write() {
-            // Its data all came before the RESET.
+            // All data of the write arrived before the RESET.
             self.end_drain(incoming, rank);
         }
-        self.owe(rank);
+
+        self.queue_reply(rank);
         true
     }
 
-    /// A process makes itself known.
-    fn welcome(&self, state: &mut CoreState, sender: Link) {
+    /// Links the process that has sent a RESET of everything.
+    fn link_process(&self, state: &mut CoreState, sender: CoreLink) {
         if state.link.is_some_and(|link| link != sender) {
             self.counters.peers_lost.add(1);
         }
+
         state.link = Some(sender);
         state.lost = [false; 2];
         self.counters.resets.add(1);
     }
 
-    /// The process of a core is gone.
-    pub(super) fn lose(&self, state: &mut CoreState) {
+    /// Records that the process of a core is gone.
+    pub(super) fn unlink_process(&self, state: &mut CoreState) {
         state.link = None;
         state.requests = [None; 2];
         state.lost = [true; 2];
@@ -314,46 +343,52 @@ impl Inner {
         self.counters.peers_lost.add(1);
     }
 
-    /// Control packets are owed to `core`.
-    pub(super) fn owe(&self, core: u32) {
+    /// Puts `core` into the reply queue, because control packets to it are due.
+    pub(super) fn queue_reply(&self, core: u32) {
         if !self.cores[core as usize].queued.swap(true, Ordering::AcqRel) {
-            let mut outbox = spin_lock(&self.outbox);
-            outbox.push_back(core);
-            self.owed.store(outbox.len(), Ordering::Release);
+            let mut reply_queue = spin_lock(&self.reply_queue);
+            reply_queue.push_back(core);
+            self.pending_replies.store(reply_queue.len(), Ordering::Release);
         }
     }
 
-    /// Whether control packets are owed to anybody.
-    pub(super) fn is_owing(&self) -> bool {
-        self.owed.load(Ordering::Acquire) != 0
+    /// Returns whether control packets to any core are due.
+    pub(super) fn has_pending_replies(&self) -> bool {
+        self.pending_replies.load(Ordering::Acquire) != 0
     }
 
-    /// Sends what is owed as far as there is room. Whether anything was sent.
+    /// Sends the packets that are due, as far as there is room. Returns whether it sent any.
     pub(super) fn flush(&self) -> Result<bool, Error> {
-        if !self.is_owing() {
+        if !self.has_pending_replies() {
             return Ok(false);
         }
-        let Some(mut outbox) = try_lock(&self.outbox) else { return Ok(false) };
+
+        let Some(mut reply_queue) = try_lock(&self.reply_queue) else { return Ok(false) };
+
         let mut sent = false;
-        for _ in 0..outbox.len() {
-            let Some(core) = outbox.pop_front() else { break };
+        for _ in 0..reply_queue.len() {
+            let Some(core) = reply_queue.pop_front() else { break };
             let queued = &self.cores[core as usize].queued;
-            // What comes to be owed from here on queues the core again, at the latest when the outbox is free.
+            // A packet that becomes due from here on queues the core again, at the latest when the
+            // queue is unlocked.
             queued.store(false, Ordering::Release);
-            if self.pay(core)? {
+
+            if self.send_replies(core)? {
                 sent = true;
             } else if !queued.swap(true, Ordering::AcqRel) {
-                outbox.push_back(core);
+                reply_queue.push_back(core);
             }
         }
-        self.owed.store(outbox.len(), Ordering::Release);
+
+        self.pending_replies.store(reply_queue.len(), Ordering::Release);
         Ok(sent)
     }
 
-    /// Sends what is owed to `core`. False when it must wait.
-    fn pay(&self, core: u32) -> Result<bool, Error> {
+    /// Sends the packets that are due to `core`. Returns `false` if some must wait.
+    fn send_replies(&self, core: u32) -> Result<bool, Error> {
         let mut state = spin_lock(&self.cores[core as usize].state);
         let link = state.link.filter(|link| !self.is_gone(*link));
+
         if state.abort {
             let sent = match link {
                 Some(link) => self.try_send(&Control::new(Kind::Read, link.name, ABORT), link)?,
@@ -362,20 +397,24 @@ impl Inner {
             if !sent {
                 return Ok(false);
             }
-            // As `end` does, which would queue the core here again.
+
+            // These are the steps of `end`, which would queue the core again.
             state.abort = false;
             state.running[Direction::Read as usize] = false;
             self.slots[Direction::Read as usize].release(core);
-            self.event.tell();
+            self.event.notify();
         }
+
         let (Some(answer), Some(link)) = (state.answer, link) else {
             state.answer = None;
             return Ok(true);
         };
+
         let waits = Direction::BOTH.iter().any(|way| way.is_in(answer.scope) && state.running[*way as usize]);
         if waits {
             return Ok(false);
         }
+
         let head = ResetHead {
             token: answer.token.into(),
             core: self.channel.info().core as u8,
@@ -384,6 +423,7 @@ impl Inner {
         };
         let reply = Control::new(Kind::Reset, link.name, answer.scope as u32)
             .with_head(zerocopy::IntoBytes::as_bytes(&head));
+
         let sent = self.try_send(&reply, link)?;
         if sent {
             state.answer = None;
@@ -392,7 +432,7 @@ impl Inner {
     }
 
     /// Sends a control packet if there is room.
-    pub(super) fn try_send(&self, control: &Control, link: Link) -> Result<bool, Error> {
+    pub(super) fn try_send(&self, control: &Control, link: CoreLink) -> Result<bool, Error> {
         let header = Header::to_core(CLASS, link.name.node, link.name.core, true);
         let sent = self.channel.send_batch(self.send.lock())?.try_send(header, &control.encode())?;
         if sent {

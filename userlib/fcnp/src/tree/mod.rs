@@ -1,17 +1,19 @@
-//! The packet layer: the user virtual channel of a tree NIC, as one core of a node sees it.
+//! The packet layer: the user virtual channel of a tree NIC, as seen by one core of a node.
 //!
-//! In: a [`Device`] that is an attachment of a tree NIC ([`nicforge_hwi::tree`] has the layout). Out: packets sent and
-//! received through the mapped slots, lock boxes that the cores of a node share, who is up in the machine. It touches BAR 3
-//! and 4 and the interrupt enable register, and knows nothing of FCNP.
+//! A [`TreeChannel`] is opened on a [`Device`] that is an attachment of a tree NIC
+//! ([`nicforge_hwi::tree`] has the layout). It touches BARs 3 and 4 and the interrupt enable
+//! register, and knows nothing of FCNP.
 //!
-//! - [`SendBatch`] and [`Receiver`] move packets; each exists only while its lock is held ([`Held`]);
-//! - [`LockBox`]: mutual exclusion between the cores, processes and threads of a node;
-//! - [`Generation`]: the presence table.
+//! - [`SendBatch`] and [`Receiver`] move packets through the mapped slots. Each exists only while
+//!   its lock is held ([`Held`]).
+//! - [`LockBox`] is mutual exclusion between the cores, processes and threads of a node.
+//! - [`Generation`] is an entry of the presence table: the processes that are up in the machine.
 //!
 //! # Memory order
-//! The sender writes a slot's payload and then its control word with release order; the NIC and the receiver load the
-//! control word with acquire order and then know the payload. A receiver's loads of a payload are over when it stores
-//! `RECV_HEAD` with release order. Everything that was stored is followed by one look at the doorbell, once a batch.
+//! The sender writes a slot's payload, and then its control word with release order. The NIC and
+//! the receiver load the control word with acquire order before they read the payload. A receiver
+//! finishes its loads of a payload before it stores `RECV_HEAD` with release order. Stores are
+//! followed by one check of the doorbell for each batch.
 
 mod lockbox;
 mod presence;
@@ -30,7 +32,7 @@ use nicforge_hwi::{
 };
 use nicforge_shm::{SharedU32, Slots, Window};
 
-pub(crate) use self::presence::Watch;
+pub(crate) use self::presence::PresenceWatch;
 pub use self::{
     lockbox::{Held, HoldsLock, LockBox, thread_number},
     presence::Generation,
@@ -40,31 +42,31 @@ pub use self::{
 use self::{receive::ReceivePort, send::SendPort};
 use crate::Error;
 
-/// The slots of a FIFO.
+/// The packet slots of a FIFO.
 type PacketSlots = Slots<{ SLOT as usize }, { SLOT_PAYLOAD as usize }, PAYLOAD>;
 const _: () = assert!(SLOT_CONTROL == 0, "the control word is where PacketSlots has it");
 
-/// Rank of a node that is no compute node.
+/// The mirror's rank of a node that is not a compute node.
 const NO_RANK: u32 = u32::MAX;
 
-/// Where a channel is, as its mirror says.
+/// The position of a channel in the machine, from the mirror.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NodeInfo {
     /// Address of this node, 0 to 1023.
     pub address: u32,
-    /// Core of this node: the attachment's number, 0 to 3.
+    /// Number of this core on its node: the attachment's number, 0 to 3.
     pub core: u16,
-    /// Addresses in use in the machine.
+    /// Number of addresses in use in the machine.
     pub nodes: u32,
     /// Address of the pset's I/O node.
     pub io_node: u32,
-    /// Rank of this node among the compute nodes of its pset, `None` on the I/O node.
+    /// Rank of this node among the compute nodes of its pset, or `None` on the I/O node.
     pub pset_rank: Option<u32>,
-    /// Compute nodes of the pset.
+    /// Number of compute nodes in the pset.
     pub pset_size: u32,
-    /// Packets the send FIFO holds: a power of two.
+    /// Number of packets that the send FIFO holds: a power of two.
     pub send_depth: u32,
-    /// Packets the receive FIFO holds: a power of two.
+    /// Number of packets that the receive FIFO holds: a power of two.
     pub recv_depth: u32,
 }
 
@@ -84,16 +86,18 @@ pub struct TreeChannel {
 }
 
 impl TreeChannel {
-    /// Maps the windows of `device`, which becomes the channel's own.
+    /// Maps the windows of `device`. The channel takes ownership of the device.
     ///
     /// # Errors
-    /// [`Error::WrongDevice`] when it is not a core of a tree NIC, [`Error::BadDevice`] when its mirror makes no sense or the
-    /// depth of a FIFO is no power of two, [`Error::Device`].
+    /// Returns [`Error::WrongDevice`] when the device is not a core of a tree NIC. Returns
+    /// [`Error::BadDevice`] when its mirror shows invalid values, such as a FIFO depth that is not
+    /// a power of two. Returns also [`Error::Device`].
     pub fn open(device: Device) -> Result<Self, Error> {
         let windows = device.bar(BAR_WINDOW)?.window(0, window::SIZE)?;
         let mirrors = device.bar(BAR_MIRROR)?.window(0, mirror::SIZE)?;
         let info = info(&device, &mirrors)?;
         let doorbell = device.doorbell();
+
         Ok(Self {
             send: SendPort::new(&windows, &mirrors, info.send_depth)?,
             receive: ReceivePort::new(&windows, &mirrors, info.recv_depth)?,
@@ -108,66 +112,70 @@ impl TreeChannel {
         })
     }
 
-    /// Where this channel is.
+    /// Returns the channel's position in the machine.
     pub fn info(&self) -> &NodeInfo {
         &self.info
     }
 
-    /// The device below.
+    /// Returns the device below.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The memory that the cores of the node share, [`window::SRAM_SIZE`] bytes. The NIC never looks at it.
+    /// Returns the memory that the cores of the node share, [`window::SRAM_SIZE`] bytes. The NIC
+    /// never reads it.
     pub fn shared(&self) -> &Window {
         &self.shared
     }
 
-    /// The lock box that guards the send FIFO.
+    /// Returns the lock box that guards the send FIFO.
     pub fn send_lock(&self) -> &LockBox {
         &self.lock_send
     }
 
-    /// The lock box that guards the receive FIFO.
+    /// Returns the lock box that guards the receive FIFO.
     pub fn receive_lock(&self) -> &LockBox {
         &self.lock_receive
     }
 
-    /// The value by which the calling thread owns lock boxes.
+    /// Returns the value by which the calling thread owns lock boxes.
     pub fn owner(&self) -> u32 {
         lockbox::owner(self.info.core, thread_number())
     }
 
-    /// Starts to send. `held` is the lock of [`TreeChannel::send_lock`]; the batch keeps it.
+    /// Starts to send. `held` is the lock of [`TreeChannel::send_lock`], which the batch keeps
+    /// until it is dropped.
     ///
     /// # Errors
-    /// None with the devices there are; callers pass it on.
+    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
     pub fn send_batch<G: HoldsLock>(&self, held: G) -> Result<SendBatch<'_, G>, Error> {
         debug_assert_eq!(held.number(), window::LOCK_SEND);
         Ok(SendBatch::begin(&self.send, &self.doorbell, held))
     }
 
-    /// Starts to receive. `held` is the lock of [`TreeChannel::receive_lock`]; the receiver keeps it.
+    /// Starts to receive. `held` is the lock of [`TreeChannel::receive_lock`], which the receiver
+    /// keeps until it is dropped.
     #[inline]
     pub fn receiver<G: HoldsLock>(&self, held: G) -> Receiver<'_, G> {
         debug_assert_eq!(held.number(), window::LOCK_RECV);
         Receiver::begin(&self.receive, &self.doorbell, held)
     }
 
-    /// Packets the NIC has put into the receive slots so far, modulo 2^32.
+    /// Returns the number of packets that the NIC has put into the receive slots, modulo 2^32.
     #[inline]
     pub fn received(&self) -> u32 {
         self.receive.tail()
     }
 
-    /// The generation of core `core` of node `node`; a core that the machine does not have is down.
+    /// Returns the generation of core `core` of node `node`. A core that the machine does not have
+    /// is down.
     #[inline]
     pub fn presence(&self, node: u32, core: u16) -> Generation {
         self.node_presence(node)[usize::from(core % CORES)]
     }
 
-    /// The generations of the cores of a node.
+    /// Returns the generations of the cores of a node.
     #[inline]
     pub fn node_presence(&self, node: u32) -> [Generation; CORES as usize] {
         let word =
@@ -175,33 +183,33 @@ impl TreeChannel {
         word.unwrap_or(0).to_le_bytes().map(Generation)
     }
 
-    /// Counts up when a presence entry has changed.
+    /// Returns a count that increases whenever a presence entry has changed.
     #[inline]
     pub fn presence_changes(&self) -> u32 {
         self.presence_changes.load(Ordering::Acquire)
     }
 
-    /// One turn of a waiting loop.
+    /// Makes one turn of a waiting loop.
     ///
     /// # Errors
-    /// [`Error::Device`] when the device is gone.
+    /// Returns [`Error::Device`] when the device is gone.
     #[inline]
     pub fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
         Ok(self.device.relax(relax)?)
     }
 
-    /// Binds the interrupt that is raised when an irq-marked packet is in the receive FIFO.
+    /// Binds the interrupt that is raised while an irq-marked packet is in the receive FIFO.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// Returns [`Error::Device`].
     pub fn receive_interrupt(&self) -> Result<Interrupt, Error> {
         Ok(self.device.interrupt(vector::RECV_IRQ.into())?)
     }
 
-    /// Enables that interrupt, or disables it. Enabling raises it at once if there is such a packet.
+    /// Enables or disables that interrupt. Enabling raises it at once if there is such a packet.
     ///
     /// # Errors
-    /// [`Error::Device`].
+    /// Returns [`Error::Device`].
     pub fn enable_receive_interrupt(&self, enable: bool) -> Result<(), Error> {
         let bits = if enable { 1_u32 << vector::RECV_IRQ } else { 0 };
         self.device.bar(0)?.posted_write(REG_INT_ENABLE, &bits.to_le_bytes())?;
@@ -209,7 +217,7 @@ impl TreeChannel {
     }
 }
 
-/// Reads and checks what the mirror says.
+/// Reads the mirror and checks its values.
 fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
     let load = |offset| mirrors.load_u32_acquire(offset);
     let checked = |what, offset, least: u32, most: u32| -> Result<u32, Error> {
@@ -220,12 +228,14 @@ fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
             Err(Error::BadDevice { what, value: value.into() })
         }
     };
-    // Packets are numbered modulo 2^32 and lie in slot (number modulo depth): from the number alone the slot is known only
-    // if the depth divides 2^32.
+
+    // Packets are numbered modulo 2^32, and lie in slot (number modulo depth). The number alone
+    // determines the slot only if the depth divides 2^32.
     let depth = |what, offset| {
         let value = checked(what, offset, 1, MAX_FIFO_DEPTH)?;
         if value.is_power_of_two() { Ok(value) } else { Err(Error::BadDevice { what, value: value.into() }) }
     };
+
     let attachment = device.attachment();
     let channel = load(mirror::CHANNEL)?;
     if attachment >= u32::from(CORES) || channel != VC_USER as u32 {
@@ -234,6 +244,7 @@ fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
             found: format!("attachment {attachment}, virtual channel {channel}"),
         });
     }
+
     let nodes = checked("a number of nodes of", mirror::NODES, 1, MAX_NODES)?;
     let pset_size = checked("a pset size of", mirror::PSET_SIZE, 1, MAX_NODES)?;
     let pset_rank = match load(mirror::PSET_RANK)? {
@@ -241,6 +252,7 @@ fn info(device: &Device, mirrors: &Window) -> Result<NodeInfo, Error> {
         rank if rank < pset_size => Some(rank),
         rank => return Err(Error::BadDevice { what: "a rank in the pset of", value: rank.into() }),
     };
+
     Ok(NodeInfo {
         address: checked("a node address of", mirror::NODE_ADDRESS, 0, nodes - 1)?,
         core: attachment as u16,

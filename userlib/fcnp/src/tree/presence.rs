@@ -1,37 +1,41 @@
-//! Who is up in the machine.
+//! The presence table: the processes that are up in the machine.
 
 use super::TreeChannel;
 
-/// The generation of a core: counts up whenever a process takes or leaves it, modulo 256, and is odd while one is there.
+/// The generation of a core. It increases whenever a process takes or leaves the core, modulo 256.
+/// It is odd while a process is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Generation(pub u8);
 
 impl Generation {
-    /// Whether a process is there.
+    /// Returns whether a process is there.
     #[inline]
     pub const fn is_up(self) -> bool {
         self.0 & 1 == 1
     }
 }
 
-/// Whether somebody is gone, asked again only when an entry of the presence table has changed: one load a look.
+/// Remembers that a process is up until an entry of the presence table changes. A check without a
+/// change costs one load.
 #[derive(Debug, Default)]
-pub(crate) struct Watch {
-    /// [`TreeChannel::presence_changes`] when he was there.
-    there: Option<u32>,
+pub(crate) struct PresenceWatch {
+    /// [`TreeChannel::presence_changes`] when the process was last seen up.
+    up_at: Option<u32>,
 }
 
-impl Watch {
-    /// Whether `gone` holds, by the table as it is now.
+impl PresenceWatch {
+    /// Returns whether `gone` holds by the present table. It calls `gone` only if the table has
+    /// changed.
     #[inline]
-    pub(crate) fn is_gone(&mut self, channel: &TreeChannel, gone: impl FnOnce() -> bool) -> bool {
-        // Loaded first: an entry that changes behind it counts the changes up afterwards.
+    pub(crate) fn check_gone(&mut self, channel: &TreeChannel, gone: impl FnOnce() -> bool) -> bool {
+        // The count is loaded first, because it increases after an entry has changed.
         let changes = channel.presence_changes();
-        if self.there == Some(changes) {
+        if self.up_at == Some(changes) {
             return false;
         }
+
         let gone = gone();
-        self.there = (!gone).then_some(changes);
+        self.up_at = (!gone).then_some(changes);
         gone
     }
 }

@@ -9,7 +9,7 @@ use nicforge_shm::{SharedU32, Window};
 use super::PacketSlots;
 use crate::Error;
 
-/// The irq bit of a header, which is clear in data packets.
+/// The irq bit of a header. It is clear in data packets.
 const IRQ: u32 = Header::point_to_point(0, 0, true).0 ^ Header::point_to_point(0, 0, false).0;
 
 /// The words and slots of a receive FIFO.
@@ -18,7 +18,8 @@ pub(super) struct ReceivePort {
     slots: PacketSlots,
     head: SharedU32,
     tail: SharedU32,
-    /// Packets after which the head is published: half of the FIFO, so that the NIC fills one half while the other is read.
+    /// Number of packets after which the head is published: at most half of the FIFO, so that the
+    /// NIC fills one half while the other is read.
     batch: u32,
 }
 
@@ -32,14 +33,15 @@ impl ReceivePort {
         })
     }
 
-    /// Frees the slots from packet `from` on up to packet `to`.
+    /// Frees the slots from packet `from` up to packet `to`.
     ///
-    /// Not when somebody else has moved the head: the device was reset, the NIC took our lock and discarded what we were about to
-    /// read. An older head would be none that the NIC knows, and the node's FIFO would be lost.
+    /// It does nothing if the head has changed. The device was then reset: the NIC has freed the
+    /// lock and discarded these packets. The NIC would not know an older head, and the node's FIFO
+    /// would be lost.
     #[inline]
     fn free(&self, from: u32, to: u32, doorbell: &Doorbell) {
         let _ = self.head.compare_exchange(from, to, Ordering::Release, Ordering::Relaxed);
-        // A lost device shows at the next turn of a waiting loop.
+        // A lost device is detected in the next turn of a waiting loop.
         let _ = doorbell.after_store();
     }
 
@@ -49,16 +51,17 @@ impl ReceivePort {
     }
 }
 
-/// What [`Receiver::take_data`] did.
+/// The result of [`Receiver::take_data`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {
-    /// Packets taken.
+    /// Number of packets taken.
     pub packets: usize,
-    /// Whether it stopped in front of an irq-marked packet.
+    /// Whether an irq-marked packet ended the data.
     pub control: bool,
 }
 
-/// Packets being received under the receive lock. Slots are freed every few packets, and when this is dropped.
+/// Receives packets under the receive lock. It frees slots every few packets, and when it is
+/// dropped.
 #[derive(Debug)]
 pub struct Receiver<'a, G> {
     port: &'a ReceivePort,
@@ -66,7 +69,7 @@ pub struct Receiver<'a, G> {
     /// Number of the first packet in the FIFO.
     head: u32,
     published: u32,
-    /// Last, so that the lock is given back after all.
+    /// The last field, so that the lock is freed after the slots.
     held: G,
 }
 
@@ -76,38 +79,38 @@ impl<'a, G> Receiver<'a, G> {
         Self { port, doorbell, head, published: head, held }
     }
 
-    /// What holds the lock.
+    /// Returns the holder of the lock.
     #[inline]
     pub fn held(&mut self) -> &mut G {
         &mut self.held
     }
 
-    /// Number of the first packet in the FIFO, or of the next to come, modulo 2^32.
+    /// Returns the number of the first packet in the FIFO, or of the next one to come, modulo 2^32.
     #[inline]
     pub fn position(&self) -> u32 {
         self.head
     }
 
-    /// Header of the first packet, if there is one.
+    /// Returns the header of the first packet, if there is one.
     ///
     /// # Errors
-    /// None with the devices there are; callers pass it on.
+    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
     pub fn peek(&self) -> Result<Option<Header>, Error> {
         Ok(self.port.slots.holds(self.head).map(|control| Header((control >> 32) as u32)))
     }
 
-    /// Copies the payload of the first packet, which [`Receiver::peek`] has shown.
+    /// Copies the payload of the first packet, which [`Receiver::peek`] has returned.
     ///
     /// # Errors
-    /// None with the devices there are; callers pass it on.
+    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
     pub fn payload(&self, out: &mut [u8; PAYLOAD]) -> Result<(), Error> {
         self.port.slots.payload(self.head, out);
         Ok(())
     }
 
-    /// Goes on to the next packet.
+    /// Skips to the next packet.
     #[inline]
     pub fn advance(&mut self) {
         self.head = self.head.wrapping_add(1);
@@ -125,33 +128,39 @@ impl<'a, G> Receiver<'a, G> {
         }
     }
 
-    /// Takes packets without the irq bit as long as there are any, at most as many as `out` has room for (the last may fill
-    /// it partly), and copies their payloads one after the other straight to `out`.
+    /// Takes packets without the irq bit, and copies their payloads one after the other into `out`.
+    /// It stops when `out` is full or no such packet is first. The last packet may fill its part of
+    /// `out` only partly.
     ///
     /// # Errors
-    /// None with the devices there are; callers pass it on.
+    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
     pub fn take_data(&mut self, out: &mut [u8]) -> Result<Taken, Error> {
         let (full, rest) = out.as_chunks_mut::<PAYLOAD>();
         let (port, mut packets) = (self.port, 0);
         let (mut head, mut published) = (self.head, self.published);
+
         while packets < full.len() {
-            // No farther than to where slots are freed.
+            // A run ends where slots are freed.
             let end = full.len().min(packets + (port.batch - head.wrapping_sub(published)) as usize);
             let Some(run) = full.get_mut(packets..end) else { break };
             let taken = port.slots.take_run(head, IRQ, run);
+
             head = head.wrapping_add(taken as u32);
             packets += taken;
             self.head = head;
+
             if head.wrapping_sub(published) >= port.batch {
                 port.free(published, head, self.doorbell);
                 published = head;
                 self.published = head;
             }
+
             if taken == 0 {
                 return Ok(Taken { packets, control: self.peek()?.is_some_and(Header::irq) });
             }
         }
+
         if !rest.is_empty() {
             match self.peek()? {
                 Some(header) if !header.irq() => self.port.slots.payload_start(self.head, rest),

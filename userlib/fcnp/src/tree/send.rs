@@ -27,18 +27,18 @@ impl SendPort {
     }
 }
 
-/// Packets being sent under the send lock. The NIC sees each as soon as it is complete; dropping the batch publishes how
-/// many there were and wakes the engine if it sleeps.
+/// Sends packets under the send lock. The NIC sees each packet as soon as its slot is complete. The
+/// drop of the batch publishes the new tail and wakes the engine if it sleeps.
 #[derive(Debug)]
 pub struct SendBatch<'a, G> {
     port: &'a SendPort,
     doorbell: &'a Doorbell,
     /// Number of the next packet.
     tail: u32,
-    /// Slots known to be free.
+    /// Number of slots known to be free.
     free: u32,
     started: u32,
-    /// Last, so that the lock is given back after all.
+    /// The last field, so that the lock is freed after the tail is stored.
     _held: G,
 }
 
@@ -48,19 +48,24 @@ impl<'a, G> SendBatch<'a, G> {
         let started = port.tail.load(Ordering::Relaxed);
         let head = port.head.load(Ordering::Acquire);
         let depth = port.slots.count();
+
         let mut tail = started;
         let mut used = tail.wrapping_sub(head);
-        // The last owner of the lock died between a slot and the tail word, or worse: what the slots and the NIC say counts.
+
+        // The last owner of the lock died before it stored the tail word. The slots and the NIC's
+        // head are right.
         if used > depth || port.slots.holds(tail).is_some() {
-            tail = behind_what_is_filled(port, if used > depth { head } else { tail });
+            tail = first_empty_slot(port, if used > depth { head } else { tail });
             used = tail.wrapping_sub(head);
         }
+
         Self { port, doorbell, tail, free: depth.saturating_sub(used), started, _held: held }
     }
 
-    /// Whether there is room for a packet now.
+    /// Returns whether there is room for a packet now. It loads the NIC's head when no free slot is
+    /// known.
     #[inline]
-    pub fn has_room(&mut self) -> bool {
+    pub fn find_room(&mut self) -> bool {
         if self.free == 0 {
             let used = self.tail.wrapping_sub(self.port.head.load(Ordering::Acquire));
             self.free = self.port.slots.count().saturating_sub(used);
@@ -68,10 +73,10 @@ impl<'a, G> SendBatch<'a, G> {
         self.free != 0
     }
 
-    /// Puts one packet into the FIFO, if there is room.
+    /// Puts one packet into the FIFO if there is room. Returns whether it did.
     ///
     /// # Errors
-    /// None with the devices there are; callers pass it on.
+    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
     pub fn try_send(&mut self, header: Header, payload: &[u8; PAYLOAD]) -> Result<bool, Error> {
         Ok(self.put(header, payload))
@@ -79,26 +84,28 @@ impl<'a, G> SendBatch<'a, G> {
 
     #[inline]
     fn put(&mut self, header: Header, payload: &[u8; PAYLOAD]) -> bool {
-        if !self.has_room() {
+        if !self.find_room() {
             return false;
         }
+
         self.port.slots.put(self.tail, header.0, payload);
         self.tail = self.tail.wrapping_add(1);
         self.free -= 1;
         true
     }
 
-    /// Sends `data` in packets of 256 bytes, at most `most` of them and as many as there is room for. The last one is
-    /// padded with zeros. Gives the number of packets sent.
+    /// Sends `data` in packets of 256 bytes: at most `most`, and as many as there is room for. The
+    /// last one is padded with zeros. Returns the number of packets sent.
     ///
     /// # Errors
-    /// None with the devices there are; callers pass it on.
+    /// Returns no error with today's devices. Callers still pass it on.
     #[inline]
     pub fn send_data(&mut self, header: Header, data: &[u8], most: usize) -> Result<usize, Error> {
         let (packets, rest) = data.as_chunks::<PAYLOAD>();
         let full = packets.len().min(most);
         let mut sent = 0;
-        while sent < full && self.has_room() {
+
+        while sent < full && self.find_room() {
             let end = full.min(sent + self.free as usize);
             let run = packets.get(sent..end).unwrap_or_default();
             let put = self.port.slots.put_run(self.tail, header.0, run);
@@ -106,6 +113,7 @@ impl<'a, G> SendBatch<'a, G> {
             self.free -= put as u32;
             sent += put;
         }
+
         if sent == full && sent < most && !rest.is_empty() {
             return Ok(sent + usize::from(self.send_padded(header, rest)));
         }
@@ -120,9 +128,9 @@ impl<'a, G> SendBatch<'a, G> {
     }
 }
 
-/// The first number from `tail` on whose slot does not hold its packet.
+/// Returns the first number from `tail` on whose slot does not hold its packet.
 #[cold]
-fn behind_what_is_filled(port: &SendPort, mut tail: u32) -> u32 {
+fn first_empty_slot(port: &SendPort, mut tail: u32) -> u32 {
     for _ in 0..port.slots.count() {
         if port.slots.holds(tail).is_none() {
             break;
@@ -137,7 +145,7 @@ impl<G> Drop for SendBatch<'_, G> {
     fn drop(&mut self) {
         if self.tail != self.started {
             self.port.tail.store(self.tail, Ordering::Release);
-            // A lost device shows at the next turn of a waiting loop.
+            // A lost device is detected in the next turn of a waiting loop.
             let _ = self.doorbell.after_store();
         }
     }

@@ -24,14 +24,14 @@ use vfio_bindings::bindings::vfio;
 
 use super::{Inner, LocalMachine, STALL_LIMIT, interrupt};
 
-/// The most a device takes in one write, in bytes.
+/// The most data bytes that a device takes in one write.
 const MAX_WRITE: usize = nicforge_hwi::posted::MAX_DATA;
 
-/// See the module.
+/// One attachment of a machine in this process.
 pub(super) struct LocalAttachment {
     machine: Arc<LocalMachine>,
     function: FunctionId,
-    who: AttachmentId,
+    attachment: AttachmentId,
     tenant: u64,
     gone: Arc<AtomicBool>,
 }
@@ -40,33 +40,35 @@ impl LocalAttachment {
     pub(super) fn new(
         machine: Arc<LocalMachine>,
         function: FunctionId,
-        who: AttachmentId,
+        attachment: AttachmentId,
         tenant: u64,
         gone: Arc<AtomicBool>,
     ) -> Self {
-        Self { machine, function, who, tenant, gone }
+        Self { machine, function, attachment, tenant, gone }
     }
 
-    fn is_mine(&self, inner: &Inner) -> bool {
-        inner.tenants.get(&(self.function, self.who)).is_some_and(|tenant| tenant.id == self.tenant)
+    fn holds_attachment(&self, inner: &Inner) -> bool {
+        inner.tenants.get(&(self.function, self.attachment)).is_some_and(|tenant| tenant.id == self.tenant)
     }
 
-    /// Do something with the attachment, under the machine's lock.
+    /// Calls `f` under the machine's lock, if this backing still holds the attachment.
     fn with<R>(&self, f: impl FnOnce(&mut Inner) -> Result<R, Error>) -> Result<R, Error> {
         let mut inner = self.machine.lock()?;
-        if !self.is_mine(&inner) {
+        if !self.holds_attachment(&inner) {
             self.gone.store(true, Ordering::Release);
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
         }
+
         let result = f(&mut inner);
-        // No message outlives the lock, so that none can meet a later tenant's memory.
+        // No message outlives the lock, so that none can reach the memory of a later tenant.
         inner.answer_messages();
         drop(inner);
         self.machine.sleepers.wake();
         result
     }
 
-    /// A trapped access: offered again, with a step of the machine between, while it is stalled.
+    /// Performs a trapped access. It retries a stalled access after a step of the machine, for at
+    /// most [`STALL_LIMIT`].
     fn access(
         &self,
         what: &'static str,
@@ -75,6 +77,7 @@ impl LocalAttachment {
         let started = Instant::now();
         let mut relax = Relax::new();
         let mut resets = None;
+
         loop {
             let outcome = self.with(|inner| {
                 let now = self.tenant_resets(inner);
@@ -84,29 +87,33 @@ impl LocalAttachment {
                         errno: Errno::ECANCELED as i32,
                     });
                 }
+
                 f(inner)
             })?;
             if outcome == Access::Done {
                 return Ok(());
             }
+
             let waited = started.elapsed();
             if waited >= STALL_LIMIT {
                 self.with(|inner| {
-                    inner.machine.give_up_access(self.function, self.who).map_err(machine_error)
+                    inner.machine.give_up_access(self.function, self.attachment).map_err(machine_error)
                 })?;
                 return Err(Error::Timeout { what, waited });
             }
+
             self.machine.relax(&mut relax)?;
         }
     }
 
     fn tenant_resets(&self, inner: &Inner) -> u64 {
-        inner.tenants.get(&(self.function, self.who)).map_or(0, |tenant| tenant.resets)
+        inner.tenants.get(&(self.function, self.attachment)).map_or(0, |tenant| tenant.resets)
     }
 
     fn interrupts<R>(&self, f: impl FnOnce(&mut Interrupts) -> Result<R, IrqError>) -> Result<R, Error> {
         self.with(|inner| {
-            let interrupts = inner.machine.interrupts(self.function, self.who).map_err(machine_error)?;
+            let interrupts =
+                inner.machine.interrupts(self.function, self.attachment).map_err(machine_error)?;
             f(interrupts).map_err(irq_error)
         })
     }
@@ -116,8 +123,9 @@ impl Drop for LocalAttachment {
     fn drop(&mut self) {
         self.gone.store(true, Ordering::Release);
         let _ = self.with(|inner| {
-            let closed = inner.machine.detach(self.function, self.who, Ended::Closed).map_err(machine_error);
-            inner.tenants.remove(&(self.function, self.who));
+            let closed =
+                inner.machine.detach(self.function, self.attachment, Ended::Closed).map_err(machine_error);
+            inner.tenants.remove(&(self.function, self.attachment));
             closed
         });
     }
@@ -126,7 +134,7 @@ impl Drop for LocalAttachment {
 impl Backing for LocalAttachment {
     fn region_info(&self, region: u32) -> Result<RegionInfo, Error> {
         self.with(|inner| {
-            let view = inner.machine.region(self.function, self.who, region).map_err(machine_error)?;
+            let view = inner.machine.region(self.function, self.attachment, region).map_err(machine_error)?;
             Ok(RegionInfo {
                 size: view.size,
                 readable: view.readable,
@@ -143,25 +151,27 @@ impl Backing for LocalAttachment {
     fn read(&self, region: u32, offset: u64, out: &mut [u8]) -> Result<(), Error> {
         self.access("a trapped read", |inner| {
             let machine = &mut inner.machine;
-            machine.read(self.function, self.who, region, offset, out).map_err(access_error)
+            machine.read(self.function, self.attachment, region, offset, out).map_err(access_error)
         })
     }
 
-    /// In process there is no queue between a client and the machine: a posted write that is stalled waits too, as a
-    /// processor's store without credits does.
+    /// In process there is no queue between a client and the machine. A posted write that is
+    /// stalled therefore waits, too, like a processor's store without credits.
     fn write(&self, region: u32, offset: u64, data: &[u8], _: WriteMode) -> Result<(), Error> {
         self.access("a trapped write", |inner| {
             let machine = &mut inner.machine;
-            machine.write(self.function, self.who, region, offset, data).map_err(access_error)
+            machine.write(self.function, self.attachment, region, offset, data).map_err(access_error)
         })
     }
 
     fn map(&self, region: u32) -> Result<Option<SharedMemory>, Error> {
-        let view =
-            self.with(|inner| inner.machine.region(self.function, self.who, region).map_err(machine_error))?;
+        let view = self.with(|inner| {
+            inner.machine.region(self.function, self.attachment, region).map_err(machine_error)
+        })?;
         let Some(memory) = view.memory else { return Ok(None) };
+
         match memory.fd() {
-            // As in another process: what is read-only there is read-only here.
+            // A region that is read-only in another process is also read-only here.
             Some(fd) if !view.writable => {
                 Ok(Some(SharedMemory::map(fd, 0, memory.len(), MemoryAccess::ReadOnly)?))
             }
@@ -171,7 +181,7 @@ impl Backing for LocalAttachment {
 
     fn irq_info(&self, index: u32) -> Result<IrqInfo, Error> {
         self.with(|inner| {
-            let info = inner.machine.irq_info(self.function, self.who, index);
+            let info = inner.machine.irq_info(self.function, self.attachment, index);
             Ok(info.map_or_else(IrqInfo::default, |info| IrqInfo {
                 count: info.count,
                 maskable: info.flags & vfio::VFIO_IRQ_INFO_MASKABLE != 0,
@@ -185,8 +195,11 @@ impl Backing for LocalAttachment {
         self.with(|inner| {
             let machine = &mut inner.machine;
             let sinks = vec![Some(counter.clone() as Arc<_>)];
-            machine.bind_interrupts(self.function, self.who, index, vector, sinks).map_err(machine_error)
+            machine
+                .bind_interrupts(self.function, self.attachment, index, vector, sinks)
+                .map_err(machine_error)
         })?;
+
         Ok(Arc::new(interrupt::Source { counter, machine: self.machine.clone(), gone: self.gone.clone() }))
     }
 
@@ -205,7 +218,8 @@ impl Backing for LocalAttachment {
     fn dma_map(&self, iova: u64, memory: DmaMemory, permission: DmaPermission) -> Result<(), Error> {
         let length = memory.len();
         let permission = dma::DmaPermission { read: permission.read, write: permission.write };
-        // A message may be about memory of both kinds, so that the client's own view has both.
+
+        // One message may concern memory of both kinds, so the client's map includes both.
         let (backing, client): (_, Arc<dyn PrivateMemory>) = match memory {
             DmaMemory::Shared { memory, offset, len } => {
                 let window = memory.window(offset, len)?;
@@ -213,12 +227,14 @@ impl Backing for LocalAttachment {
             }
             DmaMemory::Private { memory, .. } => (DmaBacking::Remote, memory),
         };
+
         self.with(|inner| {
             let machine = &mut inner.machine;
             machine
-                .dma_map(self.function, self.who, iova, length, permission, backing)
+                .dma_map(self.function, self.attachment, iova, length, permission, backing)
                 .map_err(machine_error)?;
-            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.who)) {
+
+            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.attachment)) {
                 tenant.memory.insert(iova, length, client);
             }
             Ok(())
@@ -227,8 +243,8 @@ impl Backing for LocalAttachment {
 
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
         self.with(|inner| {
-            inner.machine.dma_unmap(self.function, self.who, iova, len).map_err(machine_error)?;
-            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.who)) {
+            inner.machine.dma_unmap(self.function, self.attachment, iova, len).map_err(machine_error)?;
+            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.attachment)) {
                 tenant.memory.remove(iova, len);
             }
             Ok(())
@@ -237,15 +253,15 @@ impl Backing for LocalAttachment {
 
     fn reset(&self) -> Result<(), Error> {
         self.with(|inner| {
-            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.who)) {
+            if let Some(tenant) = inner.tenants.get_mut(&(self.function, self.attachment)) {
                 tenant.resets += 1;
             }
-            inner.machine.reset_attachment(self.function, self.who).map_err(machine_error)
+            inner.machine.reset_attachment(self.function, self.attachment).map_err(machine_error)
         })
     }
 
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
-        // An eviction shows in the mirror too; here it costs no access to shared memory.
+        // The mirror shows an eviction, too. This flag costs no access to shared memory.
         if self.gone.load(Ordering::Relaxed) {
             return Err(Error::DeviceGone { cause: GoneCause::Evicted });
         }

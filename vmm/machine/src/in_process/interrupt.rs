@@ -10,7 +10,7 @@ use nicforge_driver::{Cancel, Deadline, Error, GoneCause, InterruptSource, Relax
 
 use super::{LocalMachine, Sleepers};
 
-/// The machine's end. It does not hold the machine, which holds it.
+/// The machine's end of an interrupt. It does not hold the machine, because the machine holds it.
 pub(super) struct Counter {
     count: AtomicU64,
     sleepers: Arc<Sleepers>,
@@ -24,26 +24,28 @@ impl Counter {
 
 impl InterruptSink for Counter {
     fn signal(&self) {
-        // Release: who takes the count sees the DMA writes and mirror words from before the interrupt.
+        // Release: a thread that takes the count sees the DMA writes and mirror words from before
+        // the interrupt.
         self.count.fetch_add(1, Ordering::Release);
         self.sleepers.wake();
     }
 }
 
-/// The client's end.
+/// The client's end of an interrupt.
 pub(super) struct Source {
     pub(super) counter: Arc<Counter>,
     pub(super) machine: Arc<LocalMachine>,
-    /// The attachment has ended.
+    /// Set when the attachment has ended.
     pub(super) gone: Arc<AtomicBool>,
 }
 
 impl InterruptSource for Source {
     fn take(&self) -> u64 {
-        // The plain load keeps the cache line shared while there is nothing.
+        // A plain load keeps the cache line shared while there is no interrupt.
         if self.counter.count.load(Ordering::Relaxed) == 0 {
             return 0;
         }
+
         self.counter.count.swap(0, Ordering::Acquire)
     }
 
@@ -54,15 +56,19 @@ impl InterruptSource for Source {
             if count > 0 {
                 return Ok(count);
             }
+
             if let Some(cancel) = cancel {
                 cancel.check()?;
             }
+
             if self.gone.load(Ordering::Acquire) {
                 return Err(Error::DeviceGone { cause: GoneCause::Evicted });
             }
+
             if deadline.has_passed() {
                 return Err(deadline.timeout("an interrupt"));
             }
+
             self.machine.relax(&mut relax)?;
         }
     }

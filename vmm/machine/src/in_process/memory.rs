@@ -1,7 +1,7 @@
-//! What a client made reachable by DMA, and DMA by messages.
+//! The clients' DMA memory, and DMA by messages.
 //!
-//! The machine copies to and from memory with a file itself. For the rest it sends a message to the client, which is
-//! answered here, by whichever thread drives the machine.
+//! The machine copies to and from memory with a file itself. For other memory it sends a message to
+//! the client. The thread that drives the machine answers it here.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -14,7 +14,7 @@ use nix::errno::Errno;
 
 use super::Inner;
 
-/// A client's memory by IOVA, as the client knows it.
+/// A client's memory by IOVA, from the client's point of view.
 #[derive(Default)]
 pub(super) struct ClientMemory {
     ranges: BTreeMap<u64, Range>,
@@ -35,8 +35,9 @@ impl ClientMemory {
         self.ranges.retain(|start, _| !(iova..=last).contains(start));
     }
 
-    /// Call `f` with the memory, the offset in it and the part of the operation for each range in turn.
-    fn each(
+    /// Calls `f` for each range of an access, with the memory, the offset in it and the range's
+    /// part of the access.
+    fn for_each_range(
         &self,
         iova: u64,
         length: usize,
@@ -46,9 +47,11 @@ impl ClientMemory {
         while done < length {
             let at = iova.checked_add(done as u64).ok_or(refused())?;
             let (start, range) = self.ranges.range(..=at).next_back().ok_or(refused())?;
+
             let offset = at - start;
             let left = range.length.checked_sub(offset).filter(|left| *left > 0).ok_or(refused())?;
             let piece = (length - done).min(usize::try_from(left).unwrap_or(usize::MAX));
+
             f(range.memory.as_ref(), offset, done..done + piece).map_err(|_| refused())?;
             done += piece;
         }
@@ -56,26 +59,28 @@ impl ClientMemory {
     }
 
     fn read(&self, iova: u64, out: &mut [u8]) -> Result<(), DmaError> {
-        self.each(iova, out.len(), |memory, offset, part| memory.read(offset, &mut out[part]))
+        self.for_each_range(iova, out.len(), |memory, offset, part| memory.read(offset, &mut out[part]))
     }
 
     fn write(&self, iova: u64, data: &[u8]) -> Result<(), DmaError> {
-        self.each(iova, data.len(), |memory, offset, part| memory.write(offset, &data[part]))
+        self.for_each_range(iova, data.len(), |memory, offset, part| memory.write(offset, &data[part]))
     }
 }
 
-/// What a client answers for memory that it does not have.
+/// Returns the client's answer for memory that it does not have.
 fn refused() -> DmaError {
     DmaError::Refused { errno: Errno::EFAULT as i32 }
 }
 
 impl Inner {
-    /// Answer the messages to clients. True when there were any.
+    /// Answers the messages to clients. Returns whether there were any.
     pub(super) fn answer_messages(&mut self) -> bool {
         let mut any = false;
         while let Some(message) = self.machine.pop_outgoing() {
             any = true;
-            // An answer that comes after its attachment ended is refused, and nobody waits for it.
+
+            // The machine refuses an answer after the end of its attachment, and no call waits for
+            // it.
             let _ = match message {
                 Outgoing::DmaRead { id, function, attachment, iova, length } => {
                     let mut data = vec![0; length.min(MAX_DMA)];

@@ -1,16 +1,18 @@
 //! The in-process backing: the driver library holds a machine directly, without a server.
 //!
-//! In: a [`Machine`]; what drivers do to their [`Backing`]s. Out: backings, one an attachment.
-//! May touch: the machine, under its lock; the clock. No sockets, no threads of its own.
+//! [`LocalMachine::open`] returns a [`Backing`] for one attachment of a [`Machine`]. The module
+//! touches the machine, under its lock, and the clock. It uses no sockets and no threads of its
+//! own.
 //!
-//! Nobody drives the machine but those who wait for it: each turn of a waiting loop ([`Backing::relax`]) tries the lock
-//! and steps the machine. Who does not get the lock lets the holder go on. When the machine has nothing to do until a client
-//! comes, waiting threads sleep, never longer than [`LONGEST_SLEEP`], and every access to the machine wakes them.
+//! The waiting threads drive the machine. Each turn of a waiting loop ([`Backing::relax`]) tries
+//! the lock and steps the machine. A thread that does not get the lock leaves the machine to the
+//! lock's holder. When the machine has no work until a client's next access, waiting threads sleep.
+//! A sleep lasts at most [`LONGEST_SLEEP`], and every access to the machine ends it.
 //!
 //! - `mod.rs`: the machine behind its lock, stepping and sleeping;
 //! - `attachment.rs`: [`Backing`] for one attachment;
 //! - `interrupt.rs`: interrupts as counters;
-//! - `memory.rs`: what a client made reachable by DMA, and DMA by messages.
+//! - `memory.rs`: the clients' DMA memory, and DMA by messages.
 
 mod attachment;
 mod interrupt;
@@ -37,52 +39,54 @@ use thiserror::Error;
 
 use self::{attachment::LocalAttachment, memory::ClientMemory};
 
-/// The longest sleep of a waiting thread in one go: what a store that nobody was told of costs at most.
+/// The longest single sleep of a waiting thread. It bounds the delay of a store without a
+/// notification.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// How long a trapped access waits while the device stalls it.
 pub const STALL_LIMIT: Duration = Duration::from_secs(2);
-/// Work per function in one turn of a waiting thread, in packets.
+/// Work budget of each function in one turn of a waiting thread, in packets.
 const BUDGET: u32 = 64;
-/// Turns of a waiting loop before it sleeps when the machine does. At about half a microsecond each.
+/// Turns of a waiting loop, about half a microsecond each, before it sleeps while the machine does.
 const TURNS_AWAKE: u32 = 256;
-/// A timer that is nearer than this is waited for awake: a sleep would overrun it.
+/// A thread waits awake for a timer that expires within this time. A sleep would overrun it.
 const NEAR: Duration = Duration::from_micros(100);
-/// How often all mapped memory is looked at while threads sleep, for processes without the barrier.
+/// Time between two scans of all mapped memory while threads sleep, for clients that the engine's
+/// memory barrier does not reach.
 const RESCAN: Duration = Duration::from_millis(10);
 
-/// Why an attachment could not be opened.
+/// The reason why an attachment could not be opened.
 #[derive(Debug, Error)]
 pub enum OpenError {
-    /// No function of that name.
+    /// The machine has no function of that name.
     #[error("the machine has no function {name:?}")]
     NoSuchFunction {
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// No attachment of that name.
+    /// The function has no attachment of that name.
     #[error("function {function:?} has no attachment {name:?}")]
     NoSuchAttachment {
         /// The function's name.
         function: String,
-        /// The name asked for.
+        /// The requested name.
         name: String,
     },
-    /// The machine refused.
+    /// The machine refused the request.
     #[error(transparent)]
     Machine(#[from] MachineError),
-    /// A device panicked, which leaves the machine in no defined state.
+    /// A device panicked, so the machine's state is undefined.
     #[error("a device of this machine panicked; build a new machine")]
     Broken,
 }
 
-/// A machine that threads of this process share. See the module.
+/// A machine that threads of this process share. The module describes how they drive it.
 pub struct LocalMachine {
     inner: Mutex<Inner>,
     started: Instant,
     sleepers: Arc<Sleepers>,
 }
 
-/// What the lock protects.
+/// The state under the lock.
 struct Inner {
     machine: Machine,
     tenants: HashMap<(FunctionId, AttachmentId), Tenant>,
@@ -90,18 +94,19 @@ struct Inner {
     last_rescan: Instant,
 }
 
-/// Who holds an attachment.
+/// The client that holds an attachment.
 struct Tenant {
-    /// Never given twice, so that a backing that was evicted cannot reach its successor's attachment.
+    /// A number that is never reused, so that an evicted backing cannot reach its successor's
+    /// attachment.
     id: u64,
-    /// Counts the client's own resets, which end accesses that are stalled.
+    /// Counts the client's own resets, which end stalled accesses.
     resets: u64,
     memory: ClientMemory,
-    /// Set when the attachment ends, for those who wait.
+    /// Set when the attachment ends, for the threads that wait.
     gone: Arc<AtomicBool>,
 }
 
-/// Threads that sleep until something happens.
+/// The threads that sleep until the machine changes.
 #[derive(Default)]
 struct Sleepers {
     count: AtomicU32,
@@ -110,7 +115,8 @@ struct Sleepers {
 
 impl Sleepers {
     fn wake(&self) {
-        // Sleepers count themselves under the machine's lock, and what they wait for happens under it too.
+        // Sleepers count themselves under the machine's lock, and the changes they wait for are
+        // made under it.
         if self.count.load(Ordering::Relaxed) > 0 {
             self.changed.notify_all();
         }
@@ -118,7 +124,7 @@ impl Sleepers {
 }
 
 impl LocalMachine {
-    /// Share a machine. Its time starts now.
+    /// Shares a machine. Its time starts now.
     pub fn new(machine: Machine) -> Arc<Self> {
         let started = Instant::now();
         let tenants = HashMap::new();
@@ -129,47 +135,52 @@ impl LocalMachine {
         })
     }
 
-    /// Take an attachment, until the backing and everything made from it is dropped.
+    /// Takes an attachment. It is held until the backing and everything made from it is dropped.
     ///
     /// # Errors
-    /// [`OpenError::Machine`] when there is no such attachment or somebody has it; [`OpenError::Broken`].
+    /// Returns [`OpenError::Machine`] when there is no such attachment or a client holds it, and
+    /// [`OpenError::Broken`].
     pub fn open(
         self: &Arc<Self>,
         function: FunctionId,
-        who: AttachmentId,
+        attachment: AttachmentId,
     ) -> Result<Arc<dyn Backing>, OpenError> {
         let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
-        inner.machine.attach(function, who)?;
+        inner.machine.attach(function, attachment)?;
+
         inner.last_tenant += 1;
         let id = inner.last_tenant;
         let gone = Arc::<AtomicBool>::default();
         let tenant = Tenant { id, resets: 0, memory: ClientMemory::default(), gone: gone.clone() };
-        inner.tenants.insert((function, who), tenant);
+        inner.tenants.insert((function, attachment), tenant);
+
         drop(inner);
         self.sleepers.wake();
-        Ok(Arc::new(LocalAttachment::new(self.clone(), function, who, id, gone)))
+        Ok(Arc::new(LocalAttachment::new(self.clone(), function, attachment, id, gone)))
     }
 
-    /// As [`LocalMachine::open`], by the names of function and attachment.
+    /// Takes an attachment as [`LocalMachine::open`] does, by the names of function and attachment.
     ///
     /// # Errors
-    /// As [`LocalMachine::open`], and those for names that do not exist.
+    /// Returns the errors of [`LocalMachine::open`], and those for unknown names.
     pub fn open_named(
         self: &Arc<Self>,
         function: &str,
         attachment: &str,
     ) -> Result<Arc<dyn Backing>, OpenError> {
-        let (function, who) = self.find(function, attachment)?;
-        self.open(function, who)
+        let (function, attachment) = self.find(function, attachment)?;
+        self.open(function, attachment)
     }
 
     fn find(&self, function: &str, attachment: &str) -> Result<(FunctionId, AttachmentId), OpenError> {
         let inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
         let machine = &inner.machine;
+
         let id = (0..machine.functions())
             .map(FunctionId)
             .find(|&id| machine.name(id) == Some(function))
             .ok_or_else(|| OpenError::NoSuchFunction { name: function.to_owned() })?;
+
         let index = machine
             .spec(id)
             .and_then(|spec| spec.attachments.iter().position(|spec| spec.name == attachment))
@@ -177,45 +188,50 @@ impl LocalMachine {
                 function: function.to_owned(),
                 name: attachment.to_owned(),
             })?;
+
         Ok((id, AttachmentId(index as u16)))
     }
 
-    /// Take an attachment away from its client, as an operator does. The client's calls fail from now on.
+    /// Takes an attachment away from its client, as an operator does. The client's calls fail from
+    /// now on.
     ///
     /// # Errors
-    /// [`OpenError::Machine`] when nobody has it; [`OpenError::Broken`].
-    pub fn evict(&self, function: FunctionId, who: AttachmentId) -> Result<(), OpenError> {
+    /// Returns [`OpenError::Machine`] when no client holds it, and [`OpenError::Broken`].
+    pub fn evict(&self, function: FunctionId, attachment: AttachmentId) -> Result<(), OpenError> {
         let mut inner = self.inner.lock().map_err(|_| OpenError::Broken)?;
-        inner.machine.detach(function, who, Ended::Evicted)?;
-        if let Some(tenant) = inner.tenants.remove(&(function, who)) {
+        inner.machine.detach(function, attachment, Ended::Evicted)?;
+
+        if let Some(tenant) = inner.tenants.remove(&(function, attachment)) {
             tenant.gone.store(true, Ordering::Release);
         }
+
         drop(inner);
         self.sleepers.wake();
         Ok(())
     }
 
-    /// As [`LocalMachine::evict`], by name.
+    /// Takes an attachment away as [`LocalMachine::evict`] does, by name.
     ///
     /// # Errors
-    /// As [`LocalMachine::evict`], and those for names that do not exist.
+    /// Returns the errors of [`LocalMachine::evict`], and those for unknown names.
     pub fn evict_named(&self, function: &str, attachment: &str) -> Result<(), OpenError> {
-        let (function, who) = self.find(function, attachment)?;
-        self.evict(function, who)
+        let (function, attachment) = self.find(function, attachment)?;
+        self.evict(function, attachment)
     }
 
-    /// Do something with the machine itself: look at counters, set faults, reset a function.
+    /// Calls `f` with the machine itself, to read counters, set faults or reset a function.
     pub fn with<R>(&self, f: impl FnOnce(&mut Machine) -> R) -> R {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let result = f(&mut inner.machine);
         inner.answer_messages();
+
         drop(inner);
         self.sleepers.wake();
         result
     }
 
-    /// Step the machine until it has nothing to do at once, at most `steps` times. A machine whose clients wait needs no
-    /// call of this.
+    /// Steps the machine until it has no immediate work, at most `steps` times. A machine whose
+    /// clients wait does not need this call.
     pub fn settle(&self, steps: u32) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         for _ in 0..steps {
@@ -223,22 +239,25 @@ impl LocalMachine {
                 break;
             }
         }
+
         drop(inner);
         self.sleepers.wake();
     }
 
-    /// One turn of a waiting loop.
+    /// Makes one turn of a waiting loop.
     fn relax(&self, relax: &mut Relax) -> Result<(), Error> {
         let turn = relax.turn();
+
         let mut inner = match self.inner.try_lock() {
             Ok(inner) => inner,
             Err(TryLockError::Poisoned(_)) => return Err(broken()),
             Err(TryLockError::WouldBlock) => {
-                // Somebody drives the machine, for us too.
-                awake(turn);
+                // The lock's holder drives the machine for this thread, too.
+                pause(turn);
                 return Ok(());
             }
         };
+
         match inner.drive(self.now()) {
             Next::Now => {
                 drop(inner);
@@ -247,20 +266,21 @@ impl LocalMachine {
             }
             Next::Poll => {
                 drop(inner);
-                awake(turn);
+                pause(turn);
             }
             Next::At(time) => match self.sleep_until(time) {
                 Some(limit) if relax.turns() > TURNS_AWAKE => self.sleep(inner, limit)?,
                 _ => {
                     drop(inner);
-                    awake(turn);
+                    pause(turn);
                 }
             },
         }
+
         Ok(())
     }
 
-    /// How long to sleep for an event at `time`; `None` when it is too near.
+    /// Returns how long to sleep for an event at `time`, or `None` when the event is too near.
     fn sleep_until(&self, time: Nanos) -> Option<Duration> {
         let left = Duration::from_nanos(time.0.saturating_sub(self.now().0));
         (left > NEAR).then(|| (left - NEAR).min(LONGEST_SLEEP))
@@ -271,10 +291,12 @@ impl LocalMachine {
         let outcome = self.sleepers.changed.wait_timeout(inner, limit);
         self.sleepers.count.fetch_sub(1, Ordering::Relaxed);
         let Ok((mut inner, timed_out)) = outcome else { return Err(broken()) };
+
         if timed_out.timed_out() && inner.last_rescan.elapsed() >= RESCAN {
             inner.last_rescan = Instant::now();
             inner.machine.rescan();
         }
+
         Ok(())
     }
 
@@ -288,22 +310,22 @@ impl LocalMachine {
 }
 
 impl Inner {
-    /// Step the machine once and answer what it asks its clients.
+    /// Steps the machine once, and answers its messages to clients.
     fn drive(&mut self, now: Nanos) -> Next {
         let next = self.machine.step(now, BUDGET);
         if self.answer_messages() { Next::Now } else { next }
     }
 }
 
-/// Wait a little without sleeping.
-fn awake(turn: Turn) {
+/// Waits for a short time without sleeping.
+fn pause(turn: Turn) {
     match turn {
         Turn::Spin => std::hint::spin_loop(),
         Turn::Yield | Turn::Sleep(_) => std::thread::yield_now(),
     }
 }
 
-/// A device panicked under the lock.
+/// Returns the error of a machine in which a device panicked under the lock.
 fn broken() -> Error {
     Error::DeviceGone { cause: GoneCause::Stopped }
 }

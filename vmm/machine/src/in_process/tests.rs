@@ -18,7 +18,7 @@ use super::{LocalMachine, OpenError};
 const FIFO: FunctionId = FunctionId(0);
 const ENGINE: FunctionId = FunctionId(1);
 const SEND: FunctionId = FunctionId(2);
-/// Longer than any answer takes, also on a machine that is busy with other things.
+/// A time limit above any answer's delay, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(10);
 
 fn machine() -> Arc<LocalMachine> {
@@ -29,8 +29,8 @@ fn machine() -> Arc<LocalMachine> {
     LocalMachine::new(machine)
 }
 
-fn open(machine: &Arc<LocalMachine>, function: FunctionId, who: u16) -> Device {
-    Device::from_backing(machine.open(function, AttachmentId(who)).unwrap()).unwrap()
+fn open(machine: &Arc<LocalMachine>, function: FunctionId, attachment: u16) -> Device {
+    Device::from_backing(machine.open(function, AttachmentId(attachment)).unwrap()).unwrap()
 }
 
 #[test]
@@ -157,7 +157,7 @@ fn a_wait_for_an_interrupt_ends_by_deadline_and_by_cancel() {
 }
 
 #[test]
-fn an_evicted_client_is_told_and_does_not_reach_its_successor() {
+fn an_evicted_client_gets_an_error_and_does_not_reach_its_successor() {
     let machine = machine();
     let device = open(&machine, FIFO, 0);
     let waiter = device.clone();

@@ -1,9 +1,12 @@
-//! A PCI function of this machine, through the kernel shim (`kmod-shim/`): a character device a function.
+//! A PCI function of this machine, through the kernel shim (`kmod-shim/`), which makes one
+//! character device for each function.
 //!
-//! The kernel chooses DMA addresses. Buffers are coherent memory of its making; memory of the program is pinned, and must be one
-//! piece for the device: any memory behind an IOMMU, a page or a huge page without one.
+//! The kernel chooses DMA addresses. It allocates buffers as coherent memory, and pins memory of
+//! the program. Pinned memory must be contiguous for the device: any memory behind an IOMMU, one
+//! page or huge page without an IOMMU.
 //!
-//! As with VFIO, what is mapped may be registers, and writes are posted as PCI's are: `Device::flush` waits for them.
+//! As with VFIO, mapped memory may be registers. Writes are posted as PCI's are, and
+//! `Device::flush` waits for them.
 
 mod sys;
 
@@ -26,7 +29,7 @@ use nix::{
 use super::{
     Backing, DmaAddresses, DmaAllocation, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG,
     RegionInfo, WriteMode,
-    function::{Function, Lost, Told, eventfd},
+    function::{Function, Lost, RegionDescription, eventfd},
 };
 use crate::{
     Cancel, Deadline, Error, OpenProblem, PciAddress, Relax, Turn,
@@ -34,33 +37,34 @@ use crate::{
     interrupt::{block, wait_source},
 };
 
-/// Turns of yielding between two looks whether the device is there.
-const LOOK_EVERY: u32 = 64;
+/// Yielding turns between two checks that the device is there.
+const CHECK_EVERY: u32 = 64;
 
-/// Memory that the device reaches.
+/// A range of memory that the device can reach.
 struct Reachable {
     handle: u32,
     len: u64,
-    /// The program's own, kept as long as the kernel has it pinned.
+    /// The program's memory, kept as long as the kernel has it pinned.
     _pinned: Option<Window>,
 }
 
-struct Link {
+struct ShimFunction {
     function: Function,
     info: shim::Info,
-    /// By address for the device. Without an IOMMU memory that was mapped several times has the same one each time.
+    /// The reachable ranges, by address for the device. Without an IOMMU, memory that was mapped
+    /// several times has the same address each time.
     reachable: Mutex<BTreeMap<u64, Vec<Reachable>>>,
 }
 
-/// A PCI function opened through the shim. Clones stand for the same one, which is closed with the last of them.
+/// A PCI function opened through the shim. Clones share it, and it is closed with the last of them.
 #[derive(Clone)]
-pub struct Shim(Arc<Link>);
+pub struct Shim(Arc<ShimFunction>);
 
 impl Shim {
     /// Opens the character device at `path`.
     ///
     /// # Errors
-    /// [`Error::Open`], which says what to do.
+    /// Returns [`Error::Open`], whose text says what to do.
     pub fn open(path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         Self::try_open(path)
@@ -74,18 +78,20 @@ impl Shim {
                 errno => OpenProblem::File { path: path.display().to_string(), errno: errno as i32, advice },
             }
         };
+
         let advice = "load the module nicforge-shim, and see which functions it has in /sys/class/nicforge";
         let file = open(path, OFlag::O_RDWR | OFlag::O_CLOEXEC, Mode::empty()).map_err(refused(advice))?;
-        let told = sys::info(file.as_fd(), shim::Info::default());
-        let info = told.map_err(refused("is it a device of the module nicforge-shim?"))?;
+        let answer = sys::info(file.as_fd(), shim::Info::default());
+        let info = answer.map_err(refused("is it a device of the module nicforge-shim?"))?;
         if info.version < shim::VERSION {
             return Err(OpenProblem::Version { found: info.version, wanted: shim::VERSION });
         }
+
         let function = Function::new(OwnedFd::into(file), describe, false);
-        Ok(Self(Arc::new(Link { function, info, reachable: Mutex::default() })))
+        Ok(Self(Arc::new(ShimFunction { function, info, reachable: Mutex::default() })))
     }
 
-    /// The function's address on its bus.
+    /// Returns the function's address on its bus.
     pub fn address(&self) -> PciAddress {
         let shim::Info { domain, bus, slot, function, .. } = self.0.info;
         PciAddress { domain, bus, slot, function }
@@ -99,42 +105,46 @@ impl Shim {
         self.0.function.done(what, result)
     }
 
-    /// Looks for what would end the use of the device.
-    fn look(&self) -> Result<(), Error> {
+    /// Checks for events that end the use of the device.
+    fn check_alive(&self) -> Result<(), Error> {
         let function = &self.0.function;
-        function.look()?;
+        function.check_alive()?;
+
         let mut polled = [PollFd::new(function.fd(), PollFlags::empty())];
         let ends = PollFlags::POLLERR | PollFlags::POLLHUP | PollFlags::POLLNVAL;
+
         match poll(&mut polled, PollTimeout::ZERO) {
             Ok(1..) if polled[0].revents().is_none_or(|events| events.intersects(ends)) => {
-                Err(function.lost(Lost::Pulled))
+                Err(function.record_loss(Lost::Pulled))
             }
             _ => Ok(()),
         }
     }
 }
 
-/// As [`super::function::Describe`].
-fn describe(file: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
+/// Describes a region: see [`super::function::Describe`].
+fn describe(file: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errno> {
     if region >= shim::REGION_BARS && region != REGION_CONFIG {
-        return Ok(Told::default());
+        return Ok(RegionDescription::default());
     }
-    let told = sys::region(file, shim::Region { index: region, ..Default::default() })?;
-    let has = |flag| told.flags & flag != 0;
-    let areas = told.areas.iter().take(if has(shim::REGION_MMAP) { told.area_count as usize } else { 0 });
-    Ok(Told {
-        size: told.size,
+
+    let found = sys::region(file, shim::Region { index: region, ..Default::default() })?;
+    let has = |flag| found.flags & flag != 0;
+    let areas = found.areas.iter().take(if has(shim::REGION_MMAP) { found.area_count as usize } else { 0 });
+
+    Ok(RegionDescription {
+        size: found.size,
         readable: has(shim::REGION_READ),
         writable: has(shim::REGION_WRITE),
-        at: told.offset,
+        file_offset: found.offset,
         areas: areas.map(|area| (area.offset, area.len)).collect(),
     })
 }
 
-/// A vector bound to an eventfd.
+/// The source of one vector: an eventfd.
 struct EventSource {
     event: EventFd,
-    link: Shim,
+    backing: Shim,
 }
 
 impl InterruptSource for EventSource {
@@ -143,7 +153,7 @@ impl InterruptSource for EventSource {
     }
 
     fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.link, self, deadline, cancel)
+        wait_source(&self.backing, self, deadline, cancel)
     }
 
     fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -176,25 +186,28 @@ impl Backing for Shim {
         if index > shim::IRQ_MSIX {
             return Ok(IrqInfo::default());
         }
-        let told = sys::irq(self.fd(), shim::Irq { kind: index, ..Default::default() });
-        let told = self.done("asking for interrupts", told)?;
+
+        let found = sys::irq(self.fd(), shim::Irq { kind: index, ..Default::default() });
+        let found = self.done("asking for interrupts", found)?;
+
         Ok(IrqInfo {
-            count: told.count,
-            maskable: told.flags & shim::IRQ_MASKABLE != 0,
-            automasked: told.flags & shim::IRQ_AUTOMASKED != 0,
+            count: found.count,
+            maskable: found.flags & shim::IRQ_MASKABLE != 0,
+            automasked: found.flags & shim::IRQ_AUTOMASKED != 0,
         })
     }
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
         let event = eventfd()?;
         let bind = shim::IrqBind { kind: index, start: vector, count: 1, eventfd: event.as_fd().as_raw_fd() };
+
         match sys::bind(self.fd(), bind) {
             Err(Errno::EBUSY) => Err(Error::Unsupported {
                 what: "interrupts of two kinds at once through the kernel: drop the others first",
             }),
             bound => {
                 self.done("binding an interrupt", bound)?;
-                Ok(Arc::new(EventSource { event, link: self.clone() }))
+                Ok(Arc::new(EventSource { event, backing: self.clone() }))
             }
         }
     }
@@ -223,6 +236,7 @@ impl Backing for Shim {
         let bytes = usize::try_from(len).map_err(|_| Error::AddressSpace { len })?;
         let made = sys::allocate(self.fd(), shim::DmaAlloc { len, ..Default::default() });
         let made = self.done(what, made)?;
+
         match SharedMemory::map(self.fd(), made.offset, bytes, Access::ReadWrite) {
             Ok(memory) => {
                 let entry = Reachable { handle: made.handle, len, _pinned: None };
@@ -230,7 +244,8 @@ impl Backing for Shim {
                 Ok(Some(DmaAllocation { memory, iova: made.address }))
             }
             Err(error) => {
-                // The first error is the one to tell; what is left over ends with the file.
+                // The first error is the one to report. The kernel frees what is left with the
+                // file.
                 let _ = sys::free(self.fd(), shim::DmaFree { handle: made.handle, reserved: 0 });
                 Err(error.into())
             }
@@ -241,12 +256,14 @@ impl Backing for Shim {
         let window = memory.mapped()?;
         let may = |allowed, flag| if allowed { flag } else { 0 };
         let len = window.len();
+
         let pin = shim::DmaPin {
             start: window.base_address() as u64,
             len,
             flags: may(permission.read, shim::DMA_READ) | may(permission.write, shim::DMA_WRITE),
             ..Default::default()
         };
+
         let mut reachable = lock(&self.0.reachable);
         let pinned = match sys::pin(self.fd(), pin) {
             Err(Errno::ENOSPC) => {
@@ -256,6 +273,7 @@ impl Backing for Shim {
             }
             pinned => self.done("pinning memory for DMA (is `ulimit -l` large enough?)", pinned)?,
         };
+
         let entry = Reachable { handle: pinned.handle, len, _pinned: Some(window) };
         reachable.entry(pinned.address).or_default().push(entry);
         Ok(pinned.address)
@@ -268,12 +286,14 @@ impl Backing for Shim {
     fn dma_unmap(&self, iova: u64, len: u64) -> Result<(), Error> {
         let what = "unmapping memory";
         let mut reachable = lock(&self.0.reachable);
+
         let none = Error::system(what, Errno::ENOENT);
         let Entry::Occupied(mut at) = reachable.entry(iova) else { return Err(none) };
-        let place = at.get().iter().position(|found| found.len == len).ok_or(none)?;
-        let handle = at.get()[place].handle;
+        let index = at.get().iter().position(|found| found.len == len).ok_or(none)?;
+        let handle = at.get()[index].handle;
+
         self.done(what, sys::free(self.fd(), shim::DmaFree { handle, reserved: 0 }))?;
-        at.get_mut().swap_remove(place);
+        at.get_mut().swap_remove(index);
         if at.get().is_empty() {
             at.remove();
         }
@@ -293,8 +313,8 @@ impl Backing for Shim {
             Turn::Spin => turn.take(),
             Turn::Yield => {
                 turn.take();
-                if relax.turns().is_multiple_of(LOOK_EVERY) {
-                    self.look()?;
+                if relax.turns().is_multiple_of(CHECK_EVERY) {
+                    self.check_alive()?;
                 }
             }
             Turn::Sleep(time) => block(self, &[], Some(time), None)?,
@@ -315,6 +335,6 @@ impl Backing for Shim {
     }
 
     fn attend(&self) -> Result<(), Error> {
-        self.look()
+        self.check_alive()
     }
 }

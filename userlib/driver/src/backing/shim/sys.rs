@@ -1,7 +1,8 @@
-//! The ioctls of the kernel shim (`kmod-shim/include/uapi/nicforge_shim.h`, in Rust `nicforge_hwi::shim`).
+//! The ioctls of the kernel shim (`kmod-shim/include/uapi/nicforge_shim.h`, in Rust
+//! `nicforge_hwi::shim`).
 //!
-//! UNSAFETY: calls `ioctl`, which reads and writes the struct it is given: each function here passes the struct whose size is in its
-//! request number.
+//! UNSAFETY: the module calls `ioctl`, which reads and writes the struct behind its argument. Each
+//! function here passes the struct whose size is in its request number.
 #![allow(unsafe_code)]
 
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -13,7 +14,8 @@ use nix::{
 };
 
 fn call<T>(file: BorrowedFd<'_>, request: u32, argument: &mut T) -> Result<(), Errno> {
-    // SAFETY: `argument` is the struct that the request takes, which the callers below see to.
+    // SAFETY: `argument` is the struct that the request takes. The callers below pass the matching
+    // one.
     let result = unsafe { ioctl(file.as_raw_fd(), c_ulong::from(request), std::ptr::from_mut(argument)) };
     Errno::result(result).map(drop)
 }
@@ -31,13 +33,13 @@ macro_rules! calls {
 }
 
 calls! {
-    /// What the function is.
+    /// Returns the function's identity and what it supports.
     info: GET_INFO, Info;
-    /// A region.
+    /// Describes a region.
     region: GET_REGION, Region;
-    /// The interrupts of a kind.
+    /// Describes the interrupts of a kind.
     irq: GET_IRQ, Irq;
-    /// Counts vectors by an eventfd.
+    /// Binds vectors to an eventfd.
     bind: BIND_IRQ, IrqBind;
     /// Unbinds vectors.
     unbind: UNBIND_IRQ, IrqRange;
@@ -45,11 +47,11 @@ calls! {
     mask: MASK_IRQ, IrqRange;
     /// Unmasks vectors.
     unmask: UNMASK_IRQ, IrqRange;
-    /// Makes coherent memory.
+    /// Allocates coherent memory.
     allocate: ALLOC_DMA, DmaAlloc;
     /// Pins memory of this process as one segment.
     pin: PIN_DMA, DmaPin;
-    /// Gives memory back.
+    /// Frees or unpins memory.
     free: FREE_DMA, DmaFree;
 }
 

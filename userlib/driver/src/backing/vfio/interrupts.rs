@@ -1,9 +1,11 @@
-//! Interrupts through the kernel: an eventfd a vector.
+//! Interrupts through the kernel, with one eventfd for each vector.
 //!
-//! A function uses one kind at a time. The kernel sets up vectors when the first of a kind is bound, and older ones cannot add
-//! vectors later: so all of them are asked for then, without a descriptor, and each gets its own when it is bound. A vector without a
-//! descriptor is masked in the function, which is also how MSI-X vectors are masked here: the function keeps their pending
-//! bits, and fires when they get their descriptors back.
+//! A function uses one kind of interrupt at a time. The kernel sets up vectors when the first one
+//! of a kind is bound, and older kernels cannot add vectors later. So the first binding asks for
+//! all of them, without eventfds, and each vector gets its eventfd when it is bound.
+//!
+//! A vector without an eventfd is masked in the function. MSI-X vectors are masked in this way: the
+//! function keeps their pending bits, and fires when they get their eventfds back.
 
 use std::{
     collections::BTreeMap,
@@ -20,11 +22,11 @@ use vfio_bindings::bindings::vfio::{
 use super::{super::function::eventfd, sys};
 use crate::{Error, IRQ_INTX, IRQ_MSIX, IrqInfo, device::lock};
 
-/// What is bound of the kind in use.
+/// The bound vectors of the kind in use.
 #[derive(Default)]
 struct Bound {
     index: Option<u32>,
-    /// Vectors that the kernel has set up.
+    /// The number of vectors that the kernel has set up.
     enabled: u32,
     events: BTreeMap<u32, Arc<EventFd>>,
 }
@@ -45,45 +47,51 @@ impl Interrupts {
     }
 
     pub(super) fn info(&self, index: u32) -> Result<IrqInfo, Errno> {
-        let told = match sys::irq_info(self.fd(), index) {
-            // An index that the device does not have.
+        let found = match sys::irq_info(self.fd(), index) {
+            // The device does not have this index.
             Err(Errno::EINVAL) => return Ok(IrqInfo::default()),
-            told => told?,
+            found => found?,
         };
-        let has = |flag| told.flags & flag != 0;
+
+        let has = |flag| found.flags & flag != 0;
         Ok(IrqInfo {
-            count: if has(VFIO_IRQ_INFO_EVENTFD) { told.count } else { 0 },
+            count: if has(VFIO_IRQ_INFO_EVENTFD) { found.count } else { 0 },
             maskable: has(VFIO_IRQ_INFO_MASKABLE) || index == IRQ_MSIX,
             automasked: has(VFIO_IRQ_INFO_AUTOMASKED),
         })
     }
 
-    /// Sets up `count` vectors, or as many as the kernel can have if they hold `vector`.
+    /// Sets up `count` vectors, or as many as the kernel can have if `vector` is among them.
     fn enable(&self, index: u32, vector: u32, count: u32) -> Result<u32, Errno> {
         let none = |count: u32| vec![None; count as usize];
         let action = VFIO_IRQ_SET_ACTION_TRIGGER;
+
         let fewer = match sys::bind_irqs(self.fd(), index, 0, &none(count), action) {
             Ok(0) => return Ok(count),
             Ok(fewer) => fewer as u32,
             Err(Errno::ENOSPC) => vector + 1,
             Err(errno) => return Err(errno),
         };
+
         if vector >= fewer {
             return Err(Errno::ENOSPC);
         }
+
         match sys::bind_irqs(self.fd(), index, 0, &none(fewer), action)? {
             0 => Ok(fewer),
             _ => Err(Errno::ENOSPC),
         }
     }
 
-    /// Binds a vector to a new counter.
+    /// Binds a vector to a new eventfd.
     pub(super) fn bind(&self, index: u32, vector: u32) -> Result<Arc<EventFd>, Error> {
         let what = "binding an interrupt";
         let event = Arc::new(eventfd()?);
         let mut bound = lock(&self.bound);
+
         let action = VFIO_IRQ_SET_ACTION_TRIGGER;
         let bind = |fds: &[_]| sys::bind_irqs(self.fd(), index, vector, fds, action);
+
         match bound.index {
             Some(other) if other != index => {
                 return Err(Error::Unsupported {
@@ -102,24 +110,28 @@ impl Interrupts {
             }
             Some(_) => (),
         }
+
         if let Err(errno) = bind(&[Some(event.as_fd())]) {
             if bound.events.is_empty() && bound.index.is_some() {
-                // Nobody has any of this kind: leave the function to the others. The first error is the one to tell.
+                // No vector of this kind is bound, so another kind may use the function. The first
+                // error is the one to report.
                 let _ = self.disable(&mut bound, index);
             }
             return Err(Error::system(what, errno));
         }
+
         bound.index = Some(index);
         bound.events.insert(vector, event.clone());
         Ok(event)
     }
 
-    /// Unbinds all of an index.
+    /// Unbinds all vectors of an index.
     pub(super) fn unbind(&self, index: u32) -> Result<(), Errno> {
         let mut bound = lock(&self.bound);
         if bound.index != Some(index) {
             return Ok(());
         }
+
         self.disable(&mut bound, index)
     }
 
@@ -129,28 +141,32 @@ impl Interrupts {
         Ok(())
     }
 
-    /// Masks, or unmasks, `count` vectors from `start` on.
+    /// Masks or unmasks `count` vectors from `start` on.
     pub(super) fn set_masked(&self, index: u32, start: u32, count: u32, masked: bool) -> Result<(), Errno> {
         if index != IRQ_MSIX {
             let action = if masked { VFIO_IRQ_SET_ACTION_MASK } else { VFIO_IRQ_SET_ACTION_UNMASK };
             return sys::act_on_irqs(self.fd(), index, start, count, action);
         }
+
         let bound = lock(&self.bound);
         if bound.index != Some(index) || start.checked_add(count).is_none_or(|end| end > bound.enabled) {
             return Err(Errno::EINVAL);
         }
+
         let fds: Vec<_> = (start..start + count)
             .map(|vector| bound.events.get(&vector).filter(|_| !masked).map(|event| event.as_fd()))
             .collect();
+
         sys::bind_irqs(self.fd(), index, start, &fds, VFIO_IRQ_SET_ACTION_TRIGGER).map(drop)
     }
 
-    /// Binds the one vector of an index that tells of the device itself (an error, a request to let go). `false` when the device
-    /// has none.
-    pub(super) fn watch(&self, index: u32, event: &EventFd) -> Result<bool, Errno> {
+    /// Binds the one vector of an index that reports on the device itself: an error, or a request
+    /// to release it. Returns `false` when the device has no such vector.
+    pub(super) fn bind_device_event(&self, index: u32, event: &EventFd) -> Result<bool, Errno> {
         if self.info(index)?.count == 0 {
             return Ok(false);
         }
+
         sys::bind_irqs(self.fd(), index, 0, &[Some(event.as_fd())], VFIO_IRQ_SET_ACTION_TRIGGER)?;
         Ok(true)
     }

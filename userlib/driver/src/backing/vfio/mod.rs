@@ -1,11 +1,14 @@
-//! A PCI function of this machine, through Linux VFIO: the group bound to `vfio-pci`, a container with a type 1 IOMMU of its own.
+//! A PCI function of this machine, through Linux VFIO: its group is bound to `vfio-pci` and is
+//! alone in a container with a type 1 IOMMU.
 //!
-//! Nothing is assumed of the function beyond PCI. BARs are mapped where the kernel allows it, which it does for whole BARs of at
-//! least a page: what a vfio-user server would call trapped is then a load or store that the hardware, or the virtual machine
-//! monitor below, takes. So a mapped area here may be registers, and a copy out of one means what the device makes of it.
+//! The backing assumes nothing about the function beyond PCI. The kernel lets whole BARs of at
+//! least a page be mapped, whether they are memory or registers. An access to a mapped area is then
+//! a load or store that the hardware, or the virtual machine monitor below, executes. So a mapped
+//! area may be registers here, and the device defines the effect of a copy out of it.
 //!
-//! The kernel does trapped accesses of at most 4 bytes; those of 8 go to the mapping where there is one, whole. Writes are posted
-//! as PCI's are: `WriteMode::Confirmed` means that the store was made, and `Device::flush` (a read) that it arrived.
+//! The kernel does trapped accesses of at most 4 bytes. Accesses of 8 bytes go to the mapping as
+//! one piece where there is a mapping. Writes are posted as PCI's are: `WriteMode::Confirmed` means
+//! that the store was made, and `Device::flush` (a read) that it arrived.
 
 mod interrupts;
 mod open;
@@ -39,7 +42,7 @@ use self::{
 use super::{
     Backing, DmaAddresses, DmaMemory, DmaPermission, InterruptSource, IrqInfo, REGION_CONFIG, RegionInfo,
     WriteMode,
-    function::{Function, Lost, Told, eventfd},
+    function::{Function, Lost, RegionDescription, eventfd},
 };
 use crate::{
     Cancel, Deadline, Error, PciAddress, Relax, Turn,
@@ -47,101 +50,120 @@ use crate::{
     interrupt::{block, wait_source},
 };
 
-/// Turns of yielding between two looks whether the device is there.
-const LOOK_EVERY: u32 = 64;
+/// Yielding turns between two checks that the device is there.
+const CHECK_EVERY: u32 = 64;
 
-struct Link {
+struct VfioFunction {
     function: Function,
     container: OwnedFd,
-    /// Closed behind the device and the container.
+    /// Closed after the device and the container.
     _group: OwnedFd,
     interrupts: Interrupts,
-    /// What the IOMMU was told, by address: kept as long as it has it.
+    /// The memory that the IOMMU maps, by address. It is kept until the IOMMU has released it.
     mapped: Mutex<BTreeMap<u64, Window>>,
     can_reset: bool,
-    /// Counts errors that the kernel could not mend.
-    failed: EventFd,
-    /// Counts the kernel's requests to let go of the device.
-    wanted: EventFd,
-    /// Readable when one of the two is.
-    news: Epoll,
+    /// Counts errors that the kernel could not correct.
+    error_reported: EventFd,
+    /// Counts the kernel's requests to release the device.
+    release_requested: EventFd,
+    /// Readable when one of the two eventfds is.
+    events: Epoll,
 }
 
-/// A PCI function opened through VFIO. Clones stand for the same one, which is closed with the last of them.
+/// A PCI function opened through VFIO. Clones share it, and it is closed with the last of them.
 #[derive(Clone)]
-pub struct Vfio(Arc<Link>);
+pub struct Vfio(Arc<VfioFunction>);
 
 impl Vfio {
-    /// Opens the function at `address`, which must be bound to `vfio-pci`, as must all of its IOMMU group.
+    /// Opens the function at `address`. All functions of its IOMMU group must be bound to
+    /// `vfio-pci`.
     ///
     /// # Errors
-    /// [`Error::Open`], which says what to do.
+    /// Returns [`Error::Open`], whose text says what to do.
     pub fn open(address: PciAddress) -> Result<Self, Error> {
         let Opened { device, container, group } = open_function(address)?;
         let failed = |what| move |errno| Error::system(what, errno);
+
         let info = sys::device_info(device.as_fd()).map_err(failed("asking about the device"))?;
         if info.flags & VFIO_DEVICE_FLAGS_PCI == 0 || info.num_regions <= REGION_CONFIG {
             return Err(Error::Protocol { what: "VFIO gives no PCI function", value: info.flags.into() });
         }
+
         let device = Arc::new(device);
         let interrupts = Interrupts::new(device.clone());
-        let (broken, wanted) = (eventfd()?, eventfd()?);
-        let news =
+        let (error_reported, release_requested) = (eventfd()?, eventfd()?);
+        let events =
             Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).map_err(failed("creating an epoll descriptor"))?;
-        for (index, event) in [(VFIO_PCI_ERR_IRQ_INDEX, &broken), (VFIO_PCI_REQ_IRQ_INDEX, &wanted)] {
-            // Without them a device that goes away is noticed by what its registers read.
-            let _ = interrupts.watch(index, event);
-            news.add(event, EpollEvent::new(EpollFlags::EPOLLIN, 0)).map_err(failed("watching a device"))?;
+
+        for (index, event) in
+            [(VFIO_PCI_ERR_IRQ_INDEX, &error_reported), (VFIO_PCI_REQ_IRQ_INDEX, &release_requested)]
+        {
+            // The interrupt may be missing. The loss of the device then shows in its registers,
+            // which read as all ones.
+            let _ = interrupts.bind_device_event(index, event);
+            events
+                .add(event, EpollEvent::new(EpollFlags::EPOLLIN, 0))
+                .map_err(failed("watching a device"))?;
         }
+
         let own = device.try_clone().map_err(|_| Error::system("opening a device", Errno::EMFILE))?;
-        Ok(Self(Arc::new(Link {
+
+        Ok(Self(Arc::new(VfioFunction {
             function: Function::new(own.into(), describe, true),
             container,
             _group: group,
             interrupts,
             mapped: Mutex::default(),
             can_reset: info.flags & VFIO_DEVICE_FLAGS_RESET != 0,
-            failed: broken,
-            wanted,
-            news,
+            error_reported,
+            release_requested,
+            events,
         })))
     }
 
-    /// Looks for what would end the use of the device.
-    fn look(&self) -> Result<(), Error> {
+    /// Checks for events that end the use of the device.
+    fn check_alive(&self) -> Result<(), Error> {
         let function = &self.0.function;
-        function.look()?;
+        function.check_alive()?;
+
         let counted = |event: &EventFd| event.read().is_ok_and(|count| count != 0);
-        let asked = counted(&self.0.wanted);
-        if counted(&self.0.failed) || asked {
-            return Err(function.lost(if function.is_all_ones() { Lost::Pulled } else { Lost::Withdrawn }));
+        let requested = counted(&self.0.release_requested);
+
+        if counted(&self.0.error_reported) || requested {
+            return Err(function.record_loss(if function.is_all_ones() {
+                Lost::Pulled
+            } else {
+                Lost::Withdrawn
+            }));
         }
         Ok(())
     }
 }
 
-/// As [`function::Describe`].
-fn describe(device: BorrowedFd<'_>, region: u32) -> Result<Told, Errno> {
-    let (told, areas) = match sys::region_info(device, region) {
-        // A region that this kind of function does not have.
-        Err(Errno::EINVAL) => return Ok(Told::default()),
-        told => told?,
+/// Describes a region: see [`function::Describe`].
+fn describe(device: BorrowedFd<'_>, region: u32) -> Result<RegionDescription, Errno> {
+    let (found, areas) = match sys::region_info(device, region) {
+        // This kind of function does not have the region.
+        Err(Errno::EINVAL) => return Ok(RegionDescription::default()),
+        found => found?,
     };
-    let has = |flag| told.flags & flag != 0;
-    let whole = || vec![(0, told.size)];
-    Ok(Told {
-        size: told.size,
+
+    let has = |flag| found.flags & flag != 0;
+    let whole = || vec![(0, found.size)];
+
+    Ok(RegionDescription {
+        size: found.size,
         readable: has(VFIO_REGION_INFO_FLAG_READ),
         writable: has(VFIO_REGION_INFO_FLAG_WRITE),
-        at: told.offset,
+        file_offset: found.offset,
         areas: if has(VFIO_REGION_INFO_FLAG_MMAP) { areas.unwrap_or_else(whole) } else { vec![] },
     })
 }
 
-/// A vector bound to an eventfd.
+/// The source of one vector: an eventfd.
 struct EventSource {
     event: Arc<EventFd>,
-    link: Vfio,
+    backing: Vfio,
 }
 
 impl InterruptSource for EventSource {
@@ -150,7 +172,7 @@ impl InterruptSource for EventSource {
     }
 
     fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<u64, Error> {
-        wait_source(&self.link, self, deadline, cancel)
+        wait_source(&self.backing, self, deadline, cancel)
     }
 
     fn raw_fd(&self) -> Option<BorrowedFd<'_>> {
@@ -185,7 +207,7 @@ impl Backing for Vfio {
 
     fn interrupt(&self, index: u32, vector: u32) -> Result<Arc<dyn InterruptSource>, Error> {
         let event = self.0.interrupts.bind(index, vector)?;
-        Ok(Arc::new(EventSource { event, link: self.clone() }))
+        Ok(Arc::new(EventSource { event, backing: self.clone() }))
     }
 
     fn unbind_interrupts(&self, index: u32) -> Result<(), Error> {
@@ -206,7 +228,9 @@ impl Backing for Vfio {
         let Ok(Some(ranges)) = sys::iova_ranges(self.0.container.as_fd()) else {
             return DmaAddresses::default();
         };
+
         let low = |range: Range<u64>| range.start.max(DmaAddresses::FIRST)..range.end.min(DmaAddresses::END);
+
         DmaAddresses::Free(ranges.into_iter().map(low).filter(|range| range.start < range.end).collect())
     }
 
@@ -215,12 +239,15 @@ impl Backing for Vfio {
         let may = |allowed, flag| if allowed { flag } else { 0 };
         let flags =
             may(permission.read, VFIO_DMA_MAP_FLAG_READ) | may(permission.write, VFIO_DMA_MAP_FLAG_WRITE);
+
         let mut mapped = lock(&self.0.mapped);
         let (at, len) = (window.base_address() as u64, window.len());
+
         self.0.function.done(
             "mapping memory for DMA (is `ulimit -l` large enough?)",
             sys::map_dma(self.0.container.as_fd(), iova, at, len, flags),
         )?;
+
         mapped.insert(iova, window);
         Ok(())
     }
@@ -229,8 +256,10 @@ impl Backing for Vfio {
         let what = "unmapping memory";
         let mut mapped = lock(&self.0.mapped);
         let unmapped = self.0.function.done(what, sys::unmap_dma(self.0.container.as_fd(), iova, len))?;
+
         let end = iova.saturating_add(len);
         mapped.retain(|&at, _| at < iova || at >= end);
+
         if unmapped == 0 { Err(Error::system(what, Errno::ENOENT)) } else { Ok(()) }
     }
 
@@ -247,8 +276,8 @@ impl Backing for Vfio {
             Turn::Spin => turn.take(),
             Turn::Yield => {
                 turn.take();
-                if relax.turns().is_multiple_of(LOOK_EVERY) {
-                    self.look()?;
+                if relax.turns().is_multiple_of(CHECK_EVERY) {
+                    self.check_alive()?;
                 }
             }
             Turn::Sleep(time) => block(self, &[], Some(time), None)?,
@@ -265,10 +294,10 @@ impl Backing for Vfio {
     }
 
     fn event_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.0.news.0.as_fd())
+        Some(self.0.events.0.as_fd())
     }
 
     fn attend(&self) -> Result<(), Error> {
-        self.look()
+        self.check_alive()
     }
 }

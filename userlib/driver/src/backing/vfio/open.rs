@@ -1,4 +1,4 @@
-//! From a PCI address to a device's descriptor: its IOMMU group, and a container of its own for that.
+//! From a PCI address to a device's descriptor, through its IOMMU group and a container of its own.
 
 use std::{
     fs,
@@ -19,11 +19,11 @@ use crate::{Error, OpenProblem, PciAddress};
 const DRIVER: &str = "vfio-pci";
 const CONTAINER: &str = "/dev/vfio/vfio";
 
-/// A device and what holds it. They are closed in this order.
+/// A device, its container and its group. They are closed in this order.
 pub(super) struct Opened {
     pub(super) device: OwnedFd,
     pub(super) container: OwnedFd,
-    /// Keeps the group in the container.
+    /// Keeps the group attached to the container.
     pub(super) group: OwnedFd,
 }
 
@@ -38,12 +38,13 @@ fn open_file(path: &str, advice: &'static str) -> Result<OwnedFd, OpenProblem> {
     })
 }
 
-/// The other functions of a group, for an error's text.
+/// Lists the functions of a group for an error's text.
 fn members(group: u32) -> String {
     let devices = format!("/sys/kernel/iommu_groups/{group}/devices");
     let mut names: Vec<_> = fs::read_dir(devices)
         .map(|list| list.flatten().map(|entry| entry.file_name().to_string_lossy().into_owned()).collect())
         .unwrap_or_default();
+
     names.sort();
     names.join(" ")
 }
@@ -51,15 +52,19 @@ fn members(group: u32) -> String {
 fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
     let name = address.to_string();
     let sysfs = PathBuf::from(format!("/sys/bus/pci/devices/{name}"));
+
     if !sysfs.exists() {
         return Err(OpenProblem::NoFunction);
     }
+
     let driver = link_name(&sysfs.join("driver"));
     if driver.as_deref() != Some(DRIVER) {
         return Err(OpenProblem::NotBound { address: name, driver, wanted: DRIVER });
     }
+
     let group = link_name(&sysfs.join("iommu_group")).and_then(|name| name.parse().ok());
     let number: u32 = group.ok_or(OpenProblem::NoGroup)?;
+
     let refused = |what: &'static str, advice| {
         move |errno: Errno| match errno {
             Errno::EBUSY => OpenProblem::Busy,
@@ -72,16 +77,20 @@ fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
     if found != VFIO_API_VERSION {
         return Err(OpenProblem::Version { found, wanted: VFIO_API_VERSION });
     }
+
     let advice = "load the module vfio_iommu_type1";
     if !sys::has_iommu(container.as_fd(), VFIO_TYPE1v2_IOMMU).map_err(refused(CONTAINER, advice))? {
         return Err(OpenProblem::File { path: CONTAINER.to_owned(), errno: Errno::ENODEV as i32, advice });
     }
+
     let path = format!("/dev/vfio/{number}");
     let group = open_file(&path, "run as root, or chown the group's file")?;
     let flags = sys::group_flags(group.as_fd()).map_err(refused("the group's state", "try again"))?;
+
     if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
         return Err(OpenProblem::NotViable { group: number, members: members(number) });
     }
+
     sys::set_container(group.as_fd(), container.as_fd()).map_err(refused(
         "putting the group into a container",
         "is another group's IOMMU of another kind?",
@@ -90,6 +99,7 @@ fn try_open(address: PciAddress) -> Result<Opened, OpenProblem> {
         "giving the container an IOMMU",
         "allow unsafe interrupts, or switch interrupt remapping on",
     ))?;
+
     let device = sys::device(group.as_fd(), &name)
         .map_err(refused("taking the device out of its group", "is it still bound to vfio-pci?"))?;
     Ok(Opened { device, container, group })

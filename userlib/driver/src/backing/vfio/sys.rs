@@ -1,10 +1,10 @@
 //! The ioctls of Linux VFIO: groups, containers with a type 1 IOMMU, devices.
 //!
-//! In: descriptors and values. Out: the structs of `linux/vfio.h`, owned. Variable-length answers are taken apart here, and
-//! every length in them is checked.
+//! The module takes descriptors and values, and returns the structs of `linux/vfio.h`, owned. It
+//! parses answers of variable length, and checks every length in them.
 //!
-//! UNSAFETY: calls `ioctl`, which reads and writes the struct it is given: each has the size that it says in `argsz`, or the type
-//! that `linux/vfio.h` names for the call.
+//! UNSAFETY: the module calls `ioctl`, which reads and writes the struct behind its argument. Each
+//! struct has the size that its `argsz` says, or the type that `linux/vfio.h` names for the call.
 #![allow(unsafe_code)]
 
 use std::{
@@ -24,10 +24,10 @@ use vfio_bindings::bindings::vfio::{
     vfio_iommu_type1_dma_unmap, vfio_iommu_type1_info, vfio_irq_info, vfio_irq_set, vfio_region_info,
 };
 
-/// The longest variable-length answer that is believed, in bytes.
+/// The longest answer of variable length that is accepted, in bytes.
 const MAX_ANSWER: u32 = 1 << 16;
 
-/// Request number `nr` of `linux/vfio.h`, behind its base.
+/// Returns the request number of `linux/vfio.h` that is `nr` above its base.
 const fn request(nr: u32) -> c_ulong {
     nix::request_code_none!(VFIO_TYPE, VFIO_BASE + nr) as c_ulong
 }
@@ -53,47 +53,49 @@ fn with_value(fd: BorrowedFd<'_>, request: c_ulong, value: c_ulong) -> Result<i3
 }
 
 fn with_struct<T>(fd: BorrowedFd<'_>, request: c_ulong, argument: &mut T) -> Result<i32, Errno> {
-    // SAFETY: `argument` is the struct that the request takes, or a buffer as long as its `argsz` says.
+    // SAFETY: `argument` is the struct that the request takes, or a buffer of the length in its
+    // `argsz`.
     Errno::result(unsafe { ioctl(fd.as_raw_fd(), request, std::ptr::from_mut(argument)) })
 }
 
-/// Version of the interface.
+/// Returns the version of the interface.
 pub(super) fn api_version(container: BorrowedFd<'_>) -> Result<u32, Errno> {
     with_value(container, GET_API_VERSION, 0).map(|version| version as u32)
 }
 
-/// Whether the container can have this kind of IOMMU.
+/// Returns whether the container supports this kind of IOMMU.
 pub(super) fn has_iommu(container: BorrowedFd<'_>, kind: u32) -> Result<bool, Errno> {
     with_value(container, CHECK_EXTENSION, kind.into()).map(|answer| answer > 0)
 }
 
-/// Gives the container an IOMMU of this kind.
+/// Attaches an IOMMU of this kind to the container.
 pub(super) fn set_iommu(container: BorrowedFd<'_>, kind: u32) -> Result<(), Errno> {
     with_value(container, SET_IOMMU, kind.into()).map(drop)
 }
 
-/// `VFIO_GROUP_FLAGS_*`.
+/// Returns the group's flags (`VFIO_GROUP_FLAGS_*`).
 pub(super) fn group_flags(group: BorrowedFd<'_>) -> Result<u32, Errno> {
     let mut status = vfio_group_status { argsz: size_of::<vfio_group_status>() as u32, flags: 0 };
     with_struct(group, GROUP_GET_STATUS, &mut status)?;
     Ok(status.flags)
 }
 
-/// Puts a group into a container.
+/// Attaches a group to a container.
 pub(super) fn set_container(group: BorrowedFd<'_>, container: BorrowedFd<'_>) -> Result<(), Errno> {
     with_struct(group, GROUP_SET_CONTAINER, &mut container.as_raw_fd()).map(drop)
 }
 
-/// The device of this name in a group.
+/// Opens the device of this name in a group.
 pub(super) fn device(group: BorrowedFd<'_>, name: &str) -> Result<OwnedFd, Errno> {
     let name = CString::new(name).map_err(|_| Errno::EINVAL)?;
     // SAFETY: the request takes a string that ends with a NUL.
     let fd = Errno::result(unsafe { ioctl(group.as_raw_fd(), GROUP_GET_DEVICE_FD, name.as_ptr()) })?;
-    // SAFETY: the kernel has just made it for us.
+    // SAFETY: the kernel has just opened this descriptor for the caller, so nothing else owns it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }
 
-/// `VFIO_DEVICE_FLAGS_*`, and how many regions and interrupt indices there are.
+/// Returns the device's flags (`VFIO_DEVICE_FLAGS_*`), and the numbers of its regions and of its
+/// interrupt indices.
 pub(super) fn device_info(device: BorrowedFd<'_>) -> Result<vfio_device_info, Errno> {
     let mut info = vfio_device_info { argsz: size_of::<vfio_device_info>() as u32, ..Default::default() };
     with_struct(device, DEVICE_GET_INFO, &mut info)?;
@@ -105,31 +107,36 @@ pub(super) fn reset(device: BorrowedFd<'_>) -> Result<(), Errno> {
     with_value(device, DEVICE_RESET, 0).map(drop)
 }
 
-/// An answer whose length the kernel chooses: its fixed part, and capabilities behind it.
+/// An answer whose length the kernel chooses: a fixed part, and capabilities behind it.
 struct Answer {
     words: Vec<u64>,
     argsz: usize,
 }
 
 impl Answer {
-    /// Asks, and asks again with the room that the kernel wants.
+    /// Makes the request, and repeats it with a larger buffer if the kernel wants one.
     fn ask<T: Copy>(fd: BorrowedFd<'_>, request: c_ulong, fixed: T) -> Result<Self, Errno> {
         let mut argsz = size_of::<T>();
         loop {
             let mut words = vec![0u64; argsz.div_ceil(8)];
-            // SAFETY: the buffer is at least as long as the struct and aligned to 8, as much as any of the structs needs.
+
+            // SAFETY: the buffer is at least as long as the struct, and aligned to 8 bytes. No
+            // struct needs more.
             unsafe { words.as_mut_ptr().cast::<T>().write(fixed) };
             // SAFETY: every one of these structs starts with a 32-bit `argsz`.
             unsafe { words.as_mut_ptr().cast::<u32>().write(argsz as u32) };
             // SAFETY: the buffer has the length that `argsz` says.
             Errno::result(unsafe { ioctl(fd.as_raw_fd(), request, words.as_mut_ptr()) })?;
+
             let wanted = words[0] as u32;
             if wanted > MAX_ANSWER {
                 return Err(Errno::EOVERFLOW);
             }
+
             if wanted as usize <= argsz {
                 return Ok(Self { words, argsz });
             }
+
             argsz = wanted as usize;
         }
     }
@@ -145,16 +152,17 @@ impl Answer {
         Some(u64::from(self.u32(at)?) | u64::from(self.u32(at + 4)?) << 32)
     }
 
-    /// The fixed part.
+    /// Returns the fixed part.
     fn fixed<T: Copy>(&self) -> T {
-        // SAFETY: the buffer is as long as the struct at least, aligned, and initialised; the structs are plain numbers.
+        // SAFETY: the buffer is at least as long as the struct, aligned and initialised. The
+        // structs are plain numbers.
         unsafe { self.words.as_ptr().cast::<T>().read() }
     }
 
-    /// Where the capability `id` begins in the list that starts at `first`.
+    /// Returns the offset of the capability `id` in the list that starts at `first`.
     fn capability(&self, first: u32, id: u32) -> Option<usize> {
         let mut at = first as usize;
-        // Each has its own place: no list is longer.
+        // Each capability has an offset of its own, which bounds the length of the list.
         for _ in 0..self.argsz / size_of::<vfio_info_cap_header>() {
             if at == 0 {
                 return None;
@@ -167,7 +175,8 @@ impl Answer {
         None
     }
 
-    /// A list of pairs of numbers: their count at `at`, the first pair 8 bytes further.
+    /// Reads a list of pairs of numbers. Its length is at `at`, and the first pair lies 8 bytes
+    /// further.
     fn pairs(&self, at: usize) -> Option<Vec<(u64, u64)>> {
         let count = self.u32(at)? as usize;
         (0..count)
@@ -176,10 +185,11 @@ impl Answer {
     }
 }
 
-/// Parts of a region: {offset, length} each.
+/// Parts of a region, each as {offset, length}.
 pub(super) type Areas = Vec<(u64, u64)>;
 
-/// A region, and which parts of it may be mapped; `None` for all or nothing.
+/// Describes a region and its mappable parts. `None` means that either all or nothing of it is
+/// mappable.
 pub(super) fn region_info(
     device: BorrowedFd<'_>,
     index: u32,
@@ -190,26 +200,30 @@ pub(super) fn region_info(
     if info.flags & VFIO_REGION_INFO_FLAG_CAPS == 0 {
         return Ok((info, None));
     }
+
     let sparse = answer.capability(info.cap_offset, VFIO_REGION_INFO_CAP_SPARSE_MMAP);
     let areas = sparse.map(|at| answer.pairs(at + 8).ok_or(Errno::EPROTO)).transpose()?;
     Ok((info, areas))
 }
 
-/// The addresses that the IOMMU translates for devices, `None` when the kernel does not say.
+/// Returns the addresses that the IOMMU translates for devices, or `None` when the kernel does not
+/// say.
 pub(super) fn iova_ranges(container: BorrowedFd<'_>) -> Result<Option<Vec<Range<u64>>>, Errno> {
     let answer = Answer::ask(container, IOMMU_GET_INFO, vfio_iommu_type1_info::default())?;
     let info: vfio_iommu_type1_info = answer.fixed();
     if info.flags & VFIO_IOMMU_INFO_CAPS == 0 {
         return Ok(None);
     }
+
     let Some(at) = answer.capability(info.cap_offset, VFIO_IOMMU_TYPE1_INFO_CAP_IOVA_RANGE) else {
         return Ok(None);
     };
+
     let ranges = answer.pairs(at + 8).ok_or(Errno::EPROTO)?;
     Ok(Some(ranges.into_iter().map(|(first, last)| first..last.saturating_add(1)).collect()))
 }
 
-/// The interrupts of an index.
+/// Describes the interrupts of an index.
 pub(super) fn irq_info(device: BorrowedFd<'_>, index: u32) -> Result<vfio_irq_info, Errno> {
     let argsz = size_of::<vfio_irq_info>() as u32;
     let mut info = vfio_irq_info { argsz, index, ..Default::default() };
@@ -221,13 +235,15 @@ fn set_irqs(device: BorrowedFd<'_>, header: [u32; 4], data: &[i32]) -> Result<i3
     const FIXED: usize = size_of::<vfio_irq_set>();
     let argsz = FIXED + size_of_val(data);
     let [flags, index, start, count] = header;
+
     let mut words = vec![argsz as u32, flags, index, start, count];
     words.extend(data.iter().map(|&fd| fd as u32));
     // SAFETY: the buffer has the length that `argsz` says.
     Errno::result(unsafe { ioctl(device.as_raw_fd(), DEVICE_SET_IRQS, words.as_mut_ptr()) })
 }
 
-/// Does `action` (`VFIO_IRQ_SET_ACTION_*`) to interrupts without data. A count of 0 and the action *trigger* switches all off.
+/// Applies `action` (`VFIO_IRQ_SET_ACTION_*`) to interrupts without data. The action *trigger* with
+/// a count of 0 disables all of them.
 pub(super) fn act_on_irqs(
     device: BorrowedFd<'_>,
     index: u32,
@@ -238,8 +254,8 @@ pub(super) fn act_on_irqs(
     set_irqs(device, [VFIO_IRQ_SET_DATA_NONE | action, index, start, count], &[]).map(drop)
 }
 
-/// Does `action` to interrupts from `start` on with a descriptor each, `None` for none. A positive answer says that so many
-/// vectors could be had instead.
+/// Applies `action` to interrupts from `start` on, with one optional descriptor for each. A
+/// positive result is the number of vectors that the kernel could set up instead.
 pub(super) fn bind_irqs(
     device: BorrowedFd<'_>,
     index: u32,
@@ -251,7 +267,8 @@ pub(super) fn bind_irqs(
     set_irqs(device, [VFIO_IRQ_SET_DATA_EVENTFD | action, index, start, data.len() as u32], &data)
 }
 
-/// Lets the devices of a container reach `[vaddr, vaddr + size)` of this process at `iova`. The pages are pinned.
+/// Lets the devices of a container reach `[vaddr, vaddr + size)` of this process at `iova`. The
+/// kernel pins the pages.
 pub(super) fn map_dma(
     container: BorrowedFd<'_>,
     iova: u64,
@@ -264,7 +281,7 @@ pub(super) fn map_dma(
     with_struct(container.as_fd(), IOMMU_MAP_DMA, &mut map).map(drop)
 }
 
-/// Takes `[iova, iova + size)` away, and says how many bytes there were.
+/// Unmaps `[iova, iova + size)`, and returns the number of bytes that were mapped.
 pub(super) fn unmap_dma(container: BorrowedFd<'_>, iova: u64, size: u64) -> Result<u64, Errno> {
     let argsz = size_of::<vfio_iommu_type1_dma_unmap>() as u32;
     let mut unmap = vfio_iommu_type1_dma_unmap { argsz, iova, size, ..Default::default() };

@@ -1,4 +1,4 @@
-//! A core is killed at each point of a hand-over, and what the others do then.
+//! A core is killed at each point of a hand-over, and the other cores continue.
 
 use std::{sync::Arc, thread, time::Duration};
 
@@ -8,7 +8,7 @@ use nicforge_machine::{build::build, description::Description, in_process::Local
 use super::*;
 use crate::{ComputeCore, Config, IoNode, Peer};
 
-/// Longer than anything takes that a test waits for.
+/// Longer than any wait of these tests.
 const LIMIT: Duration = Duration::from_secs(20);
 
 /// A pset with an I/O node and one compute node.
@@ -38,37 +38,43 @@ fn config() -> Config {
     Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() }
 }
 
-/// Waits until a packet is first in the FIFO, and says which core it is for.
-fn first_packet(core: &ComputeCore, right: &mut Right<'_>) -> u16 {
+/// Waits until a packet is first in the FIFO, and returns the core that it is for.
+fn first_packet(core: &ComputeCore, receiver: &mut LockedReceiver<'_>) -> u16 {
     let mut relax = core.node.channel.device().new_relax();
     let started = std::time::Instant::now();
-    while right.peek().unwrap().is_none() {
+    while receiver.peek().unwrap().is_none() {
         assert!(started.elapsed() < LIMIT, "no packet came");
         core.node.channel.relax(&mut relax).unwrap();
     }
+
     let mut payload = [0; PAYLOAD];
-    right.payload(&mut payload).unwrap();
+    receiver.payload(&mut payload).unwrap();
     Control::decode(&payload).unwrap().core.core
 }
 
-/// Core 1 polls and finds core 0's READ acknowledgement, does `last` with it and is killed. Core 0's read must succeed.
-fn killed_after(last: impl FnOnce(&Node, &mut Right<'_>)) {
+/// Core 1 polls, finds core 0's READ acknowledgement, calls `last` and is killed. Core 0's read
+/// must succeed.
+fn killed_after(last: impl FnOnce(&Node, &mut LockedReceiver<'_>)) {
     let data: Vec<u8> = (0..5000).map(|index| (index * 7) as u8).collect();
     let pset = Pset::new();
     let (io, reader, killed) = (pset.io(), pset.core("core0"), pset.core("core1"));
+
     thread::scope(|scope| {
         let killed = killed;
-        let mut right = killed.node.try_right(Kind::Write).unwrap();
+        let mut receiver = killed.node.try_receiver_for(Kind::Write).unwrap();
+
         let read = scope.spawn(|| {
             let mut buffer = vec![0; 5000];
             (reader.read(&mut buffer), buffer)
         });
         let write = scope.spawn(|| io.write(0, &data));
-        assert_eq!(first_packet(&killed, &mut right), 0);
-        last(&killed.node, &mut right);
-        // A killed process gives nothing back by itself.
-        std::mem::forget(right);
+
+        assert_eq!(first_packet(&killed, &mut receiver), 0);
+        last(&killed.node, &mut receiver);
+        // A killed process frees nothing by itself.
+        std::mem::forget(receiver);
         drop(killed);
+
         assert_eq!(write.join().unwrap(), Ok(5000));
         assert_eq!(read.join().unwrap(), (Ok(5000), data.clone()));
     });
@@ -78,10 +84,10 @@ fn set_stream(node: &Node, core: u16) {
     node.stream.set(Some(Stream { core, generation: node.generation(core) }));
 }
 
-fn deliver(node: &Node, right: &mut Right<'_>) {
+fn deliver(node: &Node, receiver: &mut LockedReceiver<'_>) {
     let mut payload = [0; PAYLOAD];
-    right.payload(&mut payload).unwrap();
-    node.mailbox(0, Kind::Read).deliver(right.position(), &payload).unwrap();
+    receiver.payload(&mut payload).unwrap();
+    node.mailbox(0, Kind::Read).deliver(receiver.position(), &payload).unwrap();
 }
 
 #[test]
@@ -96,19 +102,19 @@ fn read_succeeds_when_the_poller_is_killed_before_the_delivery() {
 
 #[test]
 fn read_succeeds_when_the_poller_is_killed_before_it_hands_the_lock_over() {
-    killed_after(|node, right| {
+    killed_after(|node, receiver| {
         set_stream(node, 0);
-        deliver(node, right);
+        deliver(node, receiver);
     });
 }
 
 #[test]
 fn read_succeeds_when_the_poller_is_killed_after_it_handed_the_lock_over() {
-    killed_after(|node, right| {
+    killed_after(|node, receiver| {
         set_stream(node, 0);
-        deliver(node, right);
-        right.publish();
-        right.held().hand_over(0);
+        deliver(node, receiver);
+        receiver.publish();
+        receiver.held().hand_over(0);
     });
 }
 
@@ -117,14 +123,16 @@ fn read_succeeds_when_another_core_polls_its_acknowledgement() {
     let data = vec![9; 5000];
     let pset = Pset::new();
     let (io, reader, poller) = (pset.io(), pset.core("core0"), pset.core("core1"));
-    let mut right = poller.node.try_right(Kind::Write).unwrap();
+    let mut receiver = poller.node.try_receiver_for(Kind::Write).unwrap();
+
     thread::scope(|scope| {
         let read = scope.spawn(|| reader.read(&mut [0; 5000]));
         let write = scope.spawn(|| io.write(0, &data));
-        assert_eq!(first_packet(&poller, &mut right), 0);
-        let polled = poller.node.poll(&mut right, Kind::Write).unwrap();
-        assert!(matches!(polled, Polled::StreamPassed));
-        drop(right);
+        assert_eq!(first_packet(&poller, &mut receiver), 0);
+        let polled = poller.node.poll(&mut receiver, Kind::Write).unwrap();
+        assert!(matches!(polled, Polled::StreamHandedOver));
+
+        drop(receiver);
         assert_eq!((write.join().unwrap(), read.join().unwrap()), (Ok(5000), Ok(5000)));
     });
     assert_eq!((poller.statistics().hand_overs, reader.statistics().orphans), (1, 0));
@@ -135,11 +143,13 @@ fn lock_handed_to_a_core_that_had_died_already_is_freed() {
     let pset = Pset::new();
     let (io, dead, poller) = (pset.io(), pset.core("core0"), pset.core("core1"));
     let old = Stream { core: 0, generation: poller.node.generation(0) };
-    let mut right = poller.node.try_right(Kind::Write).unwrap();
+    let mut receiver = poller.node.try_receiver_for(Kind::Write).unwrap();
+
     drop(dead);
     poller.node.stream.set(Some(old));
-    right.held().hand_over(0);
-    drop(right);
+    receiver.held().hand_over(0);
+    drop(receiver);
+
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(1, &[1; 1000]));
         assert_eq!(poller.read(&mut [0; 1000]), Ok(1000));
@@ -148,22 +158,25 @@ fn lock_handed_to_a_core_that_had_died_already_is_freed() {
 }
 
 #[test]
-fn reader_that_is_killed_between_hand_over_and_data_stops_nobody() {
+fn reader_killed_between_hand_over_and_data_blocks_no_other_core() {
     let pset = Pset::new();
     let (io, killed, other) = (pset.io(), pset.core("core0"), pset.core("core1"));
     let mut waiter =
         crate::wait::Waiter::new(&killed.node.channel, nicforge_driver::Deadline::after(LIMIT), None);
-    // Who is killed clears nothing away.
+
+    // A killed process does not remove its entry.
     std::mem::forget(killed.node.reading());
     let request = Control::new(Kind::Read, killed.node.name, 1 << 20);
     killed.send_control(&request, || false, &mut waiter).unwrap();
+
     thread::scope(|scope| {
         let write = scope.spawn(|| io.write(0, &vec![1; 1 << 20]));
-        let mut right = other.node.try_right(Kind::Write).unwrap();
-        assert_eq!(first_packet(&other, &mut right), 0);
-        assert!(matches!(other.node.poll(&mut right, Kind::Write).unwrap(), Polled::StreamPassed));
-        drop(right);
+        let mut receiver = other.node.try_receiver_for(Kind::Write).unwrap();
+        assert_eq!(first_packet(&other, &mut receiver), 0);
+        assert!(matches!(other.node.poll(&mut receiver, Kind::Write).unwrap(), Polled::StreamHandedOver));
+        drop(receiver);
         drop(killed);
+
         assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
         let write = scope.spawn(|| io.write(1, &[1; 1000]));
         assert_eq!(other.read(&mut [0; 1000]), Ok(1000));
