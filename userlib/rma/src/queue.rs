@@ -50,7 +50,6 @@ impl Queue {
         let place = self.place();
 
         // The card writes the head of an entry last.
-
         let head = self.buffer.window().load_u64_acquire(place)?;
         if head == 0 {
             return Ok(None);

@@ -53,9 +53,9 @@ impl Message {
     pub(crate) fn head(&mut self, word: u64) -> Option<&mut [[u8; 8]]> {
         let (node, vpid, tag, quadwords) = header::decode(word)?;
         (self.from, self.tag) = (Address { node, vpid }, tag);
+
         // Only the card writes headers, and only with 1 to 8 quadwords. The ring is still memory
         // that other software can write.
-
         let quadwords = quadwords.min(MAX_MESSAGE / 8);
         self.length = quadwords as u8 * 8;
         self.data.as_chunks_mut().0.get_mut(..quadwords)

@@ -193,7 +193,6 @@ impl Queues {
     pub(crate) fn arrive(&mut self, envelope: &Envelope) -> Option<u32> {
         let class = self.waiting.trailing_zeros() as usize;
         // With one class in use, the order of its bin is the order of posting.
-
         if self.waiting & self.waiting.wrapping_sub(1) == 0
             && let Some(Some(table)) = self.tables.get_mut(class)
         {

@@ -32,7 +32,6 @@ fn null_gives_efault_or_nothing() {
     assert_eq!(calls, [-libc::EFAULT; 7]);
 
     // SAFETY: as above.
-
     let counts = [unsafe { rma_put(ptr::null(), rma_target::default(), 0, 0, 1, 0) }, unsafe {
         rma_under_way(ptr::null())
     }];
