@@ -75,7 +75,7 @@ struct Inner {
     /// Links of the connections; a connection's number in C is its index here.
     links: Vec<Link>,
     timeout: Option<Duration>,
-    /// Other handles of the same device count the clones of this to know whether the port is open.
+    /// While this exists, a handle of VELO and RMA together knows that its VELO port is open.
     _open: Arc<()>,
 }
 
