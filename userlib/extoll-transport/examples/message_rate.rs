@@ -28,7 +28,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut endpoint = Endpoint::new(transport, Default::default())?;
 
     let (rank, half) = (endpoint.rank(), endpoint.size() / 2);
-
     if rank == 0 {
         println!("{:>6} {:>6} {:>12} {:>14}", "pairs", "bytes", "MB/s", "messages/s");
     }
@@ -49,7 +48,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             };
 
             let mut rate = 0.0;
-
             if let Some((end, peer)) = place {
                 let start = Instant::now();
                 let mut side = [Side::new(&mut endpoint, end, peer, terms)?];
@@ -60,7 +58,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
 
             let rate = all_reduce(&mut endpoint, rate as u64, |one, other| one + other, deadline)?;
-
             if rank == 0 {
                 println!("{pairs:>6} {bytes:>6} {:>12.2} {rate:>14}", rate as f64 * bytes as f64 / 1e6);
             }

@@ -18,7 +18,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut endpoint = Endpoint::new(transport, Default::default())?;
 
     let (rank, last) = (endpoint.rank(), endpoint.size() - 1);
-
     if rank == 0 {
         println!("{:>8} {:>12} {:>12}", "bytes", "p50 us", "p99 us");
     }

@@ -44,7 +44,6 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     }
 
     let wrong = all_reduce(&mut endpoint, table.wrong(), |one, other| one + other, deadline)?;
-
     if rank == 0 {
         let gups = updates as f64 / took.as_secs_f64() / 1e9;
         println!(

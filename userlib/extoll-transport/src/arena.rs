@@ -52,7 +52,6 @@ impl Arena {
             (wanted..self.free.len()).find_map(|order| Some((order, first(&self.free[order])?)))?;
 
         self.toggle(order, index);
-
         while order > wanted {
             (order, index) = (order - 1, index * 2);
             self.toggle(order, index + 1);

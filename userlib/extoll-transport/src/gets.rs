@@ -274,7 +274,6 @@ impl ExtollTransport {
         }
 
         self.gets.lost = false;
-
         let mut done = 0;
         for chunk in 0..self.gets.chunks.len() as u16 {
             if let Some((_, flight)) = self.gets.take_chunk(chunk) {

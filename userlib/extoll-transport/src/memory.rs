@@ -249,7 +249,6 @@ impl Registered {
         let entry = std::mem::replace(place, Entry::Free(self.free));
 
         self.free = Some(handle as u32);
-
         match entry {
             Entry::Source(Copied::Part(part)) => self.arena.give(part),
             Entry::Source(Copied::Own { bytes, .. }) => self.own -= bytes,

@@ -79,7 +79,6 @@ impl ExtollTransport {
         let rank = self.ranks.get(index).copied().filter(|rank| *rank != NOBODY)?;
 
         let sender = self.velo.sender_of(message.from);
-
         let peer = &mut self.peers[rank as usize];
         if matches!(peer.health, Health::Gone) {
             return None;
@@ -142,7 +141,6 @@ impl ExtollTransport {
         }
 
         let now = self.velo.tenant_of(peer.address);
-
         if rank == self.rank {
             return if peer.tenant == now { Ok(()) } else { self.not_this_tenant() };
         }

@@ -108,7 +108,6 @@ impl ExtollTransport {
         velo.admit(|address| job.rank(address).is_some());
 
         peers[rank as usize].tenant = velo.tenant_of(place.address);
-
         Ok(Self {
             gets,
             registered,
@@ -347,7 +346,6 @@ unsafe impl Transport for ExtollTransport {
             };
 
             self.mark.polled += 1;
-
             let (source, content) = (self.source_of(&message), unframe(message.tag, message.bytes()));
             let (Some(rank), Some((tag, bytes))) = (source, content) else {
                 self.statistics.strays += 1;

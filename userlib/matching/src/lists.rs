@@ -47,7 +47,6 @@ impl Lists {
         }
 
         self.links[node as usize] = Link { previous: list.tail, next: NONE };
-
         match list.tail {
             NONE => list.head = node,
             tail => self.links[tail as usize].next = node,

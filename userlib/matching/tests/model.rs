@@ -229,7 +229,6 @@ impl Harness {
         self.ranks[rank as usize].progress().unwrap();
 
         let arrived = std::mem::take(&mut *self.logs[rank as usize].lock().unwrap());
-
         for from in arrived {
             let sent = self.under_way.get_mut(&(from, rank)).unwrap().pop_front().unwrap();
             self.arrive(rank, sent);
@@ -324,7 +323,6 @@ impl Harness {
                 let expected = stored.iter().find(|sent| selector.matches(&sent.envelope()));
 
                 let found = self.ranks[rank as usize].probe(&selector);
-
                 assert_eq!(
                     found.map(|found| (found.envelope, found.length as usize)),
                     expected.map(|sent| (sent.envelope(), sent.length))
@@ -394,9 +392,7 @@ impl Harness {
         }
 
         assert_eq!((&self.receives, &self.sends), (&vec![], &vec![]), "these never complete");
-
         assert!(self.under_way.values().all(VecDeque::is_empty));
-
         for rank in &self.ranks {
             assert_eq!(rank.outstanding(), 0);
             assert_eq!(rank.statistics().strays, 0);

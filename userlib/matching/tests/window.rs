@@ -158,7 +158,6 @@ fn progress_is_bounded() {
     }
 
     let steps: Vec<_> = (0..100).map(|_| world.ranks[1].progress().unwrap()).collect();
-
     assert!(steps.iter().all(|&steps| steps <= 10), "{steps:?}");
 }
 

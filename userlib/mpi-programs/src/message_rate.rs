@@ -100,7 +100,6 @@ impl<'a, T: Transport> Side<'a, T> {
         self.started += 1;
 
         let terms = self.terms;
-
         for number in 0..u64::from(terms.window) {
             let mut data = self.free.pop().unwrap_or_else(|| vec![0; terms.bytes]);
             if self.end == End::Sender {

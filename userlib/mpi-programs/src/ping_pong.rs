@@ -93,7 +93,6 @@ impl<T: Transport> Program for Side<'_, T> {
             self.outstanding -= 1;
 
             let (kind, data) = (done.kind, vector(succeeded(done)?));
-
             if kind == Kind::Send {
                 self.to_send.push(data);
                 continue;

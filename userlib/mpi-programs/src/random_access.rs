@@ -66,7 +66,6 @@ fn number_at(place: u64) -> u64 {
         let of_bits = (0..64).filter(|at| result >> at & 1 != 0);
 
         result = of_bits.fold(0, |sum, at| sum ^ squares[at]);
-
         if place >> bit & 1 != 0 {
             result = next(result);
         }
@@ -182,7 +181,6 @@ impl<'a, T: Transport> Updates<'a, T> {
         let (ranks, left) = (endpoint.size() as usize, table.updates());
 
         let number = number_at(u64::from(endpoint.rank()) * left);
-
         let mut updates = Self {
             endpoint,
             table,

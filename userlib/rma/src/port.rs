@@ -355,7 +355,6 @@ impl Port {
         let Some(poster) = &self.poster else { return Err(Error::NoPoster) };
 
         self.check_reset()?;
-
         if self.under_way() >= MAX_COMMANDS as u64 {
             self.wait_for_room()?;
         }

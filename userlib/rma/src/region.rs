@@ -102,7 +102,6 @@ impl Translation {
         }
 
         let mut refused = Error::Translation { what: "register", status: command::NO_ENTRIES };
-
         for class in [page::SIZE_1G, page::SIZE_2M, page::SIZE_64K, page::SIZE_4K] {
             let pages = length >> page::shift(class);
             if !fits(class) || pages > page::entries(class).into() {

@@ -215,7 +215,6 @@ impl Core {
         let room = self.peers[from as usize].held + cost <= self.window;
 
         let message = if room { self.wait_here(waiting) } else { None };
-
         match message {
             Some(_) => self.statistics.unexpected += 1,
             None => self.statistics.refused += 1,

@@ -147,7 +147,6 @@ impl Core {
         }
 
         self.peers[peer as usize].held -= waiting.cost;
-
         if self.peers[peer as usize].health == Health::Alive {
             self.consume(peer, waiting.cost);
         }

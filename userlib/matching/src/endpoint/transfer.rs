@@ -40,7 +40,6 @@ impl<T: Transport> Endpoint<T> {
             }
 
             first.get_or_insert(op);
-
             let Some(gets) = self.start_gets(op) else { break };
             started += gets;
         }
@@ -56,7 +55,6 @@ impl<T: Transport> Endpoint<T> {
         let goal = request.goal();
 
         let mut started = 0;
-
         let result = loop {
             if request.moved == goal || request.gets >= core.config.gets_in_flight {
                 break Ok(());
@@ -86,7 +84,6 @@ impl<T: Transport> Endpoint<T> {
         };
 
         let over = request.moved == goal || result.is_err();
-
         core.places.remove(&mut core.transfers, op);
         if !over {
             core.places.push(&mut core.transfers, op);
@@ -109,7 +106,6 @@ impl<T: Transport> Endpoint<T> {
             }
 
             let (kind, peer, error) = (request.kind, request.envelope.peer, request.error.take());
-
             if let Some(answer) = request.answer.take() {
                 let status = if error.is_none() { wire::FETCHED } else { wire::NOT_FETCHED };
                 self.core.answer(peer, answer, status);
@@ -149,7 +145,6 @@ impl Core {
         }
 
         self.ops[op].gets -= 1;
-
         match (state, result) {
             (State::Pulling, Ok(())) => {}
             (State::Pulling, Err(error)) => {

@@ -222,7 +222,6 @@ impl Queues {
             };
 
             let sequence = |receive: u32| self.posted[receive as usize].sequence;
-
             if let Some(found) = found
                 && oldest.is_none_or(|oldest| sequence(found) < sequence(oldest))
             {
