@@ -59,8 +59,8 @@ pub struct ExtollTransport {
     pub(crate) statistics: Statistics,
 }
 
-/// Returns the slots of a receive ring in which each of `each` ranks of a node is granted `window`
-/// credits, and the credits that each can be granted.
+/// Returns the number of slots of a receive ring, and the credits of each rank. The ring grants
+/// `window` credits to each of `each` ranks of a node, or as many as fit.
 fn ring(nodes: u32, vpids: u32, each: u32, window: u32) -> (u32, u32) {
     // VELO grants less than half of a node's share, and reserves part of that for control messages.
     let half = each.saturating_mul(window).saturating_add(CONTROL * vpids);

@@ -4,9 +4,9 @@
 //! Input: [`Terms`]. Output: a [`Port`] for each rank; each port may be in a thread of its own. All
 //! ports share one lock.
 //!
-//! With a seed the fabric delays messages and gets by random times, in order for each pair of
-//! ranks, and reports a lack of room now and then. Time is counted in polls, so a run in one thread
-//! is reproducible.
+//! With a seed the fabric delays messages and gets by random times, and reports a lack of room now
+//! and then. The messages of each pair of ranks stay in order. Time is counted in polls, so a run
+//! in one thread is reproducible.
 
 #![allow(unsafe_code, reason = "gets copy between registered memories, as a device would")]
 

@@ -3,7 +3,7 @@
 //! messages, and has no credits now and then.
 //!
 //! The content of a rank's lists depends on when messages arrive. A recorder below the endpoint
-//! notes the arrivals, so the model of each rank sees exactly the same sequence, and determines
+//! notes the arrivals. So the model of each rank sees exactly the same sequence, and determines
 //! which receive gets which message.
 
 #![allow(

@@ -376,8 +376,8 @@ impl Port {
             }
 
             if (peer.owed > 0 || peer.refuse) && peer.of != 0 && self.tenant(address) == peer.of {
-                // A message that waits for slots in a full ring blocks everything posted behind it,
-                // so at most two credit messages for each peer are in flight.
+                // A message that waits for slots in a full ring blocks everything posted behind it.
+                // So at most two credit messages for each peer are in flight.
                 let [before, last] = peer.told;
                 if before.is_some_and(|before| !self.way.with(|poster| poster.has_passed(before))) {
                     self.due.rotate_left(1);

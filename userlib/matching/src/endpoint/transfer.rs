@@ -17,8 +17,8 @@ pub(super) fn register<T: Transport>(
 ) -> Result<Option<Region>, TransportError> {
     if op.region.is_none() && op.goal() > 0 {
         let memory = crate::Memory { length: op.goal(), ..op.buffer.memory() };
-        // SAFETY: the memory is lent to the request until the request completes or the endpoint is
-        // dropped: by the contract of its buffer, or because the buffer owns it. `Op::region` is
+        // SAFETY: by the contract of its buffer, or because the buffer owns it, the memory is lent
+        // to the request until the request completes or the endpoint is dropped. `Op::region` is
         // deregistered before either. Meanwhile a source is only read. A destination is not
         // accessed, because its request is in `Pulling`.
         op.region = unsafe { transport.register(memory, access) }?;
