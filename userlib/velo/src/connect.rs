@@ -1,8 +1,8 @@
 //! Connections: opening and closing them, granting credits, and returning credits.
 //!
 //! Each direction of a connection has one granting end, the receiver, and one spending end, the
-//! sender. The granting end keeps `of`, `promised` and `owed` of [`Peer`]; the spending end keeps
-//! `to`, `credits` and `refused`. These invariants hold:
+//! sender. The granting end keeps `sender`, `granted` and `unreturned` of [`Peer`]; the spending
+//! end keeps `receiver`, `credits` and `refused`. These invariants hold:
 //!
 //! - A sender spends one credit for each message, and sends nothing without a credit.
 //! - The receiver grants credits once for each connection. Later credits only return those that the
@@ -44,7 +44,7 @@ impl Port {
             // The directory shows an odd generation while the address has a tenant.
             let generation = self.tenant(address);
             let known = self.peers[index];
-            if generation & 1 != 0 && known.to == generation && !known.refused {
+            if generation & 1 != 0 && known.receiver == generation && !known.refused {
                 return Ok(Link { address, index: index as u32, generation });
             }
             // The close of an earlier connection goes out first, so that the peer sees both in
@@ -53,7 +53,7 @@ impl Port {
                 let (own, window) = (self.generation, self.config.window);
                 let connect = Control::Connect { own, target: generation, window };
                 if !self.config.flow_control || self.post_control(address, connect)? {
-                    self.peers[index] = Peer { to: generation, credits: 0, refused: false, ..known };
+                    self.peers[index] = Peer { receiver: generation, credits: 0, refused: false, ..known };
                     continue;
                 }
             }
@@ -70,19 +70,19 @@ impl Port {
     /// Errors of the driver. A peer that is gone is no error.
     pub fn disconnect(&mut self, link: Link) -> Result<(), Error> {
         let index = link.index as usize;
-        if self.peers.get(index).is_none_or(|peer| peer.to != link.generation) {
+        if self.peers.get(index).is_none_or(|peer| peer.receiver != link.generation) {
             return Ok(());
         }
 
-        self.peers[index].to = 0;
+        self.peers[index].receiver = 0;
         if !self.config.flow_control {
             return Ok(());
         }
 
         // When the posted-write ring is full, a later call sends the close.
         self.peers[index].closing = link.generation;
-        self.owe(index);
-        self.pay()
+        self.queue_peer(index);
+        self.send_pending()
     }
 
     /// Sets which addresses may connect. The port grants no credits to an address that is not
@@ -99,14 +99,14 @@ impl Port {
     pub fn is_refused(&self, link: Link) -> bool {
         self.peers
             .get(link.index as usize)
-            .is_some_and(|peer| peer.to == link.generation && peer.refused && peer.credits == 0)
+            .is_some_and(|peer| peer.receiver == link.generation && peer.refused && peer.credits == 0)
     }
 
     /// Returns the credits of a link: the messages that may be sent now. Returns `None` without
     /// flow control.
     pub fn credits(&self, link: Link) -> Option<u32> {
         let peer = self.peers.get(link.index as usize)?;
-        self.config.flow_control.then_some(if peer.to == link.generation { peer.credits } else { 0 })
+        self.config.flow_control.then_some(if peer.receiver == link.generation { peer.credits } else { 0 })
     }
 
     /// Posts a control message. Returns false when the posted-write ring is full.
@@ -120,7 +120,7 @@ impl Port {
 
     /// Handles a received control message.
     #[cold]
-    pub(crate) fn heard(&mut self, message: &Message) -> Result<(), Error> {
+    pub(crate) fn handle_control(&mut self, message: &Message) -> Result<(), Error> {
         self.statistics.control += 1;
         let (Some(index), Some(control)) = (self.index(message.from), Control::decode(message.quadword(0)))
         else {
@@ -134,74 +134,78 @@ impl Port {
                 // A connect is stale when it names an earlier tenant of this port, or when its
                 // sender has gone. A tenant that has a grant receives no second one.
                 let current = target == self.generation && own & 1 != 0 && own == self.tenant(message.from);
-                let has = known.of == own && known.promised > 0;
+                let has_grant = known.sender == own && known.granted > 0;
 
-                if current && !has && known.deaf != own && known.strikes < STRIKES {
-                    if known.of != own {
-                        self.end_promise(index);
+                if current && !has_grant && known.deaf != own && known.strikes < STRIKES {
+                    if known.sender != own {
+                        self.end_grant(index);
                     }
 
                     let peer = &mut self.peers[index];
-                    (peer.of, peer.asked) = (own, window);
+                    (peer.sender, peer.requested) = (own, window);
 
                     if peer.refused_tenant != own {
                         (peer.refused_tenant, peer.refusals) = (own, 0);
                     }
-                    self.promise(index);
+                    self.grant(index);
                 }
             }
             Control::Credit { addressee, messages } => {
                 let peer = &mut self.peers[index];
-                if addressee == self.generation && peer.to != 0 {
+                if addressee == self.generation && peer.receiver != 0 {
                     peer.credits = peer.credits.saturating_add(messages);
                     peer.refused = messages == 0;
                 }
             }
             Control::Close { own } => {
-                if self.peers[index].of == own {
-                    self.end_promise(index);
-                    self.peers[index].of = 0;
-                    self.welcome(message.from.node as usize);
+                if self.peers[index].sender == own {
+                    self.end_grant(index);
+                    self.peers[index].sender = 0;
+                    self.grant_waiting(message.from.node as usize);
                 }
             }
         }
-        self.pay()
+        self.send_pending()
     }
 
     /// Grants a connecting peer as many credits as are free, and queues the grant. The grant is 0,
     /// a refusal, when none are free.
-    fn promise(&mut self, index: usize) {
+    fn grant(&mut self, index: usize) {
         let node = index / self.vpids as usize;
-        if self.promised[node] >= self.budget {
-            self.take_back_of_the_dead(node as u32);
+        if self.reserved[node] >= self.budget {
+            self.release_grants_of_gone_tenants(node as u32);
         }
 
-        let free = self.budget.saturating_sub(self.promised[node]);
+        let free = self.budget.saturating_sub(self.reserved[node]);
         let peer = &mut self.peers[index];
         let admitted = if peer.stranger { 0 } else { free };
-        let promised = admitted.min(peer.asked).min(self.config.window.max(1));
+        let granted = admitted.min(peer.requested).min(self.config.window.max(1));
 
-        peer.waits = promised == 0 && peer.refusals >= REFUSALS;
-        if peer.waits {
+        peer.awaits_grant = granted == 0 && peer.refusals >= REFUSALS;
+        if peer.awaits_grant {
             return;
         }
 
-        peer.refuse = promised == 0;
-        peer.refusals = if peer.refuse { peer.refusals + 1 } else { 0 };
-        (peer.promised, peer.owed) = (promised, promised);
-        self.promised[node] += promised;
-        self.owe(index);
+        peer.refusal_pending = granted == 0;
+        peer.refusals = if peer.refusal_pending { peer.refusals + 1 } else { 0 };
+        (peer.granted, peer.unreturned) = (granted, granted);
+        self.reserved[node] += granted;
+        self.queue_peer(index);
     }
 
     /// Grants credits that have become free to those peers of a node that wait for them.
-    fn welcome(&mut self, node: usize) {
+    fn grant_waiting(&mut self, node: usize) {
         let first = node * self.vpids as usize;
         for index in first..first + self.vpids as usize {
             let peer = self.peers[index];
-            let room = self.promised[node] < self.budget;
+            let room = self.reserved[node] < self.budget;
 
-            if room && peer.waits && peer.of != 0 && peer.of == self.tenant(self.address_of(index as u32)) {
-                self.promise(index);
+            if room
+                && peer.awaits_grant
+                && peer.sender != 0
+                && peer.sender == self.tenant(self.address_of(index as u32))
+            {
+                self.grant(index);
             }
         }
     }
@@ -214,50 +218,50 @@ impl Port {
     pub(crate) fn fall_silent(&mut self, to: Address) {
         let Some(index) = self.index(to) else { return };
         let peer = &mut self.peers[index];
-        if peer.to != 0 {
+        if peer.receiver != 0 {
             return;
         }
 
-        peer.strikes = peer.strikes.saturating_add(u8::from(peer.deaf != peer.of));
-        peer.deaf = peer.of;
+        peer.strikes = peer.strikes.saturating_add(u8::from(peer.deaf != peer.sender));
+        peer.deaf = peer.sender;
 
         // Messages that still arrive from it were covered by the earlier grant.
-        self.free_promise(index);
+        self.release_grant(index);
     }
 
     /// Ends the grant to a tenant. Its close is behind its messages, so all of them have left the
     /// ring. Kept messages that the application has not taken continue to use up the node's budget.
-    fn end_promise(&mut self, index: usize) {
+    fn end_grant(&mut self, index: usize) {
         let (from, node) = (self.address_of(index as u32), index / self.vpids as usize);
         let kept = self.kept.iter().filter(|kept| kept.from == from).count() as u32;
 
-        self.free_promise(index);
+        self.release_grant(index);
 
         let peer = &mut self.peers[index];
         let more = kept.saturating_sub(peer.lingering);
         peer.lingering += more;
-        self.promised[node] += more;
+        self.reserved[node] += more;
     }
 
     /// Releases the credits granted to a peer.
-    fn free_promise(&mut self, index: usize) {
+    fn release_grant(&mut self, index: usize) {
         let peer = &mut self.peers[index];
         let node = index / self.vpids as usize;
 
-        self.promised[node] = self.promised[node].saturating_sub(peer.promised);
-        (peer.promised, peer.owed, peer.refuse) = (0, 0, false);
+        self.reserved[node] = self.reserved[node].saturating_sub(peer.granted);
+        (peer.granted, peer.unreturned, peer.refusal_pending) = (0, 0, false);
     }
 
     /// Releases the credits granted to tenants of a node that have gone.
-    fn take_back_of_the_dead(&mut self, node: u32) {
+    fn release_grants_of_gone_tenants(&mut self, node: u32) {
         for vpid in 0..self.vpids as u16 {
             let address = Address { node, vpid };
             if let Some(index) = self.index(address)
-                && self.peers[index].of != 0
-                && self.peers[index].of != self.tenant(address)
+                && self.peers[index].sender != 0
+                && self.peers[index].sender != self.tenant(address)
             {
-                // Messages of it may still be in the ring, so `of` continues to name their sender.
-                self.free_promise(index);
+                // Messages of it may still be in the ring, so `sender` continues to name them.
+                self.release_grant(index);
             }
         }
     }
@@ -279,17 +283,17 @@ impl Port {
             return Ok(true);
         };
 
-        if peer.promised == 0 {
+        if peer.granted == 0 {
             return Ok(self.is_known(from));
         }
 
-        peer.owed += 1;
+        peer.unreturned += 1;
         // Credits return in batches of half a grant; the sender spends the other half meanwhile.
-        if peer.owed < peer.promised.div_ceil(2) {
+        if peer.unreturned < peer.granted.div_ceil(2) {
             return Ok(true);
         }
 
-        self.pay_batch(from)?;
+        self.return_credits(from)?;
         Ok(true)
     }
 
@@ -304,7 +308,7 @@ impl Port {
     /// Returns whether messages of `from` are for this port. Counts a dropped message otherwise.
     pub(crate) fn is_expected(&mut self, from: Address) -> bool {
         let expected =
-            !self.config.flow_control || self.index(from).is_none_or(|index| self.peers[index].of != 0);
+            !self.config.flow_control || self.index(from).is_none_or(|index| self.peers[index].sender != 0);
         self.statistics.dropped += u64::from(!expected);
         expected
     }
@@ -318,12 +322,12 @@ impl Port {
             // is free again.
             Some(peer) if peer.lingering > 0 => {
                 peer.lingering -= 1;
-                self.promised[node] = self.promised[node].saturating_sub(1);
+                self.reserved[node] = self.reserved[node].saturating_sub(1);
                 self.statistics.received += 1;
-                self.welcome(node);
-                self.pay()
+                self.grant_waiting(node);
+                self.send_pending()
             }
-            Some(peer) if peer.promised == 0 => {
+            Some(peer) if peer.granted == 0 => {
                 self.statistics.received += 1;
                 Ok(())
             }
@@ -333,25 +337,25 @@ impl Port {
 
     /// Queues a credit return to `from`, and sends what is queued.
     #[inline(never)]
-    fn pay_batch(&mut self, from: Address) -> Result<(), Error> {
+    fn return_credits(&mut self, from: Address) -> Result<(), Error> {
         if let Some(index) = self.index(from) {
-            self.owe(index);
+            self.queue_peer(index);
         }
-        self.pay()
+        self.send_pending()
     }
 
-    /// Queues a peer for [`Port::pay`]. A peer is in the queue at most once.
-    fn owe(&mut self, index: usize) {
-        if !self.peers[index].due {
-            self.peers[index].due = true;
-            self.due.push_back(index as u32);
+    /// Queues a peer for [`Port::send_pending`]. A peer is in the queue at most once.
+    fn queue_peer(&mut self, index: usize) {
+        if !self.peers[index].queued {
+            self.peers[index].queued = true;
+            self.pending.push_back(index as u32);
         }
     }
 
     /// Sends the queued credit returns, refusals and closes, as far as the posted-write ring has
     /// room. Runs at most once through the queue.
-    pub(crate) fn pay(&mut self) -> Result<(), Error> {
-        if self.due.is_empty() {
+    pub(crate) fn send_pending(&mut self) -> Result<(), Error> {
+        if self.pending.is_empty() {
             return Ok(());
         }
 
@@ -363,8 +367,8 @@ impl Port {
             self.tell_taken()?;
         }
 
-        for _ in 0..self.due.len() {
-            let Some(&index) = self.due.front() else { break };
+        for _ in 0..self.pending.len() {
+            let Some(&index) = self.pending.front() else { break };
             let (address, peer) = (self.address_of(index), self.peers[index as usize]);
 
             if peer.closing != 0 {
@@ -375,25 +379,28 @@ impl Port {
                 self.peers[index as usize].closing = 0;
             }
 
-            if (peer.owed > 0 || peer.refuse) && peer.of != 0 && self.tenant(address) == peer.of {
+            if (peer.unreturned > 0 || peer.refusal_pending)
+                && peer.sender != 0
+                && self.tenant(address) == peer.sender
+            {
                 // A message that waits for slots in a full ring blocks everything posted behind it.
                 // So at most two credit messages for each peer are in flight.
-                let [before, last] = peer.told;
+                let [before, last] = peer.credit_marks;
                 if before.is_some_and(|before| !self.way.with(|poster| poster.has_passed(before))) {
-                    self.due.rotate_left(1);
+                    self.pending.rotate_left(1);
                     continue;
                 }
 
-                let credit = Control::Credit { addressee: peer.of, messages: peer.owed };
+                let credit = Control::Credit { addressee: peer.sender, messages: peer.unreturned };
                 if !self.post_control(address, credit)? {
                     return Ok(());
                 }
-                self.peers[index as usize].told = [last, self.way.with(|poster| poster.mark())];
+                self.peers[index as usize].credit_marks = [last, self.way.with(|poster| poster.mark())];
             }
 
-            self.due.pop_front();
+            self.pending.pop_front();
             let peer = &mut self.peers[index as usize];
-            (peer.owed, peer.refuse, peer.due) = (0, false, false);
+            (peer.unreturned, peer.refusal_pending, peer.queued) = (0, false, false);
         }
 
         Ok(())

@@ -86,35 +86,35 @@ impl Control {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Peer {
     /// Generation of the tenant that this port sends to; 0 for none.
-    pub(crate) to: u8,
+    pub(crate) receiver: u8,
     /// Messages that this port may send to it.
     pub(crate) credits: u32,
     /// Whether its last credit message was a refusal.
     pub(crate) refused: bool,
     /// Generation of the tenant that sends to this port; 0 for none.
-    pub(crate) of: u8,
+    pub(crate) sender: u8,
     /// Credits that this port has granted to it.
-    pub(crate) promised: u32,
+    pub(crate) granted: u32,
     /// Spent credits that are due to return to it.
-    pub(crate) owed: u32,
+    pub(crate) unreturned: u32,
     /// Whether the peer is in the queue of pending control messages.
-    pub(crate) due: bool,
+    pub(crate) queued: bool,
     /// Generation of the tenant that a pending close is for; 0 for none.
     pub(crate) closing: u8,
     /// Kept messages of tenants whose grant has ended. They use up part of the node's budget.
     pub(crate) lingering: u32,
     /// Credits that its connect asked for.
-    pub(crate) asked: u32,
+    pub(crate) requested: u32,
     /// Whether a refusal is pending.
-    pub(crate) refuse: bool,
+    pub(crate) refusal_pending: bool,
     /// Number of refusals of this tenant in a row.
     pub(crate) refusals: u8,
     /// Generation of the tenant that `refusals` counts.
     pub(crate) refused_tenant: u8,
     /// Whether it has asked again after its last refusal, and waits for free credits.
-    pub(crate) waits: bool,
+    pub(crate) awaits_grant: bool,
     /// Marks behind the last two credit messages for it, the older one first.
-    pub(crate) told: [Option<Mark>; 2],
+    pub(crate) credit_marks: [Option<Mark>; 2],
     /// Generation of the tenant that does not read its credit messages, and receives no more of
     /// them; 0 for none.
     pub(crate) deaf: u8,
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn promises_are_less_than_half_of_a_share() {
+    fn grants_are_less_than_half_of_a_share() {
         for (slots, nodes, vpids) in [(512, 2, 4), (65_536, 512, 64), (64, 64, 256), (512, 1, 1)] {
             let share = slots / nodes;
             assert!(budget(slots, nodes, vpids) <= (share / 2).max(1));

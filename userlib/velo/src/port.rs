@@ -134,11 +134,11 @@ pub struct Port {
     /// Peers by node, then VPID.
     pub(crate) peers: Vec<Peer>,
     /// By node: credits granted to its VPIDs, and kept messages whose grant has ended.
-    pub(crate) promised: Vec<u32>,
+    pub(crate) reserved: Vec<u32>,
     /// Credits that may be granted to the VPIDs of one node together.
     pub(crate) budget: u32,
     /// Peers with a pending control message. Each is in the queue at most once.
-    pub(crate) due: VecDeque<u32>,
+    pub(crate) pending: VecDeque<u32>,
     pub(crate) statistics: Statistics,
     /// The ring's memory. The card loses access to it when this is dropped.
     _memory: DmaBuffer,
@@ -218,9 +218,9 @@ impl Port {
             kept: VecDeque::new(),
             keeps: config.kept.unwrap_or(slots) as usize,
             peers: vec![Peer::default(); nodes as usize * vpids as usize],
-            promised: vec![0; nodes as usize],
+            reserved: vec![0; nodes as usize],
             budget: flow::budget(slots, nodes, vpids),
-            due: VecDeque::new(),
+            pending: VecDeque::new(),
             statistics: Statistics::default(),
             resets: device.resets(),
             device,
@@ -307,7 +307,7 @@ impl Port {
     /// control. For a kept message it may be a later tenant.
     #[inline]
     pub fn sender_of(&self, address: Address) -> u8 {
-        self.index(address).map_or(0, |index| self.peers[index].of)
+        self.index(address).map_or(0, |index| self.peers[index].sender)
     }
 
     /// Calls `call` with the posted-write ring, for another library of the same VPID. The card
@@ -356,14 +356,14 @@ impl Port {
 
         match found {
             DeviceError::NoReceiver { to } => match self.index(to).map(|index| self.peers[index]) {
-                Some(peer) if peer.to != 0 => Err(Error::PeerGone { address: to }),
+                Some(peer) if peer.receiver != 0 => Err(Error::PeerGone { address: to }),
                 // The message answered a peer that went away meanwhile.
                 _ => Ok(()),
             },
             DeviceError::Watchdog { to } if self.config.flow_control && tag_of(word) == CONTROL_TAG => {
                 // A peer that only sends to this port, and reads no credits, is no error of this
                 // port.
-                let connected = self.index(to).is_some_and(|index| self.peers[index].to != 0);
+                let connected = self.index(to).is_some_and(|index| self.peers[index].receiver != 0);
                 if connected { Err(Error::Device { error: found, count }) } else { Ok(()) }
             }
             // Pieces of a torn message that was sent again.

@@ -208,7 +208,7 @@ impl Port {
     /// connection, else the current one.
     fn expected(&self, from: Address) -> u8 {
         let Some(peer) = self.index(from).map(|index| self.peers[index]) else { return 0 };
-        match (peer.to, peer.of) {
+        match (peer.receiver, peer.sender) {
             (0, 0) => self.tenant(from),
             (0, of) => of,
             (to, _) => to,
@@ -238,7 +238,7 @@ impl Port {
         }
 
         self.is_held_up()?;
-        self.pay()
+        self.send_pending()
     }
 
     /// Returns whether the next message in the ring can't be kept because the capacity is used up.
@@ -257,7 +257,7 @@ impl Port {
             }
 
             if let Some(message) = self.take()? {
-                self.heard(&message)?;
+                self.handle_control(&message)?;
             }
         }
         Ok(false)
@@ -272,10 +272,10 @@ impl Port {
             if !self.is_control(&message) {
                 return Ok(Some(message));
             }
-            self.heard(&message)?;
+            self.handle_control(&message)?;
         }
 
-        self.pay()?;
+        self.send_pending()?;
         Ok(None)
     }
 
@@ -310,7 +310,7 @@ impl Port {
 }
 
 /// Longest sleep while a control message waits for room in the posted-write ring.
-const DUE: Duration = Duration::from_millis(1);
+const PENDING_SLEEP: Duration = Duration::from_millis(1);
 
 /// State of one call that waits.
 pub(crate) struct Waiter<'a> {
@@ -350,7 +350,8 @@ impl<'a> Waiter<'a> {
         port.arm()?;
 
         // No interrupt announces room for a pending control message.
-        let sleep = if port.due.is_empty() { port.config.sleep } else { port.config.sleep.min(DUE) };
+        let sleep =
+            if port.pending.is_empty() { port.config.sleep } else { port.config.sleep.min(PENDING_SLEEP) };
         let deadline = self.deadline.at_most(sleep);
         match port.interrupt.as_ref().map(|interrupt| interrupt.wait(deadline, self.cancel)) {
             // A raised interrupt is disabled again, even if the engine has not reported the

@@ -32,7 +32,7 @@ impl Port {
         self.check()?;
 
         let index = link.index as usize;
-        let known = self.peers.get(index).is_some_and(|peer| peer.to == link.generation);
+        let known = self.peers.get(index).is_some_and(|peer| peer.receiver == link.generation);
         if !known || self.tenant(link.address) != link.generation {
             return Err(Error::PeerGone { address: link.address });
         }
