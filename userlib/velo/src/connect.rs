@@ -15,7 +15,7 @@ use nicforge_hwi::extoll_velo::address;
 
 use crate::{
     Address, CONTROL_TAG, Error, Link, Message, Port,
-    flow::{Control, Peer, REFUSALS, STRIKES},
+    flow::{Control, MAX_REFUSALS, MAX_UNRESPONSIVE, Peer},
     receive::Waiter,
 };
 
@@ -90,7 +90,7 @@ impl Port {
     /// granted earlier stay valid.
     pub fn admit(&mut self, mut admits: impl FnMut(Address) -> bool) {
         for index in 0..self.peers.len() {
-            self.peers[index].stranger = !admits(self.address_of(index as u32));
+            self.peers[index].excluded = !admits(self.address_of(index as u32));
         }
     }
 
@@ -136,7 +136,11 @@ impl Port {
                 let current = target == self.generation && own & 1 != 0 && own == self.tenant(message.from);
                 let has_grant = known.sender == own && known.granted > 0;
 
-                if current && !has_grant && known.deaf != own && known.strikes < STRIKES {
+                if current
+                    && !has_grant
+                    && known.unresponsive != own
+                    && known.unresponsive_tenants < MAX_UNRESPONSIVE
+                {
                     if known.sender != own {
                         self.end_grant(index);
                     }
@@ -178,10 +182,10 @@ impl Port {
 
         let free = self.budget.saturating_sub(self.reserved[node]);
         let peer = &mut self.peers[index];
-        let admitted = if peer.stranger { 0 } else { free };
+        let admitted = if peer.excluded { 0 } else { free };
         let granted = admitted.min(peer.requested).min(self.config.window.max(1));
 
-        peer.awaits_grant = granted == 0 && peer.refusals >= REFUSALS;
+        peer.awaits_grant = granted == 0 && peer.refusals >= MAX_REFUSALS;
         if peer.awaits_grant {
             return;
         }
@@ -215,15 +219,16 @@ impl Port {
     /// no more credits to that tenant. A peer that this port has itself connected to is left as it
     /// is, and [`Port::check`] reports the error.
     #[cold]
-    pub(crate) fn fall_silent(&mut self, to: Address) {
+    pub(crate) fn mark_unresponsive(&mut self, to: Address) {
         let Some(index) = self.index(to) else { return };
         let peer = &mut self.peers[index];
         if peer.receiver != 0 {
             return;
         }
 
-        peer.strikes = peer.strikes.saturating_add(u8::from(peer.deaf != peer.sender));
-        peer.deaf = peer.sender;
+        peer.unresponsive_tenants =
+            peer.unresponsive_tenants.saturating_add(u8::from(peer.unresponsive != peer.sender));
+        peer.unresponsive = peer.sender;
 
         // Messages that still arrive from it were covered by the earlier grant.
         self.release_grant(index);
@@ -238,8 +243,8 @@ impl Port {
         self.release_grant(index);
 
         let peer = &mut self.peers[index];
-        let more = kept.saturating_sub(peer.lingering);
-        peer.lingering += more;
+        let more = kept.saturating_sub(peer.kept_without_grant);
+        peer.kept_without_grant += more;
         self.reserved[node] += more;
     }
 
@@ -320,8 +325,8 @@ impl Port {
         match self.index(from).map(|index| &mut self.peers[index]) {
             // The sender's grant has ended, so no credit returns. The budget that the message used
             // is free again.
-            Some(peer) if peer.lingering > 0 => {
-                peer.lingering -= 1;
+            Some(peer) if peer.kept_without_grant > 0 => {
+                peer.kept_without_grant -= 1;
                 self.reserved[node] = self.reserved[node].saturating_sub(1);
                 self.statistics.received += 1;
                 self.grant_waiting(node);
@@ -359,12 +364,12 @@ impl Port {
             return Ok(());
         }
 
-        self.notice();
+        self.handle_dropped_control();
 
         // The read pointer first: the card must know of free slots before the peer uses the
         // credits.
-        if self.untold > 0 {
-            self.tell_taken()?;
+        if self.unreported > 0 {
+            self.report_taken()?;
         }
 
         for _ in 0..self.pending.len() {

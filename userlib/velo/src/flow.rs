@@ -39,11 +39,11 @@ const CONTROL_SLOTS: u32 = 4;
 /// Number of refusals that a tenant receives in a row. A later connect is answered only when
 /// credits are free. Otherwise a peer that connects repeatedly and reads nothing would fill its
 /// ring with answers, and block everything that this port has posted behind them.
-pub(crate) const REFUSALS: u8 = 4;
+pub(crate) const MAX_REFUSALS: u8 = 4;
 
 /// Number of unresponsive tenants of an address, after which the port answers no tenant of it. A
 /// tenant is unresponsive when the watchdog has dropped a credit message for it.
-pub(crate) const STRIKES: u8 = 3;
+pub(crate) const MAX_UNRESPONSIVE: u8 = 3;
 
 /// A control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -102,7 +102,7 @@ pub(crate) struct Peer {
     /// Generation of the tenant that a pending close is for; 0 for none.
     pub(crate) closing: u8,
     /// Kept messages of tenants whose grant has ended. They use up part of the node's budget.
-    pub(crate) lingering: u32,
+    pub(crate) kept_without_grant: u32,
     /// Credits that its connect asked for.
     pub(crate) requested: u32,
     /// Whether a refusal is pending.
@@ -117,11 +117,11 @@ pub(crate) struct Peer {
     pub(crate) credit_marks: [Option<Mark>; 2],
     /// Generation of the tenant that does not read its credit messages, and receives no more of
     /// them; 0 for none.
-    pub(crate) deaf: u8,
+    pub(crate) unresponsive: u8,
     /// Number of such tenants that this address has had.
-    pub(crate) strikes: u8,
+    pub(crate) unresponsive_tenants: u8,
     /// Whether [`crate::Port::admit`] excludes it, so that it is granted nothing.
-    pub(crate) stranger: bool,
+    pub(crate) excluded: bool,
 }
 
 /// Returns the credits that may be outstanding to all VPIDs of one node together.

@@ -110,10 +110,10 @@ pub struct Port {
     errors: SharedU64,
     last_error: SharedU64,
     stalls: SharedU64,
-    errors_seen: u64,
-    /// Errors that [`Port::notice`] has looked at. [`Port::check`] has also reported those of
-    /// `errors_seen`.
-    errors_noticed: u64,
+    errors_reported: u64,
+    /// Errors that [`Port::handle_dropped_control`] has looked at. [`Port::check`] has also
+    /// reported those of `errors_reported`.
+    errors_checked: u64,
     pub(crate) interrupt: Option<Interrupt>,
     /// Mark behind the last write that enables the interrupt, while the interrupt has not been
     /// raised.
@@ -123,14 +123,14 @@ pub struct Port {
     /// Messages taken out of the ring so far.
     pub(crate) taken: u64,
     /// Taken messages that the card does not know of yet.
-    pub(crate) untold: u32,
+    pub(crate) unreported: u32,
     /// Number of taken messages after which the card is informed.
     pub(crate) batch: u32,
     read_pointer: SharedU64,
     /// Messages that arrived while a call waited for another one, in order.
     pub(crate) kept: VecDeque<Message>,
     /// Capacity of `kept`.
-    pub(crate) keeps: usize,
+    pub(crate) kept_capacity: usize,
     /// Peers by node, then VPID.
     pub(crate) peers: Vec<Peer>,
     /// By node: credits granted to its VPIDs, and kept messages whose grant has ended.
@@ -205,18 +205,18 @@ impl Port {
             errors: word(mirror::ERRORS)?,
             last_error: word(mirror::LAST_ERROR)?,
             stalls: word(mirror::VELO_STALLS)?,
-            errors_seen: 0,
-            errors_noticed: 0,
+            errors_reported: 0,
+            errors_checked: 0,
             interrupt,
             armed: None,
             ring: memory.window().clone(),
             slots: slots.into(),
             taken: 0,
-            untold: 0,
+            unreported: 0,
             batch: (slots / nodes / 8).clamp(1, 64),
             read_pointer: windows.u64(0)?,
             kept: VecDeque::new(),
-            keeps: config.kept.unwrap_or(slots) as usize,
+            kept_capacity: config.kept.unwrap_or(slots) as usize,
             peers: vec![Peer::default(); nodes as usize * vpids as usize],
             reserved: vec![0; nodes as usize],
             budget: flow::budget(slots, nodes, vpids),
@@ -259,8 +259,8 @@ impl Port {
 
         shows(true)?;
         self.generation = self.directory.load_u8_relaxed(own)?;
-        self.errors_seen = self.errors.load(Ordering::Acquire);
-        self.errors_noticed = self.errors_seen;
+        self.errors_reported = self.errors.load(Ordering::Acquire);
+        self.errors_checked = self.errors_reported;
         Ok(())
     }
 
@@ -324,22 +324,22 @@ impl Port {
     /// [`Error::Device`]; [`Error::PeerGone`] when the error is that a peer is gone.
     #[inline]
     pub fn check(&mut self) -> Result<(), Error> {
-        if self.errors.load(Ordering::Acquire) == self.errors_seen { Ok(()) } else { self.report() }
+        if self.errors.load(Ordering::Acquire) == self.errors_reported { Ok(()) } else { self.report() }
     }
 
     /// Looks for a control message that the card has dropped, before more of them are sent.
     /// [`Port::check`] still reports the error.
     #[inline]
-    pub(crate) fn notice(&mut self) {
+    pub(crate) fn handle_dropped_control(&mut self) {
         let errors = self.errors.load(Ordering::Acquire);
-        if errors != self.errors_noticed {
-            self.errors_noticed = errors;
+        if errors != self.errors_checked {
+            self.errors_checked = errors;
             let word = self.last_error.load(Ordering::Acquire);
             if let DeviceError::Watchdog { to } = DeviceError::of_word(word)
                 && self.config.flow_control
                 && tag_of(word) == CONTROL_TAG
             {
-                self.fall_silent(to);
+                self.mark_unresponsive(to);
             }
         }
     }
@@ -347,12 +347,12 @@ impl Port {
     /// Reports new errors of the card, except for those that are no fault of this port.
     #[cold]
     fn report(&mut self) -> Result<(), Error> {
-        self.notice();
+        self.handle_dropped_control();
         let errors = self.errors.load(Ordering::Acquire);
         let word = self.last_error.load(Ordering::Acquire);
         let found = DeviceError::of_word(word);
-        let count = errors.wrapping_sub(self.errors_seen);
-        self.errors_seen = errors;
+        let count = errors.wrapping_sub(self.errors_reported);
+        self.errors_reported = errors;
 
         match found {
             DeviceError::NoReceiver { to } => match self.index(to).map(|index| self.peers[index]) {
@@ -386,8 +386,8 @@ impl Port {
 
     /// Returns the reason why the port receives nothing any more.
     #[cold]
-    pub(crate) fn ended(&self) -> Error {
-        let count = self.errors.load(Ordering::Acquire).wrapping_sub(self.errors_seen);
+    pub(crate) fn end_reason(&self) -> Error {
+        let count = self.errors.load(Ordering::Acquire).wrapping_sub(self.errors_reported);
         let found = DeviceError::of_word(self.last_error.load(Ordering::Acquire));
 
         match self.registers.read64(reg::VELO_RING_ENABLE) {
@@ -422,9 +422,9 @@ impl Port {
 
     /// Stores the read pointer for the card, which frees the slots of all taken messages.
     #[inline(never)]
-    pub(crate) fn tell_taken(&mut self) -> Result<(), Error> {
+    pub(crate) fn report_taken(&mut self) -> Result<(), Error> {
         self.read_pointer.store(self.taken, Ordering::Release);
-        self.untold = 0;
+        self.unreported = 0;
         Ok(self.doorbell.after_store()?)
     }
 

@@ -38,7 +38,7 @@ impl Port {
         };
 
         message.data[..8].copy_from_slice(&quadword.to_ne_bytes());
-        self.emptied(slot)?;
+        self.free_slot(slot)?;
         if self.count(message.from)? { Ok(Some(message)) } else { self.poll_later() }
     }
 
@@ -64,7 +64,7 @@ impl Port {
             return self.poll_into_later(message);
         }
 
-        self.emptied(slot)?;
+        self.free_slot(slot)?;
         if self.count(message.from)? { Ok(true) } else { self.poll_into_later(message) }
     }
 
@@ -126,7 +126,7 @@ impl Port {
         }
 
         loop {
-            if self.kept.len() >= self.keeps {
+            if self.kept.len() >= self.kept_capacity {
                 return Err(Error::KeptFull { kept: self.kept.len() });
             }
             let Some(message) = self.next()? else { return Ok(None) };
@@ -231,7 +231,7 @@ impl Port {
 
     /// Keeps all messages that have arrived, and sends pending control messages.
     pub(crate) fn pump(&mut self) -> Result<(), Error> {
-        while self.kept.len() < self.keeps
+        while self.kept.len() < self.kept_capacity
             && let Some(message) = self.next()?
         {
             self.keep(message);
@@ -244,7 +244,7 @@ impl Port {
     /// Returns whether the next message in the ring can't be kept because the capacity is used up.
     /// Handles the control messages in front of it.
     pub(crate) fn is_held_up(&mut self) -> Result<bool, Error> {
-        if self.kept.len() < self.keeps {
+        if self.kept.len() < self.kept_capacity {
             return Ok(false);
         }
 
@@ -284,28 +284,28 @@ impl Port {
     fn take(&mut self) -> Result<Option<Message>, Error> {
         let slot = (self.taken & (self.slots - 1)) * SLOT;
         let Some(mut message) = Message::of_header(self.ring.load_u64_acquire(slot + SLOT_HEADER)?) else {
-            if self.untold > 0 {
-                self.tell_taken()?;
+            if self.unreported > 0 {
+                self.report_taken()?;
             }
             return Ok(None);
         };
 
         let length = message.len();
         Self::read(&self.ring, slot, message.data[..length].as_chunks_mut().0)?;
-        self.emptied(slot)?;
+        self.free_slot(slot)?;
         Ok(Some(message))
     }
 
     /// Frees the slot of a taken message, and informs the card in batches.
     #[inline]
-    fn emptied(&mut self, slot: u64) -> Result<(), Error> {
+    fn free_slot(&mut self, slot: u64) -> Result<(), Error> {
         if let Err(error) = self.ring.store_u64_release(slot + SLOT_HEADER, 0) {
             return Err(error.into());
         }
 
         self.taken += 1;
-        self.untold += 1;
-        if self.untold >= self.batch { self.tell_taken() } else { Ok(()) }
+        self.unreported += 1;
+        if self.unreported >= self.batch { self.report_taken() } else { Ok(()) }
     }
 }
 
@@ -339,7 +339,7 @@ impl<'a> Waiter<'a> {
 
         // The caller takes messages that arrived before it evaluates this error.
         if port.device.resets() != port.resets || !port.is_tenant() {
-            return Err(port.ended());
+            return Err(port.end_reason());
         }
 
         if self.sleeps.is_none_or(|from| Instant::now() < from) {
