@@ -277,7 +277,7 @@ impl Port {
     /// Returns false when the message is not for this port. Its sender has not connected: it sent
     /// the message to an earlier tenant of this VPID, and the message waited in the sender's card.
     #[inline]
-    pub(crate) fn count(&mut self, from: Address) -> Result<bool, Error> {
+    pub(crate) fn account_received(&mut self, from: Address) -> Result<bool, Error> {
         self.statistics.received += 1;
 
         if !self.config.flow_control {
@@ -289,7 +289,7 @@ impl Port {
         };
 
         if peer.granted == 0 {
-            return Ok(self.is_known(from));
+            return Ok(self.accept_counted(from));
         }
 
         peer.unreturned += 1;
@@ -302,24 +302,24 @@ impl Port {
         Ok(true)
     }
 
-    /// As [`Port::is_expected`], for a message that is already counted as received.
+    /// As [`Port::accept_sender`], for a message that is already counted as received.
     #[cold]
-    fn is_known(&mut self, from: Address) -> bool {
-        let known = self.is_expected(from);
-        self.statistics.received -= u64::from(!known);
-        known
+    fn accept_counted(&mut self, from: Address) -> bool {
+        let accepted = self.accept_sender(from);
+        self.statistics.received -= u64::from(!accepted);
+        accepted
     }
 
-    /// Returns whether messages of `from` are for this port. Counts a dropped message otherwise.
-    pub(crate) fn is_expected(&mut self, from: Address) -> bool {
-        let expected =
+    /// Returns whether messages of `from` are for this port. Counts a message as dropped otherwise.
+    pub(crate) fn accept_sender(&mut self, from: Address) -> bool {
+        let accepted =
             !self.config.flow_control || self.index(from).is_none_or(|index| self.peers[index].sender != 0);
-        self.statistics.dropped += u64::from(!expected);
-        expected
+        self.statistics.dropped += u64::from(!accepted);
+        accepted
     }
 
     /// Counts a kept message of `from` that the application has taken.
-    pub(crate) fn count_kept(&mut self, from: Address) -> Result<(), Error> {
+    pub(crate) fn account_kept(&mut self, from: Address) -> Result<(), Error> {
         let node = from.node as usize;
 
         match self.index(from).map(|index| &mut self.peers[index]) {
@@ -336,7 +336,7 @@ impl Port {
                 self.statistics.received += 1;
                 Ok(())
             }
-            _ => self.count(from).map(drop),
+            _ => self.account_received(from).map(drop),
         }
     }
 

@@ -152,7 +152,7 @@ impl Port {
     /// - [`Error::Timeout`] when the card does not enable the ring.
     /// - Errors of the driver.
     pub fn open(device: Device, config: Config) -> Result<Self, Error> {
-        Self::with(device, None, config)
+        Self::open_with(device, None, config)
     }
 
     /// As [`Port::open`], with a posted-write ring that other libraries of the same VPID share.
@@ -161,10 +161,10 @@ impl Port {
     /// # Errors
     /// As [`Port::open`].
     pub fn open_sharing(device: Device, poster: SharedPoster, config: Config) -> Result<Self, Error> {
-        Self::with(device, Some(poster), config)
+        Self::open_with(device, Some(poster), config)
     }
 
-    fn with(device: Device, shared: Option<SharedPoster>, config: Config) -> Result<Self, Error> {
+    fn open_with(device: Device, shared: Option<SharedPoster>, config: Config) -> Result<Self, Error> {
         let identity = device.identity();
         let wrong = |found: String| Error::WrongDevice { found };
         if (identity.vendor, identity.device) != (pci::VENDOR_EXTOLL, pci::DEVICE_EXTOLL) {

@@ -39,7 +39,7 @@ impl Port {
 
         message.data[..8].copy_from_slice(&quadword.to_ne_bytes());
         self.free_slot(slot)?;
-        if self.count(message.from)? { Ok(Some(message)) } else { self.poll_later() }
+        if self.account_received(message.from)? { Ok(Some(message)) } else { self.poll_later() }
     }
 
     /// As [`Port::poll`], into a buffer of the caller. Returns false when no message has arrived;
@@ -65,7 +65,7 @@ impl Port {
         }
 
         self.free_slot(slot)?;
-        if self.count(message.from)? { Ok(true) } else { self.poll_into_later(message) }
+        if self.account_received(message.from)? { Ok(true) } else { self.poll_into_later(message) }
     }
 
     /// Handles the cases that [`Port::poll_into`] leaves out.
@@ -102,7 +102,7 @@ impl Port {
         // The bound keeps a peer whose messages are dropped from holding the call.
         for _ in 0..self.slots {
             let Some(message) = self.next()? else { break };
-            if self.count(message.from)? {
+            if self.account_received(message.from)? {
                 return Ok(Some(message));
             }
         }
@@ -133,7 +133,7 @@ impl Port {
 
             if !filter.admits(&message) {
                 self.keep(message);
-            } else if self.count(message.from)? {
+            } else if self.account_received(message.from)? {
                 return Ok(Some(message));
             }
         }
@@ -141,7 +141,7 @@ impl Port {
 
     /// Keeps a message from the ring, if it is for this port.
     fn keep(&mut self, message: Message) {
-        if self.is_expected(message.from) {
+        if self.accept_sender(message.from) {
             self.kept.push_back(message);
         }
     }
@@ -150,7 +150,7 @@ impl Port {
     fn take_kept(&mut self, at: usize) -> Result<Option<Message>, Error> {
         let message = self.kept.remove(at);
         if let Some(message) = &message {
-            self.count_kept(message.from)?;
+            self.account_kept(message.from)?;
         }
         Ok(message)
     }
@@ -182,7 +182,7 @@ impl Port {
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<Message, Error> {
-        let tenant = filter.from.map(|from| (from, self.expected(from)));
+        let tenant = filter.from.map(|from| (from, self.awaited_tenant(from)));
         let mut waiter = Waiter::new(self, deadline, cancel);
 
         loop {
@@ -206,7 +206,7 @@ impl Port {
 
     /// Returns the generation of the tenant that a call waits for: the tenant of an existing
     /// connection, else the current one.
-    fn expected(&self, from: Address) -> u8 {
+    fn awaited_tenant(&self, from: Address) -> u8 {
         let Some(peer) = self.index(from).map(|index| self.peers[index]) else { return 0 };
         match (peer.receiver, peer.sender) {
             (0, 0) => self.tenant(from),
@@ -237,13 +237,13 @@ impl Port {
             self.keep(message);
         }
 
-        self.is_held_up()?;
+        self.drain_control_when_full()?;
         self.send_pending()
     }
 
-    /// Returns whether the next message in the ring can't be kept because the capacity is used up.
-    /// Handles the control messages in front of it.
-    pub(crate) fn is_held_up(&mut self) -> Result<bool, Error> {
+    /// Handles the control messages at the front of the ring when no more messages can be kept.
+    /// Returns whether a message that can't be kept is next.
+    pub(crate) fn drain_control_when_full(&mut self) -> Result<bool, Error> {
         if self.kept.len() < self.kept_capacity {
             return Ok(false);
         }

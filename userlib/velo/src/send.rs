@@ -101,7 +101,7 @@ impl Port {
             self.pump()?;
             match self.send_nb(link, tag, data) {
                 Err(Error::WouldBlock) => {
-                    if self.credits(link) == Some(0) && self.is_held_up()? {
+                    if self.credits(link) == Some(0) && self.drain_control_when_full()? {
                         return Err(Error::KeptFull { kept: self.kept.len() });
                     }
                     waiter.turn(self, "credit to send a message")?;

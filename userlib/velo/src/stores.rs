@@ -12,7 +12,7 @@ use nicforge_hwi::extoll::{BAR_VELO, reg};
 use crate::{DeviceError, Error, Port};
 
 /// Number of attempts after which a message counts as undeliverable.
-const TRIES: u64 = 64;
+const MAX_TRIES: u64 = 64;
 
 /// State of sending by stores.
 #[derive(Clone, Copy, Debug, Default)]
@@ -41,7 +41,7 @@ impl Port {
             None => self.sends_taken()?,
         };
 
-        for torn in 0..TRIES {
+        for torn in 0..MAX_TRIES {
             self.way.with(|poster| poster.try_post(BAR_VELO, offset, data))?;
 
             let taken = self.sends_taken()?;
@@ -51,6 +51,6 @@ impl Port {
                 return Ok(());
             }
         }
-        Err(Error::Device { error: DeviceError::Torn, count: TRIES })
+        Err(Error::Device { error: DeviceError::Torn, count: MAX_TRIES })
     }
 }
