@@ -15,7 +15,7 @@ use nicforge_driver::Deadline;
 use nicforge_hwi::extoll::reg;
 use nicforge_matching::{Gone, Loss, Rank, TransportError};
 use nicforge_rma::Target;
-use nicforge_velo::{Address, DeviceError, Error as VeloError, Link, Message};
+use nicforge_velo::{Address, DeviceError, Error as VeloError, Message, PeerLink};
 
 use crate::{Error, ExtollTransport, job::NOBODY};
 
@@ -57,7 +57,7 @@ pub(crate) struct Peer {
     pub(crate) target: Target,
     /// Generation of the tenant that the rank is; 0 while it has not come.
     pub(crate) tenant: u8,
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<PeerLink>,
     pub(crate) health: Health,
     /// Messages that the matching layer has refused so far.
     pub(crate) held: VecDeque<Message>,

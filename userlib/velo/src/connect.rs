@@ -14,7 +14,7 @@ use nicforge_driver::{Cancel, Deadline};
 use nicforge_hwi::extoll_velo::address;
 
 use crate::{
-    Address, CONTROL_TAG, Error, Link, Message, Port,
+    Address, CONTROL_TAG, Error, Message, PeerLink, Port,
     flow::{Control, MAX_REFUSALS, MAX_UNRESPONSIVE, Peer},
     receive::Waiter,
 };
@@ -35,7 +35,7 @@ impl Port {
         address: Address,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-    ) -> Result<Link, Error> {
+    ) -> Result<PeerLink, Error> {
         let (nodes, vpids) = (self.nodes, self.vpids);
         let index = self.index(address).ok_or(Error::NoSuchPeer { address, nodes, vpids })?;
         let mut waiter = Waiter::new(self, deadline, cancel);
@@ -45,7 +45,7 @@ impl Port {
             let generation = self.tenant(address);
             let known = self.peers[index];
             if generation & 1 != 0 && known.receiver == generation && !known.refused {
-                return Ok(Link { address, index: index as u32, generation });
+                return Ok(PeerLink { address, index: index as u32, generation });
             }
             // The close of an earlier connection goes out first, so that the peer sees both in
             // order.
@@ -68,7 +68,7 @@ impl Port {
     ///
     /// # Errors
     /// Errors of the driver. A peer that is gone is no error.
-    pub fn disconnect(&mut self, link: Link) -> Result<(), Error> {
+    pub fn disconnect(&mut self, link: PeerLink) -> Result<(), Error> {
         let index = link.index as usize;
         if self.peers.get(index).is_none_or(|peer| peer.receiver != link.generation) {
             return Ok(());
@@ -96,7 +96,7 @@ impl Port {
 
     /// Returns whether the peer has refused the connection because it has no credits left to grant.
     #[inline]
-    pub fn is_refused(&self, link: Link) -> bool {
+    pub fn is_refused(&self, link: PeerLink) -> bool {
         self.peers
             .get(link.index as usize)
             .is_some_and(|peer| peer.receiver == link.generation && peer.refused && peer.credits == 0)
@@ -104,7 +104,7 @@ impl Port {
 
     /// Returns the credits of a link: the messages that may be sent now. Returns `None` without
     /// flow control.
-    pub fn credits(&self, link: Link) -> Option<u32> {
+    pub fn credits(&self, link: PeerLink) -> Option<u32> {
         let peer = self.peers.get(link.index as usize)?;
         self.config.flow_control.then_some(if peer.receiver == link.generation { peer.credits } else { 0 })
     }

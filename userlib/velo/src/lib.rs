@@ -39,9 +39,9 @@
 //! # When a peer dies
 //!
 //! The peer's card announces the end of a tenant behind everything that the tenant has sent. A
-//! [`Link`] is to one tenant of a VPID. From the announcement on, sending on the link and waiting
-//! for a message from its peer fail with [`Error::PeerGone`]. Messages that have arrived can still
-//! be received. A new tenant needs a new [`Port::connect`].
+//! [`PeerLink`] is to one tenant of a VPID. From the announcement on, sending on the link and
+//! waiting for a message from its peer fail with [`Error::PeerGone`]. Messages that have arrived
+//! can still be received. A new tenant needs a new [`Port::connect`].
 //!
 //! A message for the old tenant may have waited in a card. The new tenant's port drops it, because
 //! its sender has not connected to the new tenant. Without flow control there are no connects, so
@@ -65,4 +65,4 @@ pub use config::{Config, Waiting};
 pub use error::{DeviceError, Error};
 pub use flow::CONTROL_TAG;
 pub use message::{Address, Filter, MAX_MESSAGE, Message};
-pub use port::{Link, Port, Statistics};
+pub use port::{PeerLink, Port, Statistics};

@@ -31,7 +31,7 @@ const OPENING: std::time::Duration = std::time::Duration::from_secs(5);
 /// A connection to another port, made by [`Port::connect`]. It is valid for the port that made it,
 /// and names one tenant of the peer's VPID.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Link {
+pub struct PeerLink {
     pub(crate) address: Address,
     /// Index of the peer in [`Port::peers`].
     pub(crate) index: u32,
@@ -39,7 +39,7 @@ pub struct Link {
     pub(crate) generation: u8,
 }
 
-impl Link {
+impl PeerLink {
     /// Returns the peer's address.
     pub fn address(&self) -> Address {
         self.address

@@ -3,7 +3,7 @@
 use nicforge_driver::{Cancel, Deadline, Error as DriverError};
 use nicforge_hwi::{extoll::BAR_VELO, extoll_velo::TAGS, extoll_velo::address};
 
-use crate::{CONTROL_TAG, Error, Link, MAX_MESSAGE, Port, receive::Waiter};
+use crate::{CONTROL_TAG, Error, MAX_MESSAGE, PeerLink, Port, receive::Waiter};
 
 impl Port {
     /// Sends a message of 8 to 64 bytes, a multiple of 8, without waiting.
@@ -18,7 +18,7 @@ impl Port {
     /// - [`Error::PeerGone`], [`Error::BadLength`], [`Error::BadTag`].
     /// - Errors that [`Port::check`] reports about earlier messages.
     #[inline]
-    pub fn send_nb(&mut self, link: Link, tag: u8, data: &[u8]) -> Result<(), Error> {
+    pub fn send_nb(&mut self, link: PeerLink, tag: u8, data: &[u8]) -> Result<(), Error> {
         let length = data.len();
         if length.wrapping_sub(8) > MAX_MESSAGE - 8 || !length.is_multiple_of(8) {
             return Err(Error::BadLength { length });
@@ -53,7 +53,7 @@ impl Port {
 
     /// Returns the error of a send without a credit.
     #[cold]
-    fn without_credit(&mut self, link: Link) -> Result<(), Error> {
+    fn without_credit(&mut self, link: PeerLink) -> Result<(), Error> {
         self.statistics.without_credit += 1;
 
         if self.peers[link.index as usize].refused {
@@ -73,7 +73,7 @@ impl Port {
     #[inline]
     pub fn send(
         &mut self,
-        link: Link,
+        link: PeerLink,
         tag: u8,
         data: &[u8],
         deadline: Deadline,
@@ -89,7 +89,7 @@ impl Port {
     #[cold]
     fn send_later(
         &mut self,
-        link: Link,
+        link: PeerLink,
         tag: u8,
         data: &[u8],
         deadline: Deadline,

@@ -23,7 +23,7 @@ use nicforge_c_support::{
     options as given, path, reference, release, timeout,
 };
 use nicforge_driver::{Cancel, Deadline, Device, SharedPoster};
-use nicforge_velo::{Address, Config, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
+use nicforge_velo::{Address, Config, Error, Filter, MAX_MESSAGE, Message, PeerLink, Port, Waiting};
 
 use self::failure::failure;
 
@@ -73,7 +73,7 @@ pub struct velo_port(Handle<Inner>);
 struct Inner {
     port: Port,
     /// Links of the connections; a connection's number in C is its index here.
-    links: Vec<Link>,
+    links: Vec<PeerLink>,
     timeout: Option<Duration>,
     /// While this exists, a handle of VELO and RMA together knows that its VELO port is open.
     _open: Arc<()>,
@@ -84,7 +84,7 @@ impl Inner {
         self.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
-    fn link(&self, number: i32) -> Result<Link, Failure> {
+    fn link(&self, number: i32) -> Result<PeerLink, Failure> {
         let link = usize::try_from(number).ok().and_then(|number| self.links.get(number));
         link.copied().ok_or_else(|| Failure::new(libc::EBADF, "there is no such connection"))
     }
