@@ -391,7 +391,7 @@ impl Port {
                 // A message that waits for slots in a full ring blocks everything posted behind it.
                 // So at most two credit messages for each peer are in flight.
                 let [before, last] = peer.credit_marks;
-                if before.is_some_and(|before| !self.way.with(|poster| poster.has_passed(before))) {
+                if before.is_some_and(|before| !self.poster.with(|poster| poster.has_passed(before))) {
                     self.pending.rotate_left(1);
                     continue;
                 }
@@ -400,7 +400,7 @@ impl Port {
                 if !self.post_control(address, credit)? {
                     return Ok(());
                 }
-                self.peers[index as usize].credit_marks = [last, self.way.with(|poster| poster.mark())];
+                self.peers[index as usize].credit_marks = [last, self.poster.with(|poster| poster.mark())];
             }
 
             self.pending.pop_front();

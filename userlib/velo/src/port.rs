@@ -73,14 +73,14 @@ pub struct Statistics {
 }
 
 /// The posted-write ring of a port.
-pub(crate) enum Way {
+pub(crate) enum PortPoster {
     /// The port's own ring.
     Own(Poster),
     /// A ring shared with other libraries of the same VPID.
     Shared(SharedPoster),
 }
 
-impl Way {
+impl PortPoster {
     #[inline(always)]
     pub(crate) fn with<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
         match self {
@@ -102,7 +102,7 @@ pub struct Port {
     /// The generation under which peers know this port.
     pub(crate) generation: u8,
     pub(crate) registers: Bar,
-    pub(crate) way: Way,
+    pub(crate) poster: PortPoster,
     /// State of sending by stores, on a device without a posted-write ring.
     pub(crate) stores: Option<Stores>,
     doorbell: Doorbell,
@@ -198,7 +198,10 @@ impl Port {
             vpids,
             generation: 0,
             registers,
-            way: shared.map_or_else(|| device.poster(0).map(Way::Own), |poster| Ok(Way::Shared(poster)))?,
+            poster: shared.map_or_else(
+                || device.poster(0).map(PortPoster::Own),
+                |poster| Ok(PortPoster::Shared(poster)),
+            )?,
             stores: (device.ring_count() == 0).then(Stores::default),
             doorbell: device.doorbell(),
             directory,
@@ -314,7 +317,7 @@ impl Port {
     /// carries out what is posted there in order with this port's messages.
     #[inline]
     pub fn with_poster<R>(&mut self, call: impl FnOnce(&mut Poster) -> R) -> R {
-        self.way.with(call)
+        self.poster.with(call)
     }
 
     /// Reports errors that the card has found since the last report. Calls that send, and calls
@@ -404,8 +407,8 @@ impl Port {
     /// however long that takes. One such write in flight is enough. When the ring is full, the
     /// caller sleeps without the interrupt.
     pub(crate) fn arm(&mut self) -> Result<(), Error> {
-        let Self { way, armed, .. } = self;
-        way.with(|poster| {
+        let Self { poster, armed, .. } = self;
+        poster.with(|poster| {
             if armed.is_some_and(|armed| !poster.has_passed(armed)) {
                 return Ok(());
             }

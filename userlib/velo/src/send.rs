@@ -118,7 +118,7 @@ impl Port {
             return self.store(offset, data).map(|()| true);
         }
 
-        match self.way.with(|poster| poster.try_post(BAR_VELO, offset, data)) {
+        match self.poster.with(|poster| poster.try_post(BAR_VELO, offset, data)) {
             Ok(()) => Ok(true),
             Err(DriverError::RingFull { .. }) => Ok(false),
             Err(error) => Err(error.into()),

@@ -42,7 +42,7 @@ impl Port {
         };
 
         for torn in 0..MAX_TRIES {
-            self.way.with(|poster| poster.try_post(BAR_VELO, offset, data))?;
+            self.poster.with(|poster| poster.try_post(BAR_VELO, offset, data))?;
 
             let taken = self.sends_taken()?;
             if taken != before {
