@@ -28,12 +28,12 @@ impl List {
 /// The links of nodes. A node is in one list at most; the caller must know which.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
-    links: Vec<Link>,
+    links: Vec<Neighbours>,
 }
 
 /// The neighbours of a node in its list.
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct Neighbours {
     previous: u32,
     next: u32,
 }
@@ -43,10 +43,10 @@ impl Lists {
     #[inline]
     pub(crate) fn push(&mut self, list: &mut List, node: u32) {
         if node as usize >= self.links.len() {
-            self.links.resize(node as usize + 1, Link { previous: NONE, next: NONE });
+            self.links.resize(node as usize + 1, Neighbours { previous: NONE, next: NONE });
         }
 
-        self.links[node as usize] = Link { previous: list.tail, next: NONE };
+        self.links[node as usize] = Neighbours { previous: list.tail, next: NONE };
         match list.tail {
             NONE => list.head = node,
             tail => self.links[tail as usize].next = node,
@@ -57,7 +57,7 @@ impl Lists {
     /// Removes `node` from `list`, which contains it.
     #[inline]
     pub(crate) fn remove(&mut self, list: &mut List, node: u32) {
-        let Link { previous, next } = self.links[node as usize];
+        let Neighbours { previous, next } = self.links[node as usize];
         match previous {
             NONE => list.head = next,
             previous => self.links[previous as usize].next = next,

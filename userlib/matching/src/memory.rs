@@ -1,8 +1,8 @@
 //! A transport between ranks of one process, for tests and tutorials. It can imitate everything
 //! that a network may do.
 //!
-//! Input: [`Terms`]. Output: a [`Port`] for each rank; each port may be in a thread of its own. All
-//! ports share one lock.
+//! Input: [`Terms`]. Output: a [`FabricPort`] for each rank; each port may be in a thread of its
+//! own. All ports share one lock.
 //!
 //! With a seed the fabric delays messages and gets by random times, and reports a lack of room now
 //! and then. The messages of each pair of ranks stay in order. Time is counted in polls, so a run
@@ -52,7 +52,7 @@ impl Default for Terms {
 pub struct Fabric(Arc<Mutex<State>>);
 
 /// One rank's end of the fabric. Dropping it kills the rank.
-pub struct Port {
+pub struct FabricPort {
     fabric: Fabric,
     rank: Rank,
     size: u32,
@@ -104,7 +104,7 @@ const BASE: u64 = 0x1000;
 
 impl Fabric {
     /// Creates a fabric of `size` ranks, and their ports in order.
-    pub fn new(size: u32, terms: Terms) -> (Self, Vec<Port>) {
+    pub fn new(size: u32, terms: Terms) -> (Self, Vec<FabricPort>) {
         let terms = Terms { message_bytes: terms.message_bytes.max(wire::LEAST_MESSAGE), ..terms };
         let rank =
             || RankState { inboxes: (0..size).map(|_| Inbox::default()).collect(), ..RankState::default() };
@@ -112,7 +112,7 @@ impl Fabric {
         let ranks = (0..size).map(|_| rank()).collect();
         let state = State { terms, now: 0, random: terms.seed, ranks, next_key: 1 };
         let fabric = Self(Arc::new(Mutex::new(state)));
-        let ports = (0..size).map(|rank| Port { fabric: fabric.clone(), rank, size, terms }).collect();
+        let ports = (0..size).map(|rank| FabricPort { fabric: fabric.clone(), rank, size, terms }).collect();
         (fabric, ports)
     }
 
@@ -198,7 +198,7 @@ impl State {
 
 // SAFETY: memory is accessed only in `State::get`, under the lock, and only while it is in
 // `regions`. `deregister`, `kill` and dropping the port remove it from there.
-unsafe impl Transport for Port {
+unsafe impl Transport for FabricPort {
     fn rank(&self) -> Rank {
         self.rank
     }
@@ -351,7 +351,7 @@ unsafe impl Transport for Port {
     }
 }
 
-impl Drop for Port {
+impl Drop for FabricPort {
     fn drop(&mut self) {
         self.fabric.kill(self.rank);
     }

@@ -10,7 +10,7 @@ use std::{
 
 use nicforge_matching::{
     Config, Endpoint, Envelope, Mode, Selector,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
 };
 
 thread_local! {
@@ -39,7 +39,7 @@ static ALLOCATOR: Counting = Counting;
 
 /// Posts receives before and after their messages, exact and with wildcards, of several sizes, up
 /// to a hundred of each kind waiting.
-fn round(endpoint: &mut Endpoint<Port>, memory: &mut Vec<Vec<u8>>) {
+fn round(endpoint: &mut Endpoint<FabricPort>, memory: &mut Vec<Vec<u8>>) {
     for posted_first in [true, false] {
         for receive in [posted_first, !posted_first] {
             for tag in 0..100 {

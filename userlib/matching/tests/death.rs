@@ -7,7 +7,7 @@ mod common;
 use common::{TURNS, World, pattern};
 use nicforge_matching::{
     Config, Endpoint, Envelope, Error, Loss, Mode, Selector, Transport,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
     wire::{self, Finish, First, Rendezvous},
 };
 use proptest::prelude::*;
@@ -156,7 +156,7 @@ fn an_endpoint_dropped_in_the_middle_takes_its_memory_back() {
 }
 
 /// Returns a rank whose endpoint follows the protocol, and the port of one that can send anything.
-fn with_liar() -> (Endpoint<Port>, Port) {
+fn with_liar() -> (Endpoint<FabricPort>, FabricPort) {
     let terms = Terms { message_bytes: 128, credits: 100_000, ..Terms::default() };
     let (_, mut ports) = Fabric::new(2, terms);
     let liar = ports.pop().unwrap();
@@ -300,7 +300,7 @@ fn answers_that_nobody_takes_are_bounded() {
     assert!(endpoint.statistics().refused > 0);
 }
 
-fn with_liar_of(credits: usize) -> (Endpoint<Port>, Port) {
+fn with_liar_of(credits: usize) -> (Endpoint<FabricPort>, FabricPort) {
     let (_, mut ports) = Fabric::new(2, Terms { credits, ..Terms::default() });
     let liar = ports.pop().unwrap();
 

@@ -24,7 +24,7 @@ use common::{TURNS, pattern};
 use nicforge_matching::{
     Access, Completion, Config, Endpoint, Envelope, Error, Get, Gone, Kind, Memory, Message, Mode, Rank,
     Region, Request, Selector, Taken, Transport, TransportError,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
     wire,
 };
 use proptest::prelude::*;
@@ -34,7 +34,7 @@ type Log = Arc<Mutex<Vec<Rank>>>;
 
 /// Records the sources of the messages taken, without fragments.
 struct Recorder {
-    port: Port,
+    port: FabricPort,
     log: Log,
 }
 

@@ -5,7 +5,7 @@
 
 use nicforge_matching::{
     Completion, Config, Endpoint, Envelope, Mode, Request, Selector,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
 };
 
 /// Number of turns after which a waiting test fails. Every operation takes a bounded number of
@@ -15,7 +15,7 @@ pub const TURNS: usize = 200_000;
 /// All ranks of a fabric.
 pub struct World {
     pub fabric: Fabric,
-    pub ranks: Vec<Endpoint<Port>>,
+    pub ranks: Vec<Endpoint<FabricPort>>,
 }
 
 impl World {
