@@ -74,11 +74,11 @@ struct RankState {
     /// Messages to this rank, by source.
     inboxes: Vec<Inbox>,
     /// Dead ranks that this rank has not reported yet.
-    news: VecDeque<Rank>,
+    unreported_deaths: VecDeque<Rank>,
     regions: BTreeMap<u64, Registered>,
     gets: VecDeque<(u64, Get)>,
     /// The source with which the next poll begins.
-    turn: usize,
+    next_source: usize,
 }
 
 /// Messages from one source: time of arrival, tag and data.
@@ -133,7 +133,7 @@ impl Fabric {
             let kept = if state.terms.seed == 0 { length } else { state.random(length + 1) };
             let other = &mut state.ranks[other];
             other.inboxes[rank as usize].messages.truncate(kept as usize);
-            other.news.push_back(rank);
+            other.unreported_deaths.push_back(rank);
         }
     }
 
@@ -253,7 +253,7 @@ unsafe impl Transport for FabricPort {
 
         let mut taken = 0;
         for step in 0..sources {
-            let source = (rank.turn + step) % sources;
+            let source = (rank.next_source + step) % sources;
 
             let inbox = &mut rank.inboxes[source];
             inbox.refused = false;
@@ -273,12 +273,12 @@ unsafe impl Transport for FabricPort {
 
             if inbox.refused && one_ring {
                 // A refused message stays at the head of the ring.
-                rank.turn = source;
+                rank.next_source = source;
                 return Ok(taken);
             }
         }
 
-        rank.turn = (rank.turn + 1) % sources;
+        rank.next_source = (rank.next_source + 1) % sources;
         Ok(taken)
     }
 
@@ -339,7 +339,7 @@ unsafe impl Transport for FabricPort {
     fn poll_gone(&mut self) -> Option<Gone> {
         let mut state = self.fabric.lock();
         let rank = &mut state.ranks[self.rank as usize];
-        let &dead = rank.news.front()?;
+        let &dead = rank.unreported_deaths.front()?;
 
         let inbox = &mut rank.inboxes[dead as usize];
         if !inbox.messages.is_empty() && !inbox.refused {
@@ -347,7 +347,7 @@ unsafe impl Transport for FabricPort {
         }
 
         inbox.messages.clear();
-        rank.news.pop_front().map(|rank| Gone { rank, why: Loss::Ended })
+        rank.unreported_deaths.pop_front().map(|rank| Gone { rank, why: Loss::Ended })
     }
 }
 

@@ -45,15 +45,15 @@ impl<T: Default> Pool<T> {
 
     /// Stores `value` and returns its handle. Returns the value when the table is full.
     pub(crate) fn insert(&mut self, value: T) -> Result<Handle, T> {
-        let Some(handle) = self.enter() else { return Err(value) };
+        let Some(handle) = self.allocate() else { return Err(value) };
         self.slots[handle.index as usize].value = value;
         Ok(handle)
     }
 
-    /// Takes a free place and returns its handle. Its value is as [`Pool::leave`] left it, or new.
-    /// Returns `None` when the table is full.
+    /// Takes a free place and returns its handle. Its value is as [`Pool::release`] left it, or
+    /// new. Returns `None` when the table is full.
     #[inline]
-    pub(crate) fn enter(&mut self) -> Option<Handle> {
+    pub(crate) fn allocate(&mut self) -> Option<Handle> {
         if self.free == NONE {
             self.grow()?;
         }
@@ -78,10 +78,10 @@ impl<T: Default> Pool<T> {
         Some(())
     }
 
-    /// Frees a taken place. Its value stays for the next [`Pool::enter`]. The caller of that must
-    /// set every field that differs from a new value.
+    /// Frees a taken place. Its value stays for the next [`Pool::allocate`]. The caller of that
+    /// must set every field that differs from a new value.
     #[inline]
-    pub(crate) fn leave(&mut self, index: u32) {
+    pub(crate) fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         slot.next_free = self.free;
@@ -103,7 +103,7 @@ impl<T: Default> Pool<T> {
 
     /// Frees a taken place and returns its value.
     pub(crate) fn remove(&mut self, index: u32) -> T {
-        self.leave(index);
+        self.release(index);
         std::mem::take(&mut self.slots[index as usize].value)
     }
 

@@ -31,7 +31,7 @@ pub(super) enum State {
     /// Receive: matched; the data of the eager message is arriving.
     Filling,
     /// Receive: in the list of transfers; further gets must be started.
-    Pulling,
+    Fetching,
     /// Receive: no further get will be started; some are in flight.
     Draining,
     /// In the list of requests whose memory must be deregistered.
@@ -41,7 +41,7 @@ pub(super) enum State {
 }
 
 /// A request. The pool reuses its place without a reset. [`Core::take`] clears `buffer`, `moved`,
-/// `gets`, `region`, `answer` and `error`; a new request sets the other fields.
+/// `gets`, `region`, `ack_handle` and `error`; a new request sets the other fields.
 #[derive(Debug, Default)]
 pub(super) struct Op {
     pub(super) kind: Kind,
@@ -61,7 +61,7 @@ pub(super) struct Op {
     /// Receive: the sender's memory.
     pub(super) remote: RemoteRegion,
     /// Receive: the sender's handle of its request, while an acknowledgement is due.
-    pub(super) answer: Option<u64>,
+    pub(super) ack_handle: Option<u64>,
     /// The reason for its failure.
     pub(super) error: Option<Error>,
 }
@@ -69,23 +69,23 @@ pub(super) struct Op {
 impl Op {
     /// Returns the number of bytes of the message that fit in the buffer.
     #[inline]
-    pub(super) fn goal(&self) -> usize {
+    pub(super) fn fitting_bytes(&self) -> usize {
         self.buffer.len().min(usize::try_from(self.length).unwrap_or(usize::MAX))
     }
 
-    /// Returns length and result for the completion of a failed request. `goal` is the number of
+    /// Returns length and result for the completion of a failed request. `fitting` is the number of
     /// bytes that fit in the buffer.
     #[cold]
-    fn failure(&mut self, goal: usize) -> (usize, Result<(), Error>) {
+    fn failure(&mut self, fitting: usize) -> (usize, Result<(), Error>) {
         let error = self.error.take();
-        let length = if matches!(error, Some(Error::Truncated { .. })) { goal } else { 0 };
+        let length = if matches!(error, Some(Error::Truncated { .. })) { fitting } else { 0 };
         (length, error.map_or(Ok(()), Err))
     }
 }
 
 /// An unexpected message.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct UnexpectedMessage {
     pub(super) envelope: Envelope,
     pub(super) size: u64,
     /// Units of its sender's window that it uses.
@@ -106,12 +106,12 @@ pub(super) enum Content {
     /// The memory to fetch it from, and the sender's handle of its request.
     Remote(RemoteRegion, u64),
     /// A send of this rank to itself, by its request.
-    Own(u32),
+    ToSelf(u32),
 }
 
 /// The acknowledgement of a rendezvous, not yet sent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct Acknowledgement {
     pub(super) request: u64,
     pub(super) status: u32,
 }
@@ -129,7 +129,7 @@ pub(super) enum Health {
 pub(super) enum Target {
     Op(u32),
     Message(u32),
-    Nobody,
+    Discard,
 }
 
 /// An eager message that has arrived in part.
@@ -147,22 +147,22 @@ pub(super) struct Peer {
     /// Sends in their order.
     pub(super) sends: List,
     /// Acknowledgements not yet sent.
-    pub(super) answers: List,
+    pub(super) acks: List,
     /// Number of acknowledgements not yet sent.
-    pub(super) owed: u64,
+    pub(super) unsent_acks: u64,
     /// Its unexpected messages.
-    pub(super) waiting: List,
+    pub(super) unexpected: List,
     pub(super) incoming: Option<Incoming>,
     /// Total number of window units sent to it.
     pub(super) sent: u64,
     /// Total number of window units that it has granted.
     pub(super) limit: u64,
     /// Window units that its unexpected messages use.
-    pub(super) held: u64,
+    pub(super) window_used: u64,
     /// Total number of window units of its messages that have left the window.
     pub(super) consumed: u64,
     /// The limit of the last grant sent to it.
-    pub(super) granted: u64,
+    pub(super) granted_limit: u64,
     /// Whether it is in the list of peers with something to send.
     pub(super) active: bool,
 }
@@ -178,13 +178,13 @@ pub(super) struct Core {
     pub(super) ops: Pool<Op>,
     /// Links of requests: each is in a peer's sends, the transfers, the settling or the completed
     /// requests.
-    pub(super) places: Lists,
-    pub(super) messages: Pool<Waiting>,
-    /// Links of messages in `waiting` of their peers.
-    pub(super) sources: Lists,
-    pub(super) answers: Pool<Answer>,
-    /// Links of acknowledgements in `answers` of their peers.
-    pub(super) answering: Lists,
+    pub(super) request_links: Lists,
+    pub(super) messages: Pool<UnexpectedMessage>,
+    /// Links of messages in `unexpected` of their peers.
+    pub(super) message_links: Lists,
+    pub(super) acks: Pool<Acknowledgement>,
+    /// Links of acknowledgements in `acks` of their peers.
+    pub(super) ack_links: Lists,
     pub(super) queues: Queues,
     pub(super) store: Store,
     pub(super) transfers: List,
@@ -209,15 +209,15 @@ impl Core {
         let peer = || Peer {
             health: Health::Alive,
             sends: List::EMPTY,
-            answers: List::EMPTY,
-            owed: 0,
-            waiting: List::EMPTY,
+            acks: List::EMPTY,
+            unsent_acks: 0,
+            unexpected: List::EMPTY,
             incoming: None,
             sent: 0,
             limit: window,
-            held: 0,
+            window_used: 0,
             consumed: 0,
-            granted: window,
+            granted_limit: window,
             active: false,
         };
 
@@ -229,11 +229,11 @@ impl Core {
             max_get,
             peers: (0..size).map(|_| peer()).collect(),
             ops: Pool::new(),
-            places: Lists::default(),
+            request_links: Lists::default(),
             messages: Pool::new(),
-            sources: Lists::default(),
-            answers: Pool::new(),
-            answering: Lists::default(),
+            message_links: Lists::default(),
+            acks: Pool::new(),
+            ack_links: Lists::default(),
             queues: Queues::new(),
             store: Store::new(),
             transfers: List::EMPTY,
@@ -255,8 +255,8 @@ impl Core {
 
     /// Takes a place for a request.
     #[inline]
-    pub(super) fn enter(&mut self) -> Result<Handle, Error> {
-        self.ops.enter().ok_or(Error::TooManyRequests { limit: Pool::<Op>::LIMIT })
+    pub(super) fn allocate(&mut self) -> Result<Handle, Error> {
+        self.ops.allocate().ok_or(Error::TooManyRequests { limit: Pool::<Op>::LIMIT })
     }
 
     /// Returns whether a peer takes part in the protocol.
@@ -286,7 +286,7 @@ impl Core {
             self.statistics.received += 1;
             self.statistics.bytes_received += request.length;
         }
-        self.places.push(&mut self.done, op);
+        self.request_links.push(&mut self.done, op);
     }
 
     /// Completes a request with an error. It must not be in any list, nor posted.
@@ -296,7 +296,7 @@ impl Core {
         request.state = State::Done;
         self.statistics.failed += u64::from(error.is_peer());
         request.error = Some(error);
-        self.places.push(&mut self.done, op);
+        self.request_links.push(&mut self.done, op);
     }
 
     /// Completes a request, with an error if there is one.
@@ -323,17 +323,17 @@ impl Core {
     #[inline]
     pub(super) fn take(&mut self, op: u32) -> Completion {
         let request = Request(self.ops.handle(op));
-        self.places.remove(&mut self.done, op);
+        self.request_links.remove(&mut self.done, op);
 
         let place = &mut self.ops[op];
-        let goal = place.goal();
-        let (length, result) = if place.error.is_none() { (goal, Ok(())) } else { place.failure(goal) };
+        let fitting = place.fitting_bytes();
+        let (length, result) = if place.error.is_none() { (fitting, Ok(())) } else { place.failure(fitting) };
 
         let buffer = std::mem::take(&mut place.buffer);
-        (place.moved, place.gets, place.region, place.answer) = (0, 0, None, None);
+        (place.moved, place.gets, place.region, place.ack_handle) = (0, 0, None, None);
 
         let Op { kind, cookie, envelope, .. } = *place;
-        self.ops.leave(op);
+        self.ops.release(op);
         Completion { request, kind, cookie, envelope, length, result, buffer }
     }
 
@@ -369,13 +369,13 @@ impl Core {
     /// Queues a request for deregistration of its memory, after which it completes.
     pub(super) fn settle(&mut self, op: u32) {
         self.ops[op].state = State::Settling;
-        self.places.push(&mut self.settling, op);
+        self.request_links.push(&mut self.settling, op);
     }
 
     /// Returns the description of an unexpected message.
     pub(super) fn arrived(&self, message: u32) -> Arrived {
-        let waiting = &self.messages[message];
-        Arrived { envelope: waiting.envelope, length: waiting.size }
+        let unexpected = &self.messages[message];
+        Arrived { envelope: unexpected.envelope, length: unexpected.size }
     }
 }
 
@@ -383,6 +383,6 @@ impl Peer {
     /// Returns whether half of the window or more was consumed since the last grant.
     #[inline]
     pub(super) fn grant_due(&self, window: u64) -> bool {
-        self.consumed + window - self.granted >= window.div_ceil(2)
+        self.consumed + window - self.granted_limit >= window.div_ceil(2)
     }
 }

@@ -12,19 +12,19 @@ use super::{
 use crate::{Error, Gone, Rank, Transport};
 
 /// Number of places checked in one call.
-const PLACES: u32 = 4096;
+const CHECKED_PLACES: u32 = 4096;
 
 impl<T: Transport> Endpoint<T> {
     /// Asks the transport for lost ranks, and fails requests that wait for them. Returns the number
     /// of steps.
-    pub(super) fn take_notice(&mut self, budget: usize) -> usize {
+    pub(super) fn handle_lost_peers(&mut self, budget: usize) -> usize {
         let mut steps = 0;
 
         while steps < budget {
             let Some(Gone { rank: peer, why }) = self.transport.poll_gone() else { break };
             steps += 1;
             if peer != self.core.rank && (peer as usize) < self.core.peers.len() {
-                self.core.lose(peer, Health::Gone(why));
+                self.core.mark_lost(peer, Health::Gone(why));
             }
         }
 
@@ -34,7 +34,7 @@ impl<T: Transport> Endpoint<T> {
         // Settling requests complete before any request fails.
         steps += self.settle_all();
 
-        for _ in 0..PLACES {
+        for _ in 0..CHECKED_PLACES {
             let Some(&(peer, op)) = self.core.lost.front().filter(|_| steps < budget) else { break };
 
             match self.core.peer_error(peer).filter(|_| op < self.core.ops.places()) {
@@ -63,12 +63,12 @@ impl<T: Transport> Endpoint<T> {
 
         match state {
             State::Queued | State::Sending => {
-                core.places.remove(&mut core.peers[peer as usize].sends, op);
+                core.request_links.remove(&mut core.peers[peer as usize].sends, op);
                 // The send behind it may need less of the window.
                 core.activate(peer);
             }
             State::Posted => core.queues.unpost(op),
-            State::Pulling => core.places.remove(&mut core.transfers, op),
+            State::Fetching => core.request_links.remove(&mut core.transfers, op),
             State::Offered | State::Filling | State::Draining => {}
             State::Settling | State::Done => return,
         }
@@ -88,7 +88,7 @@ impl<T: Transport> Endpoint<T> {
 
 impl Core {
     /// Marks `peer` as lost, and discards its incomplete messages.
-    pub(super) fn lose(&mut self, peer: Rank, health: Health) {
+    pub(super) fn mark_lost(&mut self, peer: Rank, health: Health) {
         let state = &mut self.peers[peer as usize];
         if state.health != Health::Alive {
             return;
@@ -96,26 +96,26 @@ impl Core {
 
         state.health = health;
         state.incoming = None;
-        while let Some(answer) = self.answering.pop(&mut self.peers[peer as usize].answers) {
-            self.answers.remove(answer);
+        while let Some(ack) = self.ack_links.pop(&mut self.peers[peer as usize].acks) {
+            self.acks.remove(ack);
         }
 
         // The peer's window bounds the number of messages.
-        let mut next = self.peers[peer as usize].waiting.first();
+        let mut next = self.peers[peer as usize].unexpected.first();
         while let Some(message) = next {
-            next = self.sources.next(message);
-            let waiting = &mut self.messages[message];
+            next = self.message_links.next(message);
+            let unexpected = &mut self.messages[message];
 
-            match waiting.content {
-                Content::Stored(_, true) | Content::Own(_) | Content::Lost => continue,
+            match unexpected.content {
+                Content::Stored(_, true) | Content::ToSelf(_) | Content::Lost => continue,
                 Content::Stored(chain, false) => self.store.release(chain),
                 Content::Remote(..) => {}
             }
 
-            waiting.content = Content::Lost;
-            if !waiting.claimed {
+            unexpected.content = Content::Lost;
+            if !unexpected.claimed {
                 self.queues.unstore(message);
-                self.forget(message);
+                self.free_message(message);
             }
         }
 

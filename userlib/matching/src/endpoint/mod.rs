@@ -210,7 +210,7 @@ impl<T: Transport> Endpoint<T> {
         cookie: u64,
     ) -> Result<Request, Error> {
         self.core.check_peer(to.peer)?;
-        let handle = self.core.enter()?;
+        let handle = self.core.allocate()?;
 
         let op = &mut self.core.ops[handle.index];
         op.buffer = buffer.into();
@@ -380,7 +380,7 @@ impl<T: Transport> Endpoint<T> {
     /// [`Error::Transport`]: the transport as a whole has failed.
     pub fn progress(&mut self) -> Result<usize, Error> {
         let budget = self.core.config.budget;
-        let mut steps = self.take_notice(budget);
+        let mut steps = self.handle_lost_peers(budget);
 
         steps += self.poll(budget)?;
         steps += self.settle_all();
@@ -395,7 +395,7 @@ impl<T: Transport> Endpoint<T> {
     fn poll(&mut self, budget: usize) -> Result<usize, TransportError> {
         let Self { transport, core } = self;
         let messages = transport.poll(budget, &mut |from, kind, bytes| core.arrive(from, kind, bytes))?;
-        let gets = transport.poll_gets(budget, &mut |cookie, result| core.got(cookie, result))?;
+        let gets = transport.poll_gets(budget, &mut |cookie, result| core.get_ended(cookie, result))?;
         Ok(messages + gets)
     }
 

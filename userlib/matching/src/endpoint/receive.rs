@@ -15,7 +15,7 @@ impl Core {
         cookie: u64,
         envelope: Envelope,
     ) -> Result<Handle, Error> {
-        let handle = self.enter()?;
+        let handle = self.allocate()?;
 
         let op = &mut self.ops[handle.index];
         (op.kind, op.state, op.cookie, op.envelope, op.length) =
@@ -43,8 +43,8 @@ impl Core {
 
     /// Lets `op` receive `message`, which is no longer in the queues.
     pub(super) fn attach(&mut self, op: u32, message: u32) {
-        let waiting = &self.messages[message];
-        let (envelope, size, content) = (waiting.envelope, waiting.size, waiting.content);
+        let unexpected = &self.messages[message];
+        let (envelope, size, content) = (unexpected.envelope, unexpected.size, unexpected.content);
 
         let request = &mut self.ops[op];
         (request.envelope, request.length) = (envelope, size);
@@ -59,34 +59,41 @@ impl Core {
                     self.redirect(envelope.peer, Target::Op(op));
                 }
             }
-            Content::Remote(remote, request) => self.pull(op, envelope, size, remote, request),
-            Content::Own(send) => self.deliver_own(send, op),
+            Content::Remote(remote, request) => self.start_fetch(op, envelope, size, remote, request),
+            Content::ToSelf(send) => self.deliver_to_self(send, op),
             Content::Lost => {
                 let error = self.peer_error(envelope.peer);
                 self.finish(op, error);
             }
         }
 
-        self.forget(message);
+        self.free_message(message);
     }
 
     /// Starts to fetch a rendezvous message.
-    pub(super) fn pull(&mut self, op: u32, envelope: Envelope, size: u64, remote: RemoteRegion, answer: u64) {
+    pub(super) fn start_fetch(
+        &mut self,
+        op: u32,
+        envelope: Envelope,
+        size: u64,
+        remote: RemoteRegion,
+        ack: u64,
+    ) {
         let request = &mut self.ops[op];
         (request.envelope, request.length, request.remote) = (envelope, size, remote);
 
-        request.answer = Some(answer);
+        request.ack_handle = Some(ack);
 
-        if self.ops[op].goal() == 0 {
+        if self.ops[op].fitting_bytes() == 0 {
             return self.settle(op);
         }
 
-        self.ops[op].state = State::Pulling;
-        self.places.push(&mut self.transfers, op);
+        self.ops[op].state = State::Fetching;
+        self.request_links.push(&mut self.transfers, op);
     }
 
     /// Copies the data of a send to this rank to its receive, and completes both.
-    pub(super) fn deliver_own(&mut self, send: u32, receive: u32) {
+    pub(super) fn deliver_to_self(&mut self, send: u32, receive: u32) {
         let source = std::mem::take(&mut self.ops[send].buffer);
         let (envelope, length) = (self.ops[send].envelope, self.ops[send].length);
 
@@ -120,13 +127,13 @@ impl Core {
         let peer = self.messages[message].envelope.peer;
 
         match self.messages[message].content {
-            Content::Stored(_, false) => self.redirect(peer, Target::Nobody),
-            Content::Remote(_, request) => self.answer(peer, request, wire::FETCHED),
-            Content::Own(send) => self.finish(send, None),
+            Content::Stored(_, false) => self.redirect(peer, Target::Discard),
+            Content::Remote(_, request) => self.queue_ack(peer, request, wire::FETCHED),
+            Content::ToSelf(send) => self.finish(send, None),
             Content::Stored(_, true) | Content::Lost => {}
         }
 
-        self.forget(message);
+        self.free_message(message);
     }
 
     /// Changes the destination of the rest of the message that `peer` is sending.
@@ -137,18 +144,18 @@ impl Core {
     }
 
     /// Frees a message that is no longer in the queues, and its part of the window.
-    pub(super) fn forget(&mut self, message: u32) {
+    pub(super) fn free_message(&mut self, message: u32) {
         let peer = self.messages[message].envelope.peer;
-        self.sources.remove(&mut self.peers[peer as usize].waiting, message);
+        self.message_links.remove(&mut self.peers[peer as usize].unexpected, message);
 
-        let waiting = self.messages.remove(message);
-        if let Content::Stored(chain, _) = waiting.content {
+        let unexpected = self.messages.remove(message);
+        if let Content::Stored(chain, _) = unexpected.content {
             self.store.release(chain);
         }
 
-        self.peers[peer as usize].held -= waiting.cost;
+        self.peers[peer as usize].window_used -= unexpected.cost;
         if self.peers[peer as usize].health == Health::Alive {
-            self.consume(peer, waiting.cost);
+            self.consume(peer, unexpected.cost);
         }
     }
 }

@@ -5,7 +5,7 @@ use zerocopy::IntoBytes;
 
 use super::{
     Endpoint, Mode,
-    core::{Content, Core, Health, SHORT, State, Waiting},
+    core::{Content, Core, Health, SHORT, State, UnexpectedMessage},
     transfer::register,
 };
 use crate::{
@@ -54,7 +54,7 @@ impl<T: Transport> Endpoint<T> {
             return;
         }
 
-        self.core.places.push(&mut self.core.peers[peer as usize].sends, op);
+        self.core.request_links.push(&mut self.core.peers[peer as usize].sends, op);
 
         if at_once == Some(Step::NoRoom) {
             self.core.activate(peer);
@@ -79,7 +79,7 @@ impl<T: Transport> Endpoint<T> {
 
         let fits = data.len() <= core.short
             && request.mode == Mode::Standard
-            && peer.answers.is_empty()
+            && peer.acks.is_empty()
             && !peer.grant_due(core.window)
             && peer.sent + cost <= peer.limit;
 
@@ -139,8 +139,8 @@ impl<T: Transport> Endpoint<T> {
 
             let step = if peer.grant_due(self.core.window) {
                 self.send_grant(rank)?
-            } else if let Some(answer) = peer.answers.first() {
-                self.send_answer(rank, answer)?
+            } else if let Some(ack) = peer.acks.first() {
+                self.send_ack(rank, ack)?
             } else if let Some(op) = peer.sends.first() {
                 self.send_part(rank, op)?
             } else {
@@ -168,14 +168,14 @@ impl<T: Transport> Endpoint<T> {
             return Ok(Step::NoRoom);
         }
 
-        peer.granted = limit;
+        peer.granted_limit = limit;
         self.core.statistics.grants += 1;
         Ok(Step::Done)
     }
 
     /// Sends an acknowledgement.
-    fn send_answer(&mut self, rank: Rank, answer: u32) -> Result<Step, TransportError> {
-        let content = self.core.answers[answer];
+    fn send_ack(&mut self, rank: Rank, ack: u32) -> Result<Step, TransportError> {
+        let content = self.core.acks[ack];
         let message =
             Finish { request: content.request.into(), status: content.status.into(), reserved: 0.into() };
 
@@ -184,9 +184,9 @@ impl<T: Transport> Endpoint<T> {
         }
 
         let peer = &mut self.core.peers[rank as usize];
-        peer.owed -= 1;
-        self.core.answering.remove(&mut peer.answers, answer);
-        self.core.answers.remove(answer);
+        peer.unsent_acks -= 1;
+        self.core.ack_links.remove(&mut peer.acks, ack);
+        self.core.acks.remove(ack);
         Ok(Step::Done)
     }
 
@@ -201,7 +201,7 @@ impl<T: Transport> Endpoint<T> {
                 return Ok(Step::NoRoom);
             }
 
-            self.core.left(rank, op, part);
+            self.core.record_sent(rank, op, part);
             return Ok(Step::Done);
         }
 
@@ -233,7 +233,7 @@ impl<T: Transport> Endpoint<T> {
 
         core.peers[rank as usize].sent += cost;
         core.ops[op].state = State::Sending;
-        core.left(rank, op, part);
+        core.record_sent(rank, op, part);
         Ok(Step::Done)
     }
 
@@ -245,7 +245,7 @@ impl<T: Transport> Endpoint<T> {
             Ok(Some(region)) => region,
             Ok(None) => return Ok(Step::NoRoom),
             Err(error) => {
-                core.places.remove(&mut core.peers[rank as usize].sends, op);
+                core.request_links.remove(&mut core.peers[rank as usize].sends, op);
                 core.finish(op, Some(Error::Transport(error)));
                 return Ok(Step::Done);
             }
@@ -268,7 +268,7 @@ impl<T: Transport> Endpoint<T> {
 
         core.peers[rank as usize].sent += cost;
         core.ops[op].state = State::Offered;
-        core.places.remove(&mut core.peers[rank as usize].sends, op);
+        core.request_links.remove(&mut core.peers[rank as usize].sends, op);
         Ok(Step::Done)
     }
 }
@@ -281,12 +281,12 @@ fn first_header(envelope: &Envelope, length: usize) -> First {
 
 impl Core {
     /// Records that an eager send has reached byte `part`, and completes it at the end.
-    fn left(&mut self, rank: Rank, op: u32, part: usize) {
+    fn record_sent(&mut self, rank: Rank, op: u32, part: usize) {
         let request = &mut self.ops[op];
         request.moved = part;
 
         if part == request.buffer.len() {
-            self.places.remove(&mut self.peers[rank as usize].sends, op);
+            self.request_links.remove(&mut self.peers[rank as usize].sends, op);
             self.complete(op);
         }
     }
@@ -299,7 +299,7 @@ impl Core {
 
         if let Some(receive) = self.queues.arrive(&envelope) {
             self.statistics.expected += 1;
-            return self.deliver_own(op, receive);
+            return self.deliver_to_self(op, receive);
         }
 
         self.statistics.unexpected += 1;
@@ -307,22 +307,28 @@ impl Core {
         let peer = &self.peers[envelope.peer as usize];
         let store = request.mode == Mode::Standard
             && request.buffer.len() <= self.config.eager_threshold
-            && peer.held + cost <= self.window;
+            && peer.window_used + cost <= self.window;
 
         if !store {
             // It uses none of the window, since the application holds the memory.
             self.ops[op].state = State::Offered;
-            let waiting = Waiting { envelope, size, cost: 0, claimed: false, content: Content::Own(op) };
-            if self.wait_here(waiting).is_none() {
-                self.finish(op, Some(Error::TooManyRequests { limit: Pool::<Waiting>::LIMIT }));
+            let unexpected =
+                UnexpectedMessage { envelope, size, cost: 0, claimed: false, content: Content::ToSelf(op) };
+            if self.store_unexpected(unexpected).is_none() {
+                self.finish(op, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
             }
             return;
         }
 
-        let waiting =
-            Waiting { envelope, size, cost, claimed: false, content: Content::Stored(Chain::EMPTY, true) };
-        let Some(message) = self.wait_here(waiting) else {
-            return self.finish(op, Some(Error::TooManyRequests { limit: Pool::<Waiting>::LIMIT }));
+        let unexpected = UnexpectedMessage {
+            envelope,
+            size,
+            cost,
+            claimed: false,
+            content: Content::Stored(Chain::EMPTY, true),
+        };
+        let Some(message) = self.store_unexpected(unexpected) else {
+            return self.finish(op, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
         };
 
         if let Content::Stored(chain, _) = &mut self.messages[message].content {

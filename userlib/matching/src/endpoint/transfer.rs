@@ -15,12 +15,12 @@ pub(super) fn register<T: Transport>(
     op: &mut Op,
     access: Access,
 ) -> Result<Option<Region>, TransportError> {
-    if op.region.is_none() && op.goal() > 0 {
-        let memory = crate::Memory { length: op.goal(), ..op.buffer.memory() };
+    if op.region.is_none() && op.fitting_bytes() > 0 {
+        let memory = crate::Memory { length: op.fitting_bytes(), ..op.buffer.memory() };
         // SAFETY: by the contract of its buffer, or because the buffer owns it, the memory is lent
         // to the request until the request completes or the endpoint is dropped. `Op::region` is
         // deregistered before either. Meanwhile a source is only read. A destination is not
-        // accessed, because its request is in `Pulling`.
+        // accessed, because its request is in `Fetching`.
         op.region = unsafe { transport.register(memory, access) }?;
         return Ok(op.region);
     }
@@ -52,11 +52,11 @@ impl<T: Transport> Endpoint<T> {
         let Self { transport, core } = self;
         let cookie = core.ops.handle(op).to_bits();
         let request = &mut core.ops[op];
-        let goal = request.goal();
+        let fitting = request.fitting_bytes();
 
         let mut started = 0;
         let result = loop {
-            if request.moved == goal || request.gets >= core.config.gets_in_flight {
+            if request.moved == fitting || request.gets >= core.config.gets_in_flight {
                 break Ok(());
             }
             let local = match register(transport, request, Access::Destination) {
@@ -67,7 +67,7 @@ impl<T: Transport> Endpoint<T> {
             };
 
             let mut remote = request.remote;
-            let length = core.max_get.min(goal - request.moved);
+            let length = core.max_get.min(fitting - request.moved);
             remote.offset = remote.offset.wrapping_add(request.moved as u64);
             let local_offset = request.moved;
             let get = Get { peer: request.envelope.peer, remote, local, local_offset, length, cookie };
@@ -83,12 +83,12 @@ impl<T: Transport> Endpoint<T> {
             }
         };
 
-        let over = request.moved == goal || result.is_err();
-        core.places.remove(&mut core.transfers, op);
+        let over = request.moved == fitting || result.is_err();
+        core.request_links.remove(&mut core.transfers, op);
         if !over {
-            core.places.push(&mut core.transfers, op);
+            core.request_links.push(&mut core.transfers, op);
         } else {
-            request_over(core, op, result.err());
+            start_draining(core, op, result.err());
         }
         Some(started)
     }
@@ -97,7 +97,7 @@ impl<T: Transport> Endpoint<T> {
     /// requests.
     pub(super) fn settle_all(&mut self) -> usize {
         let mut settled = 0;
-        while let Some(op) = self.core.places.pop(&mut self.core.settling) {
+        while let Some(op) = self.core.request_links.pop(&mut self.core.settling) {
             settled += 1;
 
             let request = &mut self.core.ops[op];
@@ -106,9 +106,9 @@ impl<T: Transport> Endpoint<T> {
             }
 
             let (kind, peer, error) = (request.kind, request.envelope.peer, request.error.take());
-            if let Some(answer) = request.answer.take() {
+            if let Some(ack) = request.ack_handle.take() {
                 let status = if error.is_none() { wire::FETCHED } else { wire::NOT_FETCHED };
-                self.core.answer(peer, answer, status);
+                self.core.queue_ack(peer, ack, status);
             }
 
             match (kind, error) {
@@ -121,7 +121,7 @@ impl<T: Transport> Endpoint<T> {
 }
 
 /// Records that no further get of a transfer will be started. The transfer must not be in the list.
-fn request_over(core: &mut Core, op: u32, error: Option<TransportError>) {
+fn start_draining(core: &mut Core, op: u32, error: Option<TransportError>) {
     let request = &mut core.ops[op];
     request.state = State::Draining;
 
@@ -136,22 +136,22 @@ fn request_over(core: &mut Core, op: u32, error: Option<TransportError>) {
 
 impl Core {
     /// Handles the completion of a get.
-    pub(super) fn got(&mut self, cookie: u64, result: Result<(), TransportError>) {
+    pub(super) fn get_ended(&mut self, cookie: u64, result: Result<(), TransportError>) {
         let Some(op) = self.ops.find(Handle::from_bits(cookie)) else { return };
 
         let state = self.ops[op].state;
-        if !matches!(state, State::Pulling | State::Draining) || self.ops[op].gets == 0 {
+        if !matches!(state, State::Fetching | State::Draining) || self.ops[op].gets == 0 {
             return;
         }
 
         self.ops[op].gets -= 1;
         match (state, result) {
-            (State::Pulling, Ok(())) => {}
-            (State::Pulling, Err(error)) => {
-                self.places.remove(&mut self.transfers, op);
-                request_over(self, op, Some(error));
+            (State::Fetching, Ok(())) => {}
+            (State::Fetching, Err(error)) => {
+                self.request_links.remove(&mut self.transfers, op);
+                start_draining(self, op, Some(error));
             }
-            (_, result) => request_over(self, op, result.err()),
+            (_, result) => start_draining(self, op, result.err()),
         }
     }
 }

@@ -99,7 +99,7 @@ impl Bins {
             let hash = self.secret.hash(&key);
             match self.find(&key, hash) {
                 (Some(bin), _) => bin,
-                (None, length) => self.make(key, hash, length),
+                (None, length) => self.new_bin(key, hash, length),
             }
         };
 
@@ -125,7 +125,7 @@ impl Bins {
         let node = self.nodes.pop(&mut bin.nodes)?;
 
         if bin.nodes.is_empty() {
-            self.give_up(index);
+            self.free_bin(index);
         }
         Some(node)
     }
@@ -138,12 +138,12 @@ impl Bins {
         self.nodes.remove(&mut bin.nodes, node);
 
         if bin.nodes.is_empty() {
-            self.give_up(index);
+            self.free_bin(index);
         }
     }
 
     /// Unchains an empty bin, and frees it.
-    fn give_up(&mut self, index: u32) {
+    fn free_bin(&mut self, index: u32) {
         let bin = &mut self.bins[index as usize];
         let Bin { hash, previous, next, .. } = *bin;
 
@@ -183,7 +183,7 @@ impl Bins {
     }
 
     /// Makes a bin for `key`, whose chain has `length` other bins.
-    fn make(&mut self, key: Key, mut hash: u32, length: u32) -> u32 {
+    fn new_bin(&mut self, key: Key, mut hash: u32, length: u32) -> u32 {
         self.made += 1;
         if self.used >= self.chains.len() {
             self.rebuild(self.chains.len() * 2);
@@ -209,12 +209,12 @@ impl Bins {
             }
         };
 
-        self.chain(index);
+        self.push_to_chain(index);
         index
     }
 
     /// Puts a bin at the beginning of its chain.
-    fn chain(&mut self, index: u32) {
+    fn push_to_chain(&mut self, index: u32) {
         let chain = &mut self.chains[(self.bins[index as usize].hash >> self.shift) as usize];
         let next = std::mem::replace(chain, index);
         self.bins[index as usize].next = next;
@@ -237,7 +237,7 @@ impl Bins {
             while index != NONE {
                 let next = self.bins[index as usize].next;
                 self.bins[index as usize].hash = self.secret.hash(&self.bins[index as usize].key);
-                self.chain(index);
+                self.push_to_chain(index);
                 index = next;
             }
         }

@@ -25,7 +25,7 @@ use crate::{
 const CLASSES: usize = 8;
 /// The class number of receives without a table. They are in one list, and each of them is
 /// compared.
-const ODD: usize = CLASSES;
+const NO_TABLE: usize = CLASSES;
 /// The class of receives that name their source and their whole tag. It always has a table.
 const EXACT: usize = 0;
 
@@ -76,7 +76,7 @@ struct Posted {
 pub(crate) struct Queues {
     tables: [Option<Table>; CLASSES],
     /// One bit for each class: set while the class has posted receives.
-    waiting: u16,
+    posted_classes: u16,
     clock: u64,
     /// Posted receives by number.
     posted: Vec<Posted>,
@@ -97,7 +97,7 @@ impl Queues {
         tables[EXACT] = Some(Table { class: Class { any_source: false, ignore: 0 }, posted: 0, used: 0 });
         Self {
             tables,
-            waiting: 0,
+            posted_classes: 0,
             clock: 0,
             posted: Vec::new(),
             posted_bins: Bins::new(),
@@ -170,14 +170,14 @@ impl Queues {
             None => self.posted.resize(receive as usize + 1, posted),
         }
 
-        self.waiting |= 1 << class;
+        self.posted_classes |= 1 << class;
 
         let key = match self.tables.get_mut(class) {
             Some(Some(table)) => {
                 table.posted += 1;
                 table.class.key(class, &envelope_of(&selector))
             }
-            _ => ODD_KEY,
+            _ => NO_TABLE_KEY,
         };
 
         self.posted_bins.push(receive, key);
@@ -191,15 +191,15 @@ impl Queues {
     /// Removes and returns the oldest posted receive that takes a message with `envelope`.
     #[inline]
     pub(crate) fn arrive(&mut self, envelope: &Envelope) -> Option<u32> {
-        let class = self.waiting.trailing_zeros() as usize;
+        let class = self.posted_classes.trailing_zeros() as usize;
         // With one class in use, the order of its bin is the order of posting.
-        if self.waiting & self.waiting.wrapping_sub(1) == 0
+        if self.posted_classes & self.posted_classes.wrapping_sub(1) == 0
             && let Some(Some(table)) = self.tables.get_mut(class)
         {
             let receive = self.posted_bins.pop(&table.class.key(class, envelope))?;
             table.posted -= 1;
             if table.posted == 0 {
-                self.waiting = 0;
+                self.posted_classes = 0;
             }
             return Some(receive);
         }
@@ -209,7 +209,7 @@ impl Queues {
     /// As [`Queues::arrive`], with posted receives in several classes or without a table.
     fn arrive_among_classes(&mut self, envelope: &Envelope) -> Option<u32> {
         let mut oldest: Option<u32> = None;
-        let mut classes = self.waiting;
+        let mut classes = self.posted_classes;
         while classes != 0 {
             let class = classes.trailing_zeros() as usize;
             classes &= classes - 1;
@@ -217,7 +217,7 @@ impl Queues {
                 Some(table) => self.posted_bins.first(&table.class.key(class, envelope)),
                 None => self
                     .posted_bins
-                    .iter(&ODD_KEY)
+                    .iter(&NO_TABLE_KEY)
                     .find(|&receive| self.posted[receive as usize].selector.matches(envelope)),
             };
 
@@ -245,11 +245,11 @@ impl Queues {
                 table.posted -= 1;
                 table.posted > 0
             }
-            _ => self.posted_bins.first(&ODD_KEY).is_some(),
+            _ => self.posted_bins.first(&NO_TABLE_KEY).is_some(),
         };
 
         if !left {
-            self.waiting &= !(1 << class);
+            self.posted_classes &= !(1 << class);
         }
     }
 
@@ -284,7 +284,7 @@ impl Queues {
             .min_by_key(|(_, table)| table.map_or(0, |table| table.used))
             .map(|(number, _)| number)
         else {
-            return ODD;
+            return NO_TABLE;
         };
 
         let replaces = self.tables[number].is_some();
@@ -304,7 +304,7 @@ impl Queues {
 }
 
 /// The key of receives without a table.
-const ODD_KEY: Key = Key { class: ODD as u8, source: 0, context: 0, tag: 0 };
+const NO_TABLE_KEY: Key = Key { class: NO_TABLE as u8, source: 0, context: 0, tag: 0 };
 
 /// Returns an envelope that the selector would take; its class ignores the fields that the selector
 /// leaves open.

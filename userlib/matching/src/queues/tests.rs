@@ -139,5 +139,5 @@ fn receives_without_a_table_keep_their_order() {
     }
 
     assert_eq!(queues.arrive(&Envelope::new(0, 0, 0)), None);
-    assert_eq!(queues.waiting, 0);
+    assert_eq!(queues.posted_classes, 0);
 }
