@@ -60,7 +60,7 @@ impl Arena {
     }
 
     /// Frees a part that [`Arena::take`] has returned.
-    pub(crate) fn give(&mut self, part: Part) {
+    pub(crate) fn release(&mut self, part: Part) {
         let (mut order, mut index) = (usize::from(part.order), part.index as usize);
 
         while order + 1 < self.free.len() && self.is_free(order, index ^ 1) {
@@ -113,11 +113,11 @@ mod tests {
                 taken.push((part, bytes));
             } else if !taken.is_empty() {
                 let (part, _) = taken.swap_remove((state >> 20) as usize % taken.len());
-                arena.give(part);
+                arena.release(part);
             }
         }
 
-        taken.into_iter().for_each(|(part, _)| arena.give(part));
+        taken.into_iter().for_each(|(part, _)| arena.release(part));
         assert_eq!(arena.take(SIZE).map(Part::offset), Some(0));
     }
 

@@ -31,7 +31,7 @@ impl Default for Config {
 }
 
 /// Greatest number of gets in flight: half of the commands that a card accepts.
-pub(crate) const MOST_GETS: usize = nicforge_rma::MAX_COMMANDS / 2;
+pub(crate) const MAX_GETS: usize = nicforge_rma::MAX_COMMANDS / 2;
 
 impl Config {
     /// Checks the ranges of the parameters.
@@ -46,7 +46,7 @@ impl Config {
             return bad("get_bytes", self.get_bytes, "a multiple of 4096, up to 8 MiB");
         }
 
-        if !(1..=MOST_GETS).contains(&self.gets) {
+        if !(1..=MAX_GETS).contains(&self.gets) {
             return bad("gets", self.gets, "1 to 32");
         }
 

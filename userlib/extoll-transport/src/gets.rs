@@ -17,7 +17,7 @@ use crate::{Config, Error, ExtollTransport, peers::Health};
 
 /// A get in flight.
 #[derive(Clone, Copy)]
-struct Flight {
+struct GetInFlight {
     rank: Rank,
     cookie: u64,
     /// Handle of its destination; `None` after the destination was deregistered.
@@ -30,7 +30,7 @@ struct Flight {
 struct Chunk {
     /// `None` when the chunk could not be registered again; it is not used any more.
     region: Option<Region>,
-    flight: Option<Flight>,
+    flight: Option<GetInFlight>,
 }
 
 /// All chunks and their gets.
@@ -42,7 +42,7 @@ pub(crate) struct Gets {
     free: Vec<u16>,
     chunk_bytes: usize,
     /// Number of gets in flight.
-    under_way: usize,
+    in_flight: usize,
     /// Whether notifications were lost, so that gets in flight may have ended without one.
     lost: bool,
 }
@@ -56,7 +56,7 @@ impl Gets {
             memory,
             free: (0..config.gets as u16).rev().collect(),
             chunk_bytes: config.get_bytes,
-            under_way: 0,
+            in_flight: 0,
             lost: false,
         };
 
@@ -89,7 +89,7 @@ impl Gets {
     }
 
     /// Returns the bytes that one get fetches at most.
-    pub(crate) fn most(&self) -> usize {
+    pub(crate) fn max_bytes(&self) -> usize {
         self.chunk_bytes
     }
 
@@ -103,20 +103,21 @@ impl Gets {
     }
 
     /// Returns the get that a notification belongs to, and frees its chunk.
-    fn take(&mut self, told: &Notification) -> Option<(u16, Flight)> {
-        let here =
-            |chunk: &Chunk| chunk.region.as_ref().is_some_and(|region| region.address() == told.address);
+    fn take(&mut self, notification: &Notification) -> Option<(u16, GetInFlight)> {
+        let here = |chunk: &Chunk| {
+            chunk.region.as_ref().is_some_and(|region| region.address() == notification.address)
+        };
 
         let chunk = self.chunks.iter().position(here)?;
         self.take_chunk(chunk as u16)
     }
 
     /// Frees a chunk, and returns the get that used it.
-    fn take_chunk(&mut self, chunk: u16) -> Option<(u16, Flight)> {
+    fn take_chunk(&mut self, chunk: u16) -> Option<(u16, GetInFlight)> {
         let flight = self.chunks.get_mut(usize::from(chunk))?.flight.take()?;
 
         self.free.push(chunk);
-        self.under_way -= 1;
+        self.in_flight -= 1;
         Some((chunk, flight))
     }
 }
@@ -125,7 +126,7 @@ const GONE: &str = "the rank that a get was for is gone";
 
 impl ExtollTransport {
     /// Starts a get. Returns false when no chunk is free, or the posted-write ring is full.
-    pub(crate) fn start(&mut self, get: &Get) -> Result<bool, TransportError> {
+    pub(crate) fn post_get(&mut self, get: &Get) -> Result<bool, TransportError> {
         let refused = |what, value| Err(TransportError { what, value });
 
         let Some(peer) = self.peers.get(get.peer as usize) else {
@@ -141,21 +142,24 @@ impl ExtollTransport {
             |length: usize| get.local_offset.checked_add(get.length).is_some_and(|end| end <= length);
 
         if !(1..=most).contains(&get.length)
-            || !self.registered.destination(get.local.handle).is_some_and(|place| within(place.length))
+            || !self
+                .registered
+                .destination(get.local.handle)
+                .is_some_and(|destination| within(destination.length))
         {
             return refused("a get's destination is not within its region", get.local_offset as u64);
         }
 
         let Some(chunk) = self.gets.free.pop() else {
-            return if self.gets.under_way > 0 {
+            return if self.gets.in_flight > 0 {
                 Ok(false)
             } else {
                 refused("no memory for gets could be registered again", get.peer.into())
             };
         };
 
-        let place = &mut self.gets.chunks[usize::from(chunk)];
-        let Some(to) = place.region.as_ref().map(Region::address) else { return Ok(false) };
+        let slot = &mut self.gets.chunks[usize::from(chunk)];
+        let Some(to) = slot.region.as_ref().map(Region::address) else { return Ok(false) };
         let ends = (get.remote.offset, to);
 
         let (rma, target) = (&mut self.rma, peer.target);
@@ -169,14 +173,14 @@ impl ExtollTransport {
 
         match posted {
             Ok(true) => {
-                place.flight = Some(Flight {
+                slot.flight = Some(GetInFlight {
                     rank: get.peer,
                     cookie: get.cookie,
                     destination: Some(get.local.handle),
                     offset: get.local_offset,
                     length: get.length,
                 });
-                self.gets.under_way += 1;
+                self.gets.in_flight += 1;
                 self.statistics.gets += 1;
                 Ok(true)
             }
@@ -198,30 +202,30 @@ impl ExtollTransport {
 
         for _ in 0..budget {
             match self.rma.probe() {
-                Ok(Some(told)) => {
+                Ok(Some(notification)) => {
                     if let Err(error) = self.rma.free() {
                         return Err(self.fail(error.into()));
                     }
 
                     // Commands of peers may notify this port as responder or completer. Such
                     // notifications are ignored.
-                    if told.role == Role::Requester
-                        && let Some((chunk, flight)) = self.gets.take(&told)
+                    if notification.role == Role::Requester
+                        && let Some((chunk, flight)) = self.gets.take(&notification)
                     {
-                        let result = self.bring(chunk, flight, told.status);
+                        let result = self.complete_get(chunk, flight, notification.status);
                         sink(flight.cookie, result);
                         done += 1;
                     }
                 }
                 Ok(None) => {
                     if self.gets.lost {
-                        done += self.give_up(sink);
+                        done += self.fail_lost_gets(sink);
                     }
                     break;
                 }
                 Err(RmaError::Overflow { .. }) => {
                     self.statistics.overflows += 1;
-                    self.gets.lost = self.gets.under_way > 0;
+                    self.gets.lost = self.gets.in_flight > 0;
                 }
                 Err(error) => return Err(self.fail(error.into())),
             }
@@ -230,7 +234,12 @@ impl ExtollTransport {
     }
 
     /// Handles the end of a get: copies the data if the get has succeeded.
-    fn bring(&mut self, chunk: u16, flight: Flight, status: Status) -> Result<(), TransportError> {
+    fn complete_get(
+        &mut self,
+        chunk: u16,
+        flight: GetInFlight,
+        status: Status,
+    ) -> Result<(), TransportError> {
         let refused = |what, value| Err(TransportError { what, value });
 
         let result = match status {
@@ -268,7 +277,7 @@ impl ExtollTransport {
     /// Handles lost notifications. Once no command is in flight, gets without a notification have
     /// ended with an unknown result.
     #[cold]
-    fn give_up(&mut self, sink: &mut dyn FnMut(u64, Result<(), TransportError>)) -> usize {
+    fn fail_lost_gets(&mut self, sink: &mut dyn FnMut(u64, Result<(), TransportError>)) -> usize {
         if self.rma.under_way() > 0 || !matches!(self.rma.probe(), Ok(None)) {
             return 0;
         }

@@ -17,13 +17,13 @@ pub struct Job {
 }
 
 /// The address of a device, and the size of its network.
-pub(crate) struct Place {
+pub(crate) struct NetworkPosition {
     pub(crate) address: Address,
     pub(crate) nodes: u32,
     pub(crate) vpids: u32,
 }
 
-impl Place {
+impl NetworkPosition {
     /// Reads the mirror of a device.
     pub(crate) fn of(device: &Device) -> Result<Self, Error> {
         let shown = device.bar(BAR_MIRROR)?;
@@ -54,9 +54,9 @@ impl Job {
     /// # Errors
     /// Errors of the driver.
     pub fn from_environment(device: &Device) -> Result<Self, Error> {
-        let place = Place::of(device)?;
-        let per_node = if environment::core()?.is_some() { place.vpids as u16 } else { 1 };
-        Ok(Self::of_nodes(place.nodes, per_node))
+        let position = NetworkPosition::of(device)?;
+        let per_node = if environment::core()?.is_some() { position.vpids as u16 } else { 1 };
+        Ok(Self::of_nodes(position.nodes, per_node))
     }
 
     /// Returns the number of ranks.
@@ -82,11 +82,11 @@ impl Job {
         nodes.chunk_by(|one, other| one == other).map(|same| same.len() as u32).max().unwrap_or(0)
     }
 
-    /// Returns the rank at each address of a network, by node, then VPID. The entry is [`NOBODY`]
+    /// Returns the rank at each address of a network, by node, then VPID. The entry is [`NO_RANK`]
     /// for an address without a rank.
-    pub(crate) fn table(&self, place: &Place) -> Result<Vec<Rank>, Error> {
-        let (nodes, vpids) = (place.nodes, place.vpids);
-        let mut table = vec![NOBODY; nodes as usize * vpids as usize];
+    pub(crate) fn table(&self, position: &NetworkPosition) -> Result<Vec<Rank>, Error> {
+        let (nodes, vpids) = (position.nodes, position.vpids);
+        let mut table = vec![NO_RANK; nodes as usize * vpids as usize];
 
         for (rank, &address) in self.addresses.iter().enumerate() {
             let rank = rank as Rank;
@@ -95,7 +95,7 @@ impl Job {
 
             match table.get_mut(index).filter(|_| there) {
                 None => return Err(Error::NoSuchAddress { rank, address, nodes, vpids }),
-                Some(entry) if *entry != NOBODY => {
+                Some(entry) if *entry != NO_RANK => {
                     return Err(Error::SameAddress { first: *entry, second: rank, address });
                 }
                 Some(entry) => *entry = rank,
@@ -106,7 +106,7 @@ impl Job {
 }
 
 /// In place of a rank: no rank.
-pub(crate) const NOBODY: Rank = Rank::MAX;
+pub(crate) const NO_RANK: Rank = Rank::MAX;
 
 #[cfg(test)]
 mod tests {
@@ -126,18 +126,18 @@ mod tests {
         assert_eq!((job.address(3), job.rank(at(1, 1))), (Some(at(1, 1)), Some(3)));
         assert_eq!((job.address(6), job.rank(at(0, 2))), (None, None));
 
-        let table = job.table(&Place { address: at(0, 0), nodes: 3, vpids: 4 }).unwrap();
-        assert_eq!(table, [0, 1, NOBODY, NOBODY, 2, 3, NOBODY, NOBODY, 4, 5, NOBODY, NOBODY]);
+        let table = job.table(&NetworkPosition { address: at(0, 0), nodes: 3, vpids: 4 }).unwrap();
+        assert_eq!(table, [0, 1, NO_RANK, NO_RANK, 2, 3, NO_RANK, NO_RANK, 4, 5, NO_RANK, NO_RANK]);
     }
 
     #[test]
     fn impossible_jobs_are_refused() {
-        let place = Place { address: at(0, 0), nodes: 2, vpids: 2 };
-        let refused = Job::of_nodes(2, 3).table(&place);
+        let position = NetworkPosition { address: at(0, 0), nodes: 2, vpids: 2 };
+        let refused = Job::of_nodes(2, 3).table(&position);
 
         assert_eq!(refused, Err(Error::NoSuchAddress { rank: 2, address: at(0, 2), nodes: 2, vpids: 2 }));
 
-        let refused = Job::new(vec![at(1, 0), at(0, 0), at(1, 0)]).table(&place);
+        let refused = Job::new(vec![at(1, 0), at(0, 0), at(1, 0)]).table(&position);
         assert_eq!(refused, Err(Error::SameAddress { first: 0, second: 2, address: at(1, 0) }));
     }
 }

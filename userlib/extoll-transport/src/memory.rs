@@ -14,13 +14,13 @@ use crate::{
 };
 
 /// Memory of the transport that a card may reach.
-pub(crate) struct Reachable {
+pub(crate) struct RegisteredMemory {
     /// Declared before the memory, so that the registration is dropped first.
     pub(crate) registration: Registration,
     pub(crate) memory: DmaBuffer,
 }
 
-impl Reachable {
+impl RegisteredMemory {
     pub(crate) fn new(device: &Device, rma: &Port, bytes: usize, allow: Allow) -> Result<Self, Error> {
         let memory = device.dma_buffer(bytes, HugePages::Try)?;
         let registration = rma.register(&memory, allow)?;
@@ -32,18 +32,18 @@ impl Reachable {
 const LEAST_STAGING: usize = 64 << 10;
 
 /// The copy of a source.
-enum Copied {
+enum StagedCopy {
     /// In a part of the memory that stays registered.
     Part(Part),
     /// In its own memory.
-    Own { bytes: usize, _memory: Reachable },
+    Own { bytes: usize, _memory: RegisteredMemory },
 }
 
 /// The entry of a handle.
 enum Entry {
     /// A free entry; the value is the next free one.
     Free(Option<u32>),
-    Source(Copied),
+    Source(StagedCopy),
     Destination(Destination),
 }
 
@@ -85,10 +85,10 @@ impl Destination {
 
 /// Allocates and registers the staging memory. Returns it with its size, which is below `asked`
 /// where the kernel has no such piece of memory, as without an IOMMU.
-fn staging(device: &Device, rma: &Port, asked: usize) -> Result<(Reachable, usize), Error> {
+fn staging(device: &Device, rma: &Port, asked: usize) -> Result<(RegisteredMemory, usize), Error> {
     let mut bytes = asked;
     loop {
-        match Reachable::new(device, rma, bytes, Allow::READ) {
+        match RegisteredMemory::new(device, rma, bytes, Allow::READ) {
             Err(Error::Driver(DriverError::Refused { errno, .. }))
                 if errno == nix::errno::Errno::ENOMEM as i32 && bytes > LEAST_STAGING =>
             {
@@ -105,13 +105,13 @@ pub(crate) struct Registered {
     entries: Vec<Entry>,
     free: Option<u32>,
     arena: Arena,
-    staging: Reachable,
+    staging: RegisteredMemory,
     /// Length of the longest source that is staged in `staging`.
     longest: usize,
     /// Bytes of sources with their own memory.
-    own: usize,
-    /// Limit of `own`.
-    most_own: usize,
+    own_bytes: usize,
+    /// Limit of `own_bytes`.
+    max_own_bytes: usize,
     /// Sources that a rank may still fetch after their request has failed: the rank, and the
     /// handle.
     abandoned: Vec<(Rank, u64)>,
@@ -133,8 +133,8 @@ impl Registered {
             arena: Arena::new(bytes),
             staging,
             longest: bytes / 2,
-            own: 0,
-            most_own: config.longest_staging,
+            own_bytes: 0,
+            max_own_bytes: config.longest_staging,
             abandoned: Vec::new(),
         })
     }
@@ -143,11 +143,11 @@ impl Registered {
     fn insert(&mut self, entry: Entry) -> u64 {
         match self.free {
             Some(index) => {
-                let place = &mut self.entries[index as usize];
-                if let Entry::Free(next) = place {
+                let slot = &mut self.entries[index as usize];
+                if let Entry::Free(next) = slot {
                     self.free = *next;
                 }
-                *place = entry;
+                *slot = entry;
                 index.into()
             }
             None => {
@@ -175,32 +175,32 @@ impl Registered {
 
         let (copied, address) = if let Some(part) = part {
             self.staging.memory.write(part.offset(), bytes)?;
-            (Copied::Part(part), self.staging.registration.address() + part.offset())
+            (StagedCopy::Part(part), self.staging.registration.address() + part.offset())
         } else {
-            if self.own > 0 && self.own.saturating_add(length) > self.most_own {
+            if self.own_bytes > 0 && self.own_bytes.saturating_add(length) > self.max_own_bytes {
                 return Ok(None);
             }
 
-            let reachable = match Reachable::new(&self.device, rma, length, Allow::READ) {
-                Ok(reachable) => reachable,
+            let registered = match RegisteredMemory::new(&self.device, rma, length, Allow::READ) {
+                Ok(registered) => registered,
                 // Other sources use the card's entries, and free them when they are done.
-                Err(Error::Rma(RmaError::Translation { .. })) if self.own > 0 => return Ok(None),
+                Err(Error::Rma(RmaError::Translation { .. })) if self.own_bytes > 0 => return Ok(None),
                 Err(error) => return Err(error),
             };
 
-            reachable.memory.write(0, bytes)?;
-            self.own += length;
-            let address = reachable.registration.address();
-            (Copied::Own { bytes: length, _memory: reachable }, address)
+            registered.memory.write(0, bytes)?;
+            self.own_bytes += length;
+            let address = registered.registration.address();
+            (StagedCopy::Own { bytes: length, _memory: registered }, address)
         };
 
-        let own = matches!(copied, Copied::Own { .. });
+        let own = matches!(copied, StagedCopy::Own { .. });
         let handle = self.insert(Entry::Source(copied));
         Ok(Some(Staged { region: Region { handle, remote: RemoteRegion { key: 0, offset: address } }, own }))
     }
 
     /// Records a destination. The card does not reach it, since gets write to chunks.
-    pub(crate) fn remember(&mut self, memory: Memory) -> Region {
+    pub(crate) fn add_destination(&mut self, memory: Memory) -> Region {
         let entry = Entry::Destination(Destination { start: memory.start, length: memory.length });
         Region { handle: self.insert(entry), remote: RemoteRegion::default() }
     }
@@ -214,13 +214,13 @@ impl Registered {
     }
 
     /// Ends the use of a source that `rank` may still fetch. Its memory stays until
-    /// [`Registered::forget_abandoned`].
+    /// [`Registered::free_abandoned`].
     pub(crate) fn abandon(&mut self, handle: u64, rank: Rank) {
-        let place = usize::try_from(handle).ok().and_then(|index| self.entries.get_mut(index));
+        let slot = usize::try_from(handle).ok().and_then(|index| self.entries.get_mut(index));
 
-        match place {
-            Some(Entry::Source(Copied::Own { bytes, .. })) => self.own -= std::mem::take(bytes),
-            Some(Entry::Source(Copied::Part(_))) => {}
+        match slot {
+            Some(Entry::Source(StagedCopy::Own { bytes, .. })) => self.own_bytes -= std::mem::take(bytes),
+            Some(Entry::Source(StagedCopy::Part(_))) => {}
             _ => return,
         }
         self.abandoned.push((rank, handle));
@@ -233,7 +233,7 @@ impl Registered {
     }
 
     /// Frees the sources that were abandoned for ranks that are gone now.
-    pub(crate) fn forget_abandoned(&mut self, is_gone: impl Fn(Rank) -> bool) {
+    pub(crate) fn free_abandoned(&mut self, is_gone: impl Fn(Rank) -> bool) {
         let gone: Vec<_> = self.abandoned.extract_if(.., |(rank, _)| is_gone(*rank)).collect();
         for (_, handle) in gone {
             self.remove(handle);
@@ -242,16 +242,16 @@ impl Registered {
 
     /// Removes the entry of a handle, and returns its kind.
     pub(crate) fn remove(&mut self, handle: u64) -> Option<Access> {
-        let place = self.entries.get_mut(usize::try_from(handle).ok()?)?;
-        if matches!(place, Entry::Free(_)) {
+        let slot = self.entries.get_mut(usize::try_from(handle).ok()?)?;
+        if matches!(slot, Entry::Free(_)) {
             return None;
         }
-        let entry = std::mem::replace(place, Entry::Free(self.free));
+        let entry = std::mem::replace(slot, Entry::Free(self.free));
 
         self.free = Some(handle as u32);
         match entry {
-            Entry::Source(Copied::Part(part)) => self.arena.give(part),
-            Entry::Source(Copied::Own { bytes, .. }) => self.own -= bytes,
+            Entry::Source(StagedCopy::Part(part)) => self.arena.release(part),
+            Entry::Source(StagedCopy::Own { bytes, .. }) => self.own_bytes -= bytes,
             Entry::Destination(_) => return Some(Access::Destination),
             Entry::Free(_) => return None,
         }

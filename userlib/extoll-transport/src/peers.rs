@@ -17,12 +17,12 @@ use nicforge_matching::{Gone, Loss, Rank, TransportError};
 use nicforge_rma::Target;
 use nicforge_velo::{Address, DeviceError, Error as VeloError, Message, PeerLink};
 
-use crate::{Error, ExtollTransport, job::NOBODY};
+use crate::{Error, ExtollTransport, job::NO_RANK};
 
 /// BAR of the register file.
 const BAR_REGISTERS: u8 = 0;
 /// Number of ranks checked in one call.
-const LOOKS: usize = 4;
+const RANKS_PER_CHECK: usize = 4;
 
 /// State of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -31,24 +31,24 @@ pub(crate) enum Health {
     Alive,
     /// The rank is gone. The mark is that of the loss; messages of the rank may still be in the
     /// ring.
-    Going(Mark, Loss),
+    Lost(ReadMark, Loss),
     /// The loss was reported.
     Gone,
 }
 
 /// Returns the loss of a rank that was the tenant `before`. The directory shows the generation
 /// `now`, odd while there is a tenant.
-fn ended(before: u8, now: u8) -> Loss {
+fn loss_of(before: u8, now: u8) -> Loss {
     if now & 1 == 0 { Loss::Ended } else { Loss::Replaced { before: before.into(), tenant: now.into() } }
 }
 
 /// Progress of reading the receive ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct ReadMark {
     /// VELO messages taken.
     pub(crate) polled: u64,
     /// Number of times that the ring was empty.
-    pub(crate) dry: u64,
+    pub(crate) empty_polls: u64,
 }
 
 /// State of a rank.
@@ -74,9 +74,9 @@ impl Peer {
 impl ExtollTransport {
     /// Returns the rank that has sent a message, unless its messages must be dropped.
     #[inline]
-    pub(crate) fn source_of(&mut self, message: &Message) -> Option<Rank> {
+    pub(crate) fn identify_source(&mut self, message: &Message) -> Option<Rank> {
         let index = message.from.node as usize * self.vpids as usize + usize::from(message.from.vpid);
-        let rank = self.ranks.get(index).copied().filter(|rank| *rank != NOBODY)?;
+        let rank = self.ranks.get(index).copied().filter(|rank| *rank != NO_RANK)?;
 
         let sender = self.velo.sender_of(message.from);
         let peer = &mut self.peers[rank as usize];
@@ -98,18 +98,19 @@ impl ExtollTransport {
 
     /// Checks some ranks, and errors of the card. It is called regularly, because no message may
     /// arrive that would show them.
-    pub(crate) fn look_around(&mut self) -> Result<(), TransportError> {
+    pub(crate) fn check_ranks(&mut self) -> Result<(), TransportError> {
         if let Err(error) = self.velo.check() {
-            self.wrong(error)?;
+            self.handle_velo_error(error)?;
         }
 
         if self.registered.has_abandoned() {
-            self.forget_abandoned();
+            self.free_abandoned();
         }
 
-        for _ in 0..LOOKS.min(self.peers.len()) {
-            self.look_at = if self.look_at + 1 < self.peers.len() { self.look_at + 1 } else { 0 };
-            self.look(self.look_at as Rank)?;
+        for _ in 0..RANKS_PER_CHECK.min(self.peers.len()) {
+            self.last_checked =
+                if self.last_checked + 1 < self.peers.len() { self.last_checked + 1 } else { 0 };
+            self.check_rank(self.last_checked as Rank)?;
         }
         Ok(())
     }
@@ -124,16 +125,16 @@ impl ExtollTransport {
 
     /// Frees abandoned sources of ranks that are gone.
     #[cold]
-    fn forget_abandoned(&mut self) {
+    fn free_abandoned(&mut self) {
         let Self { registered, peers, velo, .. } = self;
-        registered.forget_abandoned(|rank| {
+        registered.free_abandoned(|rank| {
             peers.get(rank as usize).is_none_or(|peer| velo.tenant_of(peer.address) != peer.tenant)
         });
     }
 
     /// Checks whether a rank has come or gone.
     #[inline]
-    pub(crate) fn look(&mut self, rank: Rank) -> Result<(), TransportError> {
+    pub(crate) fn check_rank(&mut self, rank: Rank) -> Result<(), TransportError> {
         let peer = &self.peers[rank as usize];
 
         if peer.health != Health::Alive {
@@ -142,18 +143,18 @@ impl ExtollTransport {
 
         let now = self.velo.tenant_of(peer.address);
         if rank == self.rank {
-            return if peer.tenant == now { Ok(()) } else { self.not_this_tenant() };
+            return if peer.tenant == now { Ok(()) } else { self.fail_as_former_tenant() };
         }
 
         if peer.tenant != 0 && peer.tenant != now {
-            let why = ended(peer.tenant, now);
-            self.lose(rank, why);
+            let why = loss_of(peer.tenant, now);
+            self.mark_lost(rank, why);
             return Ok(());
         }
 
         match peer.link {
             None if now & 1 != 0 => return self.connect_to(rank),
-            Some(link) if self.velo.is_refused(link) => self.lose(rank, Loss::Refused),
+            Some(link) if self.velo.is_refused(link) => self.mark_lost(rank, Loss::Refused),
             _ => {}
         }
         Ok(())
@@ -162,7 +163,7 @@ impl ExtollTransport {
     /// Fails the transport: this rank is no longer the tenant of its address, so no rank can send
     /// to it.
     #[cold]
-    fn not_this_tenant(&mut self) -> Result<(), TransportError> {
+    fn fail_as_former_tenant(&mut self) -> Result<(), TransportError> {
         // A device that was removed does not answer.
         let gone =
             self.velo.device().bar(BAR_REGISTERS).and_then(|registers| registers.read64(reg::IDENTITY));
@@ -181,46 +182,48 @@ impl ExtollTransport {
                 if peer.tenant == link.tenant() {
                     peer.link = Some(link);
                 } else {
-                    let why = ended(peer.tenant, link.tenant());
-                    self.lose(rank, why);
+                    let why = loss_of(peer.tenant, link.tenant());
+                    self.mark_lost(rank, why);
                 }
                 Ok(())
             }
             Err(VeloError::Timeout { .. }) => Ok(()),
-            Err(error) => self.wrong(error),
+            Err(error) => self.handle_velo_error(error),
         }
     }
 
     /// Marks a rank as lost, because it is gone or no longer reliable.
     #[cold]
-    pub(crate) fn lose(&mut self, rank: Rank, why: Loss) {
+    pub(crate) fn mark_lost(&mut self, rank: Rank, why: Loss) {
         // Its messages were in the ring before the directory changed.
         fence(Ordering::Acquire);
 
         let peer = &mut self.peers[rank as usize];
         if peer.health == Health::Alive {
-            peer.health = Health::Going(self.mark, why);
-            self.going.push(rank);
+            peer.health = Health::Lost(self.mark, why);
+            self.unreported_losses.push(rank);
         }
     }
 
     /// Returns a lost rank whose messages have all been offered.
     pub(crate) fn next_gone(&mut self) -> Option<Gone> {
-        let (mark, behind) = (self.mark, self.behind);
+        let (mark, drain_limit) = (self.mark, self.drain_limit);
 
         let peers = &mut self.peers;
         let over = |health| match health {
-            Health::Going(then, why) if mark.dry > then.dry || mark.polled - then.polled > behind => {
+            Health::Lost(then, why)
+                if mark.empty_polls > then.empty_polls || mark.polled - then.polled > drain_limit =>
+            {
                 Some(why)
             }
             _ => None,
         };
 
-        let going = self.going.iter().enumerate();
+        let lost = self.unreported_losses.iter().enumerate();
         let (index, why) =
-            going.filter_map(|(index, rank)| Some((index, over(peers[*rank as usize].health)?))).next()?;
+            lost.filter_map(|(index, rank)| Some((index, over(peers[*rank as usize].health)?))).next()?;
 
-        let rank = self.going.swap_remove(index);
+        let rank = self.unreported_losses.swap_remove(index);
         let peer = &mut peers[rank as usize];
         peer.health = Health::Gone;
 
@@ -235,32 +238,32 @@ impl ExtollTransport {
     /// Handles an error of VELO. It concerns one rank, or nothing of this transport, or the
     /// transport as a whole.
     #[cold]
-    pub(crate) fn wrong(&mut self, error: VeloError) -> Result<(), TransportError> {
+    pub(crate) fn handle_velo_error(&mut self, error: VeloError) -> Result<(), TransportError> {
         match &error {
             VeloError::PeerGone { address } => {
                 if let Some(rank) = self.rank_at(*address) {
-                    // `look` may connect to the rank. No message has gone over that new link, so
-                    // only a previous link matters.
+                    // `check_rank` may connect to the rank. No message has gone over that new link,
+                    // so only a previous link matters.
                     let had_link = self.peers[rank as usize].link.is_some();
-                    self.look(rank)?;
+                    self.check_rank(rank)?;
                     if had_link {
                         // The directory still shows the rank, but a message for it was dropped, so
                         // later messages would be out of order.
-                        self.lose(rank, Loss::Undelivered);
+                        self.mark_lost(rank, Loss::Undelivered);
                     }
                 }
             }
 
             VeloError::NoCredit { address } => {
                 if let Some(rank) = self.rank_at(*address) {
-                    self.lose(rank, Loss::Refused);
+                    self.mark_lost(rank, Loss::Refused);
                 }
             }
 
             // A message for it was lost, and the order with it.
             VeloError::Device { error: DeviceError::Watchdog { to }, .. } => {
                 if let Some(rank) = self.rank_at(*to) {
-                    self.lose(rank, Loss::TimedOut);
+                    self.mark_lost(rank, Loss::TimedOut);
                 }
             }
 
@@ -278,7 +281,7 @@ impl ExtollTransport {
     /// Returns the rank at an address.
     fn rank_at(&self, address: Address) -> Option<Rank> {
         let index = address.node as usize * self.vpids as usize + usize::from(address.vpid);
-        self.ranks.get(index).copied().filter(|rank| *rank != NOBODY)
+        self.ranks.get(index).copied().filter(|rank| *rank != NO_RANK)
     }
 
     /// Records the first error of the transport as a whole.

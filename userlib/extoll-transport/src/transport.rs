@@ -14,18 +14,18 @@ use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics a
 use crate::{
     Config, Error, Job, Statistics,
     gets::Gets,
-    job::Place,
+    job::NetworkPosition,
     memory::Registered,
     messages::{is_whole, pad, unframe},
-    peers::{Health, Mark, Peer},
+    peers::{Health, Peer, ReadMark},
 };
 
 /// Slots for VELO's control messages of each VPID, beside its messages.
-const CONTROL: u32 = 4;
+const CONTROL_SLOTS: u32 = 4;
 /// The event that [`ExtollTransport::wait_for_all`] waits for.
-const ALL: &str = "all ranks of the job";
+const ALL_RANKS: &str = "all ranks of the job";
 /// Greatest number of slots of a receive ring.
-const MOST_SLOTS: u32 = 1 << 16;
+const MAX_SLOTS: u32 = 1 << 16;
 
 /// A rank's VELO and RMA endpoints. Nothing else of the process may use VELO or RMA of the device
 /// meanwhile.
@@ -43,18 +43,18 @@ pub struct ExtollTransport {
     /// Ranks by node, then VPID.
     pub(crate) ranks: Vec<Rank>,
     pub(crate) vpids: u32,
-    pub(crate) mark: Mark,
+    pub(crate) mark: ReadMark,
     /// Number of messages after which everything that was in the receive ring, or kept by VELO, has
     /// been taken.
-    pub(crate) behind: u64,
+    pub(crate) drain_limit: u64,
     /// Lost ranks that were not reported yet.
-    pub(crate) going: Vec<Rank>,
+    pub(crate) unreported_losses: Vec<Rank>,
     /// Ranks with held messages.
     pub(crate) holding: Vec<Rank>,
     /// Number of held messages of a rank from which on no further messages are taken.
-    most_held: usize,
+    max_held: usize,
     /// The rank checked last.
-    pub(crate) look_at: usize,
+    pub(crate) last_checked: usize,
     pub(crate) failure: Option<Error>,
     pub(crate) statistics: Statistics,
 }
@@ -63,11 +63,11 @@ pub struct ExtollTransport {
 /// `window` credits to each of `each` ranks of a node, or as many as fit.
 fn ring(nodes: u32, vpids: u32, each: u32, window: u32) -> (u32, u32) {
     // VELO grants less than half of a node's share, and reserves part of that for control messages.
-    let half = each.saturating_mul(window).saturating_add(CONTROL * vpids);
-    let slots = nodes.saturating_mul(half.saturating_mul(2)).clamp(512, MOST_SLOTS).next_power_of_two();
+    let half = each.saturating_mul(window).saturating_add(CONTROL_SLOTS * vpids);
+    let slots = nodes.saturating_mul(half.saturating_mul(2)).clamp(512, MAX_SLOTS).next_power_of_two();
 
     let half = slots / nodes.max(1) / 2;
-    let budget = half.saturating_sub((CONTROL * vpids).min(half / 2));
+    let budget = half.saturating_sub((CONTROL_SLOTS * vpids).min(half / 2));
     (slots, window.min(budget / each.max(1)).max(1))
 }
 
@@ -81,13 +81,13 @@ impl ExtollTransport {
     pub fn open(device: Device, job: &Job, config: Config) -> Result<Self, Error> {
         config.check()?;
 
-        let place = Place::of(&device)?;
-        let ranks = job.table(&place)?;
-        let not_of_job = Error::NotOfJob { address: place.address, size: job.size() };
-        let rank = job.rank(place.address).ok_or(not_of_job)?;
+        let position = NetworkPosition::of(&device)?;
+        let ranks = job.table(&position)?;
+        let not_of_job = Error::NotOfJob { address: position.address, size: job.size() };
+        let rank = job.rank(position.address).ok_or(not_of_job)?;
 
         let rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default())?;
-        let (slots, window) = ring(place.nodes, place.vpids, job.most_of_a_node(), config.window);
+        let (slots, window) = ring(position.nodes, position.vpids, job.most_of_a_node(), config.window);
         let registered = Registered::new(&device, &rma, &config)?;
         let gets = Gets::new(&device, &rma, &config)?;
 
@@ -107,22 +107,22 @@ impl ExtollTransport {
         // credits.
         velo.admit(|address| job.rank(address).is_some());
 
-        peers[rank as usize].tenant = velo.tenant_of(place.address);
+        peers[rank as usize].tenant = velo.tenant_of(position.address);
         Ok(Self {
             gets,
             registered,
             rma,
             velo,
             rank,
-            going: Vec::with_capacity(peers.len()),
+            unreported_losses: Vec::with_capacity(peers.len()),
             holding: Vec::with_capacity(peers.len()),
             peers,
             ranks,
-            vpids: place.vpids,
-            mark: Mark::default(),
-            behind: 2 * u64::from(slots),
-            most_held: 2 * window as usize,
-            look_at: 0,
+            vpids: position.vpids,
+            mark: ReadMark::default(),
+            drain_limit: 2 * u64::from(slots),
+            max_held: 2 * window as usize,
+            last_checked: 0,
             failure: None,
             statistics: Statistics::default(),
         })
@@ -150,7 +150,7 @@ impl ExtollTransport {
     pub fn wait_for_all(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         let mut relax = self.velo.device().new_relax();
         while !self.is_complete() {
-            if self.look_around().is_err()
+            if self.check_ranks().is_err()
                 && let Some(failure) = &self.failure
             {
                 return Err(failure.clone());
@@ -158,10 +158,10 @@ impl ExtollTransport {
             self.velo.progress()?;
 
             if cancel.is_some_and(Cancel::is_cancelled) {
-                return Err(VeloError::Cancelled { what: ALL }.into());
+                return Err(VeloError::Cancelled { what: ALL_RANKS }.into());
             }
             if deadline.has_passed() {
-                return Err(VeloError::Timeout { what: ALL }.into());
+                return Err(VeloError::Timeout { what: ALL_RANKS }.into());
             }
             self.velo.device().relax(&mut relax)?;
         }
@@ -229,7 +229,7 @@ impl ExtollTransport {
     fn is_overfull(&self) -> bool {
         self.holding.iter().map(|rank| &self.peers[*rank as usize]).any(|peer| {
             // Everything that a lost rank has sent is in the ring already.
-            peer.health == Health::Alive && peer.held.len() >= self.most_held
+            peer.health == Health::Alive && peer.held.len() >= self.max_held
         })
     }
 
@@ -257,7 +257,7 @@ impl ExtollTransport {
         }
 
         let Some(link) = peer.link else {
-            self.look(to)?;
+            self.check_rank(to)?;
             return Ok(false);
         };
 
@@ -275,8 +275,8 @@ impl ExtollTransport {
     /// the rank is lost: the message is dropped. Otherwise the matching layer sends it again.
     #[cold]
     fn not_sent(&mut self, to: Rank, error: VeloError) -> Result<bool, TransportError> {
-        self.wrong(error)?;
-        self.look(to)?;
+        self.handle_velo_error(error)?;
+        self.check_rank(to)?;
         Ok(self.peers[to as usize].health != Health::Alive)
     }
 }
@@ -298,7 +298,7 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn max_get_bytes(&self) -> usize {
-        self.gets.most()
+        self.gets.max_bytes()
     }
 
     fn try_send(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, TransportError> {
@@ -336,17 +336,17 @@ unsafe impl Transport for ExtollTransport {
             match self.velo.poll_into(&mut message) {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.mark.dry += 1;
+                    self.mark.empty_polls += 1;
                     break;
                 }
                 Err(error) => {
-                    self.wrong(error)?;
+                    self.handle_velo_error(error)?;
                     break;
                 }
             };
 
             self.mark.polled += 1;
-            let (source, content) = (self.source_of(&message), unframe(message.tag, message.bytes()));
+            let (source, content) = (self.identify_source(&message), unframe(message.tag, message.bytes()));
             let (Some(rank), Some((tag, bytes))) = (source, content) else {
                 self.statistics.strays += 1;
                 continue;
@@ -368,7 +368,7 @@ unsafe impl Transport for ExtollTransport {
 
     unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError> {
         match access {
-            Access::Destination => Ok(Some(self.registered.remember(memory))),
+            Access::Destination => Ok(Some(self.registered.add_destination(memory))),
             Access::Source => {
                 // SAFETY: by the caller's contract a source is valid for reads and not written.
                 match unsafe { self.registered.stage(&self.rma, memory) } {
@@ -399,7 +399,7 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn start_get(&mut self, get: &Get) -> Result<bool, TransportError> {
-        self.start(get)
+        self.post_get(get)
     }
 
     fn poll_gets(
@@ -412,8 +412,8 @@ unsafe impl Transport for ExtollTransport {
 
     fn poll_gone(&mut self) -> Option<Gone> {
         // The next poll reports a failure of the transport as a whole.
-        let _ = self.look_around();
-        if self.going.is_empty() { None } else { self.next_gone() }
+        let _ = self.check_ranks();
+        if self.unreported_losses.is_empty() { None } else { self.next_gone() }
     }
 
     fn relax(&mut self, relax: &mut Relax) -> Result<(), TransportError> {
@@ -451,7 +451,7 @@ mod tests {
     fn every_rank_is_promised_its_window_as_long_as_the_ring_can_be_long_enough() {
         for (nodes, vpids, each) in [(2, 4, 1), (8, 8, 8), (8, 16, 1), (1, 256, 256)] {
             let (slots, window) = ring(nodes, vpids, each, 64);
-            assert!(slots.is_power_of_two() && slots <= MOST_SLOTS);
+            assert!(slots.is_power_of_two() && slots <= MAX_SLOTS);
             assert_eq!(window, 64, "{nodes} nodes, {each} of {vpids} VPIDs");
         }
         assert_eq!(ring(2048, 256, 256, 64), (65_536, 1));
