@@ -19,7 +19,7 @@ use zerocopy::IntoBytes;
 use crate::{
     Access, Error, Notification, Notify, Region, Role,
     queue::Queue,
-    region::{Start, Translation},
+    region::{Translation, VpidEpoch},
 };
 
 /// BARs of registers, windows and mirror.
@@ -27,9 +27,9 @@ const BAR_REGISTERS: u8 = 0;
 const BAR_WINDOWS: u8 = 1;
 const BAR_MIRROR: u8 = 2;
 /// Time that posting waits while as many commands are in flight as a card accepts.
-const ROOM: Duration = Duration::from_secs(5);
+const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
 /// Interval of the check that the card still has the queue, while a call waits for commands to end.
-const SLICE: Duration = Duration::from_millis(10);
+const QUEUE_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Options of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -81,7 +81,7 @@ pub struct Port {
     completed: SharedU64,
     overflows: SharedU64,
     /// Overflows reported so far.
-    known_overflows: u64,
+    reported_overflows: u64,
     /// Number of commands posted, as the card counts them.
     posted: u64,
     interrupt: Option<Interrupt>,
@@ -89,7 +89,7 @@ pub struct Port {
     sleep: Duration,
     /// Value of [`Device::resets`] when the port was opened.
     resets: u32,
-    start: Start,
+    epoch: VpidEpoch,
 }
 
 impl Port {
@@ -130,10 +130,10 @@ impl Port {
 
         let mirror = device.bar(BAR_MIRROR)?.window(mirror::NODE, mirror::SIZE)?;
         let word = |offset: u64| mirror.u64(offset - mirror::NODE);
-        let start = Start::now(device, word(mirror::STARTS)?);
+        let epoch = VpidEpoch::current(device, word(mirror::STARTS)?);
         let (completed, overflows) = (word(mirror::RMA_COMPLETED)?, word(mirror::RMA_OVERFLOWS)?);
         let posted = word(mirror::RMA_COMMANDS)?.load(Ordering::Acquire);
-        let known_overflows = overflows.load(Ordering::Acquire);
+        let reported_overflows = overflows.load(Ordering::Acquire);
         let pointer = device.bar(BAR_WINDOWS)?.window(window::RMA_READ_POINTER, 8)?.u64(0)?;
 
         if registers.read64(reg::RMA_QUEUE_ENABLE)? != 0 {
@@ -155,18 +155,18 @@ impl Port {
             device: device.clone(),
             registers,
             poster,
-            translation: Translation::new(start.clone(), device.bar(BAR_REGISTERS)?),
+            translation: Translation::new(epoch.clone(), device.bar(BAR_REGISTERS)?),
             queue,
             mirror,
             completed,
             overflows,
-            known_overflows,
+            reported_overflows,
             posted,
             interrupt: None,
             spin: options.spin,
             sleep: options.sleep,
             resets,
-            start,
+            epoch,
         })
     }
 
@@ -382,7 +382,7 @@ impl Port {
     /// that is posted there.
     #[cold]
     fn wait_for_room(&self) -> Result<(), Error> {
-        self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM), None)
+        self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM_TIMEOUT), None)
     }
 
     /// Waits until every posted command has ended, successfully or not.
@@ -397,10 +397,15 @@ impl Port {
     /// Waits until no more than `most` commands are in flight.
     fn wait_for_ends(&self, most: u64, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         loop {
-            let waited = self.device.wait_for(deadline.at_most(SLICE), cancel, "commands to end", || {
-                self.check_reset()?;
-                Ok((self.under_way() <= most).then_some(()))
-            });
+            let waited = self.device.wait_for(
+                deadline.at_most(QUEUE_CHECK_INTERVAL),
+                cancel,
+                "commands to end",
+                || {
+                    self.check_reset()?;
+                    Ok((self.under_way() <= most).then_some(()))
+                },
+            );
             match waited {
                 // After a reset by the administrator the VPID counts from 0 again, so the awaited
                 // count would never be reached.
@@ -419,7 +424,7 @@ impl Port {
     fn check_queue(&self) -> Result<(), Error> {
         let there = self.registers.read64(reg::RMA_QUEUE_ENABLE)? != 0;
         // An enabled queue may be that of another port.
-        if there && self.start.holds() { Ok(()) } else { Err(Error::QueueGone) }
+        if there && self.epoch.is_current() { Ok(()) } else { Err(Error::QueueGone) }
     }
 
     /// Returns the oldest notification, and leaves it in the queue. Does not wait.
@@ -435,9 +440,9 @@ impl Port {
 
         // Lost notifications are reported after those in the queue have been taken.
         let overflows = self.overflows.load(Ordering::Acquire);
-        if overflows != self.known_overflows {
-            let lost = overflows.wrapping_sub(self.known_overflows);
-            self.known_overflows = overflows;
+        if overflows != self.reported_overflows {
+            let lost = overflows.wrapping_sub(self.reported_overflows);
+            self.reported_overflows = overflows;
             return Err(Error::Overflow { lost });
         }
 
@@ -534,15 +539,15 @@ impl Port {
         let mut left = commands;
 
         while left > 0 {
-            let told = self.next(deadline, cancel)?;
-            if told.role != Role::Requester {
-                others(told);
+            let notification = self.next(deadline, cancel)?;
+            if notification.role != Role::Requester {
+                others(notification);
                 continue;
             }
 
             left -= 1;
-            if !told.is_done() {
-                failed = failed.or(Some(told));
+            if !notification.is_done() {
+                failed = failed.or(Some(notification));
             }
         }
 
@@ -559,7 +564,7 @@ impl Drop for Port {
     fn drop(&mut self) {
         // The card must release the queue before the queue's memory goes. After a loss or reset of
         // the device it has done so, and an enabled queue may be that of another port.
-        if self.start.holds() {
+        if self.epoch.is_current() {
             let _ = self.registers.write64(reg::RMA_QUEUE_ENABLE, 0);
         }
     }

@@ -40,29 +40,29 @@ impl Queue {
     }
 
     /// Returns the offset of the oldest entry.
-    fn place(&self) -> u64 {
+    fn offset(&self) -> u64 {
         (self.taken & (self.entries - 1)) * ENTRY
     }
 
     /// Returns the oldest entry, without taking it.
     #[inline]
     pub(crate) fn peek(&self) -> Result<Option<hw::Notification>, Error> {
-        let place = self.place();
+        let offset = self.offset();
 
         // The card writes the head of an entry last.
-        let head = self.buffer.window().load_u64_acquire(place)?;
+        let head = self.buffer.window().load_u64_acquire(offset)?;
         if head == 0 {
             return Ok(None);
         }
 
-        let address = self.buffer.window().load_u64_relaxed(place + 8)?;
+        let address = self.buffer.window().load_u64_relaxed(offset + 8)?;
         Ok(Some(hw::Notification { head, address }))
     }
 
     /// Frees the oldest entry.
     #[inline]
     pub(crate) fn free(&mut self) -> Result<(), Error> {
-        self.buffer.window().store_u64_relaxed(self.place(), 0)?;
+        self.buffer.window().store_u64_relaxed(self.offset(), 0)?;
 
         self.taken += 1;
         self.pointer.store(self.taken, Ordering::Release);

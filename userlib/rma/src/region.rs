@@ -35,34 +35,34 @@ impl Access {
 /// serializes commands.
 pub(crate) struct Translation {
     registers: Mutex<Bar>,
-    start: Start,
+    epoch: VpidEpoch,
 }
 
-/// Identifies one life of the VPID. It ends when this process or the administrator resets the VPID.
+/// An epoch of the VPID. It ends when this process or the administrator resets the VPID.
 #[derive(Clone)]
-pub(crate) struct Start {
+pub(crate) struct VpidEpoch {
     device: Device,
     resets: u32,
     starts: SharedU64,
     start: u64,
 }
 
-impl Start {
-    /// Returns the present life. `starts` is the card's counter of resets.
-    pub(crate) fn now(device: &Device, starts: SharedU64) -> Self {
+impl VpidEpoch {
+    /// Returns the present epoch. `starts` is the card's counter of resets.
+    pub(crate) fn current(device: &Device, starts: SharedU64) -> Self {
         let (resets, start) = (device.resets(), starts.load(Ordering::Acquire));
         Self { device: device.clone(), resets, starts, start }
     }
 
-    /// Returns whether this life of the VPID continues.
-    pub(crate) fn holds(&self) -> bool {
+    /// Returns whether the epoch has not ended.
+    pub(crate) fn is_current(&self) -> bool {
         self.device.resets() == self.resets && self.starts.load(Ordering::Acquire) == self.start
     }
 }
 
 impl Translation {
-    pub(crate) fn new(start: Start, registers: Bar) -> Arc<Self> {
-        Arc::new(Self { registers: Mutex::new(registers), start })
+    pub(crate) fn new(epoch: VpidEpoch, registers: Bar) -> Arc<Self> {
+        Arc::new(Self { registers: Mutex::new(registers), epoch })
     }
 
     /// Checks that the registrations made here are still valid.
@@ -71,7 +71,7 @@ impl Translation {
     /// [`Error::Reset`] when the card has forgotten them. It may have assigned their addresses to
     /// others.
     fn check(&self) -> Result<(), Error> {
-        if self.start.holds() { Ok(()) } else { Err(Error::Reset) }
+        if self.epoch.is_current() { Ok(()) } else { Err(Error::Reset) }
     }
 
     /// Runs a command, and returns its result: the first address, for a registration.

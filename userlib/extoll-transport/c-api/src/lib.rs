@@ -289,7 +289,7 @@ pub unsafe extern "C" fn matching_wait(
         // SAFETY: by this function's contract.
         let done = unsafe { with(endpoint, wait) }?;
         // SAFETY: by this function's contract.
-        unsafe { tell(done, status) }
+        unsafe { store_status(done, status) }
     })
 }
 
@@ -313,7 +313,7 @@ pub unsafe extern "C" fn matching_test(
         match unsafe { with(endpoint, test) }? {
             None => Ok(0),
             // SAFETY: by this function's contract.
-            Some(done) => unsafe { tell(done, status) }.map(|_| 1),
+            Some(done) => unsafe { store_status(done, status) }.map(|_| 1),
         }
     })
 }
@@ -393,7 +393,7 @@ pub unsafe extern "C" fn matching_recv(
         // SAFETY: by this function's contract.
         let done = unsafe { with(endpoint, receive) }?;
         // SAFETY: by this function's contract.
-        unsafe { tell(done, status) }
+        unsafe { store_status(done, status) }
     })
 }
 
@@ -482,12 +482,12 @@ unsafe fn with<T>(
 ///
 /// # Safety
 /// `status` is NULL or valid.
-unsafe fn tell(done: Completion, status: *mut matching_status) -> Result<i32, Failure> {
+unsafe fn store_status(done: Completion, status: *mut matching_status) -> Result<i32, Failure> {
     if let Some(status) = NonNull::new(status) {
         let Envelope { peer, context, tag } = done.envelope;
-        let told = matching_status { rank: peer, context, tag, size: done.length as u64 };
+        let stored = matching_status { rank: peer, context, tag, size: done.length as u64 };
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { status.write(told) };
+        unsafe { status.write(stored) };
     }
     done.result.map(|()| 0).map_err(of_request)
 }

@@ -374,7 +374,7 @@ pub unsafe extern "C" fn rma_probe(port: *const rma_port, notification: *mut rma
         let found = unsafe { with(port, |port, _| port.probe().map_err(failure)) }?;
         if let Some(found) = &found {
             // SAFETY: by this function's contract.
-            unsafe { give(found, notification) };
+            unsafe { store_notification(found, notification) };
         }
         Ok(found.is_some().into())
     })
@@ -398,7 +398,7 @@ pub unsafe extern "C" fn rma_wait(
         // SAFETY: by this function's contract.
         let found = unsafe { with(port, wait) }?;
         // SAFETY: by this function's contract.
-        unsafe { give(&found, notification) };
+        unsafe { store_notification(&found, notification) };
         Ok(())
     })
 }
@@ -430,7 +430,7 @@ pub unsafe extern "C" fn rma_next(
         // SAFETY: by this function's contract.
         let found = unsafe { with(port, next) }?;
         // SAFETY: by this function's contract.
-        unsafe { give(&found, notification) };
+        unsafe { store_notification(&found, notification) };
         Ok(())
     })
 }
@@ -458,37 +458,37 @@ fn deadline(timeout_ms: u64) -> Deadline {
 ///
 /// # Safety
 /// `out` is NULL or valid.
-unsafe fn give(told: &Notification, out: *mut rma_notification) {
+unsafe fn store_notification(notification: &Notification, out: *mut rma_notification) {
     if let Ok(out) = non_null(out, "notification") {
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(told.into()) };
+        unsafe { out.write(notification.into()) };
     }
 }
 
 impl From<&Notification> for rma_notification {
-    fn from(told: &Notification) -> Self {
-        let role = match told.role {
+    fn from(notification: &Notification) -> Self {
+        let role = match notification.role {
             Role::Requester => RMA_NOTIFY_REQUESTER,
             Role::Responder => RMA_NOTIFY_RESPONDER,
             Role::Completer => RMA_NOTIFY_COMPLETER,
         };
 
         Self {
-            address: told.address,
-            length: told.length,
-            node: told.node,
-            vpid: told.vpid,
+            address: notification.address,
+            length: notification.length,
+            node: notification.node,
+            vpid: notification.vpid,
             // The value is 1, 2 or 4.
             role: role as u8,
 
-            kind: match told.kind {
+            kind: match notification.kind {
                 Kind::Put => RMA_PUT,
                 Kind::Get => RMA_GET,
                 Kind::ImmediatePut => RMA_IMMEDIATE_PUT,
                 Kind::Unknown(kind) => kind,
             },
 
-            status: match told.status {
+            status: match notification.status {
                 Status::Done => RMA_DONE,
                 Status::LocalAddress => RMA_LOCAL_ADDRESS,
                 Status::RemoteAddress => RMA_REMOTE_ADDRESS,

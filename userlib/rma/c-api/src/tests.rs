@@ -71,7 +71,7 @@ fn who_cannot_be_notified_is_an_error() {
 
 #[test]
 fn notifications_come_through_as_they_are() {
-    let told = Notification {
+    let notification = Notification {
         role: Role::Completer,
         status: Status::TimedOut,
         kind: Kind::Get,
@@ -91,7 +91,7 @@ fn notifications_come_through_as_they_are() {
         status: RMA_TIMED_OUT,
     };
 
-    assert_eq!(rma_notification::from(&told), expected);
+    assert_eq!(rma_notification::from(&notification), expected);
 }
 
 #[test]

@@ -310,7 +310,7 @@ pub unsafe extern "C" fn velo_recv(
         // SAFETY: by this function's contract.
         let received = unsafe { with(port, receive) }?;
         // SAFETY: by this function's contract.
-        Ok(unsafe { give(&received, out, message) })
+        Ok(unsafe { store_message(&received, out, message) })
     })
 }
 
@@ -333,7 +333,7 @@ pub unsafe extern "C" fn velo_poll(
         let received = unsafe { with(port, |inner, _| inner.port.poll_for(filter).map_err(failure)) }?;
         Ok(match received {
             // SAFETY: by this function's contract.
-            Some(received) => unsafe { give(&received, out, message) },
+            Some(received) => unsafe { store_message(&received, out, message) },
             None => 0,
         })
     })
@@ -381,7 +381,7 @@ fn filter(tag: i32) -> Result<Filter, Failure> {
 ///
 /// # Safety
 /// `out` has [`VELO_MAX_MESSAGE`] writable bytes; `message` is NULL or valid.
-unsafe fn give(received: &Message, out: NonNull<c_void>, message: *mut velo_message) -> i32 {
+unsafe fn store_message(received: &Message, out: NonNull<c_void>, message: *mut velo_message) -> i32 {
     let bytes = received.bytes();
     // SAFETY: there is room for the longest message by this function's contract.
     unsafe { out.cast::<u8>().copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
