@@ -18,9 +18,9 @@ use nicforge_matching::{Endpoint, Envelope, Kind, Mode, Rank, Request, Selector,
 use crate::{Error, Program, succeeded, vector};
 
 /// Updates that a rank may store before it sends them.
-pub const MOST_STORED: usize = 1024;
+pub const MAX_STORED: usize = 1024;
 /// Greatest number of updates of a message: those of an eager message with the default threshold.
-const MOST_SENT: usize = 256;
+const MAX_SENT: usize = 256;
 /// Number of updates for each word.
 const UPDATES: u64 = 4;
 /// The polynomial of the sequence, over the field of two elements.
@@ -166,7 +166,7 @@ pub struct Updates<'a, T: Transport> {
     sending: usize,
     receives: Vec<Request>,
     /// Number of other ranks to which this rank has announced its end.
-    told: u32,
+    announced: u32,
     /// Number of other ranks that have announced their end.
     ended: u32,
     messages: u64,
@@ -187,18 +187,18 @@ impl<'a, T: Transport> Updates<'a, T> {
             context,
             number,
             left,
-            buckets: vec![Vec::with_capacity(MOST_STORED); ranks],
+            buckets: vec![Vec::with_capacity(MAX_STORED); ranks],
             stored: 0,
-            free: vec![vec![0; MOST_SENT * WORD]; SENDS],
+            free: vec![vec![0; MAX_SENT * WORD]; SENDS],
             sending: 0,
             receives: Vec::with_capacity(RECEIVES),
-            told: 0,
+            announced: 0,
             ended: 0,
             messages: 0,
         };
 
         for _ in 0..RECEIVES {
-            updates.receive(vec![0; MOST_SENT * WORD])?;
+            updates.receive(vec![0; MAX_SENT * WORD])?;
         }
         Ok(updates)
     }
@@ -219,10 +219,10 @@ impl<'a, T: Transport> Updates<'a, T> {
     }
 
     /// Makes updates until as many are stored as may be, or `most` were made.
-    fn make(&mut self, most: u32) -> Result<usize, Error> {
+    fn make_updates(&mut self, most: u32) -> Result<usize, Error> {
         let own = self.endpoint.rank() as usize;
         let mut made = 0;
-        while made < most as usize && self.left > 0 && self.stored < MOST_STORED {
+        while made < most as usize && self.left > 0 && self.stored < MAX_STORED {
             self.number = next(self.number);
 
             let rank = self.table.rank_of(self.number);
@@ -248,7 +248,7 @@ impl<'a, T: Transport> Updates<'a, T> {
             self.free.push(data);
             return Ok(0);
         };
-        let count = bucket.len().min(MOST_SENT);
+        let count = bucket.len().min(MAX_SENT);
 
         data.clear();
         for number in bucket.drain(bucket.len() - count..) {
@@ -264,12 +264,12 @@ impl<'a, T: Transport> Updates<'a, T> {
     }
 
     /// Announces the end of this rank's updates to one other rank.
-    fn tell(&mut self) -> Result<usize, Error> {
+    fn announce_end(&mut self) -> Result<usize, Error> {
         let Some(mut data) = self.free.pop() else { return Ok(0) };
-        let rank = (self.endpoint.rank() + 1 + self.told) % self.endpoint.size();
+        let rank = (self.endpoint.rank() + 1 + self.announced) % self.endpoint.size();
 
         data.clear();
-        self.told += 1;
+        self.announced += 1;
         self.sending += 1;
         self.endpoint.isend(Envelope::new(rank, self.context, END), Mode::Standard, data, 0)?;
         Ok(1)
@@ -280,7 +280,7 @@ impl<'a, T: Transport> Updates<'a, T> {
         self.left == 0
             && self.stored == 0
             && self.sending == 0
-            && self.told == self.others()
+            && self.announced == self.others()
             && self.ended == self.others()
     }
 
@@ -310,11 +310,11 @@ impl<T: Transport> Program for Updates<'_, T> {
     type Transport = T;
 
     fn step(&mut self) -> Result<usize, Error> {
-        let mut steps = self.make(BATCH)?;
-        if self.stored >= MOST_STORED || self.left == 0 && self.stored > 0 {
+        let mut steps = self.make_updates(BATCH)?;
+        if self.stored >= MAX_STORED || self.left == 0 && self.stored > 0 {
             steps += self.send()?;
-        } else if self.left == 0 && self.told < self.others() {
-            steps += self.tell()?;
+        } else if self.left == 0 && self.announced < self.others() {
+            steps += self.announce_end()?;
         }
 
         steps += self.endpoint.progress()?;
