@@ -12,7 +12,7 @@
 //! use nicforge_matching::{Endpoint, Envelope, Mode, Selector};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! For a program that `nicforge run` has started. Other programs call `ExtollTransport::open`.
+//! // For a program that `nicforge run` has started. Other programs call `ExtollTransport::open`.
 //! let transport = ExtollTransport::from_environment(Config::default(), Deadline::never())?;
 //! let mut endpoint = Endpoint::new(transport, Default::default())?;
 //! let next = (endpoint.rank() + 1) % endpoint.size();
