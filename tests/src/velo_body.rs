@@ -27,7 +27,9 @@ use nicforge_core::{
 use nicforge_driver::{Cancel, Deadline, Relax, SharedPoster};
 use nicforge_hwi::extoll::reg;
 use nicforge_machine::{build::build, description::Description};
-use nicforge_velo::{Address, Config, DeviceError, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
+use nicforge_velo::{
+    Address, Config, DeviceError, Error, Filter, MAX_MESSAGE, Message, PeerLink, Port, Waiting,
+};
 
 use crate::backing::{LIMIT, Rig, soon};
 
@@ -73,7 +75,7 @@ fn until(what: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&m
 }
 
 /// A link from one port to another, with credit.
-fn link(from: &mut Port, to: &mut Port) -> Link {
+fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     let address = to.address();
     let link = from.connect(address, soon(), None).unwrap();
     until("credit", &mut [from, to], |ports| ports[0].credits(link) != Some(0));

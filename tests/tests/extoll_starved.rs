@@ -7,7 +7,7 @@ use std::sync::Arc;
 use nicforge_core::time::Nanos;
 use nicforge_driver::{Deadline, Device};
 use nicforge_machine::{build::build, description::Description, in_process::LocalMachine};
-use nicforge_velo::{Address, Config, Error, Link, Port};
+use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
 /// Two cards with a link that takes 64 packets a turn.
 const MACHINE: &str = "name = \"starved\"\n[[extoll]]\nmesh = 2\nvpids = 8\n";
@@ -21,7 +21,7 @@ const WINDOW: u32 = 256;
 struct Pair {
     sender: Port,
     receiver: Port,
-    link: Link,
+    link: PeerLink,
     sent: u64,
     received: u64,
 }

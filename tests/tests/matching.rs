@@ -1,6 +1,6 @@
 //! Matching's protocols: over the transport between ranks of one process, and over the EXTOLL card, through every door.
 
-use nicforge_matching::memory::{Fabric, Port, Terms};
+use nicforge_matching::memory::{Fabric, FabricPort, Terms};
 use nicforge_tests::{
     bodies_of,
     extoll_body::{self, machine, over_extoll},
@@ -12,9 +12,9 @@ use nicforge_tests::{
 struct Memory(Terms);
 
 impl Network for Memory {
-    type Transport = Port;
+    type Transport = FabricPort;
 
-    fn ranks(&self, size: u32) -> Vec<Port> {
+    fn ranks(&self, size: u32) -> Vec<FabricPort> {
         Fabric::new(size, self.0).1
     }
 }

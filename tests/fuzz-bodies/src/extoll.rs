@@ -154,7 +154,7 @@ fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
 struct Talk {
     from: velo::Port,
     to: velo::Port,
-    link: velo::Link,
+    link: velo::PeerLink,
     sent: u64,
     received: u64,
 }

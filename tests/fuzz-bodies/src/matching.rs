@@ -9,7 +9,7 @@ use std::{collections::VecDeque, ptr::NonNull};
 use nicforge_matching::{
     Access, Config, Endpoint, Envelope, Get, Memory, Message, Mode, Region, RemoteRegion, Request, Selector,
     Taken, Transport,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
     wire::{self, Finish, First, Grant, Rendezvous},
 };
 use zerocopy::{FromBytes, IntoBytes};
@@ -79,7 +79,7 @@ struct Talk {
 
 struct World {
     /// The victim and its friend.
-    ranks: [Endpoint<Port>; 2],
+    ranks: [Endpoint<FabricPort>; 2],
     liar: Liar,
     talks: VecDeque<Talk>,
     next: u64,
@@ -224,7 +224,7 @@ impl World {
 
 /// A rank without an endpoint.
 struct Liar {
-    port: Port,
+    port: FabricPort,
     /// Its memory for others, and where it gets to.
     source: Region,
     destination: Region,
@@ -235,7 +235,7 @@ struct Liar {
 }
 
 impl Liar {
-    fn new(mut port: Port) -> Self {
+    fn new(mut port: FabricPort) -> Self {
         let mut memory = vec![0; 2 * ROOM].into_boxed_slice();
         let (source, destination) = memory.split_at_mut(ROOM);
         let mut register = |part: &mut [u8], access| {

@@ -6,7 +6,7 @@ use std::{sync::Arc, time::Duration};
 
 use nicforge_driver::{Deadline, Device};
 use nicforge_machine::in_process::LocalMachine;
-use nicforge_velo::{Address, CONTROL_TAG, Config, Error, Filter, Link, MAX_MESSAGE, Port, Waiting};
+use nicforge_velo::{Address, CONTROL_TAG, Config, Error, Filter, MAX_MESSAGE, PeerLink, Port, Waiting};
 
 use crate::{input::Input, world};
 
@@ -83,9 +83,9 @@ struct World {
     victim: Port,
     friend: Port,
     /// From the friend to the victim, and back.
-    links: [Link; 2],
+    links: [PeerLink; 2],
     /// From the victim to the hostile one.
-    to_hostile: Option<Link>,
+    to_hostile: Option<PeerLink>,
     sent: [u64; 2],
     received: [u64; 2],
 }
@@ -202,7 +202,7 @@ impl World {
 }
 
 /// A link from one to the other, with credit.
-fn connect(machine: &Arc<LocalMachine>, from: &mut Port, to: &mut Port) -> Link {
+fn connect(machine: &Arc<LocalMachine>, from: &mut Port, to: &mut Port) -> PeerLink {
     let link = from.connect(to.address(), Deadline::after(LIMIT), None).unwrap();
     let deadline = Deadline::after(LIMIT);
     while from.credits(link) == Some(0) {
@@ -218,7 +218,7 @@ fn connect(machine: &Arc<LocalMachine>, from: &mut Port, to: &mut Port) -> Link 
 struct Hostile {
     port: Port,
     /// To the victim, its friend, and itself.
-    links: [Link; 3],
+    links: [PeerLink; 3],
     /// The tenants that these three are.
     tenants: [u8; 3],
 }

@@ -139,7 +139,7 @@ fn talk_beside_a_liar(
     rig: &dyn Rig,
     victim: &mut Port,
     friend: &mut Port,
-    (to, back): (Link, Link),
+    (to, back): (PeerLink, PeerLink),
     messages: u64,
     lie: impl Fn(u64, u8, u64) -> u64,
 ) -> u64 {

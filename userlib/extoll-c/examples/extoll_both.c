@@ -1,6 +1,6 @@
 /*
- * VELO and RMA of one VPID in one program: a block of memory goes round all nodes of a network by puts, and messages say where to put it and that it
- * is there.
+ * Uses VELO and RMA of one VPID in one program. Puts send a block of memory round all nodes of a network.
+ * Messages carry the address to put to, and announce each put.
  *
  *   cargo build --release -p nicforge-extoll-c
  *   cc -O2 -I userlib/extoll-c/include -I userlib/rma/c-api/include -I userlib/velo/c-api/include \
@@ -8,7 +8,7 @@
  *      -L target/release -lnicforge_extoll_c -Wl,-rpath,$PWD/target/release -o extoll_both
  *   nicforge run machines/extoll.toml -- ./extoll_both
  *
- * `nicforge run` tells each process how many nodes there are.
+ * `nicforge run` sets NICFORGE_SIZE to the number of processes, one for each node.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -17,7 +17,8 @@
 #include <stdlib.h>
 
 enum { ROUNDS = 100, BLOCK = 65536, WORDS = BLOCK / 8, PATIENCE_MS = 20000 };
-/* What a message says: where the sender's memory is; that the block is there, and in which round. */
+
+/* Tags: the address of the sender's memory; the arrival of the block, with the number of the round. */
 enum { ADDRESS = 1, THERE = 2 };
 
 static void check(int good, const char *what)
@@ -59,27 +60,31 @@ int main(void)
     check(rma_open_on(extoll, NULL, &rma) == 0, "rma_open_on");
     check(velo_open_on(extoll, NULL, &second) == -EBUSY && second == NULL, "VELO twice on one VPID");
     check(rma_open_on(extoll, NULL, &third) < 0 && third == NULL, "RMA twice on one VPID");
-    /* The ports keep the device. */
+
+    /* The ports keep the device open. */
     nicforge_extoll_close(extoll);
 
     node = velo_node(velo);
     nodes = size != NULL ? atoi(size) : 1;
     check(node >= 0 && node == rma_node(rma) && nodes >= 2, "a network of two nodes and more");
+
     check(rma_allocate(rma, BLOCK, &buffer) == 0, "rma_allocate");
     check(rma_register(rma, buffer, 0, BLOCK, RMA_WRITE, &region) == 0, "rma_register");
     block = rma_buffer_memory(buffer);
 
-    /* The node before puts to this one, and this one to the next. */
+    /* The previous node puts to this node, and this node to the next one. */
     next = velo_connect(velo, (uint32_t)((node + 1) % nodes), 0);
     before = velo_connect(velo, (uint32_t)((node + nodes - 1) % nodes), 0);
     check(next >= 0 && before >= 0, "velo_connect");
     check(rma_connect(rma, (uint32_t)((node + 1) % nodes), 0, &target) == 0, "rma_connect");
+
     tell(velo, before, ADDRESS, rma_address(region));
     theirs = hear(velo, ADDRESS);
 
     for (round = 0; round < ROUNDS; ++round) {
         struct rma_notification told;
-        /* How many nodes the block has been at. */
+
+        /* Number of nodes that the block has passed. */
         uint64_t passed = node == 0 ? (uint64_t)nodes : (uint64_t)node;
 
         if (node != 0) {
@@ -87,21 +92,24 @@ int main(void)
             for (at = 0; at < WORDS; ++at)
                 check(block[at] == (round << 32 | at << 8 | passed), "another block");
         }
+
         for (at = 0; at < WORDS; ++at)
             block[at] = round << 32 | at << 8 | ((uint64_t)node + 1);
         check(rma_put(rma, target, rma_address(region), theirs, BLOCK, RMA_NOTIFY_REQUESTER) == 1, "rma_put");
         check(rma_next(rma, PATIENCE_MS, &told) == 0 && told.status == RMA_DONE, "the put");
         tell(velo, next, THERE, round);
+
         if (node == 0) {
             check(hear(velo, THERE) == round, "another round");
             for (at = 0; at < WORDS; ++at)
                 check(block[at] == (round << 32 | at << 8 | passed), "another block");
         }
     }
+
     if (node == 0)
         printf("%d rounds of %d bytes over %d nodes\n", ROUNDS, BLOCK, nodes);
 
-    /* Nobody puts here any more: the last block came with its message. */
+    /* No put to this node is left: the last block has arrived before its message. */
     check(rma_deregister(region) == 0, "rma_deregister");
     rma_release(buffer);
     rma_close(rma);

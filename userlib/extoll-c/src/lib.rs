@@ -1,15 +1,19 @@
 //! The C APIs of VELO and RMA in one library, over one VPID of an EXTOLL card.
 //!
-//! In: C strings, pointers. Out: handles of [`velo`] and [`rma`] that share a device, and its posted-write ring: what is posted by both is carried
-//! out in its order. `include/nicforge_extoll.h` is generated from this file; the calls of both libraries are in their own headers.
+//! Input: C strings and pointers. Output: handles of [`velo`] and [`rma`] that share a device and
+//! its posted-write ring. The card carries out everything that both libraries post in the order of
+//! posting. `include/nicforge_extoll.h` is generated from this file; the calls of both libraries
+//! are in their own headers.
 //!
-//! A device has one owner, so that a process can't open it twice, and two libraries of which each has its own copy of the driver can't share it.
-//! Both C APIs are therefore compiled into this library.
+//! A device has one owner, so a process can't open it twice. Two libraries that each contain a copy
+//! of the driver can't share it. Both C APIs are therefore compiled into this library.
 //!
-//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once.
+//! UNSAFETY: a C API takes raw pointers. Each function documents its requirements on them. A handle
+//! is a box that C releases once.
 #![allow(unsafe_code, non_camel_case_types)]
 
-/// Both APIs. Their headers are their own:
+/// Both C APIs. Their headers are generated separately.
+///
 /// cbindgen:ignore
 #[path = "."]
 mod apis {
@@ -40,18 +44,21 @@ use self::{
 pub struct nicforge_extoll {
     device: Device,
     poster: SharedPoster,
-    /// There as long as a port of VELO is open: a second one would take the receive ring of the first.
+    /// Refers to the open VELO port, if there is one. A second port would take over the receive
+    /// ring of the first.
     velo: Mutex<Weak<()>>,
 }
 
-/// Text of the calling thread's last error, of any call of this library; empty when there was none. Valid until its next error.
+/// Returns the text of the calling thread's last error in any call of this library; an empty text
+/// without one. It is valid until the thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn nicforge_extoll_last_error() -> *const c_char {
     last_error()
 }
 
-/// Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable NICFORGE_SOCKET when that is NULL.
-/// Gives 0 and the handle in `*extoll`, or a negative error number.
+/// Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or, when that is NULL, the
+/// first one in the environment variable NICFORGE_SOCKET. Returns 0 and stores the handle in
+/// `*extoll`, or returns a negative error number.
 ///
 /// # Safety
 /// `socket` is NULL or valid; `extoll` is valid.
@@ -64,6 +71,7 @@ pub unsafe extern "C" fn nicforge_extoll_open(
         let out = non_null(extoll, "extoll")?;
         // SAFETY: NULL or a C string by this function's contract.
         let socket = unsafe { path(socket) };
+
         let opened = Box::into_raw(Box::new(open(socket)?));
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(opened) };
@@ -77,7 +85,7 @@ fn open(socket: Option<OsString>) -> Result<nicforge_extoll, Failure> {
     Ok(nicforge_extoll { device, poster, velo: Mutex::default() })
 }
 
-/// Closes it. Ports that were opened on it keep the device until they are closed. NULL is allowed.
+/// Closes the VPID. Ports opened on it keep the device until they are closed. NULL is allowed.
 ///
 /// # Safety
 /// `extoll` is NULL or a handle that is not used any more.
@@ -90,7 +98,8 @@ pub unsafe extern "C" fn nicforge_extoll_close(extoll: *mut nicforge_extoll) {
     });
 }
 
-/// As velo_open, on a VPID that is open already. VELO can be open once on it: -EBUSY otherwise. It may be used by another thread than RMA.
+/// As velo_open, on an opened VPID. A VPID has at most one VELO port: a second call returns -EBUSY.
+/// Another thread may use the VPID's RMA.
 ///
 /// # Safety
 /// `extoll` is a handle; `options` is NULL or valid; `port` is valid.
@@ -102,26 +111,32 @@ pub unsafe extern "C" fn velo_open_on(
 ) -> i32 {
     guarded_status(|| {
         let out = non_null(port, "port")?;
+
         // SAFETY: by this function's contract.
         let extoll = unsafe { reference(extoll) }?;
         // SAFETY: NULL or valid by this function's contract.
         let options = unsafe { given(options) };
+
         let busy = || Failure::new(libc::EBUSY, "VELO is open on this VPID, or being opened");
         let mut open = extoll.velo.try_lock().map_err(|_| busy())?;
         if open.upgrade().is_some() {
             return Err(busy());
         }
+
         let token = Arc::new(());
         *open = Arc::downgrade(&token);
+
         let shared = Some(extoll.poster.clone());
         let opened = velo::open_device_as(extoll.device.clone(), shared, token, &options)?;
+
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(Box::into_raw(Box::new(opened))) };
         Ok(())
     })
 }
 
-/// As rma_open, on a VPID that is open already. RMA can be open once on it: an error otherwise. It may be used by another thread than VELO.
+/// As rma_open, on an opened VPID. A VPID has at most one RMA port: a second call returns an error.
+/// Another thread may use the VPID's VELO.
 ///
 /// # Safety
 /// `extoll` is a handle; `options` is NULL or valid; `port` is valid.
@@ -133,11 +148,14 @@ pub unsafe extern "C" fn rma_open_on(
 ) -> i32 {
     guarded_status(|| {
         let out = non_null(port, "port")?;
+
         // SAFETY: by this function's contract.
         let extoll = unsafe { reference(extoll) }?;
         // SAFETY: NULL or valid by this function's contract.
         let options = unsafe { given(options) };
+
         let opened = rma::open_device_as(&extoll.device, Some(extoll.poster.clone()), options)?;
+
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(Box::into_raw(Box::new(opened))) };
         Ok(())
@@ -153,7 +171,7 @@ mod tests {
     #[test]
     fn null_gives_efault() {
         let calls = [
-            // SAFETY: NULL is refused before it is used, here and below.
+            // SAFETY: NULL is refused before it is used.
             unsafe { nicforge_extoll_open(ptr::null(), ptr::null_mut()) },
             // SAFETY: as above.
             unsafe { velo_open_on(ptr::null(), ptr::null(), ptr::null_mut()) },
@@ -161,6 +179,7 @@ mod tests {
             unsafe { rma_open_on(ptr::null(), ptr::null(), ptr::null_mut()) },
         ];
         assert_eq!(calls, [-libc::EFAULT; 3]);
+
         // SAFETY: NULL is allowed.
         unsafe { nicforge_extoll_close(ptr::null_mut()) };
     }
@@ -170,8 +189,10 @@ mod tests {
         let mut extoll = ptr::null_mut();
         // SAFETY: a C string, a valid place.
         let result = unsafe { nicforge_extoll_open(c"/nonexistent/socket".as_ptr(), &mut extoll) };
+
         // SAFETY: valid until this thread's next error.
         let text = unsafe { CStr::from_ptr(nicforge_extoll_last_error()) };
+
         assert!(result < 0 && extoll.is_null() && !text.is_empty());
     }
 }

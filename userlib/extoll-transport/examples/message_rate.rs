@@ -1,8 +1,9 @@
-//! Message rate and bandwidth between pairs of ranks, as `osu_mbw_mr` gives them. `nicforge run machines/extoll.toml -- message_rate [WINDOWS]`
-//! starts it on each node; with `--per-core`, on each VPID.
+//! Message rate and bandwidth between pairs of ranks, as `osu_mbw_mr` reports them. `nicforge run
+//! machines/extoll.toml -- message_rate [WINDOWS]` starts it on each node; with `--per-core`, on
+//! each VPID.
 //!
-//! Rank `n` of the first half sends to rank `n` of the second one. With more ranks than processors the figures are about the scheduler:
-//! `nicforge bench extoll-mpi` has all ranks in one thread.
+//! Rank `n` of the first half sends to rank `n` of the second half. With more ranks than processors
+//! the results depend on the scheduler. `nicforge bench extoll-mpi` runs all ranks in one thread.
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +18,7 @@ use nicforge_mpi_programs::{
 
 /// Messages of a window.
 const WINDOW: u32 = 64;
-/// Nobody waits longer.
+/// Time limit of all waits.
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -25,22 +26,27 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let deadline = Deadline::after(LIMIT);
     let transport = ExtollTransport::from_environment(Config::default(), deadline)?;
     let mut endpoint = Endpoint::new(transport, Default::default())?;
+
     let (rank, half) = (endpoint.rank(), endpoint.size() / 2);
     if rank == 0 {
         println!("{:>6} {:>6} {:>12} {:>14}", "pairs", "bytes", "MB/s", "messages/s");
     }
+
     let mut context = 0;
     let mut pairs = 1;
     while pairs <= half {
         for bytes in (0..=12).map(|power| 1 << power) {
             context += 1;
             let terms = Terms { bytes, window: WINDOW, windows, context };
+
             barrier(&mut endpoint, deadline)?;
+
             let place = match rank.checked_sub(half) {
                 None if rank < pairs => Some((End::Sender, rank + half)),
                 Some(sender) if sender < pairs => Some((End::Receiver, sender)),
                 _ => None,
             };
+
             let mut rate = 0.0;
             if let Some((end, peer)) = place {
                 let start = Instant::now();
@@ -50,6 +56,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
                     rate = terms.messages() as f64 / start.elapsed().as_secs_f64();
                 }
             }
+
             let rate = all_reduce(&mut endpoint, rate as u64, |one, other| one + other, deadline)?;
             if rank == 0 {
                 println!("{pairs:>6} {bytes:>6} {:>12.2} {rate:>14}", rate as f64 * bytes as f64 / 1e6);
@@ -57,7 +64,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         pairs *= 2;
     }
-    // Nobody leaves while another one still waits for its answers.
+
+    // A rank that exits earlier would be lost for one that still waits for its messages.
     barrier(&mut endpoint, deadline)?;
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Half of a round trip between the first and the last rank, as `osu_latency` gives it. `nicforge run machines/extoll.toml -- ping_pong [ROUNDS]`
-//! starts it on each node.
+//! Half of the round-trip time between the first and the last rank, as `osu_latency` reports it.
+//! `nicforge run machines/extoll.toml -- ping_pong [ROUNDS]` starts it on each node.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use nicforge_extoll_transport::{Config, ExtollTransport};
 use nicforge_matching::Endpoint;
 use nicforge_mpi_programs::{collective::barrier, drive, ping_pong::Side};
 
-/// Nobody waits longer.
+/// Time limit of all waits.
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -16,17 +16,21 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let deadline = Deadline::after(LIMIT);
     let transport = ExtollTransport::from_environment(Config::default(), deadline)?;
     let mut endpoint = Endpoint::new(transport, Default::default())?;
+
     let (rank, last) = (endpoint.rank(), endpoint.size() - 1);
     if rank == 0 {
         println!("{:>8} {:>12} {:>12}", "bytes", "p50 us", "p99 us");
     }
+
     for power in 0..=20 {
         let bytes = 1 << power;
         if last > 0 && (rank == 0 || rank == last) {
             let mut side = [Side::new(&mut endpoint, rank == 0, last - rank, bytes, rounds, power)?];
             drive(&mut side, deadline, &mut Relax::new())?;
+
             let mut times = side[0].times().to_vec();
             times.sort_unstable();
+
             if let (Some(half), Some(most)) = (times.get(times.len() / 2), times.get(times.len() * 99 / 100))
             {
                 println!(
@@ -37,6 +41,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             }
         }
     }
+
     barrier(&mut endpoint, deadline)?;
     Ok(())
 }

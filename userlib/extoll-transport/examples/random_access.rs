@@ -1,5 +1,6 @@
-//! RandomAccess after the HPC Challenge's rules, verified. `nicforge run machines/extoll.toml -- random_access [ORDER]` starts it on each node,
-//! each with 2^ORDER words; the number of nodes must be a power of two.
+//! RandomAccess with the rules of the HPC Challenge, verified. `nicforge run machines/extoll.toml
+//! -- random_access [ORDER]` starts it on each node with 2^ORDER words. The number of nodes must be
+//! a power of two.
 
 use std::{
     process::ExitCode,
@@ -15,7 +16,7 @@ use nicforge_mpi_programs::{
     random_access::{Table, Updates},
 };
 
-/// Nobody waits longer.
+/// Time limit of all waits.
 const LIMIT: Duration = Duration::from_secs(600);
 
 fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
@@ -23,20 +24,25 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     let deadline = Deadline::after(LIMIT);
     let transport = ExtollTransport::from_environment(Config::default(), deadline)?;
     let mut endpoint = Endpoint::new(transport, Default::default())?;
+
     let (rank, size) = (endpoint.rank(), endpoint.size());
+
     let mut table = Table::new(rank, size, order)?;
     let (words, updates) = (table.len() * u64::from(size), table.updates() * u64::from(size));
     let mut took = Duration::ZERO;
-    // The second time restores the table.
+
+    // The second pass restores the table.
     for pass in 0..2 {
         barrier(&mut endpoint, deadline)?;
         let start = Instant::now();
         drive(&mut [Updates::new(&mut endpoint, &mut table, pass)?], deadline, &mut Relax::new())?;
         barrier(&mut endpoint, deadline)?;
+
         if pass == 0 {
             took = start.elapsed();
         }
     }
+
     let wrong = all_reduce(&mut endpoint, table.wrong(), |one, other| one + other, deadline)?;
     if rank == 0 {
         let gups = updates as f64 / took.as_secs_f64() / 1e9;
@@ -46,6 +52,7 @@ fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         );
         println!("{wrong} words are wrong ({:.4} %)", wrong as f64 * 100.0 / words as f64);
     }
+
     barrier(&mut endpoint, deadline)?;
     Ok(if wrong * 100 > words { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }

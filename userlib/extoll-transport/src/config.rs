@@ -1,21 +1,26 @@
-//! What a transport may be told.
+//! Configuration of a transport.
 
 use crate::Error;
 
-/// Run-time parameters. [`Config::window`] should be the same on all ranks; the others concern each alone.
+/// Run-time parameters. [`Config::window`] should be the same on all ranks; the others concern only
+/// their own rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// VELO messages of a peer that may be under way and unread, 64 by default; fewer where the receive ring can't be so long.
+    /// VELO credits of a peer: messages in flight or unread; 64 by default. Fewer when the receive
+    /// ring can't be long enough.
     pub window: u32,
     /// Bytes of a get, 4,096 to 8 MiB, a multiple of 4,096; 65,536 by default.
     pub get_bytes: usize,
-    /// Gets under way at a time, 1 to 32; 8 by default. They take this many times [`Config::get_bytes`] of memory.
+    /// Gets in flight at a time, 1 to 32; 8 by default. They take this number times
+    /// [`Config::get_bytes`] of memory.
     pub gets: usize,
-    /// Bytes of memory for the sources of long messages that stays registered, a power of two of 8,192 or more; 8 MiB by default. Pages that
-    /// were never needed take no memory. A kernel that has no such piece (without an IOMMU it is 4 MiB at most) gives half of it, or a quarter and so
-    /// on, 64 KiB at least.
+    /// Bytes of the memory for sources that stays registered: a power of two of 8,192 or more; 8
+    /// MiB by default. Unused pages take no memory. A kernel may have no such piece of memory;
+    /// without an IOMMU it has 4 MiB at most. The size is then halved until it fits, down to 64
+    /// KiB.
     pub staging: usize,
-    /// Bytes that longer sources may take beside it, all together; 1 GiB by default. A single one may be longer.
+    /// Bytes that longer sources may take beside it, all together; 1 GiB by default. A single
+    /// source may be longer.
     pub longest_staging: usize,
 }
 
@@ -25,25 +30,30 @@ impl Default for Config {
     }
 }
 
-/// Gets under way at most: half of what a card takes.
-pub(crate) const MOST_GETS: usize = nicforge_rma::MAX_COMMANDS / 2;
+/// Greatest number of gets in flight: half of the commands that a card accepts.
+pub(crate) const MAX_GETS: usize = nicforge_rma::MAX_COMMANDS / 2;
 
 impl Config {
+    /// Checks the ranges of the parameters.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let bad = |what, value, rule| Err(Error::BadConfig { what, value, rule });
         if self.window == 0 {
             return bad("window", 0, "at least 1");
         }
+
         let longest = nicforge_rma::MAX_LENGTH as usize;
         if !(4096..=longest).contains(&self.get_bytes) || !self.get_bytes.is_multiple_of(4096) {
             return bad("get_bytes", self.get_bytes, "a multiple of 4096, up to 8 MiB");
         }
-        if !(1..=MOST_GETS).contains(&self.gets) {
+
+        if !(1..=MAX_GETS).contains(&self.gets) {
             return bad("gets", self.gets, "1 to 32");
         }
+
         if !self.staging.is_power_of_two() || !(8192..=1 << 40).contains(&self.staging) {
             return bad("staging", self.staging, "a power of two, 8192 or more");
         }
+
         Ok(())
     }
 }

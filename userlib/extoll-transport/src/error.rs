@@ -1,4 +1,4 @@
-//! What can go wrong.
+//! Errors.
 
 use nicforge_driver::Error as DriverError;
 use nicforge_matching::TransportError;
@@ -6,63 +6,63 @@ use nicforge_rma::Error as RmaError;
 use nicforge_velo::{Address, Error as VeloError};
 use thiserror::Error;
 
-/// Why a transport could not be opened, or has failed.
+/// Error of opening or using a transport.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A parameter does not work.
+    /// A parameter is out of range.
     #[error("{what} is {value}; it must be {rule}")]
     BadConfig {
-        /// Which.
+        /// Name of the parameter.
         what: &'static str,
         /// Its value.
         value: usize,
-        /// What works.
+        /// The rule that it violates.
         rule: &'static str,
     },
-    /// An address of the job is not one of this network.
+    /// An address of the job does not exist in this network.
     #[error("rank {rank} is to be {address}; the network has {nodes} nodes of {vpids} VPIDs")]
     NoSuchAddress {
-        /// Whose.
+        /// The rank with this address.
         rank: u32,
         /// The address.
         address: Address,
-        /// Nodes.
+        /// Nodes of the network.
         nodes: u32,
-        /// VPIDs of each.
+        /// VPIDs of each node.
         vpids: u32,
     },
     /// Two ranks of the job have the same address.
     #[error("ranks {first} and {second} are both {address}")]
     SameAddress {
-        /// One.
+        /// The first rank.
         first: u32,
-        /// The other.
+        /// The second rank.
         second: u32,
-        /// Where both are.
+        /// Their address.
         address: Address,
     },
-    /// The device is not of the job.
+    /// The device's address is not in the job.
     #[error("{address} is no rank of this job of {size}; open the device of one")]
     NotOfJob {
         /// The device's address.
         address: Address,
-        /// Ranks of the job.
+        /// Number of ranks of the job.
         size: u32,
     },
-    /// VELO's.
+    /// An error of the VELO library.
     #[error(transparent)]
     Velo(#[from] VeloError),
-    /// RMA's.
+    /// An error of the RMA library.
     #[error(transparent)]
     Rma(#[from] RmaError),
-    /// The driver's.
+    /// An error of the driver library.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
 
 impl Error {
-    /// In the words of the matching layer, which have no room for all.
+    /// Translates the error into one of the matching layer, which has fewer details.
     pub(crate) fn short(&self) -> TransportError {
         let (what, value) = match self {
             Error::Velo(error) if error.is_device_gone() => ("the card is gone", 0),

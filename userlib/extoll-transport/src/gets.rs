@@ -1,10 +1,11 @@
-//! Gets under way.
+//! Gets in flight.
 //!
-//! Each has a chunk of the transport's memory, to which the card brings the data; nobody else can reach it. When the card says that a get has
-//! ended, its data are copied to where they belong, unless that was deregistered meanwhile.
+//! Each get has a chunk of the transport's memory, to which the card writes the data. No peer can
+//! reach a chunk. When the card reports the end of a get, its data is copied to the destination,
+//! unless the destination was deregistered meanwhile.
 //!
-//! Each chunk is registered for itself: one to which data may still come, because the card has only given up waiting for them, gets another network
-//! address before it is used again.
+//! Each chunk has its own registration. After the card has given up a get, its data may still
+//! arrive. The chunk then receives another network address before it is used again.
 
 #![allow(unsafe_code, reason = "copies to memory that the matching layer lends")]
 
@@ -14,38 +15,39 @@ use nicforge_rma::{Access as Allow, Error as RmaError, Notification, Notify, Por
 
 use crate::{Config, Error, ExtollTransport, peers::Health};
 
-/// A get under way.
+/// A get in flight.
 #[derive(Clone, Copy)]
-struct Flight {
+struct GetInFlight {
     rank: Rank,
     cookie: u64,
-    /// Handle of its destination; `None` when that was deregistered.
+    /// Handle of its destination; `None` after the destination was deregistered.
     destination: Option<u64>,
     offset: usize,
     length: usize,
 }
 
-/// Where data come to.
+/// Memory that receives the data of one get.
 struct Chunk {
-    /// `None` when it could not be registered again: it is not used any more.
+    /// `None` when the chunk could not be registered again; it is not used any more.
     region: Option<Region>,
-    flight: Option<Flight>,
+    flight: Option<GetInFlight>,
 }
 
-/// All of them.
+/// All chunks and their gets.
 pub(crate) struct Gets {
-    /// Before the memory, so that they are taken back first.
+    /// Declared before the memory, so that the registrations are dropped first.
     chunks: Vec<Chunk>,
     memory: DmaBuffer,
-    /// Chunks that are free.
+    /// Free chunks.
     free: Vec<u16>,
     chunk_bytes: usize,
-    /// Gets under way.
-    under_way: usize,
-    /// Notifications were lost: what is under way may have ended without one.
+    /// Number of gets in flight.
+    in_flight: usize,
+    /// Whether notifications were lost, so that gets in flight may have ended without one.
     lost: bool,
 }
 
+/// Allocates and registers the chunks.
 impl Gets {
     pub(crate) fn new(device: &Device, rma: &Port, config: &Config) -> Result<Self, Error> {
         let memory = device.dma_buffer(config.gets * config.get_bytes, HugePages::Try)?;
@@ -54,9 +56,10 @@ impl Gets {
             memory,
             free: (0..config.gets as u16).rev().collect(),
             chunk_bytes: config.get_bytes,
-            under_way: 0,
+            in_flight: 0,
             lost: false,
         };
+
         for chunk in 0..config.gets as u16 {
             let region = Some(gets.register(rma, chunk)?);
             gets.chunks.push(Chunk { region, flight: None });
@@ -64,17 +67,17 @@ impl Gets {
         Ok(gets)
     }
 
-    /// Where a chunk begins in the memory.
+    /// Returns the offset of a chunk in the memory.
     fn offset(&self, chunk: u16) -> u64 {
         u64::from(chunk) * self.chunk_bytes as u64
     }
 
-    /// Registers a chunk, for this side of transfers alone.
+    /// Registers a chunk, without access for other processes.
     fn register(&self, rma: &Port, chunk: u16) -> Result<Region, RmaError> {
         rma.register_range(self.memory.iova() + self.offset(chunk), self.chunk_bytes as u64, Allow::NONE)
     }
 
-    /// Registers a chunk anew, to which something may still come under its old address.
+    /// Registers a chunk under a new address. Data may still arrive under its old address.
     #[cold]
     fn renew(&mut self, rma: &Port, chunk: u16) {
         self.chunks[usize::from(chunk)].region = None;
@@ -85,12 +88,12 @@ impl Gets {
         self.chunks[usize::from(chunk)].region = region;
     }
 
-    /// The most that one get brings.
-    pub(crate) fn most(&self) -> usize {
+    /// Returns the bytes that one get fetches at most.
+    pub(crate) fn max_bytes(&self) -> usize {
         self.chunk_bytes
     }
 
-    /// A destination is not to be written any more.
+    /// Ends all writes to a destination.
     pub(crate) fn withdraw(&mut self, handle: u64) {
         for flight in self.chunks.iter_mut().filter_map(|chunk| chunk.flight.as_mut()) {
             if flight.destination == Some(handle) {
@@ -99,18 +102,22 @@ impl Gets {
         }
     }
 
-    /// The get that a notification is about.
-    fn take(&mut self, told: &Notification) -> Option<(u16, Flight)> {
-        let here =
-            |chunk: &Chunk| chunk.region.as_ref().is_some_and(|region| region.address() == told.address);
+    /// Returns the get that a notification belongs to, and frees its chunk.
+    fn take(&mut self, notification: &Notification) -> Option<(u16, GetInFlight)> {
+        let here = |chunk: &Chunk| {
+            chunk.region.as_ref().is_some_and(|region| region.address() == notification.address)
+        };
+
         let chunk = self.chunks.iter().position(here)?;
         self.take_chunk(chunk as u16)
     }
 
-    fn take_chunk(&mut self, chunk: u16) -> Option<(u16, Flight)> {
+    /// Frees a chunk, and returns the get that used it.
+    fn take_chunk(&mut self, chunk: u16) -> Option<(u16, GetInFlight)> {
         let flight = self.chunks.get_mut(usize::from(chunk))?.flight.take()?;
+
         self.free.push(chunk);
-        self.under_way -= 1;
+        self.in_flight -= 1;
         Some((chunk, flight))
     }
 }
@@ -118,89 +125,107 @@ impl Gets {
 const GONE: &str = "the rank that a get was for is gone";
 
 impl ExtollTransport {
-    pub(crate) fn start(&mut self, get: &Get) -> Result<bool, TransportError> {
+    /// Starts a get. Returns false when no chunk is free, or the posted-write ring is full.
+    pub(crate) fn post_get(&mut self, get: &Get) -> Result<bool, TransportError> {
         let refused = |what, value| Err(TransportError { what, value });
+
         let Some(peer) = self.peers.get(get.peer as usize) else {
             return refused("there is no such rank to get from", get.peer.into());
         };
+
         if peer.health != Health::Alive || peer.tenant == 0 {
             return refused(GONE, get.peer.into());
         }
+
         let most = self.gets.chunk_bytes;
         let within =
             |length: usize| get.local_offset.checked_add(get.length).is_some_and(|end| end <= length);
+
         if !(1..=most).contains(&get.length)
-            || !self.registered.destination(get.local.handle).is_some_and(|place| within(place.length))
+            || !self
+                .registered
+                .destination(get.local.handle)
+                .is_some_and(|destination| within(destination.length))
         {
             return refused("a get's destination is not within its region", get.local_offset as u64);
         }
+
         let Some(chunk) = self.gets.free.pop() else {
-            return if self.gets.under_way > 0 {
+            return if self.gets.in_flight > 0 {
                 Ok(false)
             } else {
                 refused("no memory for gets could be registered again", get.peer.into())
             };
         };
-        let place = &mut self.gets.chunks[usize::from(chunk)];
-        let Some(to) = place.region.as_ref().map(Region::address) else { return Ok(false) };
+
+        let slot = &mut self.gets.chunks[usize::from(chunk)];
+        let Some(to) = slot.region.as_ref().map(Region::address) else { return Ok(false) };
         let ends = (get.remote.offset, to);
+
         let (rma, target) = (&mut self.rma, peer.target);
         let posted = self.velo.with_poster(|poster| {
             rma.try_get_through(poster, target, ends, get.length as u32, Notify::REQUESTER)
         });
+
         if !matches!(posted, Ok(true)) {
             self.gets.free.push(chunk);
         }
+
         match posted {
             Ok(true) => {
-                place.flight = Some(Flight {
+                slot.flight = Some(GetInFlight {
                     rank: get.peer,
                     cookie: get.cookie,
                     destination: Some(get.local.handle),
                     offset: get.local_offset,
                     length: get.length,
                 });
-                self.gets.under_way += 1;
+                self.gets.in_flight += 1;
                 self.statistics.gets += 1;
                 Ok(true)
             }
             Ok(false) => Ok(false),
-            // What the peer gave as its address.
+            // The invalid address is the peer's.
             Err(RmaError::Length { .. }) => refused("a get's source makes no sense", get.remote.offset),
             Err(error) => Err(self.fail(error.into())),
         }
     }
 
+    /// Handles up to `budget` notifications, and reports the completions of gets. Returns the
+    /// number of completions.
     pub(crate) fn finish_gets(
         &mut self,
         budget: usize,
         sink: &mut dyn FnMut(u64, Result<(), TransportError>),
     ) -> Result<usize, TransportError> {
         let mut done = 0;
+
         for _ in 0..budget {
             match self.rma.probe() {
-                Ok(Some(told)) => {
+                Ok(Some(notification)) => {
                     if let Err(error) = self.rma.free() {
                         return Err(self.fail(error.into()));
                     }
-                    // Whoever gets from or puts to us may have notifications come here. Nothing depends on them.
-                    if told.role == Role::Requester
-                        && let Some((chunk, flight)) = self.gets.take(&told)
+
+                    // Commands of peers may notify this port as responder or completer. Such
+                    // notifications are ignored.
+                    if notification.role == Role::Requester
+                        && let Some((chunk, flight)) = self.gets.take(&notification)
                     {
-                        let result = self.bring(chunk, flight, told.status);
+                        let result = self.complete_get(chunk, flight, notification.status);
                         sink(flight.cookie, result);
                         done += 1;
                     }
                 }
                 Ok(None) => {
                     if self.gets.lost {
-                        done += self.give_up(sink);
+                        done += self.fail_lost_gets(sink);
                     }
                     break;
                 }
                 Err(RmaError::Overflow { .. }) => {
                     self.statistics.overflows += 1;
-                    self.gets.lost = self.gets.under_way > 0;
+                    self.gets.lost = self.gets.in_flight > 0;
                 }
                 Err(error) => return Err(self.fail(error.into())),
             }
@@ -208,20 +233,27 @@ impl ExtollTransport {
         Ok(done)
     }
 
-    /// A get has ended: its data are copied, if they are what was asked for.
-    fn bring(&mut self, chunk: u16, flight: Flight, status: Status) -> Result<(), TransportError> {
+    /// Handles the end of a get: copies the data if the get has succeeded.
+    fn complete_get(
+        &mut self,
+        chunk: u16,
+        flight: GetInFlight,
+        status: Status,
+    ) -> Result<(), TransportError> {
         let refused = |what, value| Err(TransportError { what, value });
+
         let result = match status {
             Status::Done => {
                 let peer = &self.peers[flight.rank as usize];
                 let destination = flight.destination.and_then(|handle| self.registered.destination(handle));
                 if self.velo.tenant_of(peer.address) != peer.tenant {
-                    // It may have been a successor's memory.
+                    // A successor's memory may have been the source.
                     refused(GONE, flight.rank.into())
                 } else if let Some(destination) = destination {
                     let (from, memory) = (self.gets.offset(chunk), &self.gets.memory);
-                    // SAFETY: the destination is registered: `Gets::withdraw` would have taken it from the flight. The range is that of
-                    // a get that has not been completed, which nobody else accesses.
+                    // SAFETY: the destination is registered, since `Gets::withdraw` would have
+                    // removed it from the flight. The range is that of a get whose completion was
+                    // not reported, so nothing else accesses it.
                     unsafe { destination.fill(flight.offset, memory, from, flight.length) }
                         .map_err(|error| error.short())
                 } else {
@@ -237,25 +269,29 @@ impl ExtollTransport {
             Status::RemoteAddress => refused("a get's source is not registered", flight.rank.into()),
             _ => refused("the card did not carry out a get", flight.rank.into()),
         };
+
         self.statistics.failed_gets += u64::from(result.is_err());
         result
     }
 
-    /// Notifications were lost. When nothing is under way any more, what has not been told of has ended, nobody knows how.
+    /// Handles lost notifications. Once no command is in flight, gets without a notification have
+    /// ended with an unknown result.
     #[cold]
-    fn give_up(&mut self, sink: &mut dyn FnMut(u64, Result<(), TransportError>)) -> usize {
+    fn fail_lost_gets(&mut self, sink: &mut dyn FnMut(u64, Result<(), TransportError>)) -> usize {
         if self.rma.under_way() > 0 || !matches!(self.rma.probe(), Ok(None)) {
             return 0;
         }
+
         self.gets.lost = false;
         let mut done = 0;
         for chunk in 0..self.gets.chunks.len() as u16 {
             if let Some((_, flight)) = self.gets.take_chunk(chunk) {
-                // It may be one that the card has given up.
+                // The card may have given up this get.
                 self.gets.renew(&self.rma, chunk);
                 let error =
                     TransportError { what: "the notification of a get was lost", value: flight.rank.into() };
                 self.statistics.failed_gets += 1;
+
                 sink(flight.cookie, Err(error));
                 done += 1;
             }

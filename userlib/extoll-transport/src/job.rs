@@ -1,4 +1,4 @@
-//! Who is which rank.
+//! The ranks of a job, and their addresses.
 
 use nicforge_driver::{Device, environment};
 use nicforge_hwi::extoll::mirror;
@@ -10,20 +10,21 @@ use crate::Error;
 /// BAR of the mirror.
 const BAR_MIRROR: u8 = 2;
 
-/// The ranks of a parallel program, each a VPID of a card. The same on all of them.
+/// The ranks of a parallel program, each a VPID of a card. All ranks must use the same job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
     addresses: Vec<Address>,
 }
 
-/// What a device says of itself and its network.
-pub(crate) struct Place {
+/// The address of a device, and the size of its network.
+pub(crate) struct NetworkPosition {
     pub(crate) address: Address,
     pub(crate) nodes: u32,
     pub(crate) vpids: u32,
 }
 
-impl Place {
+impl NetworkPosition {
+    /// Reads the mirror of a device.
     pub(crate) fn of(device: &Device) -> Result<Self, Error> {
         let shown = device.bar(BAR_MIRROR)?;
         Ok(Self {
@@ -35,61 +36,66 @@ impl Place {
 }
 
 impl Job {
-    /// A job of these addresses, rank 0 first.
+    /// Creates a job from the ranks' addresses, rank 0 first.
     pub fn new(addresses: Vec<Address>) -> Self {
         Self { addresses }
     }
 
-    /// VPID 0 to `per_node` - 1 of nodes 0 to `nodes` - 1, node by node.
+    /// Creates a job of VPIDs 0 to `per_node` - 1 of nodes 0 to `nodes` - 1, node by node.
     pub fn of_nodes(nodes: u32, per_node: u16) -> Self {
         let of_node = |node| (0..per_node).map(move |vpid| Address { node, vpid });
         Self::new((0..nodes).flat_map(of_node).collect())
     }
 
-    /// The job of `nicforge run`: a rank for each node of the network of `device`, at the first VPID; with `--per-core`, a rank for each VPID, node
+    /// Returns the job of a program that `nicforge run` has started: a rank for each node of
+    /// `device`'s network, at the first VPID. With `--per-core` it has a rank for each VPID, node
     /// by node.
     ///
     /// # Errors
-    /// What the driver says.
+    /// Errors of the driver.
     pub fn from_environment(device: &Device) -> Result<Self, Error> {
-        let place = Place::of(device)?;
-        let per_node = if environment::core()?.is_some() { place.vpids as u16 } else { 1 };
-        Ok(Self::of_nodes(place.nodes, per_node))
+        let position = NetworkPosition::of(device)?;
+        let per_node = if environment::core()?.is_some() { position.vpids as u16 } else { 1 };
+        Ok(Self::of_nodes(position.nodes, per_node))
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         self.addresses.len() as u32
     }
 
-    /// Where a rank is.
+    /// Returns the address of a rank.
     pub fn address(&self, rank: Rank) -> Option<Address> {
         self.addresses.get(rank as usize).copied()
     }
 
-    /// Which rank is at an address.
+    /// Returns the rank at an address.
     pub fn rank(&self, address: Address) -> Option<Rank> {
         self.addresses.iter().position(|&other| other == address).map(|rank| rank as Rank)
     }
 
-    /// Ranks of the node that has the most.
+    /// Returns the greatest number of ranks on one node.
     pub(crate) fn most_of_a_node(&self) -> u32 {
         let mut nodes: Vec<u32> = self.addresses.iter().map(|address| address.node).collect();
+
         nodes.sort_unstable();
         nodes.chunk_by(|one, other| one == other).map(|same| same.len() as u32).max().unwrap_or(0)
     }
 
-    /// The rank at each address of a network, by node, then VPID; [`NOBODY`] for those of nobody.
-    pub(crate) fn table(&self, place: &Place) -> Result<Vec<Rank>, Error> {
-        let (nodes, vpids) = (place.nodes, place.vpids);
-        let mut table = vec![NOBODY; nodes as usize * vpids as usize];
+    /// Returns the rank at each address of a network, by node, then VPID. The entry is [`NO_RANK`]
+    /// for an address without a rank.
+    pub(crate) fn table(&self, position: &NetworkPosition) -> Result<Vec<Rank>, Error> {
+        let (nodes, vpids) = (position.nodes, position.vpids);
+        let mut table = vec![NO_RANK; nodes as usize * vpids as usize];
+
         for (rank, &address) in self.addresses.iter().enumerate() {
             let rank = rank as Rank;
             let there = address.node < nodes && u32::from(address.vpid) < vpids;
             let index = address.node as usize * vpids as usize + usize::from(address.vpid);
+
             match table.get_mut(index).filter(|_| there) {
                 None => return Err(Error::NoSuchAddress { rank, address, nodes, vpids }),
-                Some(entry) if *entry != NOBODY => {
+                Some(entry) if *entry != NO_RANK => {
                     return Err(Error::SameAddress { first: *entry, second: rank, address });
                 }
                 Some(entry) => *entry = rank,
@@ -99,8 +105,8 @@ impl Job {
     }
 }
 
-/// No rank.
-pub(crate) const NOBODY: Rank = Rank::MAX;
+/// In place of a rank: no rank.
+pub(crate) const NO_RANK: Rank = Rank::MAX;
 
 #[cfg(test)]
 mod tests {
@@ -116,18 +122,22 @@ mod tests {
     fn ranks_and_addresses_belong_together() {
         let job = Job::of_nodes(3, 2);
         assert_eq!((job.size(), job.most_of_a_node()), (6, 2));
+
         assert_eq!((job.address(3), job.rank(at(1, 1))), (Some(at(1, 1)), Some(3)));
         assert_eq!((job.address(6), job.rank(at(0, 2))), (None, None));
-        let table = job.table(&Place { address: at(0, 0), nodes: 3, vpids: 4 }).unwrap();
-        assert_eq!(table, [0, 1, NOBODY, NOBODY, 2, 3, NOBODY, NOBODY, 4, 5, NOBODY, NOBODY]);
+
+        let table = job.table(&NetworkPosition { address: at(0, 0), nodes: 3, vpids: 4 }).unwrap();
+        assert_eq!(table, [0, 1, NO_RANK, NO_RANK, 2, 3, NO_RANK, NO_RANK, 4, 5, NO_RANK, NO_RANK]);
     }
 
     #[test]
     fn impossible_jobs_are_refused() {
-        let place = Place { address: at(0, 0), nodes: 2, vpids: 2 };
-        let refused = Job::of_nodes(2, 3).table(&place);
+        let position = NetworkPosition { address: at(0, 0), nodes: 2, vpids: 2 };
+        let refused = Job::of_nodes(2, 3).table(&position);
+
         assert_eq!(refused, Err(Error::NoSuchAddress { rank: 2, address: at(0, 2), nodes: 2, vpids: 2 }));
-        let refused = Job::new(vec![at(1, 0), at(0, 0), at(1, 0)]).table(&place);
+
+        let refused = Job::new(vec![at(1, 0), at(0, 0), at(1, 0)]).table(&position);
         assert_eq!(refused, Err(Error::SameAddress { first: 0, second: 2, address: at(1, 0) }));
     }
 }

@@ -1,9 +1,10 @@
-//! Matching's transport over the EXTOLL card: MPI-style messages as the paper ran them (H. Fröning, M. Nüssle, H. Litz and others, *On
-//! Achieving High Message Rates*, section IV).
+//! The transport of [`nicforge_matching`] over the EXTOLL card: MPI-style messages as the paper ran
+//! them (H. Fröning, M. Nüssle, H. Litz and others, *On Achieving High Message Rates*, section IV).
 //!
-//! In: [`nicforge_driver::Device`]s that are VPIDs of a card, and a [`Job`], which says which VPID is which rank. Out: an
-//! [`ExtollTransport`] for a [`nicforge_matching::Endpoint`]. It may touch the VELO and RMA libraries, the memory it allocates for DMA, and the
-//! buffers of the endpoint's long messages.
+//! Input: [`nicforge_driver::Device`]s that are VPIDs of a card, and a [`Job`], which maps ranks to
+//! VPIDs. Output: an [`ExtollTransport`] for a [`nicforge_matching::Endpoint`]. The crate may use
+//! the VELO and RMA libraries. It accesses the memory that it allocates for DMA, and the buffers of
+//! the endpoint's rendezvous messages.
 //!
 //! ```no_run
 //! use nicforge_driver::Deadline;
@@ -11,7 +12,7 @@
 //! use nicforge_matching::{Endpoint, Envelope, Mode, Selector};
 //!
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
-//! // Of a program that `nicforge run` starts; `ExtollTransport::open` for others.
+//! // For a program that `nicforge run` has started. Other programs call `ExtollTransport::open`.
 //! let transport = ExtollTransport::from_environment(Config::default(), Deadline::never())?;
 //! let mut endpoint = Endpoint::new(transport, Default::default())?;
 //! let next = (endpoint.rank() + 1) % endpoint.size();
@@ -23,28 +24,42 @@
 //! # }
 //! ```
 //!
-//! - `job.rs`: ranks and addresses; `transport.rs`: opening, and the [`nicforge_matching::Transport`] calls;
-//! - `peers.rs`: who is there, connected, gone; `messages.rs`: any length in VELO's multiples of 8 bytes;
-//! - `memory.rs`, `arena.rs`: what is registered; `gets.rs`: gets under way;
-//! - `config.rs`, `error.rs`, `statistics.rs`.
+//! | module | content |
+//! | --- | --- |
+//! | `job.rs` | ranks and addresses |
+//! | `transport.rs` | opening, and the [`nicforge_matching::Transport`] calls |
+//! | `peers.rs` | state of the ranks: absent, connected, gone |
+//! | `messages.rs` | padding to VELO messages, whose lengths are multiples of 8 bytes |
+//! | `memory.rs`, `arena.rs` | registered memory |
+//! | `gets.rs` | gets in flight |
+//! | `config.rs`, `error.rs`, `statistics.rs` | types of the interface |
 //!
 //! # Messages
-//! One message of the matching layer is one VELO message, in order per pair because VELO is. What has no credit is refused and comes again:
-//! [`nicforge_velo`]'s promises, sized here so that each rank has one, keep the card from ever waiting for a receiver. No message allocates, locks
-//! or makes a system call while the card's engine is awake.
+//! One message of the matching layer is one VELO message. The messages of a pair of ranks are in
+//! order because VELO's are. A message without a credit is refused, and the matching layer sends it
+//! again later. [`nicforge_velo`]'s credits are sized so that each rank has a grant, so a card
+//! never waits for a receiver. A message allocates nothing, takes no lock, and makes no system call
+//! while the card's engine is awake.
 //!
-//! # Long messages
-//! The card reaches memory that is shared with it by a file and registered. A `Vec` is not, so the data are staged: a source is copied to memory of
-//! the transport's when it is registered, gets go to chunks of the transport's memory, from which they are copied to the destination when they have
-//! ended. Sources of up to half of [`Config::staging`] lie in one region that stays registered (the registration cache); longer ones get memory
-//! and a registration of their own around the transfer. Neither way the card ever reaches a buffer of the application's, so that nothing a peer asks
-//! for after a deregistration does.
+//! # Rendezvous
+//! The card reaches only registered memory that is shared with it by a file. A `Vec` is not, so the
+//! data is staged:
 //!
-//! Peers can read what is staged, and what was staged before until it is overwritten: the ranks of a job trust each other with their messages.
+//! - A source is copied to memory of the transport when it is registered. Sources of up to half of
+//!   [`Config::staging`] share one region that stays registered (the registration cache). A longer
+//!   source has its own memory and registration for the duration of the transfer.
+//! - A get writes to a chunk of the transport's memory. When it has ended, its data is copied to
+//!   the destination.
 //!
-//! # Death
-//! A rank is one tenant of its VPID. When the card's directory shows another one, what had arrived is offered first and the rank is reported then;
-//! its gets end with errors. A successor at the same VPID is not a rank of this job: its messages are dropped.
+//! Thus a card never reaches a buffer of the application, and no peer can after a deregistration.
+//!
+//! Peers can read staged data, and earlier data until it is overwritten: the ranks of a job trust
+//! each other with their messages.
+//!
+//! # Death of a peer
+//! A rank is one tenant of its VPID. When the card's directory shows another tenant, messages that
+//! have arrived are offered first, and the rank is reported then. Gets from the rank end with
+//! errors. A successor at the same VPID is not a rank of this job, and its messages are dropped.
 
 mod arena;
 mod config;

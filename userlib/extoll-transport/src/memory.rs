@@ -1,4 +1,4 @@
-//! What is registered: sources, which are staged, and destinations, to which gets are copied.
+//! Registered memory: staged sources, and destinations, to which the data of gets is copied.
 
 #![allow(unsafe_code, reason = "copies from and to memory that the matching layer lends by its address")]
 
@@ -13,14 +13,14 @@ use crate::{
     arena::{Arena, Part},
 };
 
-/// Memory of the transport's that the card may reach.
-pub(crate) struct Reachable {
-    /// Before the memory, so that it is taken back first.
+/// Memory of the transport that a card may reach.
+pub(crate) struct RegisteredMemory {
+    /// Declared before the memory, so that the registration is dropped first.
     pub(crate) registration: Registration,
     pub(crate) memory: DmaBuffer,
 }
 
-impl Reachable {
+impl RegisteredMemory {
     pub(crate) fn new(device: &Device, rma: &Port, bytes: usize, allow: Allow) -> Result<Self, Error> {
         let memory = device.dma_buffer(bytes, HugePages::Try)?;
         let registration = rma.register(&memory, allow)?;
@@ -28,40 +28,42 @@ impl Reachable {
     }
 }
 
-/// What a kernel that has no piece as long as was asked for must have.
+/// Smallest staging memory to try when the kernel has no piece of the requested size.
 const LEAST_STAGING: usize = 64 << 10;
 
-/// A source's copy.
-enum Copied {
-    /// In the part that stays registered.
+/// The copy of a source.
+enum StagedCopy {
+    /// In a part of the memory that stays registered.
     Part(Part),
-    /// In memory of its own.
-    Own { bytes: usize, _memory: Reachable },
+    /// In its own memory.
+    Own { bytes: usize, _memory: RegisteredMemory },
 }
 
-/// What a handle stands for.
+/// The entry of a handle.
 enum Entry {
-    /// Nothing; the next one of which that is true.
+    /// A free entry; the value is the next free one.
     Free(Option<u32>),
-    Source(Copied),
+    Source(StagedCopy),
     Destination(Destination),
 }
 
-/// Where gets are copied to.
+/// Memory to which the data of gets is copied.
 #[derive(Clone, Copy)]
 pub(crate) struct Destination {
     start: NonNull<u8>,
     pub(crate) length: usize,
 }
 
-// SAFETY: the matching layer lends memory for use by whichever thread has its endpoint, and with it this.
+// SAFETY: the matching layer lends memory for use by the thread that has its endpoint, and with it
+// this transport.
 unsafe impl Send for Destination {}
 
 impl Destination {
-    /// Copies `length` bytes at `from` of `memory` to `offset`, as far as they are within.
+    /// Copies `length` bytes at `from` of `memory` to `offset`. Copies nothing when they exceed the
+    /// destination.
     ///
     /// # Safety
-    /// The memory is still lent as a destination, and nobody else accesses this range of it.
+    /// The memory is still lent as a destination, and nothing else accesses this range of it.
     pub(crate) unsafe fn fill(
         self,
         offset: usize,
@@ -72,18 +74,21 @@ impl Destination {
         if offset.checked_add(length).is_none_or(|end| end > self.length) {
             return Ok(());
         }
+
         let start = self.start.as_ptr().wrapping_add(offset);
-        // SAFETY: the range is within what was lent for writing, is initialised, and only we access it, as the caller says.
+        // SAFETY: the range is within memory lent for writing, and is initialised. By the caller's
+        // contract nothing else accesses it.
         let target = unsafe { std::slice::from_raw_parts_mut(start, length) };
         Ok(memory.read(from, target)?)
     }
 }
 
-/// Memory that stays registered, and how much it is: less than was asked for where the kernel has no such piece, as without an IOMMU.
-fn staging(device: &Device, rma: &Port, asked: usize) -> Result<(Reachable, usize), Error> {
+/// Allocates and registers the staging memory. Returns it with its size, which is below `asked`
+/// where the kernel has no such piece of memory, as without an IOMMU.
+fn staging(device: &Device, rma: &Port, asked: usize) -> Result<(RegisteredMemory, usize), Error> {
     let mut bytes = asked;
     loop {
-        match Reachable::new(device, rma, bytes, Allow::READ) {
+        match RegisteredMemory::new(device, rma, bytes, Allow::READ) {
             Err(Error::Driver(DriverError::Refused { errno, .. }))
                 if errno == nix::errno::Errno::ENOMEM as i32 && bytes > LEAST_STAGING =>
             {
@@ -94,23 +99,25 @@ fn staging(device: &Device, rma: &Port, asked: usize) -> Result<(Reachable, usiz
     }
 }
 
-/// All that is registered.
+/// All registered memory of a transport.
 pub(crate) struct Registered {
     device: Device,
     entries: Vec<Entry>,
     free: Option<u32>,
     arena: Arena,
-    staging: Reachable,
-    /// The longest source that is staged there.
+    staging: RegisteredMemory,
+    /// Length of the longest source that is staged in `staging`.
     longest: usize,
-    /// Bytes of sources with memory of their own.
-    own: usize,
-    most_own: usize,
-    /// Sources that somebody who was given up may still fetch: whose, and their handles.
+    /// Bytes of sources with their own memory.
+    own_bytes: usize,
+    /// Limit of `own_bytes`.
+    max_own_bytes: usize,
+    /// Sources that a rank may still fetch after their request has failed: the rank, and the
+    /// handle.
     abandoned: Vec<(Rank, u64)>,
 }
 
-/// A source that was registered: whether in memory of its own.
+/// A registered source, and whether it has its own memory.
 pub(crate) struct Staged {
     pub(crate) region: Region,
     pub(crate) own: bool,
@@ -126,20 +133,21 @@ impl Registered {
             arena: Arena::new(bytes),
             staging,
             longest: bytes / 2,
-            own: 0,
-            most_own: config.longest_staging,
+            own_bytes: 0,
+            max_own_bytes: config.longest_staging,
             abandoned: Vec::new(),
         })
     }
 
+    /// Adds an entry, and returns its handle.
     fn insert(&mut self, entry: Entry) -> u64 {
         match self.free {
             Some(index) => {
-                let place = &mut self.entries[index as usize];
-                if let Entry::Free(next) = place {
+                let slot = &mut self.entries[index as usize];
+                if let Entry::Free(next) = slot {
                     self.free = *next;
                 }
-                *place = entry;
+                *slot = entry;
                 index.into()
             }
             None => {
@@ -149,49 +157,55 @@ impl Registered {
         }
     }
 
-    /// Copies a source to where peers can get it. `None`: there is no room now.
+    /// Copies a source to memory that peers can get from. Returns `None` when there is no room now.
     ///
     /// # Safety
-    /// The memory is valid for reads and is not written meanwhile.
+    /// The memory is valid for reads, and is not written meanwhile.
     pub(crate) unsafe fn stage(&mut self, rma: &Port, memory: Memory) -> Result<Option<Staged>, Error> {
         let length = memory.length;
-        // SAFETY: as the caller says.
+        // SAFETY: by the caller's contract.
         let bytes = unsafe { std::slice::from_raw_parts(memory.start.as_ptr(), length) };
+
         let part = if length <= self.longest { self.arena.take(length) } else { None };
-        // What is abandoned may never come back: it is not waited for.
+
+        // Abandoned memory may never return, so the source does not wait for it.
         if length <= self.longest && part.is_none() && self.abandoned.is_empty() {
             return Ok(None);
         }
+
         let (copied, address) = if let Some(part) = part {
             self.staging.memory.write(part.offset(), bytes)?;
-            (Copied::Part(part), self.staging.registration.address() + part.offset())
+            (StagedCopy::Part(part), self.staging.registration.address() + part.offset())
         } else {
-            if self.own > 0 && self.own.saturating_add(length) > self.most_own {
+            if self.own_bytes > 0 && self.own_bytes.saturating_add(length) > self.max_own_bytes {
                 return Ok(None);
             }
-            let reachable = match Reachable::new(&self.device, rma, length, Allow::READ) {
-                Ok(reachable) => reachable,
-                // Others have the card's entries, and give them back when they are done.
-                Err(Error::Rma(RmaError::Translation { .. })) if self.own > 0 => return Ok(None),
+
+            let registered = match RegisteredMemory::new(&self.device, rma, length, Allow::READ) {
+                Ok(registered) => registered,
+                // Other sources use the card's entries, and free them when they are done.
+                Err(Error::Rma(RmaError::Translation { .. })) if self.own_bytes > 0 => return Ok(None),
                 Err(error) => return Err(error),
             };
-            reachable.memory.write(0, bytes)?;
-            self.own += length;
-            let address = reachable.registration.address();
-            (Copied::Own { bytes: length, _memory: reachable }, address)
+
+            registered.memory.write(0, bytes)?;
+            self.own_bytes += length;
+            let address = registered.registration.address();
+            (StagedCopy::Own { bytes: length, _memory: registered }, address)
         };
-        let own = matches!(copied, Copied::Own { .. });
+
+        let own = matches!(copied, StagedCopy::Own { .. });
         let handle = self.insert(Entry::Source(copied));
         Ok(Some(Staged { region: Region { handle, remote: RemoteRegion { key: 0, offset: address } }, own }))
     }
 
-    /// Remembers a destination. It is not reachable: gets go elsewhere.
-    pub(crate) fn remember(&mut self, memory: Memory) -> Region {
+    /// Records a destination. The card does not reach it, since gets write to chunks.
+    pub(crate) fn add_destination(&mut self, memory: Memory) -> Region {
         let entry = Entry::Destination(Destination { start: memory.start, length: memory.length });
         Region { handle: self.insert(entry), remote: RemoteRegion::default() }
     }
 
-    /// The destination of a handle.
+    /// Returns the destination of a handle.
     pub(crate) fn destination(&self, handle: u64) -> Option<Destination> {
         match self.entries.get(usize::try_from(handle).ok()?)? {
             Entry::Destination(destination) => Some(*destination),
@@ -199,42 +213,45 @@ impl Registered {
         }
     }
 
-    /// A source is not used any more, but `rank` may still fetch it: it stays until [`Registered::forget_abandoned`].
+    /// Ends the use of a source that `rank` may still fetch. Its memory stays until
+    /// [`Registered::free_abandoned`].
     pub(crate) fn abandon(&mut self, handle: u64, rank: Rank) {
-        let place = usize::try_from(handle).ok().and_then(|index| self.entries.get_mut(index));
-        match place {
-            Some(Entry::Source(Copied::Own { bytes, .. })) => self.own -= std::mem::take(bytes),
-            Some(Entry::Source(Copied::Part(_))) => {}
+        let slot = usize::try_from(handle).ok().and_then(|index| self.entries.get_mut(index));
+
+        match slot {
+            Some(Entry::Source(StagedCopy::Own { bytes, .. })) => self.own_bytes -= std::mem::take(bytes),
+            Some(Entry::Source(StagedCopy::Part(_))) => {}
             _ => return,
         }
         self.abandoned.push((rank, handle));
     }
 
-    /// Whether anything is abandoned.
+    /// Returns whether any source is abandoned.
     #[inline]
     pub(crate) fn has_abandoned(&self) -> bool {
         !self.abandoned.is_empty()
     }
 
-    /// Gives back what was abandoned to those who are no more.
-    pub(crate) fn forget_abandoned(&mut self, is_gone: impl Fn(Rank) -> bool) {
+    /// Frees the sources that were abandoned for ranks that are gone now.
+    pub(crate) fn free_abandoned(&mut self, is_gone: impl Fn(Rank) -> bool) {
         let gone: Vec<_> = self.abandoned.extract_if(.., |(rank, _)| is_gone(*rank)).collect();
         for (_, handle) in gone {
             self.remove(handle);
         }
     }
 
-    /// Forgets what a handle stands for, and says what it was.
+    /// Removes the entry of a handle, and returns its kind.
     pub(crate) fn remove(&mut self, handle: u64) -> Option<Access> {
-        let place = self.entries.get_mut(usize::try_from(handle).ok()?)?;
-        if matches!(place, Entry::Free(_)) {
+        let slot = self.entries.get_mut(usize::try_from(handle).ok()?)?;
+        if matches!(slot, Entry::Free(_)) {
             return None;
         }
-        let entry = std::mem::replace(place, Entry::Free(self.free));
+        let entry = std::mem::replace(slot, Entry::Free(self.free));
+
         self.free = Some(handle as u32);
         match entry {
-            Entry::Source(Copied::Part(part)) => self.arena.give(part),
-            Entry::Source(Copied::Own { bytes, .. }) => self.own -= bytes,
+            Entry::Source(StagedCopy::Part(part)) => self.arena.release(part),
+            Entry::Source(StagedCopy::Own { bytes, .. }) => self.own_bytes -= bytes,
             Entry::Destination(_) => return Some(Access::Destination),
             Entry::Free(_) => return None,
         }

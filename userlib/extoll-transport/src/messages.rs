@@ -1,17 +1,18 @@
-//! Messages of any length in VELO's, whose lengths are multiples of 8 bytes.
+//! Messages of any length as VELO messages, whose lengths are multiples of 8 bytes.
 //!
 //! | VELO tag | message |
 //! | --- | --- |
-//! | 1 to 7 | the message with that tag, as it is |
-//! | 8 to 14 | the message with the tag less 8 (0 stands for 7), padded to a multiple of 8; the last byte says by how many bytes, 1 to 8 |
+//! | 1 to 7 | the message with that tag, unchanged |
+//! | 8 to 14 | the message with the tag less 8 (0 stands for 7), padded to a multiple of 8 |
 //!
-//! A message of full length has no padding, so that none is lost.
+//! The last byte of a padded message is the number of padding bytes, 1 to 8. A message of full
+//! length needs no padding, so every length up to [`MAX_MESSAGE`] fits.
 
 use nicforge_velo::MAX_MESSAGE;
 
-/// Tags of the matching layer's: 1 to this.
+/// The highest tag of the matching layer; the lowest is 1.
 pub(crate) const TAGS: u8 = 7;
-/// What is added to the tag of a padded message.
+/// Offset of the tag of a padded message.
 const PADDED: u8 = 8;
 
 /// A VELO message: its tag and its bytes.
@@ -20,7 +21,7 @@ pub(crate) struct Framed<'a> {
     pub(crate) bytes: &'a [u8],
 }
 
-/// Whether a message with a tag goes as it is.
+/// Returns whether a message needs no padding.
 #[inline]
 pub(crate) fn is_whole(tag: u8, message: &[u8]) -> bool {
     message.len().wrapping_sub(8) <= MAX_MESSAGE - 8
@@ -28,12 +29,14 @@ pub(crate) fn is_whole(tag: u8, message: &[u8]) -> bool {
         && tag.wrapping_sub(1) < TAGS
 }
 
-/// Pads a message of up to [`MAX_MESSAGE`] bytes with a tag of 1 to [`TAGS`] that does not go as it is; `None` for another one.
+/// Pads a message of up to [`MAX_MESSAGE`] bytes with a tag of 1 to [`TAGS`]. Returns `None` when
+/// the message needs no padding, or is invalid.
 pub(crate) fn pad<'a>(tag: u8, message: &[u8], room: &'a mut [u8; MAX_MESSAGE]) -> Option<Framed<'a>> {
     let length = message.len();
     if length > MAX_MESSAGE || !(1..=TAGS).contains(&tag) || is_whole(tag, message) {
         return None;
     }
+
     let padded = (length | 7) + 1;
     room[..length].copy_from_slice(message);
     room[length..padded].fill(0);
@@ -41,12 +44,13 @@ pub(crate) fn pad<'a>(tag: u8, message: &[u8], room: &'a mut [u8; MAX_MESSAGE]) 
     Some(Framed { tag: PADDED + tag % TAGS, bytes: &room[..padded] })
 }
 
-/// The tag and message of a VELO message; `None` of one that nobody makes of a message.
+/// Returns the tag and message of a VELO message; `None` when no transport sends such a one.
 #[inline]
 pub(crate) fn unframe(tag: u8, bytes: &[u8]) -> Option<(u8, &[u8])> {
     if (1..=TAGS).contains(&tag) {
         return Some((tag, bytes));
     }
+
     let padding = usize::from(*bytes.last()?);
     let tag = tag.checked_sub(PADDED).filter(|tag| *tag < TAGS)?;
     let length = bytes.len().checked_sub(padding).filter(|_| (1..=8).contains(&padding))?;
@@ -70,6 +74,7 @@ mod tests {
                     true => Framed { tag, bytes: message },
                     false => pad(tag, message, &mut room).unwrap(),
                 };
+
                 assert!(
                     framed.bytes.len().is_multiple_of(8) && (8..=MAX_MESSAGE).contains(&framed.bytes.len())
                 );
@@ -77,6 +82,7 @@ mod tests {
                 assert_eq!(unframe(framed.tag, framed.bytes), Some((tag, &data[..length])));
             }
         }
+
         let mut room = [0; MAX_MESSAGE];
         for (tag, length) in [(0, 0), (0, 8), (TAGS + 1, 8), (1, MAX_MESSAGE + 1), (1, MAX_MESSAGE + 8)] {
             assert!(!is_whole(tag, &[0; 100][..length]), "{tag}, {length}");

@@ -1,7 +1,9 @@
-//! Who is there, connected, and gone.
+//! State of the ranks: absent, connected, gone.
 //!
-//! Each rank is looked at now and then: it is connected to when it has come, and lost when the directory shows another tenant. The news of its end
-//! come behind all that it has sent, so it is reported when what was in the receive ring then has been offered.
+//! The transport checks each rank now and then. It connects to a rank that has come. It marks a
+//! rank as lost when the directory shows another tenant. The directory changes behind everything
+//! that the rank has sent. So the loss is reported after the messages that were in the receive ring
+//! at that time have been offered.
 
 use std::{
     collections::VecDeque,
@@ -13,54 +15,56 @@ use nicforge_driver::Deadline;
 use nicforge_hwi::extoll::reg;
 use nicforge_matching::{Gone, Loss, Rank, TransportError};
 use nicforge_rma::Target;
-use nicforge_velo::{Address, DeviceError, Error as VeloError, Link, Message};
+use nicforge_velo::{Address, DeviceError, Error as VeloError, Message, PeerLink};
 
-use crate::{Error, ExtollTransport, job::NOBODY};
+use crate::{Error, ExtollTransport, job::NO_RANK};
 
 /// BAR of the register file.
 const BAR_REGISTERS: u8 = 0;
-/// Ranks that are looked at in one call.
-const LOOKS: usize = 4;
+/// Number of ranks checked in one call.
+const RANKS_PER_CHECK: usize = 4;
 
-/// Whether a rank is there.
+/// State of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Health {
-    /// It is, or has not come yet.
+    /// The rank is there, or has not come yet.
     Alive,
-    /// It went, when so much had been taken; what it has sent may still be in the ring.
-    Going(Mark, Loss),
-    /// It was reported.
+    /// The rank is gone. The mark is that of the loss; messages of the rank may still be in the
+    /// ring.
+    Lost(ReadMark, Loss),
+    /// The loss was reported.
     Gone,
 }
 
-/// Why the rank that was the tenant `before` is gone when the directory shows `now`, a generation that is odd while there is a tenant.
-fn ended(before: u8, now: u8) -> Loss {
+/// Returns the loss of a rank that was the tenant `before`. The directory shows the generation
+/// `now`, odd while there is a tenant.
+fn loss_of(before: u8, now: u8) -> Loss {
     if now & 1 == 0 { Loss::Ended } else { Loss::Replaced { before: before.into(), tenant: now.into() } }
 }
 
-/// How far this side has read.
+/// Progress of reading the receive ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Mark {
+pub(crate) struct ReadMark {
     /// VELO messages taken.
     pub(crate) polled: u64,
-    /// Times there was none.
-    pub(crate) dry: u64,
+    /// Number of times that the ring was empty.
+    pub(crate) empty_polls: u64,
 }
 
-/// A rank.
+/// State of a rank.
 pub(crate) struct Peer {
     pub(crate) address: Address,
     pub(crate) target: Target,
-    /// The tenant of its address that it is; 0 as long as nobody was there.
+    /// Generation of the tenant that the rank is; 0 while it has not come.
     pub(crate) tenant: u8,
-    pub(crate) link: Option<Link>,
+    pub(crate) link: Option<PeerLink>,
     pub(crate) health: Health,
-    /// Messages that the matching layer did not want yet.
+    /// Messages that the matching layer has refused so far.
     pub(crate) held: VecDeque<Message>,
 }
 
 impl Peer {
-    /// Whether it is there, or has not come yet.
+    /// Returns whether the rank is there, or has not come yet.
     #[inline]
     pub(crate) fn is_alive(&self) -> bool {
         matches!(self.health, Health::Alive)
@@ -68,91 +72,105 @@ impl Peer {
 }
 
 impl ExtollTransport {
-    /// The rank that sent a message, if it is to be listened to.
+    /// Returns the rank that has sent a message, unless its messages must be dropped.
     #[inline]
-    pub(crate) fn source_of(&mut self, message: &Message) -> Option<Rank> {
+    pub(crate) fn identify_source(&mut self, message: &Message) -> Option<Rank> {
         let index = message.from.node as usize * self.vpids as usize + usize::from(message.from.vpid);
-        let rank = self.ranks.get(index).copied().filter(|rank| *rank != NOBODY)?;
+        let rank = self.ranks.get(index).copied().filter(|rank| *rank != NO_RANK)?;
+
         let sender = self.velo.sender_of(message.from);
         let peer = &mut self.peers[rank as usize];
         if matches!(peer.health, Health::Gone) {
             return None;
         }
+
         if peer.tenant != sender {
             if peer.tenant == 0 {
                 peer.tenant = sender;
             } else if sender != 0 {
-                // A successor's. 0: the promise was taken back already.
+                // The message is a successor's. With `sender` 0 the grant has ended already, and
+                // the message is the rank's own.
                 return None;
             }
         }
         Some(rank)
     }
 
-    /// Looks at some ranks, and at what the card found wrong: nobody may send anything any more that would tell.
-    pub(crate) fn look_around(&mut self) -> Result<(), TransportError> {
+    /// Checks some ranks, and errors of the card. It is called regularly, because no message may
+    /// arrive that would show them.
+    pub(crate) fn check_ranks(&mut self) -> Result<(), TransportError> {
         if let Err(error) = self.velo.check() {
-            self.wrong(error)?;
+            self.handle_velo_error(error)?;
         }
+
         if self.registered.has_abandoned() {
-            self.forget_abandoned();
+            self.free_abandoned();
         }
-        for _ in 0..LOOKS.min(self.peers.len()) {
-            self.look_at = if self.look_at + 1 < self.peers.len() { self.look_at + 1 } else { 0 };
-            self.look(self.look_at as Rank)?;
+
+        for _ in 0..RANKS_PER_CHECK.min(self.peers.len()) {
+            self.last_checked =
+                if self.last_checked + 1 < self.peers.len() { self.last_checked + 1 } else { 0 };
+            self.check_rank(self.last_checked as Rank)?;
         }
         Ok(())
     }
 
-    /// Whether the tenant that is a rank still has its address: it may be there although it was given up.
+    /// Returns whether the tenant that is a rank still has its address. This may be so after the
+    /// rank was given up.
     pub(crate) fn is_there(&self, rank: Rank) -> bool {
         self.peers
             .get(rank as usize)
             .is_some_and(|peer| peer.tenant & 1 != 0 && self.velo.tenant_of(peer.address) == peer.tenant)
     }
 
+    /// Frees abandoned sources of ranks that are gone.
     #[cold]
-    fn forget_abandoned(&mut self) {
+    fn free_abandoned(&mut self) {
         let Self { registered, peers, velo, .. } = self;
-        registered.forget_abandoned(|rank| {
+        registered.free_abandoned(|rank| {
             peers.get(rank as usize).is_none_or(|peer| velo.tenant_of(peer.address) != peer.tenant)
         });
     }
 
-    /// Whether a rank has come or gone.
+    /// Checks whether a rank has come or gone.
     #[inline]
-    pub(crate) fn look(&mut self, rank: Rank) -> Result<(), TransportError> {
+    pub(crate) fn check_rank(&mut self, rank: Rank) -> Result<(), TransportError> {
         let peer = &self.peers[rank as usize];
+
         if peer.health != Health::Alive {
             return Ok(());
         }
+
         let now = self.velo.tenant_of(peer.address);
         if rank == self.rank {
-            return if peer.tenant == now { Ok(()) } else { self.not_this_tenant() };
+            return if peer.tenant == now { Ok(()) } else { self.fail_as_former_tenant() };
         }
+
         if peer.tenant != 0 && peer.tenant != now {
-            let why = ended(peer.tenant, now);
-            self.lose(rank, why);
+            let why = loss_of(peer.tenant, now);
+            self.mark_lost(rank, why);
             return Ok(());
         }
+
         match peer.link {
             None if now & 1 != 0 => return self.connect_to(rank),
-            Some(link) if self.velo.is_refused(link) => self.lose(rank, Loss::Refused),
+            Some(link) if self.velo.is_refused(link) => self.mark_lost(rank, Loss::Refused),
             _ => {}
         }
         Ok(())
     }
 
-    /// The directory shows this rank's address without it: nobody can send to it any more.
+    /// Fails the transport: this rank is no longer the tenant of its address, so no rank can send
+    /// to it.
     #[cold]
-    fn not_this_tenant(&mut self) -> Result<(), TransportError> {
-        // A device that was taken away does not answer.
+    fn fail_as_former_tenant(&mut self) -> Result<(), TransportError> {
+        // A device that was removed does not answer.
         let gone =
             self.velo.device().bar(BAR_REGISTERS).and_then(|registers| registers.read64(reg::IDENTITY));
         Err(self.fail(gone.map_or_else(Error::from, |_| VeloError::Reset.into())))
     }
 
-    /// Connects to a rank that has come, if that is possible at once.
+    /// Connects to a rank that has come, if that is possible without waiting.
     #[cold]
     fn connect_to(&mut self, rank: Rank) -> Result<(), TransportError> {
         let peer = &mut self.peers[rank as usize];
@@ -164,78 +182,92 @@ impl ExtollTransport {
                 if peer.tenant == link.tenant() {
                     peer.link = Some(link);
                 } else {
-                    let why = ended(peer.tenant, link.tenant());
-                    self.lose(rank, why);
+                    let why = loss_of(peer.tenant, link.tenant());
+                    self.mark_lost(rank, why);
                 }
                 Ok(())
             }
             Err(VeloError::Timeout { .. }) => Ok(()),
-            Err(error) => self.wrong(error),
+            Err(error) => self.handle_velo_error(error),
         }
     }
 
-    /// A rank went, or can't be relied on any more.
+    /// Marks a rank as lost, because it is gone or no longer reliable.
     #[cold]
-    pub(crate) fn lose(&mut self, rank: Rank, why: Loss) {
-        // What it has sent was in the ring before the directory told of its end.
+    pub(crate) fn mark_lost(&mut self, rank: Rank, why: Loss) {
+        // Its messages were in the ring before the directory changed.
         fence(Ordering::Acquire);
+
         let peer = &mut self.peers[rank as usize];
         if peer.health == Health::Alive {
-            peer.health = Health::Going(self.mark, why);
-            self.going.push(rank);
+            peer.health = Health::Lost(self.mark, why);
+            self.unreported_losses.push(rank);
         }
     }
 
-    /// A lost rank of which nothing will be offered any more.
+    /// Returns a lost rank whose messages have all been offered.
     pub(crate) fn next_gone(&mut self) -> Option<Gone> {
-        let (mark, behind) = (self.mark, self.behind);
+        let (mark, drain_limit) = (self.mark, self.drain_limit);
+
         let peers = &mut self.peers;
         let over = |health| match health {
-            Health::Going(then, why) if mark.dry > then.dry || mark.polled - then.polled > behind => {
+            Health::Lost(then, why)
+                if mark.empty_polls > then.empty_polls || mark.polled - then.polled > drain_limit =>
+            {
                 Some(why)
             }
             _ => None,
         };
-        let going = self.going.iter().enumerate();
+
+        let lost = self.unreported_losses.iter().enumerate();
         let (index, why) =
-            going.filter_map(|(index, rank)| Some((index, over(peers[*rank as usize].health)?))).next()?;
-        let rank = self.going.swap_remove(index);
+            lost.filter_map(|(index, rank)| Some((index, over(peers[*rank as usize].health)?))).next()?;
+
+        let rank = self.unreported_losses.swap_remove(index);
         let peer = &mut peers[rank as usize];
         peer.health = Health::Gone;
+
         peer.link = None;
-        // They were offered, and refused.
+        // The matching layer has refused these messages.
         peer.held = VecDeque::new();
         self.holding.retain(|other| *other != rank);
+
         Some(Gone { rank, why })
     }
 
-    /// What VELO says is wrong: with a rank, with nothing that matters, or with the whole.
+    /// Handles an error of VELO. It concerns one rank, or nothing of this transport, or the
+    /// transport as a whole.
     #[cold]
-    pub(crate) fn wrong(&mut self, error: VeloError) -> Result<(), TransportError> {
+    pub(crate) fn handle_velo_error(&mut self, error: VeloError) -> Result<(), TransportError> {
         match &error {
             VeloError::PeerGone { address } => {
                 if let Some(rank) = self.rank_at(*address) {
-                    // A look may connect to it, and no message has gone over that link.
+                    // `check_rank` may connect to the rank. No message has gone over that new link,
+                    // so only a previous link matters.
                     let had_link = self.peers[rank as usize].link.is_some();
-                    self.look(rank)?;
+                    self.check_rank(rank)?;
                     if had_link {
-                        // A message for it was dropped although the directory still shows it: what follows would be out of order.
-                        self.lose(rank, Loss::Undelivered);
+                        // The directory still shows the rank, but a message for it was dropped, so
+                        // later messages would be out of order.
+                        self.mark_lost(rank, Loss::Undelivered);
                     }
                 }
             }
+
             VeloError::NoCredit { address } => {
                 if let Some(rank) = self.rank_at(*address) {
-                    self.lose(rank, Loss::Refused);
+                    self.mark_lost(rank, Loss::Refused);
                 }
             }
-            // A message for it was lost, and with it the order.
+
+            // A message for it was lost, and the order with it.
             VeloError::Device { error: DeviceError::Watchdog { to }, .. } => {
                 if let Some(rank) = self.rank_at(*to) {
-                    self.lose(rank, Loss::TimedOut);
+                    self.mark_lost(rank, Loss::TimedOut);
                 }
             }
-            // What others do can make the card count errors here: notifications that do not fit, for one.
+
+            // Peers can cause errors on this card, for example by notifications that do not fit.
             VeloError::Device {
                 error: DeviceError::Other { .. } | DeviceError::NoReceiver { .. }, ..
             } => {
@@ -246,12 +278,13 @@ impl ExtollTransport {
         Ok(())
     }
 
+    /// Returns the rank at an address.
     fn rank_at(&self, address: Address) -> Option<Rank> {
         let index = address.node as usize * self.vpids as usize + usize::from(address.vpid);
-        self.ranks.get(index).copied().filter(|rank| *rank != NOBODY)
+        self.ranks.get(index).copied().filter(|rank| *rank != NO_RANK)
     }
 
-    /// The whole has failed.
+    /// Records the first error of the transport as a whole.
     pub(crate) fn fail(&mut self, error: Error) -> TransportError {
         self.failure.get_or_insert(error).short()
     }

@@ -1,4 +1,4 @@
-//! The transport.
+//! The transport: opening it, and the calls of the matching layer.
 
 #![allow(
     unsafe_code,
@@ -14,72 +14,83 @@ use nicforge_velo::{Error as VeloError, MAX_MESSAGE, Message, Port, Statistics a
 use crate::{
     Config, Error, Job, Statistics,
     gets::Gets,
-    job::Place,
+    job::NetworkPosition,
     memory::Registered,
     messages::{is_whole, pad, unframe},
-    peers::{Health, Mark, Peer},
+    peers::{Health, Peer, ReadMark},
 };
 
-/// Quadwords of VELO's flow control that a VPID's connection needs room for beside its messages.
-const CONTROL: u32 = 4;
-/// What [`ExtollTransport::wait_for_all`] waits for.
-const ALL: &str = "all ranks of the job";
-/// Slots of a receive ring at most.
-const MOST_SLOTS: u32 = 1 << 16;
+/// Slots for VELO's control messages of each VPID, beside its messages.
+const CONTROL_SLOTS: u32 = 4;
+/// The event that [`ExtollTransport::wait_for_all`] waits for.
+const ALL_RANKS: &str = "all ranks of the job";
+/// Greatest number of slots of a receive ring.
+const MAX_SLOTS: u32 = 1 << 16;
 
-/// A rank's end of VELO and RMA. Nothing else of the process may use the device's VELO or RMA meanwhile. Dropping it is this rank's end for the
-/// others; what was sent before is delivered.
+/// A rank's VELO and RMA endpoints. Nothing else of the process may use VELO or RMA of the device
+/// meanwhile.
+///
+/// Dropping the transport ends this rank for the others. Messages sent before are delivered.
 pub struct ExtollTransport {
-    // In the order in which they go: what gets may write to, what peers may read, then RMA and VELO.
+    // Declared in the order of dropping: the memory of gets, the memory that peers may read, then
+    // RMA and VELO.
     pub(crate) gets: Gets,
     pub(crate) registered: Registered,
     pub(crate) rma: nicforge_rma::Port,
     pub(crate) velo: Port,
     pub(crate) rank: Rank,
     pub(crate) peers: Vec<Peer>,
-    /// By node, then VPID.
+    /// Ranks by node, then VPID.
     pub(crate) ranks: Vec<Rank>,
     pub(crate) vpids: u32,
-    pub(crate) mark: Mark,
-    /// Messages after which all that was in the receive ring, or kept by VELO, has been taken.
-    pub(crate) behind: u64,
-    /// Ranks that have gone and are not reported yet.
-    pub(crate) going: Vec<Rank>,
-    /// Ranks of which messages are held.
+    pub(crate) mark: ReadMark,
+    /// Number of messages after which everything that was in the receive ring, or kept by VELO, has
+    /// been taken.
+    pub(crate) drain_limit: u64,
+    /// Lost ranks that were not reported yet.
+    pub(crate) unreported_losses: Vec<Rank>,
+    /// Ranks with held messages.
     pub(crate) holding: Vec<Rank>,
-    /// Messages that are held of a rank before no others are taken.
-    most_held: usize,
-    pub(crate) look_at: usize,
+    /// Number of held messages of a rank from which on no further messages are taken.
+    max_held: usize,
+    /// The rank checked last.
+    pub(crate) last_checked: usize,
     pub(crate) failure: Option<Error>,
     pub(crate) statistics: Statistics,
 }
 
-/// Slots of a receive ring in which each of `each` ranks of a node is promised `window` messages, and what can be promised.
+/// Returns the number of slots of a receive ring, and the credits of each rank. The ring grants
+/// `window` credits to each of `each` ranks of a node, or as many as fit.
 fn ring(nodes: u32, vpids: u32, each: u32, window: u32) -> (u32, u32) {
-    // VELO promises less than half of a node's share, and keeps some of that for its own messages.
-    let half = each.saturating_mul(window).saturating_add(CONTROL * vpids);
-    let slots = nodes.saturating_mul(half.saturating_mul(2)).clamp(512, MOST_SLOTS).next_power_of_two();
+    // VELO grants less than half of a node's share, and reserves part of that for control messages.
+    let half = each.saturating_mul(window).saturating_add(CONTROL_SLOTS * vpids);
+    let slots = nodes.saturating_mul(half.saturating_mul(2)).clamp(512, MAX_SLOTS).next_power_of_two();
+
     let half = slots / nodes.max(1) / 2;
-    let budget = half.saturating_sub((CONTROL * vpids).min(half / 2));
+    let budget = half.saturating_sub((CONTROL_SLOTS * vpids).min(half / 2));
     (slots, window.min(budget / each.max(1)).max(1))
 }
 
 impl ExtollTransport {
-    /// Opens VELO and RMA of the VPID that `device` is, as the rank that it has in `job`. The others need not be there yet: see
-    /// [`ExtollTransport::wait_for_all`].
+    /// Opens VELO and RMA of the VPID that `device` is, as the rank that it has in `job`. The other
+    /// ranks need not be there yet: [`ExtollTransport::wait_for_all`] waits for them.
     ///
     /// # Errors
-    /// [`Error::BadConfig`], [`Error::NoSuchAddress`], [`Error::SameAddress`], [`Error::NotOfJob`]; what the libraries say.
+    /// [`Error::BadConfig`], [`Error::NoSuchAddress`], [`Error::SameAddress`], [`Error::NotOfJob`];
+    /// errors of the libraries.
     pub fn open(device: Device, job: &Job, config: Config) -> Result<Self, Error> {
         config.check()?;
-        let place = Place::of(&device)?;
-        let ranks = job.table(&place)?;
-        let not_of_job = Error::NotOfJob { address: place.address, size: job.size() };
-        let rank = job.rank(place.address).ok_or(not_of_job)?;
+
+        let position = NetworkPosition::of(&device)?;
+        let ranks = job.table(&position)?;
+        let not_of_job = Error::NotOfJob { address: position.address, size: job.size() };
+        let rank = job.rank(position.address).ok_or(not_of_job)?;
+
         let rma = nicforge_rma::Port::without_poster(&device, nicforge_rma::Options::default())?;
-        let (slots, window) = ring(place.nodes, place.vpids, job.most_of_a_node(), config.window);
+        let (slots, window) = ring(position.nodes, position.vpids, job.most_of_a_node(), config.window);
         let registered = Registered::new(&device, &rma, &config)?;
         let gets = Gets::new(&device, &rma, &config)?;
+
         let mut peers: Vec<_> = (0..job.size())
             .filter_map(|rank| job.address(rank))
             .map(|address| {
@@ -88,37 +99,41 @@ impl ExtollTransport {
                 Ok(Peer { address, target, tenant: 0, link: None, health: Health::Alive, held })
             })
             .collect::<Result<_, Error>>()?;
-        // Last: from here on others send.
+
+        // VELO is opened last, because peers send from then on.
         let velo = nicforge_velo::Config { slots: Some(slots), window, ..Default::default() };
         let mut velo = Port::open(device, velo)?;
-        // The ring is as long as the job needs it. Others of its nodes would take their part of it.
+        // The ring has the length that the job needs. Other VPIDs of its nodes would use up its
+        // credits.
         velo.admit(|address| job.rank(address).is_some());
-        peers[rank as usize].tenant = velo.tenant_of(place.address);
+
+        peers[rank as usize].tenant = velo.tenant_of(position.address);
         Ok(Self {
             gets,
             registered,
             rma,
             velo,
             rank,
-            going: Vec::with_capacity(peers.len()),
+            unreported_losses: Vec::with_capacity(peers.len()),
             holding: Vec::with_capacity(peers.len()),
             peers,
             ranks,
-            vpids: place.vpids,
-            mark: Mark::default(),
-            behind: 2 * u64::from(slots),
-            most_held: 2 * window as usize,
-            look_at: 0,
+            vpids: position.vpids,
+            mark: ReadMark::default(),
+            drain_limit: 2 * u64::from(slots),
+            max_held: 2 * window as usize,
+            last_checked: 0,
             failure: None,
             statistics: Statistics::default(),
         })
     }
 
-    /// What a program that `nicforge run` starts has: the first device of its node, in the job of all nodes, or of all VPIDs with `--per-core`
-    /// ([`Job::from_environment`]). Waits until every rank has come.
+    /// Opens the transport of a program that `nicforge run` has started: the first device of its
+    /// node, in the job of [`Job::from_environment`]. Waits until every rank has come.
     ///
     /// # Errors
-    /// As [`ExtollTransport::open`] and [`ExtollTransport::wait_for_all`]; [`nicforge_driver::Error::Environment`].
+    /// As [`ExtollTransport::open`] and [`ExtollTransport::wait_for_all`];
+    /// [`nicforge_driver::Error::Environment`].
     pub fn from_environment(config: Config, deadline: Deadline) -> Result<Self, Error> {
         let device = Device::open_env(environment::SOCKET, OpenOptions::default())?;
         let job = Job::from_environment(&device)?;
@@ -127,31 +142,34 @@ impl ExtollTransport {
         Ok(transport)
     }
 
-    /// Waits until every rank has come and can be sent to. One that came and went counts as there; the endpoint tells.
+    /// Waits until every rank has come and messages can be sent to it. A rank that came and went
+    /// counts; the endpoint reports it.
     ///
     /// # Errors
-    /// [`VeloError::Timeout`], [`VeloError::Cancelled`]; what the libraries say.
+    /// [`VeloError::Timeout`], [`VeloError::Cancelled`]; errors of the libraries.
     pub fn wait_for_all(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         let mut relax = self.velo.device().new_relax();
         while !self.is_complete() {
-            if self.look_around().is_err()
+            if self.check_ranks().is_err()
                 && let Some(failure) = &self.failure
             {
                 return Err(failure.clone());
             }
             self.velo.progress()?;
+
             if cancel.is_some_and(Cancel::is_cancelled) {
-                return Err(VeloError::Cancelled { what: ALL }.into());
+                return Err(VeloError::Cancelled { what: ALL_RANKS }.into());
             }
             if deadline.has_passed() {
-                return Err(VeloError::Timeout { what: ALL }.into());
+                return Err(VeloError::Timeout { what: ALL_RANKS }.into());
             }
             self.velo.device().relax(&mut relax)?;
         }
         Ok(())
     }
 
-    /// Whether every rank has come and can be sent to, as far as this one knows. [`Transport::poll`] and [`Transport::poll_gone`] look.
+    /// Returns whether every rank has come and messages can be sent to it, as far as this rank
+    /// knows. [`Transport::poll`] and [`Transport::poll_gone`] update this.
     pub fn is_complete(&self) -> bool {
         let there = |(rank, peer): (usize, &Peer)| {
             rank == self.rank as usize
@@ -161,30 +179,31 @@ impl ExtollTransport {
         self.peers.iter().enumerate().all(there)
     }
 
-    /// Why the transport has failed, if it has.
+    /// Returns the error of the transport as a whole, if it has failed.
     pub fn failure(&self) -> Option<&Error> {
         self.failure.as_ref()
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub fn statistics(&self) -> Statistics {
         self.statistics
     }
 
-    /// What VELO has done below.
+    /// Returns the counters of VELO.
     pub fn velo_statistics(&self) -> VeloStatistics {
         self.velo.statistics()
     }
 
-    /// The device.
+    /// Returns the device.
     pub fn device(&self) -> &Device {
         self.velo.device()
     }
 
-    /// Offers what was refused before. Says how many messages were taken.
+    /// Offers the held messages again. Returns the number of messages taken.
     #[cold]
     fn offer_held(&mut self, budget: usize, sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken) -> usize {
         let mut taken = 0;
+
         let peers = &mut self.peers;
         self.holding.retain(|&rank| {
             let held = &mut peers[rank as usize].held;
@@ -201,18 +220,20 @@ impl ExtollTransport {
             }
             !held.is_empty()
         });
+
         self.statistics.taken += taken as u64;
         taken
     }
 
-    /// Whether so much is held of a rank that no more may come.
+    /// Returns whether so many messages of a rank are held that no further ones may be taken.
     fn is_overfull(&self) -> bool {
         self.holding.iter().map(|rank| &self.peers[*rank as usize]).any(|peer| {
-            // What one that is gone has sent is in the ring already.
-            peer.health == Health::Alive && peer.held.len() >= self.most_held
+            // Everything that a lost rank has sent is in the ring already.
+            peer.health == Health::Alive && peer.held.len() >= self.max_held
         })
     }
 
+    /// Holds a message that the matching layer has refused.
     #[cold]
     fn hold(&mut self, rank: Rank, message: Message) {
         let held = &mut self.peers[rank as usize].held;
@@ -223,19 +244,23 @@ impl ExtollTransport {
         self.statistics.held += 1;
     }
 
-    /// Sends a message of VELO's.
+    /// Sends a VELO message. Returns false without a credit or a connection. A message to a lost
+    /// rank is dropped, and counts as sent.
     #[inline]
     fn send_framed(&mut self, to: Rank, tag: u8, bytes: &[u8]) -> Result<bool, TransportError> {
         let Some(peer) = self.peers.get(to as usize) else {
             return Err(TransportError { what: "there is no such rank to send to", value: to.into() });
         };
+
         if !peer.is_alive() {
             return Ok(true);
         }
+
         let Some(link) = peer.link else {
-            self.look(to)?;
+            self.check_rank(to)?;
             return Ok(false);
         };
+
         match self.velo.send_nb(link, tag, bytes) {
             Ok(()) => {
                 self.statistics.sent += 1;
@@ -246,17 +271,19 @@ impl ExtollTransport {
         }
     }
 
-    /// A message was not sent since something is wrong, perhaps with an earlier one: it is dropped when its rank is gone, and comes again otherwise.
+    /// Handles an error that prevented a send, perhaps one of an earlier message. Returns true when
+    /// the rank is lost: the message is dropped. Otherwise the matching layer sends it again.
     #[cold]
     fn not_sent(&mut self, to: Rank, error: VeloError) -> Result<bool, TransportError> {
-        self.wrong(error)?;
-        self.look(to)?;
+        self.handle_velo_error(error)?;
+        self.check_rank(to)?;
         Ok(self.peers[to as usize].health != Health::Alive)
     }
 }
 
-// SAFETY: the card reaches memory of this transport's alone. A source is read once, in `register`. A destination is written in `Gets`, for a get
-// that has ended, in its range, as long as it is registered: `deregister` and dropping this take it out of reach.
+// SAFETY: the card reaches only memory of this transport. A source is read once, in `register`. A
+// destination is written only in `Gets`, in the range of a get that has ended, while it is
+// registered. `deregister` and dropping this transport end that.
 unsafe impl Transport for ExtollTransport {
     fn rank(&self) -> Rank {
         self.rank
@@ -271,13 +298,14 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn max_get_bytes(&self) -> usize {
-        self.gets.most()
+        self.gets.max_bytes()
     }
 
     fn try_send(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, TransportError> {
         if is_whole(tag, message) {
             return self.send_framed(to, tag, message);
         }
+
         let mut room = [0; MAX_MESSAGE];
         let Some(framed) = pad(tag, message, &mut room) else {
             return Err(TransportError { what: "a message is too long", value: message.len() as u64 });
@@ -293,6 +321,7 @@ unsafe impl Transport for ExtollTransport {
         if let Some(failure) = &self.failure {
             return Err(failure.short());
         }
+
         let mut taken = 0;
         if !self.holding.is_empty() {
             taken = self.offer_held(budget, sink);
@@ -300,26 +329,29 @@ unsafe impl Transport for ExtollTransport {
                 return Ok(taken);
             }
         }
+
         let left = budget - taken;
         let mut message = Message::ROOM;
         for _ in 0..left {
             match self.velo.poll_into(&mut message) {
                 Ok(true) => {}
                 Ok(false) => {
-                    self.mark.dry += 1;
+                    self.mark.empty_polls += 1;
                     break;
                 }
                 Err(error) => {
-                    self.wrong(error)?;
+                    self.handle_velo_error(error)?;
                     break;
                 }
             };
+
             self.mark.polled += 1;
-            let (source, content) = (self.source_of(&message), unframe(message.tag, message.bytes()));
+            let (source, content) = (self.identify_source(&message), unframe(message.tag, message.bytes()));
             let (Some(rank), Some((tag, bytes))) = (source, content) else {
                 self.statistics.strays += 1;
                 continue;
             };
+
             if !self.peers[rank as usize].held.is_empty() || sink(rank, tag, bytes) == Taken::NotNow {
                 self.hold(rank, message);
                 if self.is_overfull() {
@@ -327,6 +359,7 @@ unsafe impl Transport for ExtollTransport {
                 }
                 continue;
             }
+
             self.statistics.taken += 1;
             taken += 1;
         }
@@ -335,9 +368,9 @@ unsafe impl Transport for ExtollTransport {
 
     unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError> {
         match access {
-            Access::Destination => Ok(Some(self.registered.remember(memory))),
+            Access::Destination => Ok(Some(self.registered.add_destination(memory))),
             Access::Source => {
-                // SAFETY: a source is valid for reads and not written, as the caller says.
+                // SAFETY: by the caller's contract a source is valid for reads and not written.
                 match unsafe { self.registered.stage(&self.rma, memory) } {
                     Ok(Some(staged)) => {
                         let own = u64::from(staged.own);
@@ -366,7 +399,7 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn start_get(&mut self, get: &Get) -> Result<bool, TransportError> {
-        self.start(get)
+        self.post_get(get)
     }
 
     fn poll_gets(
@@ -378,9 +411,9 @@ unsafe impl Transport for ExtollTransport {
     }
 
     fn poll_gone(&mut self) -> Option<Gone> {
-        // A failure of the whole is told by the next poll.
-        let _ = self.look_around();
-        if self.going.is_empty() { None } else { self.next_gone() }
+        // The next poll reports a failure of the transport as a whole.
+        let _ = self.check_ranks();
+        if self.unreported_losses.is_empty() { None } else { self.next_gone() }
     }
 
     fn relax(&mut self, relax: &mut Relax) -> Result<(), TransportError> {
@@ -393,7 +426,8 @@ unsafe impl Transport for ExtollTransport {
 
 impl Drop for ExtollTransport {
     fn drop(&mut self) {
-        // What was sent is on its way to the card, which is to have it before VELO is switched off. One that is gone has nobody to send to.
+        // Sent messages are still in the posted-write ring, and the card must take them before VELO
+        // is disabled. Without the card there is no receiver.
         let _ = self.velo.device().flush();
     }
 }
@@ -417,7 +451,7 @@ mod tests {
     fn every_rank_is_promised_its_window_as_long_as_the_ring_can_be_long_enough() {
         for (nodes, vpids, each) in [(2, 4, 1), (8, 8, 8), (8, 16, 1), (1, 256, 256)] {
             let (slots, window) = ring(nodes, vpids, each, 64);
-            assert!(slots.is_power_of_two() && slots <= MOST_SLOTS);
+            assert!(slots.is_power_of_two() && slots <= MAX_SLOTS);
             assert_eq!(window, 64, "{nodes} nodes, {each} of {vpids} VPIDs");
         }
         assert_eq!(ring(2048, 256, 256, 64), (65_536, 1));

@@ -1,20 +1,24 @@
-//! What an endpoint may be told.
+//! Configuration of an endpoint.
 
 use crate::{Error, wire};
 
-/// Run-time parameters. Ranks that talk to each other should have the same; what happens otherwise is said at each.
+/// Run-time parameters. Ranks that communicate should use the same values; each field documents the
+/// effect of different ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// The longest message, in bytes, that is sent eagerly; 2,048 by default, as in the paper. It concerns the sender alone, as
-    /// long as such a message costs at most half of the receiver's window.
+    /// Length in bytes of the longest message that is sent eagerly; 2,048 by default, as in the
+    /// paper. Only the sender's value counts, as long as such a message costs at most half of the
+    /// receiver's window.
     pub eager_threshold: usize,
-    /// Bytes of each peer that may wait here without a matching receive, 65,536 by default; a message counts as
-    /// [`wire::cost`] says. The memory for unexpected data of all peers is bounded by this times their number. A
-    /// peer with a larger window of its own is held back by the transport, which may hold others back with it.
+    /// Bytes that unexpected messages of each peer may take; 65,536 by default. [`wire::cost`]
+    /// defines the cost of a message. This value times the number of peers bounds the memory for
+    /// unexpected data. The transport holds back a peer whose own window is larger, and may hold
+    /// back others with it.
     pub window: usize,
-    /// Messages, gets and other steps that one call of [`crate::Endpoint::progress`] does of each kind; 64 by default.
+    /// Messages, gets and other steps of each kind in one call of [`crate::Endpoint::progress`]; 64
+    /// by default.
     pub budget: usize,
-    /// Gets that one rendezvous transfer has under way at a time; 4 by default.
+    /// Gets that one rendezvous transfer has in flight at a time; 4 by default.
     pub gets_in_flight: u32,
 }
 
@@ -25,28 +29,34 @@ impl Default for Config {
 }
 
 impl Config {
-    /// Whether an endpoint can work with it.
+    /// Checks that an endpoint can work with these values.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let largest = u32::MAX as usize / 4;
         let bad = |what, value: usize, least| Err(Error::BadConfig { what, value, least, most: largest });
+
         if self.eager_threshold > largest {
             return bad("eager_threshold", self.eager_threshold, 0);
         }
-        // Less than half of the window is not granted again at any time. The rest must do for the longest message.
+
+        // Less than half of the window is consumed without a new grant. The rest must hold the
+        // longest eager message.
         let least = 2 * wire::cost(self.eager_threshold as u64) as usize * wire::UNIT;
         if !(least..=largest).contains(&self.window) {
             return bad("window", self.window, least);
         }
+
         if self.budget == 0 {
             return bad("budget", self.budget, 1);
         }
+
         if self.gets_in_flight == 0 {
             return bad("gets_in_flight", 0, 1);
         }
+
         Ok(())
     }
 
-    /// The window in units of [`wire::UNIT`].
+    /// Returns the window in units of [`wire::UNIT`].
     pub(crate) fn window_units(&self) -> u64 {
         (self.window / wire::UNIT) as u64
     }

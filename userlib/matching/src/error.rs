@@ -1,96 +1,97 @@
-//! What can go wrong.
+//! Errors.
 
 use thiserror::Error;
 
 use crate::{Loss, Rank, TransportError};
 
-/// Why a call or a request failed.
+/// Error of a call or a request.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The message was longer than the receive's buffer, which has its beginning.
+    /// The message was longer than the receive's buffer, which holds the beginning of the message.
     #[error("the message has {length} bytes, the buffer {capacity}; the rest of it is lost")]
     Truncated {
-        /// Bytes of the message.
+        /// Length of the message in bytes.
         length: u64,
-        /// Bytes of the buffer.
+        /// Length of the buffer in bytes.
         capacity: usize,
     },
-    /// The request was cancelled by [`crate::Endpoint::cancel`].
+    /// [`crate::Endpoint::cancel`] has cancelled the request.
     #[error("the request was cancelled")]
     Cancelled,
-    /// The peer died, or can't be reached any more.
+    /// The peer died, or is no longer reachable.
     #[error("rank {peer} is gone: {why}")]
     PeerGone {
-        /// Who.
+        /// The peer.
         peer: Rank,
-        /// What the transport knows of it.
+        /// The transport's reason.
         why: Loss,
     },
-    /// The peer breaks the protocol. It is treated as if it were dead.
+    /// The peer has violated the protocol. It is treated as dead.
     #[error("rank {peer} breaks the protocol: {what} ({value:#x}); it is not listened to any more")]
     BadPeer {
-        /// Who.
+        /// The peer.
         peer: Rank,
-        /// What is wrong.
+        /// The violated rule.
         what: &'static str,
-        /// The value found.
+        /// The invalid value.
         value: u64,
     },
-    /// The data of a long message could not be fetched. The rank that fetches knows why.
+    /// The receiver could not fetch the data of a rendezvous message. Only the receiver knows the
+    /// reason.
     #[error("the data of a message between this rank and rank {peer} could not be fetched")]
     NotFetched {
-        /// The other side.
+        /// The other rank.
         peer: Rank,
     },
-    /// There is no such rank.
+    /// The transport has no such rank.
     #[error("there is no rank {peer}; the transport has ranks 0 to {}", size.saturating_sub(1))]
     NoSuchPeer {
-        /// The rank asked for.
+        /// The requested rank.
         peer: Rank,
-        /// Ranks there are.
+        /// Number of ranks.
         size: u32,
     },
-    /// The request has been completed and taken already, or is another endpoint's.
+    /// The request's completion was taken already, or the request belongs to another endpoint.
     #[error("request {request:#x} is not outstanding; its completion was taken already")]
     NoSuchRequest {
-        /// The handle.
+        /// The request's handle.
         request: u64,
     },
-    /// The claimed message has been received or discarded already.
+    /// The claimed message was received or discarded already.
     #[error("message {message:#x} is not claimed; it was received already")]
     NoSuchMessage {
-        /// The handle.
+        /// The message's handle.
         message: u64,
     },
-    /// There are as many requests as handles can name.
+    /// As many requests are outstanding as handles can name.
     #[error("{limit} requests are outstanding; take completions first")]
     TooManyRequests {
-        /// How many.
+        /// The limit.
         limit: u32,
     },
-    /// A parameter does not work.
+    /// A parameter is out of range.
     #[error("{what} is {value}; it must be {least} to {most}")]
     BadConfig {
-        /// Which.
+        /// Name of the parameter.
         what: &'static str,
         /// Its value.
         value: usize,
-        /// The least that works.
+        /// The smallest valid value.
         least: usize,
-        /// The most that works.
+        /// The largest valid value.
         most: usize,
     },
     /// The deadline of a wait passed. The request is still outstanding.
     #[error("timed out while waiting for {what}; it is still outstanding")]
     Timeout {
-        /// What was waited for.
+        /// The awaited event.
         what: &'static str,
     },
-    /// A wait was ended by its token. The request is still outstanding.
+    /// The cancel token ended a wait. The request is still outstanding.
     #[error("the wait for {what} was cancelled; it is still outstanding")]
     Interrupted {
-        /// What was waited for.
+        /// The awaited event.
         what: &'static str,
     },
     /// The transport failed.
@@ -99,7 +100,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the peer is the reason.
+    /// Returns whether the peer is the reason for the error.
     pub fn is_peer(&self) -> bool {
         matches!(self, Error::PeerGone { .. } | Error::BadPeer { .. } | Error::NotFetched { .. })
     }

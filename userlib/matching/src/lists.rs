@@ -1,10 +1,10 @@
-//! Doubly linked lists of numbered nodes, all in one table, so that a node leaves its list in constant time and nothing is
-//! allocated once the table has its size.
+//! Doubly linked lists of numbered nodes in one table. A node leaves its list in constant time.
+//! Nothing is allocated once the table has its full size.
 
-/// No node.
+/// In place of a node number: no node.
 pub(crate) const NONE: u32 = u32::MAX;
 
-/// A list; its nodes are in a [`Lists`].
+/// A list; the links of its nodes are in a [`Lists`].
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct List {
     head: u32,
@@ -25,26 +25,28 @@ impl List {
     }
 }
 
-/// The links of nodes. A node is in one list at most, which the caller knows.
+/// The links of nodes. A node is in one list at most; the caller must know which.
 #[derive(Debug, Default)]
 pub(crate) struct Lists {
-    links: Vec<Link>,
+    links: Vec<Neighbours>,
 }
 
+/// The neighbours of a node in its list.
 #[derive(Clone, Copy, Debug)]
-struct Link {
+struct Neighbours {
     previous: u32,
     next: u32,
 }
 
 impl Lists {
-    /// `node` becomes the last of `list`.
+    /// Appends `node` to `list`.
     #[inline]
     pub(crate) fn push(&mut self, list: &mut List, node: u32) {
         if node as usize >= self.links.len() {
-            self.links.resize(node as usize + 1, Link { previous: NONE, next: NONE });
+            self.links.resize(node as usize + 1, Neighbours { previous: NONE, next: NONE });
         }
-        self.links[node as usize] = Link { previous: list.tail, next: NONE };
+
+        self.links[node as usize] = Neighbours { previous: list.tail, next: NONE };
         match list.tail {
             NONE => list.head = node,
             tail => self.links[tail as usize].next = node,
@@ -52,25 +54,27 @@ impl Lists {
         list.tail = node;
     }
 
-    /// Takes `node` out of `list`, in which it is.
+    /// Removes `node` from `list`, which contains it.
     #[inline]
     pub(crate) fn remove(&mut self, list: &mut List, node: u32) {
-        let Link { previous, next } = self.links[node as usize];
+        let Neighbours { previous, next } = self.links[node as usize];
         match previous {
             NONE => list.head = next,
             previous => self.links[previous as usize].next = next,
         }
+
         match next {
             NONE => list.tail = previous,
             next => self.links[next as usize].previous = previous,
         }
     }
 
-    /// Takes the first node of `list`.
+    /// Removes the first node of `list` and returns it.
     #[inline]
     pub(crate) fn pop(&mut self, list: &mut List) -> Option<u32> {
         let node = list.first()?;
         let next = self.links[node as usize].next;
+
         list.head = next;
         match next {
             NONE => list.tail = NONE,
@@ -79,7 +83,7 @@ impl Lists {
         Some(node)
     }
 
-    /// The node after `node`.
+    /// Returns the node after `node`.
     #[inline]
     pub(crate) fn next(&self, node: u32) -> Option<u32> {
         let next = self.links[node as usize].next;
@@ -101,12 +105,15 @@ mod tests {
         for node in [4, 0, 9, 2] {
             lists.push(&mut list, node);
         }
+
         lists.remove(&mut list, 0);
         assert_eq!(nodes(&lists, &list), [4, 9, 2]);
+
         lists.remove(&mut list, 2);
         assert_eq!(lists.pop(&mut list), Some(4));
         lists.push(&mut list, 4);
         assert_eq!(nodes(&lists, &list), [9, 4]);
+
         assert_eq!(
             (lists.pop(&mut list), lists.pop(&mut list), lists.pop(&mut list)),
             (Some(9), Some(4), None)

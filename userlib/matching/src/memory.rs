@@ -1,9 +1,12 @@
-//! A transport between ranks of one process, for tests and for learning: everything that a network may do can be asked for.
+//! A transport between ranks of one process, for tests and tutorials. It can imitate everything
+//! that a network may do.
 //!
-//! In: [`Terms`]. Out: a [`Port`] for each rank, which may be in a thread of its own. All share one lock.
+//! Input: [`Terms`]. Output: a [`FabricPort`] for each rank; each port may be in a thread of its
+//! own. All ports share one lock.
 //!
-//! With a seed it delays messages and gets by random times, of each pair in order, and claims to have no room now and then. The
-//! time that passes is counted in polls, so that a run in one thread is the same each time.
+//! With a seed the fabric delays messages and gets by random times, and reports a lack of room now
+//! and then. The messages of each pair of ranks stay in order. Time is counted in polls, so a run
+//! in one thread is reproducible.
 
 #![allow(unsafe_code, reason = "gets copy between registered memories, as a device would")]
 
@@ -16,39 +19,40 @@ use crate::{
     Access, Get, Gone, Loss, Memory, Rank, Region, RemoteRegion, Taken, Transport, TransportError, wire,
 };
 
-/// What the fabric offers.
+/// Properties of the fabric.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Bytes of a message, at least [`wire::LEAST_MESSAGE`].
+    /// Longest message in bytes, at least [`wire::LEAST_MESSAGE`].
     pub message_bytes: usize,
-    /// Bytes of a get.
+    /// Longest get in bytes.
     pub get_bytes: usize,
-    /// Messages of a pair of ranks that may be under way in one direction.
+    /// Messages in flight from one rank to another.
     pub credits: usize,
-    /// Gets of a rank that may be under way.
+    /// Gets in flight of one rank.
     pub gets: usize,
-    /// Regions that a rank may have registered, at least 2.
+    /// Regions that a rank may register, at least 2.
     pub regions: usize,
-    /// Whether a rank that refuses a message gets nothing of the others either, as with one receive ring for all.
+    /// Whether a rank that refuses a message receives none from other ranks either, as with one
+    /// receive ring for all.
     pub one_ring: bool,
-    /// Random delays and shortages. 0: none.
+    /// Seed of random delays and shortages; 0 for none.
     pub seed: u64,
 }
 
 impl Default for Terms {
-    /// As VELO: messages of 64 bytes, one ring.
+    /// As VELO: messages of 64 bytes, and one receive ring.
     fn default() -> Self {
         let (gets, regions) = (8, 1024);
         Self { message_bytes: 64, get_bytes: 4096, credits: 64, gets, regions, one_ring: true, seed: 0 }
     }
 }
 
-/// All ranks.
+/// The fabric of all ranks.
 #[derive(Clone)]
 pub struct Fabric(Arc<Mutex<State>>);
 
-/// One rank's end. Dropping it is that rank's death.
-pub struct Port {
+/// One rank's end of the fabric. Dropping it kills the rank.
+pub struct FabricPort {
     fabric: Fabric,
     rank: Rank,
     size: u32,
@@ -63,64 +67,73 @@ struct State {
     next_key: u64,
 }
 
+/// State of one rank.
 #[derive(Default)]
 struct RankState {
     gone: bool,
     /// Messages to this rank, by source.
     inboxes: Vec<Inbox>,
-    /// Deaths this rank has not been told of.
-    news: VecDeque<Rank>,
+    /// Dead ranks that this rank has not reported yet.
+    unreported_deaths: VecDeque<Rank>,
     regions: BTreeMap<u64, Registered>,
     gets: VecDeque<(u64, Get)>,
-    /// Where polling begins.
-    turn: usize,
+    /// The source with which the next poll begins.
+    next_source: usize,
 }
 
+/// Messages from one source: time of arrival, tag and data.
 #[derive(Default)]
 struct Inbox {
     messages: VecDeque<(u64, u8, Vec<u8>)>,
     refused: bool,
 }
 
+/// A registered region.
 struct Registered {
     memory: Memory,
     access: Access,
 }
 
-// SAFETY: the memory is only accessed under the fabric's lock, by the contract of `Transport::register`.
+// SAFETY: the memory is only accessed under the fabric's lock, by the contract of
+// `Transport::register`.
 unsafe impl Send for Registered {}
 
-/// Where the memory of a region begins, for other ranks. Not 0, so that somebody notices who forgets it.
+/// Offset of a region's first byte, for other ranks. It is not 0, so that a transfer which ignores
+/// it fails.
 const BASE: u64 = 0x1000;
 
 impl Fabric {
-    /// A fabric of `size` ranks and their ports, in order.
-    pub fn new(size: u32, terms: Terms) -> (Self, Vec<Port>) {
+    /// Creates a fabric of `size` ranks, and their ports in order.
+    pub fn new(size: u32, terms: Terms) -> (Self, Vec<FabricPort>) {
         let terms = Terms { message_bytes: terms.message_bytes.max(wire::LEAST_MESSAGE), ..terms };
         let rank =
             || RankState { inboxes: (0..size).map(|_| Inbox::default()).collect(), ..RankState::default() };
+
         let ranks = (0..size).map(|_| rank()).collect();
         let state = State { terms, now: 0, random: terms.seed, ranks, next_key: 1 };
         let fabric = Self(Arc::new(Mutex::new(state)));
-        let ports = (0..size).map(|rank| Port { fabric: fabric.clone(), rank, size, terms }).collect();
+        let ports = (0..size).map(|rank| FabricPort { fabric: fabric.clone(), rank, size, terms }).collect();
         (fabric, ports)
     }
 
-    /// Kills a rank. What it has sent arrives, or, with a seed, a random part of it.
+    /// Kills a rank. The messages that it has sent arrive, or, with a seed, a random number of
+    /// them.
     pub fn kill(&self, rank: Rank) {
         let mut state = self.lock();
         let Some(dead) = state.ranks.get_mut(rank as usize) else { return };
         if std::mem::replace(&mut dead.gone, true) {
             return;
         }
+
         dead.regions.clear();
         dead.gets.clear();
+
         for other in 0..state.ranks.len() {
             let length = state.ranks[other].inboxes[rank as usize].messages.len() as u64;
             let kept = if state.terms.seed == 0 { length } else { state.random(length + 1) };
             let other = &mut state.ranks[other];
             other.inboxes[rank as usize].messages.truncate(kept as usize);
-            other.news.push_back(rank);
+            other.unreported_deaths.push_back(rank);
         }
     }
 
@@ -130,7 +143,7 @@ impl Fabric {
 }
 
 impl State {
-    /// A number below `limit`.
+    /// Returns a random number below `limit`.
     fn random(&mut self, limit: u64) -> u64 {
         self.random ^= self.random << 13;
         self.random ^= self.random >> 7;
@@ -138,19 +151,20 @@ impl State {
         self.random % limit.max(1)
     }
 
-    /// Whether there happens to be no room.
+    /// Returns whether a call reports a lack of room.
     fn shortage(&mut self) -> bool {
         self.terms.seed != 0 && self.random(4) == 0
     }
 
-    /// When something arrives that leaves now.
+    /// Returns the time of arrival of a message or get that starts now.
     fn arrival(&mut self) -> u64 {
         self.now + if self.terms.seed == 0 { 0 } else { self.random(20) }
     }
 
-    /// Does a get.
+    /// Carries out a get.
     fn get(&mut self, rank: Rank, get: &Get) -> Result<(), TransportError> {
         let refused = |what, value| Err(TransportError { what, value });
+
         let length = get.length as u64;
         let offset = get.remote.offset.wrapping_sub(BASE);
         let Some(source) =
@@ -158,10 +172,12 @@ impl State {
         else {
             return refused("the get's source is not registered", get.remote.key);
         };
+
         let end = offset.checked_add(length);
         if source.access != Access::Source || end.is_none_or(|end| end > source.memory.length as u64) {
             return refused("the get's source is not within its region", get.remote.offset);
         }
+
         let Some(target) = self.ranks[rank as usize].regions.get(&get.local.handle) else {
             return refused("the get's destination is not registered", get.local.handle);
         };
@@ -169,18 +185,20 @@ impl State {
         if target.access != Access::Destination || end.is_none_or(|end| end > target.memory.length) {
             return refused("the get's destination is not within its region", get.local_offset as u64);
         }
+
         let from = source.memory.start.as_ptr().wrapping_add(offset as usize);
         let to = target.memory.start.as_ptr().wrapping_add(get.local_offset);
-        // SAFETY: both ranges are within memory that is registered, which by the contract of `register` is valid, the source not
-        // written and the destination not otherwise accessed. `copy` allows them to overlap.
+        // SAFETY: both ranges are within registered memory. By the contract of `register` that
+        // memory is valid, the source is not written, and the destination is not otherwise
+        // accessed. `copy` allows them to overlap.
         unsafe { std::ptr::copy(from, to, get.length) };
         Ok(())
     }
 }
 
-// SAFETY: memory is accessed only in `State::get`, under the lock, and only while it is in `regions`, from which `deregister`, `kill`
-// and dropping the port take it.
-unsafe impl Transport for Port {
+// SAFETY: memory is accessed only in `State::get`, under the lock, and only while it is in
+// `regions`. `deregister`, `kill` and dropping the port remove it from there.
+unsafe impl Transport for FabricPort {
     fn rank(&self) -> Rank {
         self.rank
     }
@@ -202,17 +220,21 @@ unsafe impl Transport for Port {
         if message.len() > self.terms.message_bytes {
             return Err(TransportError { what: "a message is too long", value: message.len() as u64 });
         }
+
         if state.ranks[self.rank as usize].gone || state.ranks.get(to as usize).is_none_or(|rank| rank.gone) {
             return Ok(true);
         }
+
         if state.shortage() {
             return Ok(false);
         }
+
         let arrival = state.arrival();
         let inbox = &mut state.ranks[to as usize].inboxes[self.rank as usize].messages;
         if inbox.len() >= self.terms.credits {
             return Ok(false);
         }
+
         let arrival = inbox.back().map_or(arrival, |&(before, ..)| arrival.max(before));
         inbox.push_back((arrival, tag, message.to_vec()));
         Ok(true)
@@ -228,11 +250,14 @@ unsafe impl Transport for Port {
         let (now, one_ring) = (state.now, state.terms.one_ring);
         let rank = &mut state.ranks[self.rank as usize];
         let sources = rank.inboxes.len();
+
         let mut taken = 0;
         for step in 0..sources {
-            let source = (rank.turn + step) % sources;
+            let source = (rank.next_source + step) % sources;
+
             let inbox = &mut rank.inboxes[source];
             inbox.refused = false;
+
             while taken < budget {
                 let Some((arrival, tag, message)) = inbox.messages.front() else { break };
                 if *arrival > now {
@@ -245,29 +270,33 @@ unsafe impl Transport for Port {
                 inbox.messages.pop_front();
                 taken += 1;
             }
+
             if inbox.refused && one_ring {
-                // The head of the ring stays where it is.
-                rank.turn = source;
+                // A refused message stays at the head of the ring.
+                rank.next_source = source;
                 return Ok(taken);
             }
         }
-        rank.turn = (rank.turn + 1) % sources;
+
+        rank.next_source = (rank.next_source + 1) % sources;
         Ok(taken)
     }
 
     unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError> {
         let mut state = self.fabric.lock();
-        // The last one is for a destination.
+        // The last region is reserved for a destination.
         let limit = self.terms.regions.max(2) - usize::from(access == Access::Source);
         if state.shortage() || state.ranks[self.rank as usize].regions.len() >= limit {
             return Ok(None);
         }
+
         let key = state.next_key;
         state.next_key += 1;
         let rank = &mut state.ranks[self.rank as usize];
         if !rank.gone {
             rank.regions.insert(key, Registered { memory, access });
         }
+
         Ok(Some(Region { handle: key, remote: RemoteRegion { key, offset: BASE } }))
     }
 
@@ -280,6 +309,7 @@ unsafe impl Transport for Port {
         if state.shortage() || state.ranks[self.rank as usize].gets.len() >= self.terms.gets {
             return Ok(false);
         }
+
         let arrival = state.arrival();
         state.ranks[self.rank as usize].gets.push_back((arrival, *get));
         Ok(true)
@@ -298,6 +328,7 @@ unsafe impl Transport for Port {
                 state.ranks[self.rank as usize].gets.push_back((arrival, get));
                 continue;
             }
+
             done += 1;
             let result = state.get(self.rank, &get);
             sink(get.cookie, result);
@@ -308,17 +339,19 @@ unsafe impl Transport for Port {
     fn poll_gone(&mut self) -> Option<Gone> {
         let mut state = self.fabric.lock();
         let rank = &mut state.ranks[self.rank as usize];
-        let &dead = rank.news.front()?;
+        let &dead = rank.unreported_deaths.front()?;
+
         let inbox = &mut rank.inboxes[dead as usize];
         if !inbox.messages.is_empty() && !inbox.refused {
             return None;
         }
+
         inbox.messages.clear();
-        rank.news.pop_front().map(|rank| Gone { rank, why: Loss::Ended })
+        rank.unreported_deaths.pop_front().map(|rank| Gone { rank, why: Loss::Ended })
     }
 }
 
-impl Drop for Port {
+impl Drop for FabricPort {
     fn drop(&mut self) {
         self.fabric.kill(self.rank);
     }

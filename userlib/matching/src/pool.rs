@@ -1,8 +1,8 @@
-//! Things with handles: a table whose places are used again, the last freed first, each time with another generation.
+//! A table of values with handles. The place freed last is used again first, with a new generation.
 
 use crate::lists::NONE;
 
-/// Names one thing, for ever: the handle of a thing that was removed finds nothing.
+/// Names one value for ever: the handle of a removed value finds nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Handle {
     pub(crate) index: u32,
@@ -27,7 +27,7 @@ struct Slot<T> {
     value: T,
 }
 
-/// A table of `T`. Free places hold a default value.
+/// A table of `T`. A new place holds a default value.
 #[derive(Debug)]
 pub(crate) struct Pool<T> {
     slots: Vec<Slot<T>>,
@@ -36,34 +36,38 @@ pub(crate) struct Pool<T> {
 }
 
 impl<T: Default> Pool<T> {
-    /// Most places.
+    /// Greatest number of places.
     pub(crate) const LIMIT: u32 = 1 << 28;
 
     pub(crate) fn new() -> Self {
         Self { slots: Vec::new(), free: NONE, used: 0 }
     }
 
-    /// Puts `value` in; gives it back when the table is full.
+    /// Stores `value` and returns its handle. Returns the value when the table is full.
     pub(crate) fn insert(&mut self, value: T) -> Result<Handle, T> {
-        let Some(handle) = self.enter() else { return Err(value) };
+        let Some(handle) = self.allocate() else { return Err(value) };
         self.slots[handle.index as usize].value = value;
         Ok(handle)
     }
 
-    /// Takes a free place, whose thing is as [`Pool::leave`] has left it, or new. `None` when the table is full.
+    /// Takes a free place and returns its handle. Its value is as [`Pool::release`] left it, or
+    /// new. Returns `None` when the table is full.
     #[inline]
-    pub(crate) fn enter(&mut self) -> Option<Handle> {
+    pub(crate) fn allocate(&mut self) -> Option<Handle> {
         if self.free == NONE {
             self.grow()?;
         }
+
         let index = self.free;
         let slot = &mut self.slots[index as usize];
+
         self.free = slot.next_free;
         slot.generation = slot.generation.wrapping_add(1);
         self.used += 1;
         Some(Handle { index, generation: slot.generation })
     }
 
+    /// Adds a free place.
     #[cold]
     fn grow(&mut self) -> Option<()> {
         if self.slots.len() >= Self::LIMIT as usize {
@@ -74,9 +78,10 @@ impl<T: Default> Pool<T> {
         Some(())
     }
 
-    /// Gives a place that is taken back. Its thing stays, for who enters next: what that one does not set must be as in a new one.
+    /// Frees a taken place. Its value stays for the next [`Pool::allocate`]. The caller of that
+    /// must set every field that differs from a new value.
     #[inline]
-    pub(crate) fn leave(&mut self, index: u32) {
+    pub(crate) fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.generation = slot.generation.wrapping_add(1);
         slot.next_free = self.free;
@@ -84,40 +89,40 @@ impl<T: Default> Pool<T> {
         self.used -= 1;
     }
 
-    /// The place that `handle` names, if it still does.
+    /// Returns the place that `handle` names, if its value is still there.
     pub(crate) fn find(&self, handle: Handle) -> Option<u32> {
         let slot = self.slots.get(handle.index as usize)?;
         (slot.generation == handle.generation && slot.generation & 1 == 1).then_some(handle.index)
     }
 
-    /// The handle of a place that is taken.
+    /// Returns the handle of a taken place.
     #[inline]
     pub(crate) fn handle(&self, index: u32) -> Handle {
         Handle { index, generation: self.slots[index as usize].generation }
     }
 
-    /// Takes the thing out of a place that is taken.
+    /// Frees a taken place and returns its value.
     pub(crate) fn remove(&mut self, index: u32) -> T {
-        self.leave(index);
+        self.release(index);
         std::mem::take(&mut self.slots[index as usize].value)
     }
 
-    /// Places, taken or not.
+    /// Returns the number of places, taken or free.
     pub(crate) fn places(&self) -> u32 {
         self.slots.len() as u32
     }
 
-    /// Whether a place is taken.
+    /// Returns whether a place is taken.
     pub(crate) fn is_taken(&self, index: u32) -> bool {
         self.slots.get(index as usize).is_some_and(|slot| slot.generation & 1 == 1)
     }
 
-    /// Places that are taken.
+    /// Returns the number of taken places.
     pub(crate) fn len(&self) -> usize {
         self.used
     }
 
-    /// All things.
+    /// Iterates over the values of all taken places.
     pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut T> {
         self.slots.iter_mut().filter(|slot| slot.generation & 1 == 1).map(|slot| &mut slot.value)
     }
@@ -146,9 +151,12 @@ mod tests {
     #[test]
     fn a_handle_of_a_removed_thing_finds_nothing() {
         let mut pool = Pool::new();
+
         let first = pool.insert(7_u32).unwrap();
+
         assert_eq!(pool.remove(first.index), 7);
         assert_eq!(pool.find(first), None);
+
         let second = pool.insert(8).unwrap();
         assert_eq!(second.index, first.index);
         assert_eq!((pool.find(first), pool.find(second)), (None, Some(second.index)));

@@ -1,6 +1,6 @@
 //! Counters of an endpoint.
 
-/// What an endpoint has done since it was opened. Counters wrap.
+/// Counters of an endpoint since it was opened. They wrap.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Statistics {
     /// Sends that completed without an error.
@@ -9,24 +9,25 @@ pub struct Statistics {
     pub received: u64,
     /// Bytes of user data in those receives.
     pub bytes_received: u64,
-    /// Messages of other ranks that arrived eagerly.
+    /// Eager messages of other ranks that have arrived.
     pub eager: u64,
-    /// Messages of other ranks that arrived as a request to fetch them.
+    /// Rendezvous requests of other ranks that have arrived.
     pub rendezvous: u64,
-    /// Messages that found a posted receive when they arrived.
+    /// Messages that found a posted receive on arrival.
     pub expected: u64,
-    /// Messages that found none.
+    /// Unexpected messages: those that found no posted receive on arrival.
     pub unexpected: u64,
-    /// Times a message was left to the transport because its sender's window was full.
+    /// Times that a message stayed in the transport because its sender's window was full.
     pub refused: u64,
-    /// Times a send had to wait for its receiver's window.
+    /// Times that a send had to wait for its receiver's window.
     pub window_waits: u64,
-    /// Windows granted again.
+    /// Window grants sent to peers.
     pub grants: u64,
-    /// Requests that failed because their peer died or broke the protocol.
+    /// Requests that failed because their peer died or violated the protocol.
     pub failed: u64,
-    /// Messages that were dropped: of a peer that is gone, of nobody, or an answer to a request that is no more.
+    /// Dropped messages: from a peer that is gone, from an invalid rank, or from this rank.
     pub strays: u64,
-    /// Times the hash of a matching table was keyed anew because its bins were unevenly filled.
+    /// Times that a matching table changed the key of its hash because its chains were unevenly
+    /// filled.
     pub rekeyed: u64,
 }

@@ -1,9 +1,9 @@
-//! Where the data of unexpected messages wait: blocks of [`UNIT`] bytes, chained, from one pool. How many are in use is bounded
-//! by the peers' windows; the pool keeps the most that there were.
+//! Storage for the data of unexpected messages: chained blocks of [`UNIT`] bytes from one pool. The
+//! peers' windows bound the number of blocks in use. The pool never shrinks.
 
 use crate::{Buffer, lists::NONE, wire::UNIT};
 
-/// The blocks of one message.
+/// The chain of blocks of one message.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Chain {
     first: u32,
@@ -15,7 +15,7 @@ impl Chain {
     pub(crate) const EMPTY: Self = Self { first: NONE, last: NONE, length: 0 };
 }
 
-/// All blocks.
+/// The pool of blocks.
 #[derive(Debug)]
 pub(crate) struct Store {
     blocks: Vec<[u8; UNIT]>,
@@ -28,12 +28,12 @@ impl Store {
         Self { blocks: Vec::new(), next: Vec::new(), free: NONE }
     }
 
-    /// Blocks that exist, in use or not.
+    /// Returns the number of blocks, in use or free.
     pub(crate) fn len(&self) -> usize {
         self.blocks.len()
     }
 
-    /// Adds `data` to `chain`.
+    /// Appends `data` to `chain`.
     pub(crate) fn append(&mut self, chain: &mut Chain, mut data: &[u8]) {
         while !data.is_empty() {
             let used = chain.length % UNIT;
@@ -45,6 +45,7 @@ impl Store {
                 }
                 chain.last = block;
             }
+
             let (now, rest) = data.split_at(data.len().min(UNIT - used));
             self.blocks[chain.last as usize][used..used + now.len()].copy_from_slice(now);
             chain.length += now.len();
@@ -63,7 +64,7 @@ impl Store {
         }
     }
 
-    /// The data are not needed any more.
+    /// Frees the blocks of a chain.
     pub(crate) fn release(&mut self, chain: Chain) {
         if chain.last != NONE {
             self.next[chain.last as usize] = self.free;
@@ -71,6 +72,7 @@ impl Store {
         }
     }
 
+    /// Takes a free block, or adds one.
     fn take(&mut self) -> u32 {
         let block = match self.free {
             NONE => {
@@ -83,6 +85,7 @@ impl Store {
                 block
             }
         };
+
         self.next[block as usize] = NONE;
         block
     }
@@ -102,12 +105,15 @@ mod tests {
                 store.append(&mut one, piece);
                 store.append(&mut other, &piece[..1]);
             }
+
             let mut buffer = Buffer::zeroed(1100);
             store.copy(&one, &mut buffer);
             assert_eq!(&buffer.as_slice()[..1000], data);
+
             let mut short = Buffer::zeroed(129);
             store.copy(&one, &mut short);
             assert_eq!(short.as_slice(), &data[..129]);
+
             store.release(one);
             store.release(other);
             store.release(Chain::EMPTY);

@@ -1,4 +1,5 @@
-//! What is below: something that carries small messages in order and fetches memory of other ranks.
+//! The interface to the network: it carries small messages in order, and fetches memory of other
+//! ranks.
 
 #![allow(
     unsafe_code,
@@ -12,86 +13,87 @@ use thiserror::Error;
 
 use crate::Rank;
 
-/// A failure of a transport.
+/// Failure of a transport.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[error("{what} ({value:#x})")]
 pub struct TransportError {
-    /// What went wrong.
+    /// Description of the failure.
     pub what: &'static str,
     /// A value that belongs to it: an address, a status, an error number.
     pub value: u64,
 }
 
-/// Why a rank is gone.
+/// Reason for the loss of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Loss {
-    /// Nobody has its address any more.
+    /// Its address has no tenant any more.
     #[error("its process has ended, closed its endpoint or reset its device")]
     Ended,
-    /// Another tenant has its address.
+    /// Its address has another tenant.
     #[error(
         "its address has another owner: it was reset or its process replaced (tenant {tenant} after {before})"
     )]
     Replaced {
-        /// What the transport calls the tenant that it was.
+        /// The transport's number of the lost tenant.
         before: u64,
-        /// What it calls the one that is there now.
+        /// The transport's number of the present tenant.
         tenant: u64,
     },
-    /// It has no room for messages from here.
+    /// It has no room for messages from this rank.
     #[error("it promises no room for messages from here; it needs a longer receive ring")]
     Refused,
-    /// A message for it waited in the network for longer than the network allows, and was dropped.
+    /// A message for it waited in the network longer than the network allows, and was dropped.
     #[error("a message for it was dropped by the network's watchdog")]
     TimedOut,
-    /// A message for it was dropped as one for nobody, although it is there.
+    /// A message for it was dropped as undeliverable, although it has a tenant.
     #[error("a message for it could not be delivered")]
     Undelivered,
 }
 
-/// A rank that is gone.
+/// The loss of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Gone {
-    /// Which.
+    /// The lost rank.
     pub rank: Rank,
-    /// Why nothing more is to be expected of it.
+    /// The reason. Nothing more arrives from the rank.
     pub why: Loss,
 }
 
-/// What became of a message that a transport offered.
+/// The sink's decision about a message that a transport offers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Taken {
-    /// It was taken.
+    /// The sink has taken the message.
     Yes,
-    /// Not now: the transport keeps it, and offers it again before anything else of the same rank.
+    /// The sink can't take the message now. The transport keeps it, and offers it again before
+    /// anything else of the same rank.
     NotNow,
 }
 
 /// Memory to register.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Memory {
-    /// Where it begins; any alignment.
+    /// First byte, of any alignment.
     pub start: NonNull<u8>,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub length: usize,
 }
 
-/// What registered memory is for.
+/// Purpose of registered memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Access {
-    /// Other ranks get from it.
+    /// Other ranks fetch from it.
     Source,
     /// This rank's gets write to it.
     Destination,
 }
 
-/// How other ranks name registered memory.
+/// The name of registered memory for other ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RemoteRegion {
     /// The transport's key.
     pub key: u64,
-    /// Where the memory begins, in the transport's terms: added to, and otherwise not looked at.
+    /// Offset of the first byte, as the transport counts. Callers only add to it.
     pub offset: u64,
 }
 
@@ -100,59 +102,63 @@ pub struct RemoteRegion {
 pub struct Region {
     /// The transport's handle.
     pub handle: u64,
-    /// For other ranks.
+    /// The name for other ranks.
     pub remote: RemoteRegion,
 }
 
-/// One get: `length` bytes from a peer's memory to ours.
+/// One get: fetches `length` bytes from a peer's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Get {
-    /// Whose memory.
+    /// The owner of the source memory.
     pub peer: Rank,
-    /// From where, as the peer said. It may be wrong: the transport checks it.
+    /// The source, as the peer has announced it. The transport checks it.
     pub remote: RemoteRegion,
-    /// To which registered memory.
+    /// The registered destination memory.
     pub local: Region,
-    /// Where in it, in bytes from its beginning.
+    /// Offset of the destination from the beginning of that memory, in bytes.
     pub local_offset: usize,
-    /// Bytes, at least 1.
+    /// Length in bytes, at least 1.
     pub length: usize,
-    /// Comes back with the completion.
+    /// The completion returns this value.
     pub cookie: u64,
 }
 
-/// What an [`crate::Endpoint`] needs of a network.
+/// A network, as an [`crate::Endpoint`] needs it.
 ///
-/// Messages of a pair of ranks arrive in the order in which they were sent, complete, once, and with the true rank of their
-/// sender. Nothing here blocks. An error of a call that names no request says that the transport as a whole has failed.
+/// Messages of a pair of ranks arrive in the order in which they were sent, complete, once, and
+/// with the true rank of their sender. No call blocks. An error of a call that concerns no single
+/// request means that the transport as a whole has failed.
 ///
 /// # Safety
-/// Memory that was registered is accessed only within its bounds, as its [`Access`] says, and not at all after
-/// [`Transport::deregister`] has returned or the transport was dropped, whatever other ranks ask for. A get writes only the
-/// range it names, and not after its completion was given.
+/// The transport accesses registered memory only within its bounds, and only as its [`Access`]
+/// allows, whatever other ranks request. It does not access the memory after
+/// [`Transport::deregister`] has returned, or after the transport was dropped. A get writes only
+/// the range that it names, and does not write after its completion was reported.
 pub unsafe trait Transport {
-    /// Which rank this is.
+    /// Returns this rank.
     fn rank(&self) -> Rank;
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     fn size(&self) -> u32;
 
-    /// Bytes that one message carries, at least [`crate::wire::LEAST_MESSAGE`].
+    /// Returns the bytes that one message carries, at least [`crate::wire::LEAST_MESSAGE`].
     fn max_message_bytes(&self) -> usize;
 
-    /// Bytes that one get fetches, at least 1.
+    /// Returns the bytes that one get fetches, at least 1.
     fn max_get_bytes(&self) -> usize;
 
-    /// Sends `message` with a tag of 1 to 7 to another rank, which is not asked. `false`: there is no room or credit now. To a
-    /// rank that is gone it is dropped.
+    /// Sends `message` with a tag of 1 to 7 to another rank. Returns `false` when there is no room
+    /// or credit now. A message to a rank that is gone is dropped, and counts as sent.
     ///
     /// # Errors
     /// The transport has failed.
     fn try_send(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, TransportError>;
 
-    /// Offers up to `budget` messages that have arrived to `sink`, with the sender and the tag, and says how many were taken.
+    /// Offers up to `budget` messages that have arrived to `sink`, with the sender and the tag.
+    /// Returns the number of messages taken.
     ///
-    /// After [`Taken::NotNow`] the messages of other ranks go on if the transport can tell them apart; one that can't stops.
+    /// After [`Taken::NotNow`] a transport continues with the messages of other ranks if it can
+    /// separate them; otherwise it stops.
     ///
     /// # Errors
     /// The transport has failed.
@@ -162,36 +168,41 @@ pub unsafe trait Transport {
         sink: &mut dyn FnMut(Rank, u8, &[u8]) -> Taken,
     ) -> Result<usize, TransportError>;
 
-    /// Makes memory reachable for gets. `None`: there is no room now.
+    /// Registers memory for gets. Returns `None` when there is no room now.
     ///
-    /// Sources are registered until their receiver has fetched them, for which it needs a destination. So that ranks do not wait
-    /// for each other for ever, sources must not take the last room: one destination at a time can always be registered.
+    /// A source stays registered until its receiver has fetched it, for which the receiver needs a
+    /// destination. Sources must therefore not take the last room: otherwise ranks could wait for
+    /// each other for ever. One destination at a time can always be registered.
     ///
     /// # Errors
     /// This memory can't be registered.
     ///
     /// # Safety
-    /// Until it is deregistered or the transport dropped, the memory is valid for what `access` says; a source is not written, a
-    /// destination not accessed where gets are under way.
+    /// Until it is deregistered or the transport is dropped, the memory is valid for `access`. A
+    /// source is not written. A destination is not accessed where gets are in flight.
     unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError>;
 
-    /// Takes memory back. Gets under way that use it end, with or without an error.
+    /// Ends a registration. Gets in flight that use it end, with or without an error.
     fn deregister(&mut self, region: Region);
 
-    /// As [`Transport::deregister`], of a source that `peer` was told of and has not said that it has fetched: it was given up, but may live, and fetch
-    /// it still. Whatever it is given must not be another message's: a transport that uses the place again keeps it until `peer` is no more.
+    /// Ends the registration of a source that `peer` knows and has not acknowledged.
+    ///
+    /// The send has failed, but the peer may live and still fetch from the source. Such a get must
+    /// not reach another message's data. A transport that reuses the memory therefore keeps it
+    /// until `peer` is gone.
     fn abandon(&mut self, region: Region, peer: Rank) {
         let _ = peer;
         self.deregister(region);
     }
 
-    /// Starts a get. `false`: there is no room now.
+    /// Starts a get. Returns `false` when there is no room now.
     ///
     /// # Errors
-    /// This get can't be done; there will be no completion.
+    /// This get is impossible; no completion will follow.
     fn start_get(&mut self, get: &Get) -> Result<bool, TransportError>;
 
-    /// Gives up to `budget` completions of gets to `sink`, in any order, with their cookies, and says how many.
+    /// Reports up to `budget` completions of gets to `sink`, in any order, with their cookies.
+    /// Returns the number of completions.
     ///
     /// # Errors
     /// The transport has failed.
@@ -201,11 +212,12 @@ pub unsafe trait Transport {
         sink: &mut dyn FnMut(u64, Result<(), TransportError>),
     ) -> Result<usize, TransportError>;
 
-    /// A rank that is gone, each one once, after what had arrived of it was offered if that is possible. Nothing of a rank
-    /// comes after this.
+    /// Returns a rank that is gone, each rank once. Messages that had arrived from it are offered
+    /// before, if possible. Nothing of a rank comes after this.
     fn poll_gone(&mut self) -> Option<Gone>;
 
-    /// One turn of a loop that waits. A transport over a device lets the device's backing do it.
+    /// Pauses once in a loop that waits. A transport over a device leaves this to the device's
+    /// backing.
     ///
     /// # Errors
     /// The transport has failed.

@@ -1,20 +1,21 @@
-//! What travels in the transport's messages. Fields are little-endian; the kind is the transport's tag.
+//! The protocol's messages. Fields are little-endian; the kind is the transport's tag.
 //!
 //! | kind | message |
 //! | --- | --- |
 //! | [`FIRST`] | [`First`], then the first bytes of an eager message |
-//! | [`MORE`] | further bytes of the eager message that this rank is sending; at least one |
-//! | [`REQUEST`] | [`Rendezvous`]: a message that the receiver is to fetch |
-//! | [`FINISH`] | [`Finish`]: it has been fetched, or never will be |
-//! | [`GRANT`] | [`Grant`]: what this rank may send |
+//! | [`MORE`] | at least one further byte of the eager message that this rank is sending |
+//! | [`REQUEST`] | [`Rendezvous`]: a message that the receiver must fetch |
+//! | [`FINISH`] | [`Finish`]: acknowledges that the message was fetched, or never will be |
+//! | [`GRANT`] | [`Grant`]: the window that the addressee may use |
 //!
-//! Between a [`FIRST`] and the last of its bytes the same rank sends no other [`FIRST`] or [`REQUEST`]; the other kinds may come
-//! between.
+//! Between a [`FIRST`] and the last byte of its message a rank sends no other [`FIRST`] or
+//! [`REQUEST`]. The other kinds may come between.
 //!
 //! # The window
-//! Each message to match costs its sender [`cost`] units of [`UNIT`] bytes. A rank may have sent [`Grant::limit`] units in all to
-//! another, from the beginning; before the first grant it is the window of its own configuration. The receiver grants again
-//! when messages that cost half of the window have been matched.
+//! Each message that must match costs its sender [`cost`] units of [`UNIT`] bytes. [`Grant::limit`]
+//! is the total number of units that a rank may have sent to another since the beginning. Before
+//! the first grant the limit is the window of the sender's own configuration. The receiver sends a
+//! new grant when matched messages have used half of the window.
 
 use zerocopy::{
     FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned,
@@ -23,79 +24,81 @@ use zerocopy::{
 
 /// The beginning of an eager message.
 pub const FIRST: u8 = 1;
-/// More of it.
+/// More data of an eager message.
 pub const MORE: u8 = 2;
-/// A message to fetch.
+/// A rendezvous request.
 pub const REQUEST: u8 = 3;
-/// The end of a rendezvous.
+/// The acknowledgement of a rendezvous.
 pub const FINISH: u8 = 4;
-/// More window.
+/// A window grant.
 pub const GRANT: u8 = 5;
 
-/// Header of an eager message, before its first bytes.
+/// Header of an eager message, in front of its first bytes.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct First {
     /// Matching context.
     pub context: U32,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub size: U32,
     /// Tag.
     pub tag: U64,
 }
 
-/// A message that the receiver is to fetch.
+/// A rendezvous request: announces a message that the receiver must fetch.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Rendezvous {
     /// Matching context.
     pub context: U32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: U32,
     /// Tag.
     pub tag: U64,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub size: U64,
-    /// The transport's key of the memory; 0 when `size` is 0.
+    /// The transport's key of the sender's memory; 0 when `size` is 0.
     pub key: U64,
-    /// Where the message begins in it.
+    /// Offset of the message in that memory.
     pub offset: U64,
-    /// Comes back in [`Finish`].
+    /// The sender's handle of its request, which the receiver returns in [`Finish`].
     pub request: U64,
 }
 
-/// The end of a rendezvous.
+/// The acknowledgement of a rendezvous.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Finish {
-    /// From [`Rendezvous`].
+    /// The value of [`Rendezvous::request`].
     pub request: U64,
     /// [`FETCHED`] or [`NOT_FETCHED`].
     pub status: U32,
-    /// Zero.
+    /// Reserved; zero.
     pub reserved: U32,
 }
 
-/// [`Finish::status`]: the receiver has what it wanted of the message.
+/// [`Finish::status`]: the receiver has fetched as much as it needs.
 pub const FETCHED: u32 = 0;
-/// [`Finish::status`]: the receiver could not fetch it.
+/// [`Finish::status`]: the receiver could not fetch the message.
 pub const NOT_FETCHED: u32 = 1;
 
-/// More window.
+/// A window grant.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, KnownLayout, Immutable, Unaligned)]
 #[repr(C)]
 pub struct Grant {
-    /// Units that the receiver of this may have sent in all. A smaller one than before is ignored.
+    /// Total number of units that the addressee may have sent. A value below an earlier one is
+    /// ignored.
     pub limit: U64,
 }
 
-/// Bytes of a unit of the window.
+/// Bytes of one unit of the window.
 pub const UNIT: usize = 128;
 
-/// The least that a transport's message must carry: the longest of the above.
+/// The smallest message size that a transport must carry: that of the longest fixed message.
 pub const LEAST_MESSAGE: usize = size_of::<Rendezvous>();
 
-/// Units of the window that a message takes: one, and those that an eager message's `bytes` fill.
+/// Returns the cost of a message in units of the window: one, and those that the `bytes` of an
+/// eager message fill.
 pub const fn cost(bytes: u64) -> u64 {
     1 + bytes.div_ceil(UNIT as u64)
 }

@@ -1,4 +1,5 @@
-//! Once queues and pools have their sizes, messages are matched, stored and completed without an allocation.
+//! Once queues and pools have their full size, messages are matched, stored and completed without
+//! an allocation.
 
 #![allow(unsafe_code, clippy::unwrap_used, reason = "tests; an allocator that counts")]
 
@@ -9,26 +10,26 @@ use std::{
 
 use nicforge_matching::{
     Config, Endpoint, Envelope, Mode, Selector,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
 };
 
 thread_local! {
-    /// Of this thread: the test harness has others.
+    /// Counts this thread alone, because the test harness has other threads.
     static ALLOCATIONS: Cell<u64> = const { Cell::new(0) };
 }
 
 struct Counting;
 
-// SAFETY: the system's allocator does everything.
+// SAFETY: the system's allocator does all the work.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         ALLOCATIONS.set(ALLOCATIONS.get() + 1);
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { System.dealloc(pointer, layout) }
     }
 }
@@ -36,8 +37,9 @@ unsafe impl GlobalAlloc for Counting {
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
 
-/// Receives before and after their messages, exact and wild, of several sizes, a hundred of each waiting.
-fn round(endpoint: &mut Endpoint<Port>, memory: &mut Vec<Vec<u8>>) {
+/// Posts receives before and after their messages, exact and with wildcards, of several sizes, up
+/// to a hundred of each kind waiting.
+fn round(endpoint: &mut Endpoint<FabricPort>, memory: &mut Vec<Vec<u8>>) {
     for posted_first in [true, false] {
         for receive in [posted_first, !posted_first] {
             for tag in 0..100 {
@@ -50,6 +52,7 @@ fn round(endpoint: &mut Endpoint<Port>, memory: &mut Vec<Vec<u8>>) {
                 }
             }
         }
+
         while let Some(completion) = endpoint.next_completion() {
             completion.result.unwrap();
             let mut buffer = completion.buffer.into_vec().unwrap();
@@ -65,14 +68,18 @@ fn messages_of_a_warm_endpoint_allocate_nothing() {
     let config = Config { window: 1 << 20, ..Config::default() };
     let mut endpoint = Endpoint::new(ports.remove(0), config).unwrap();
     let mut memory: Vec<_> = (0..200).map(|_| vec![0; 2100]).collect();
-    // Each place of a pool is used for everything once, in time.
+
+    // Twenty rounds use each place of a pool for every purpose.
     for _ in 0..20 {
         round(&mut endpoint, &mut memory);
     }
+
     let before = ALLOCATIONS.get();
+
     for _ in 0..10 {
         round(&mut endpoint, &mut memory);
     }
+
     assert_eq!(ALLOCATIONS.get(), before);
     assert_eq!((memory.len(), endpoint.outstanding()), (200, 0));
 }

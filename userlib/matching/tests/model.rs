@@ -1,8 +1,10 @@
-//! Any interleaving of sends, receives, wildcards, cancels, probes and claims on several ranks, over a fabric that delays and has
-//! no credits now and then, against the two lists of the MPI standard.
+//! Compares any interleaving of operations on several ranks with the two lists of the MPI standard.
+//! The operations are sends, receives, wildcards, cancels, probes and claims. The fabric delays
+//! messages, and has no credits now and then.
 //!
-//! What a rank's lists see depends on when messages arrive. A recorder below the endpoint notes that, so that the model of each
-//! rank sees exactly the same sequence and says which receive gets which message; nothing is left to chance but what is random.
+//! The content of a rank's lists depends on when messages arrive. A recorder below the endpoint
+//! notes the arrivals. So the model of each rank sees exactly the same sequence, and determines
+//! which receive gets which message.
 
 #![allow(
     unsafe_code,
@@ -22,37 +24,42 @@ use common::{TURNS, pattern};
 use nicforge_matching::{
     Access, Completion, Config, Endpoint, Envelope, Error, Get, Gone, Kind, Memory, Message, Mode, Rank,
     Region, Request, Selector, Taken, Transport, TransportError,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
     wire,
 };
 use proptest::prelude::*;
 
-/// What arrived, in order.
+/// Sources of the messages that have arrived, in order.
 type Log = Arc<Mutex<Vec<Rank>>>;
 
-/// Notes which ranks' messages were taken, fragments aside.
+/// Records the sources of the messages taken, without fragments.
 struct Recorder {
-    port: Port,
+    port: FabricPort,
     log: Log,
 }
 
-// SAFETY: the port keeps the rules.
+// SAFETY: the port keeps the contract.
 unsafe impl Transport for Recorder {
     fn rank(&self) -> Rank {
         self.port.rank()
     }
+
     fn size(&self) -> u32 {
         self.port.size()
     }
+
     fn max_message_bytes(&self) -> usize {
         self.port.max_message_bytes()
     }
+
     fn max_get_bytes(&self) -> usize {
         self.port.max_get_bytes()
     }
+
     fn try_send(&mut self, to: Rank, tag: u8, message: &[u8]) -> Result<bool, TransportError> {
         self.port.try_send(to, tag, message)
     }
+
     fn poll(
         &mut self,
         budget: usize,
@@ -60,22 +67,27 @@ unsafe impl Transport for Recorder {
     ) -> Result<usize, TransportError> {
         self.port.poll(budget, &mut |from, kind, bytes| {
             let taken = sink(from, kind, bytes);
+
             if taken == Taken::Yes && matches!(kind, wire::FIRST | wire::REQUEST) {
                 self.log.lock().unwrap().push(from);
             }
             taken
         })
     }
+
     unsafe fn register(&mut self, memory: Memory, access: Access) -> Result<Option<Region>, TransportError> {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's contract.
         unsafe { self.port.register(memory, access) }
     }
+
     fn deregister(&mut self, region: Region) {
         self.port.deregister(region);
     }
+
     fn start_get(&mut self, get: &Get) -> Result<bool, TransportError> {
         self.port.start_get(get)
     }
+
     fn poll_gets(
         &mut self,
         budget: usize,
@@ -83,6 +95,7 @@ unsafe impl Transport for Recorder {
     ) -> Result<usize, TransportError> {
         self.port.poll_gets(budget, sink)
     }
+
     fn poll_gone(&mut self) -> Option<Gone> {
         self.port.poll_gone()
     }
@@ -110,7 +123,9 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         (prop::option::of(rank()), 0..2_u32, 0..4_u64, ignore)
             .prop_map(|(source, context, tag, ignore)| Selector { source, context, tag, ignore })
     };
+
     let length = || prop::sample::select(LENGTHS.to_vec());
+
     let step = prop_oneof![
         6 => (rank(), rank(), 0..2_u32, 0..4_u64, length(), prop::bool::weighted(0.2)).prop_map(
             |(from, to, context, tag, length, synchronous)| Step::Send { from, to, context, tag, length, synchronous }
@@ -125,10 +140,11 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
         1 => (any::<usize>(), prop::option::of(length()))
             .prop_map(|(which, capacity)| Step::TakeClaimed { which, capacity }),
     ];
+
     prop::collection::vec(step, 0..250)
 }
 
-/// A message, by the number of its send.
+/// A message; `id` is the number of its send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Sent {
     id: u64,
@@ -144,7 +160,7 @@ impl Sent {
     }
 }
 
-/// A rank's lists.
+/// The two lists of a rank.
 #[derive(Default)]
 struct Lists {
     posted: Vec<(u64, Selector)>,
@@ -161,12 +177,13 @@ struct Harness {
     ranks: Vec<Endpoint<Recorder>>,
     logs: Vec<Log>,
     lists: Vec<Lists>,
-    /// Sends of each pair that have not arrived.
+    /// Messages of each pair of ranks that have not arrived.
     under_way: HashMap<(Rank, Rank), VecDeque<Sent>>,
-    /// What each receive is to get, by its number.
+    /// The message that each receive must get, by the receive's number.
     matches: HashMap<u64, Sent>,
-    /// Outstanding receives and sends: number, rank, handle, capacity or message.
+    /// Outstanding receives: number, rank, handle and capacity.
     receives: Vec<(u64, Rank, Request, usize)>,
+    /// Outstanding sends: number, source, destination and handle.
     sends: Vec<(u64, Rank, Rank, Request)>,
     claimed: Vec<Claimed>,
     next: u64,
@@ -177,6 +194,7 @@ impl Harness {
         let (_, ports) = Fabric::new(RANKS, terms);
         let logs: Vec<Log> = ports.iter().map(|_| Log::default()).collect();
         let recorders = ports.into_iter().zip(&logs).map(|(port, log)| Recorder { port, log: log.clone() });
+
         Self {
             ranks: recorders.map(|recorder| Endpoint::new(recorder, config).unwrap()).collect(),
             logs,
@@ -195,7 +213,7 @@ impl Harness {
         self.next
     }
 
-    /// A message arrives at a rank's lists.
+    /// Adds an arriving message to a rank's lists.
     fn arrive(&mut self, rank: Rank, sent: Sent) {
         let lists = &mut self.lists[rank as usize];
         match lists.posted.iter().position(|(_, selector)| selector.matches(&sent.envelope())) {
@@ -209,11 +227,13 @@ impl Harness {
 
     fn progress(&mut self, rank: Rank) {
         self.ranks[rank as usize].progress().unwrap();
+
         let arrived = std::mem::take(&mut *self.logs[rank as usize].lock().unwrap());
         for from in arrived {
             let sent = self.under_way.get_mut(&(from, rank)).unwrap().pop_front().unwrap();
             self.arrive(rank, sent);
         }
+
         while let Some(completion) = self.ranks[rank as usize].next_completion() {
             match completion.kind {
                 Kind::Send => {
@@ -228,18 +248,24 @@ impl Harness {
     fn received(&mut self, completion: &Completion) {
         let place = self.receives.iter().position(|&(id, ..)| id == completion.cookie).unwrap();
         let (id, _, _, capacity) = self.receives.swap_remove(place);
+
         if completion.result == Err(Error::Cancelled) {
             return;
         }
+
         let sent = self.matches.remove(&id).expect("it has no message in the model");
+
         assert_eq!(completion.envelope, sent.envelope());
+
         let expected = if sent.length > capacity {
             Err(Error::Truncated { length: sent.length as u64, capacity })
         } else {
             Ok(())
         };
+
         assert_eq!(completion.result, expected);
         assert_eq!(completion.length, sent.length.min(capacity));
+
         let data = &completion.buffer.as_slice()[..completion.length];
         assert!(data == &pattern(sent.id, sent.length)[..completion.length], "wrong data of {sent:?}");
     }
@@ -248,12 +274,15 @@ impl Harness {
         match step {
             Step::Send { from, to, context, tag, length, synchronous } => {
                 let id = self.number();
+
                 let sent = Sent { id, from, context, tag, length };
                 let mode = if synchronous { Mode::Synchronous } else { Mode::Standard };
                 let envelope = Envelope::new(to, context, tag);
                 let endpoint = &mut self.ranks[from as usize];
                 let request = endpoint.isend(envelope, mode, pattern(id, length), id).unwrap();
+
                 self.sends.push((id, from, to, request));
+
                 if from == to {
                     self.arrive(to, sent);
                 } else {
@@ -264,6 +293,7 @@ impl Harness {
                 let id = self.number();
                 let request = self.ranks[rank as usize].irecv(selector, vec![0; capacity], id).unwrap();
                 self.receives.push((id, rank, request, capacity));
+
                 let lists = &mut self.lists[rank as usize];
                 match lists.stored.iter().position(|sent| selector.matches(&sent.envelope())) {
                     Some(place) => {
@@ -278,6 +308,7 @@ impl Harness {
                 let (id, rank, request, _) = self.receives[which % self.receives.len()];
                 let posted = &mut self.lists[rank as usize].posted;
                 let place = posted.iter().position(|&(receive, _)| receive == id);
+
                 assert_eq!(self.ranks[rank as usize].cancel(request), Ok(place.is_some()));
                 place.map(|place| posted.remove(place));
             }
@@ -290,6 +321,7 @@ impl Harness {
             Step::Probe { rank, selector } => {
                 let stored = &self.lists[rank as usize].stored;
                 let expected = stored.iter().find(|sent| selector.matches(&sent.envelope()));
+
                 let found = self.ranks[rank as usize].probe(&selector);
                 assert_eq!(
                     found.map(|found| (found.envelope, found.length as usize)),
@@ -300,6 +332,7 @@ impl Harness {
                 let stored = &mut self.lists[rank as usize].stored;
                 let place = stored.iter().position(|sent| selector.matches(&sent.envelope()));
                 let found = self.ranks[rank as usize].claim(&selector);
+
                 assert_eq!(found.is_some(), place.is_some());
                 if let (Some((message, arrived)), Some(place)) = (found, place) {
                     let sent = stored.remove(place);
@@ -309,6 +342,7 @@ impl Harness {
             }
             Step::TakeClaimed { which, capacity } if !self.claimed.is_empty() => {
                 let Claimed { rank, message, sent } = self.claimed.swap_remove(which % self.claimed.len());
+
                 let endpoint = &mut self.ranks[rank as usize];
                 match capacity {
                     Some(capacity) => {
@@ -325,11 +359,12 @@ impl Harness {
         }
     }
 
-    /// Receives all that is left, and asserts that nothing is after that.
+    /// Receives all remaining messages, and asserts that nothing is left.
     fn end(&mut self) {
         for _ in 0..self.claimed.len() {
             self.step(Step::TakeClaimed { which: 0, capacity: Some(100) });
         }
+
         while let Some(&(id, rank, request, _)) = self
             .receives
             .iter()
@@ -338,6 +373,7 @@ impl Harness {
             assert_eq!(self.ranks[rank as usize].cancel(request), Ok(true));
             self.lists[rank as usize].posted.retain(|&(posted, _)| posted != id);
         }
+
         for _ in 0..TURNS {
             for rank in 0..RANKS {
                 self.progress(rank);
@@ -346,6 +382,7 @@ impl Harness {
                     self.step(Step::Receive { rank, selector, capacity: 6000 });
                 }
             }
+
             // An eager send is complete before its message has arrived.
             let idle = self.under_way.values().all(VecDeque::is_empty)
                 && self.lists.iter().all(|lists| lists.stored.is_empty());
@@ -353,12 +390,13 @@ impl Harness {
                 break;
             }
         }
+
         assert_eq!((&self.receives, &self.sends), (&vec![], &vec![]), "these never complete");
         assert!(self.under_way.values().all(VecDeque::is_empty));
         for rank in &self.ranks {
             assert_eq!(rank.outstanding(), 0);
             assert_eq!(rank.statistics().strays, 0);
-            // Windows are equal, so that no sender exceeds any.
+            // Windows are equal, so no sender exceeds one.
             assert_eq!(rank.statistics().refused, 0);
         }
     }
@@ -369,6 +407,7 @@ fn run(steps: Vec<Step>, terms: Terms, config: Config) {
     for step in steps {
         harness.step(step);
     }
+
     harness.end();
 }
 
@@ -391,11 +430,13 @@ proptest! {
     }
 }
 
-/// Every order of two messages and two receives of these kinds, each with progress in between or not.
+/// Runs every order of two messages and two receives of these kinds, each with progress in between
+/// or not.
 #[test]
 fn every_short_interleaving_matches_as_two_lists_do() {
     let receive = |selector| Step::Receive { rank: 1, selector, capacity: 300 };
     let send = |from, tag, length| Step::Send { from, to: 1, context: 0, tag, length, synchronous: false };
+
     let menu = [
         receive(Selector::exact(0, 0, 1)),
         receive(Selector::any_source(0, 1)),
@@ -405,6 +446,7 @@ fn every_short_interleaving_matches_as_two_lists_do() {
         send(1, 1, 10),
         Step::Progress { rank: 1 },
     ];
+
     for number in 0..menu.len().pow(4) {
         let digits = (0..4).map(|digit| menu[number / menu.len().pow(digit) % menu.len()].clone());
         let config = Config { eager_threshold: 200, window: 1024, ..Config::default() };

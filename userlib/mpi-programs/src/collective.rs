@@ -1,11 +1,11 @@
-//! What all ranks do together, through rank 0. They wait, so that each rank needs a thread of its own.
+//! Collective operations through rank 0. They block, so each rank needs a thread of its own.
 
 use nicforge_driver::Deadline;
 use nicforge_matching::{Endpoint, Envelope, Mode, Request, Selector, Transport};
 
 use crate::{Error, succeeded};
 
-/// The context of these messages.
+/// The matching context of these messages.
 const CONTEXT: u32 = 0xc011;
 
 fn send<T: Transport>(endpoint: &mut Endpoint<T>, to: u32, value: u64) -> Result<Request, Error> {
@@ -19,10 +19,11 @@ fn receive<T: Transport>(endpoint: &mut Endpoint<T>, from: u32, deadline: Deadli
     Ok(done.buffer.as_slice().first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes)))
 }
 
-/// Every rank's `value`, put together by `join` on rank 0; all get the result. No rank returns before each has called it.
+/// Combines every rank's `value` by `join` on rank 0, and returns the result on all ranks. No rank
+/// returns before every rank has called it.
 ///
 /// # Errors
-/// Those of the endpoint; its timeout.
+/// Errors of the endpoint, including its time-out.
 pub fn all_reduce<T: Transport>(
     endpoint: &mut Endpoint<T>,
     value: u64,
@@ -34,19 +35,23 @@ pub fn all_reduce<T: Transport>(
         for from in 1..endpoint.size() {
             result = join(result, receive(endpoint, from, deadline)?);
         }
+
         let sends =
             (1..endpoint.size()).map(|to| send(endpoint, to, result)).collect::<Result<Vec<_>, _>>()?;
+
         for request in sends {
             succeeded(endpoint.wait(request, deadline, None)?)?;
         }
+
         return Ok(result);
     }
+
     let request = send(endpoint, 0, value)?;
     succeeded(endpoint.wait(request, deadline, None)?)?;
     receive(endpoint, 0, deadline)
 }
 
-/// Returns when each rank has called it.
+/// Waits until every rank has called it.
 ///
 /// # Errors
 /// As [`all_reduce`].

@@ -1,16 +1,18 @@
-//! What MPI systems are measured with, over any transport of the matching layer: message rate and latency after the OSU micro-benchmarks,
-//! RandomAccess after the HPC Challenge.
+//! Benchmark programs of MPI systems over any transport of the matching layer: message rate and
+//! latency after the OSU micro-benchmarks, RandomAccess after the HPC Challenge.
 //!
-//! In: endpoints. Out: counts and times; that the data were right. It may touch the endpoints, nothing else.
+//! Input: endpoints. Output: counts, times, and verification of the data. The crate uses only the
+//! endpoints.
 //!
-//! Each program is a [`Program`], a state machine of one rank which never waits, so that one thread can be several ranks ([`drive`]): on a machine
-//! with few processors nothing else measures the network and not the scheduler. A process of its own for each rank works as well: see the examples
-//! of `nicforge-extoll-transport`.
+//! Each program is a [`Program`]: a state machine of one rank that never blocks. Thus one thread
+//! can drive several ranks ([`drive`]). On a machine with few processors only this measures the
+//! network instead of the scheduler. A process for each rank works as well: the examples of
+//! `nicforge-extoll-transport` do that.
 //!
 //! - [`message_rate`]: windows of messages between pairs (`osu_mbw_mr`);
 //! - [`ping_pong`]: one message there and back (`osu_latency`);
 //! - [`random_access`]: updates of a distributed table (HPCC's `RandomAccess`, MPI version);
-//! - [`collective`]: the little that they need between them: a barrier, a sum, a largest.
+//! - [`collective`]: a barrier and a reduction, for use between the programs.
 #![forbid(unsafe_code)]
 
 pub mod collective;
@@ -22,66 +24,66 @@ use nicforge_driver::{Deadline, Relax};
 use nicforge_matching::{Completion, Endpoint, Error as MatchingError, Transport};
 use thiserror::Error;
 
-/// Why a program ended early.
+/// Error of a program.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A call or a request failed.
     #[error(transparent)]
     Matching(#[from] MatchingError),
-    /// Data that were not sent.
+    /// Received data differs from the data sent.
     #[error("{what}: {found:#x} came instead of {expected:#x}")]
     Wrong {
-        /// What.
+        /// Description of the data.
         what: &'static str,
-        /// What came.
+        /// The received value.
         found: u64,
-        /// What should have.
+        /// The expected value.
         expected: u64,
     },
-    /// A parameter does not work.
+    /// A parameter is out of range.
     #[error("{what} is {value}; it must be {rule}")]
     BadParameter {
-        /// Which.
+        /// Name of the parameter.
         what: &'static str,
         /// Its value.
         value: u64,
-        /// What works.
+        /// The rule that it violates.
         rule: &'static str,
     },
     /// The deadline passed.
     #[error("timed out while waiting for {what}")]
     Timeout {
-        /// What was waited for.
+        /// The awaited event.
         what: &'static str,
     },
 }
 
 /// One rank's part of a program.
 pub trait Program {
-    /// Its transport.
+    /// The transport of its endpoint.
     type Transport: Transport;
 
-    /// Does what can be done now, and says how many steps that were.
+    /// Does what is possible now, without blocking. Returns the number of steps.
     ///
     /// # Errors
-    /// The program can't go on.
+    /// The program can't continue.
     fn step(&mut self) -> Result<usize, Error>;
 
-    /// Whether this rank's part is over.
+    /// Returns whether this rank's part is over.
     fn is_done(&self) -> bool;
 
-    /// Its endpoint.
+    /// Returns the endpoint.
     fn endpoint(&mut self) -> &mut Endpoint<Self::Transport>;
 }
 
-/// Calls of steps between two looks at the clock.
+/// Rounds of steps between two checks of the clock.
 const STEPS: u32 = 256;
 
-/// Drives ranks in turns until all are done.
+/// Drives several ranks in turn until all are done.
 ///
 /// # Errors
-/// The first of a step; [`Error::Timeout`].
+/// The first error of a step; [`Error::Timeout`].
 pub fn drive<P: Program>(ranks: &mut [P], deadline: Deadline, relax: &mut Relax) -> Result<(), Error> {
     loop {
         for _ in 0..STEPS {
@@ -90,22 +92,25 @@ pub fn drive<P: Program>(ranks: &mut [P], deadline: Deadline, relax: &mut Relax)
                 steps += rank.step()?;
                 done &= rank.is_done();
             }
+
             if done {
                 return Ok(());
             }
+
             if steps > 0 {
                 relax.reset();
             } else if let Some(rank) = ranks.first_mut() {
                 rank.endpoint().transport_mut().relax(relax).map_err(MatchingError::from)?;
             }
         }
+
         if deadline.has_passed() {
             return Err(Error::Timeout { what: "the program's end" });
         }
     }
 }
 
-/// A completion, if it is of a request that succeeded.
+/// Returns a completion if its request has succeeded.
 fn succeeded(completion: Completion) -> Result<Completion, Error> {
     match &completion.result {
         Ok(()) => Ok(completion),
@@ -113,7 +118,7 @@ fn succeeded(completion: Completion) -> Result<Completion, Error> {
     }
 }
 
-/// The vector of a completed request, for the next one.
+/// Returns the vector of a completed request, for use by the next one.
 fn vector(completion: Completion) -> Vec<u8> {
     completion.buffer.into_vec().unwrap_or_default()
 }

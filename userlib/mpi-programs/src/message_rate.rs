@@ -1,7 +1,9 @@
-//! Message rate and bandwidth of pairs, after `osu_mbw_mr` of the OSU micro-benchmarks, which the paper's Figure 3 was measured with.
+//! Message rate and bandwidth of pairs, after `osu_mbw_mr` of the OSU micro-benchmarks, which the
+//! paper used for Figure 3.
 //!
-//! A sender starts a window of messages, waits until all of them are complete and its receiver has answered, and starts the next. The receiver
-//! has posted the receives of a window before its sender is told to go on.
+//! A sender starts a window of messages. It starts the next window when all messages are complete
+//! and its receiver has answered. The receiver posts the receives of the next window before it
+//! answers.
 
 use nicforge_matching::{Completion, Endpoint, Envelope, Mode, Rank, Selector, Transport};
 
@@ -10,67 +12,70 @@ use crate::{Error, Program};
 /// Tags of messages, and of the answers to windows.
 const MESSAGE: u64 = 1;
 const ANSWER: u64 = 2;
-/// Cookies of answers.
+/// Cookie of the requests for answers.
 const ANSWERS: u64 = u64::MAX;
 
-/// What a pair does.
+/// Parameters of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Terms {
-    /// Bytes of a message.
+    /// Length of a message in bytes.
     pub bytes: usize,
     /// Messages of a window; 64 is usual.
     pub window: u32,
-    /// Windows.
+    /// Number of windows.
     pub windows: u32,
-    /// The matching context: another one for each run.
+    /// The matching context; each run needs its own.
     pub context: u32,
 }
 
 impl Terms {
-    /// Messages of a pair.
+    /// Returns the number of messages of a pair.
     pub fn messages(&self) -> u64 {
         u64::from(self.window) * u64::from(self.windows)
     }
 }
 
-/// Which end of a pair.
+/// An end of a pair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// It sends messages.
+    /// The end that sends messages.
     Sender,
-    /// It receives them, and answers each window.
+    /// The end that receives messages, and answers each window.
     Receiver,
 }
 
-/// One end of a pair.
+/// State of one end of a pair.
 pub struct Side<'a, T: Transport> {
     endpoint: &'a mut Endpoint<T>,
     end: End,
     peer: Rank,
     terms: Terms,
-    /// Windows that were started.
+    /// Windows started.
     started: u32,
-    /// Requests of messages, and of answers, that are not complete.
+    /// Outstanding requests of messages.
     messages: u32,
+    /// Outstanding requests of answers.
     answers: u32,
-    /// Messages completed.
+    /// Completed messages.
     completed: u64,
-    /// Memory that no request has.
+    /// Buffers that no request uses.
     free: Vec<Vec<u8>>,
     answer: Vec<u8>,
 }
 
 impl<'a, T: Transport> Side<'a, T> {
-    /// An end of the pair with `peer`. A receiver's first window is posted at once.
+    /// Creates one end of the pair with `peer`. A receiver posts its first window at once.
     ///
     /// # Errors
-    /// [`Error::BadParameter`]; those of the endpoint.
+    /// [`Error::BadParameter`]; errors of the endpoint.
     pub fn new(endpoint: &'a mut Endpoint<T>, end: End, peer: Rank, terms: Terms) -> Result<Self, Error> {
         if terms.window == 0 {
             return Err(Error::BadParameter { what: "the window", value: 0, rule: "at least 1" });
         }
-        // A receiver has posted a window while the messages of the one before complete.
+
+        // A receiver posts a window while the messages of the previous one complete.
         let buffers = 2 * terms.window as usize;
+
         let mut side = Self {
             endpoint,
             end,
@@ -83,6 +88,7 @@ impl<'a, T: Transport> Side<'a, T> {
             free: vec![vec![0; terms.bytes]; buffers],
             answer: vec![0; 4],
         };
+
         if end == End::Receiver && terms.windows > 0 {
             side.start()?;
         }
@@ -92,6 +98,7 @@ impl<'a, T: Transport> Side<'a, T> {
     /// Starts a window.
     fn start(&mut self) -> Result<(), Error> {
         self.started += 1;
+
         let terms = self.terms;
         for number in 0..u64::from(terms.window) {
             let mut data = self.free.pop().unwrap_or_else(|| vec![0; terms.bytes]);
@@ -104,6 +111,7 @@ impl<'a, T: Transport> Side<'a, T> {
             }
             self.messages += 1;
         }
+
         if self.end == End::Sender {
             let answer = std::mem::take(&mut self.answer);
             self.endpoint.irecv(Selector::exact(self.peer, terms.context, ANSWER), answer, ANSWERS)?;
@@ -112,11 +120,12 @@ impl<'a, T: Transport> Side<'a, T> {
         Ok(())
     }
 
-    /// A receiver's window has come: the next one is posted, and the sender is told.
+    /// Handles a receiver's complete window: posts the next one, and answers the sender.
     fn answer(&mut self) -> Result<(), Error> {
         if self.started < self.terms.windows {
             self.start()?;
         }
+
         let answer = std::mem::take(&mut self.answer);
         let to = Envelope::new(self.peer, self.terms.context, ANSWER);
         self.endpoint.isend(to, Mode::Standard, answer, ANSWERS)?;
@@ -124,43 +133,49 @@ impl<'a, T: Transport> Side<'a, T> {
         Ok(())
     }
 
+    /// Handles the completion of a request.
     fn complete(&mut self, cookie: u64, data: Vec<u8>) -> Result<(), Error> {
         if cookie == ANSWERS {
             self.answers -= 1;
             self.answer = data;
             return Ok(());
         }
+
         if self.end == End::Receiver {
             check(&data, cookie)?;
         }
+
         self.free.push(data);
         self.messages -= 1;
         self.completed += 1;
         Ok(())
     }
 
-    /// Messages that were sent, or received, completely.
+    /// Returns the number of completed messages.
     pub fn completed(&self) -> u64 {
         self.completed
     }
 }
 
-/// Writes where a message belongs, as far as there is room.
+/// Writes the number of a message to its first and last byte, as far as there is room.
 fn stamp(data: &mut [u8], number: u64) {
     if let Some(first) = data.first_mut() {
         *first = number as u8;
     }
+
     if let Some(last) = data.get_mut(1..).and_then(<[u8]>::last_mut) {
         *last = !number as u8;
     }
 }
 
+/// Checks the bytes that [`stamp`] has written.
 fn check(data: &[u8], number: u64) -> Result<(), Error> {
     let wrong = |found: u8, expected: u8| Error::Wrong {
         what: "a message",
         found: found.into(),
         expected: expected.into(),
     };
+
     match data {
         [] => Ok(()),
         [first, ..] if *first != number as u8 => Err(wrong(*first, number as u8)),
@@ -180,13 +195,15 @@ impl<T: Transport> Program for Side<'_, T> {
         {
             self.start()?;
         }
+
         let mut steps = self.endpoint.progress()?;
         while let Some(done) = self.endpoint.next_completion() {
             steps += 1;
             let Completion { cookie, result, buffer, .. } = done;
             result?;
             self.complete(cookie, buffer.into_vec().unwrap_or_default())?;
-            // A receiver starts no window before the last one is complete.
+
+            // A receiver starts no window before the previous one is complete.
             if self.end == End::Receiver && cookie != ANSWERS && self.messages == 0 {
                 self.answer()?;
             }
@@ -224,14 +241,18 @@ mod tests {
             let (_fabric, ports) = Fabric::new(4, memory::Terms { seed: 1, ..memory::Terms::default() });
             let mut endpoints: Vec<_> =
                 ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
+
             let terms = Terms { bytes, window: 16, windows: 5, context: 1 };
             let side = |(rank, endpoint)| match rank {
                 0 | 1 => Side::new(endpoint, End::Sender, rank + 2, terms).unwrap(),
                 _ => Side::new(endpoint, End::Receiver, rank - 2, terms).unwrap(),
             };
             let mut sides: Vec<_> = (0..).zip(&mut endpoints).map(side).collect();
+
             drive(&mut sides, Deadline::after(Duration::from_secs(120)), &mut Relax::new()).unwrap();
+
             assert!(sides.iter().all(|side| side.completed() == 80), "{bytes} bytes");
+
             drop(sides);
             assert!(endpoints.iter().all(|endpoint| endpoint.outstanding() == 0));
         }
@@ -242,7 +263,9 @@ mod tests {
         let mut data = [0; 4];
         stamp(&mut data, 7);
         assert!(check(&data, 7).is_ok() && check(&data[..1], 7).is_ok() && check(&[], 7).is_ok());
+
         assert!(check(&data, 8).is_err());
+
         data[3] ^= 1;
         assert!(check(&data, 7).is_err());
     }

@@ -6,27 +6,28 @@ use nicforge_matching::{Endpoint, Envelope, Kind, Mode, Rank, Selector, Transpor
 
 use crate::{Error, Program, succeeded, vector};
 
-/// One end. Who begins measures.
+/// One end of a pair. The end that begins measures the time.
 pub struct Side<'a, T: Transport> {
     endpoint: &'a mut Endpoint<T>,
     begins: bool,
     peer: Rank,
     context: u32,
     rounds: u32,
-    /// Rounds of which the message has come.
+    /// Rounds whose message has arrived.
     received: u32,
     outstanding: u32,
     to_send: Vec<Vec<u8>>,
     sent_at: Instant,
-    /// Half round trips.
+    /// Half of each round trip.
     times: Vec<Duration>,
 }
 
 impl<'a, T: Transport> Side<'a, T> {
-    /// An end of `rounds` round trips of messages of `bytes` with `peer`, in a matching context of their own.
+    /// Creates one end of `rounds` round trips with `peer`. Messages have `bytes` bytes and their
+    /// own matching context.
     ///
     /// # Errors
-    /// Those of the endpoint.
+    /// Errors of the endpoint.
     pub fn new(
         endpoint: &'a mut Endpoint<T>,
         begins: bool,
@@ -47,6 +48,7 @@ impl<'a, T: Transport> Side<'a, T> {
             sent_at: Instant::now(),
             times: Vec::with_capacity(if begins { rounds as usize } else { 0 }),
         };
+
         if rounds > 0 {
             side.receive(vec![0; bytes])?;
             if begins {
@@ -67,13 +69,14 @@ impl<'a, T: Transport> Side<'a, T> {
         if let Some(first) = data.first_mut() {
             *first = self.received as u8;
         }
+
         self.sent_at = Instant::now();
         self.endpoint.isend(Envelope::new(self.peer, self.context, 0), Mode::Standard, data, 0)?;
         self.outstanding += 1;
         Ok(())
     }
 
-    /// Half of the time of each round trip; of the end that began.
+    /// Returns half of the time of each round trip, for the end that begins.
     pub fn times(&self) -> &[Duration] {
         &self.times
     }
@@ -84,24 +87,30 @@ impl<T: Transport> Program for Side<'_, T> {
 
     fn step(&mut self) -> Result<usize, Error> {
         let mut steps = self.endpoint.progress()?;
+
         while let Some(done) = self.endpoint.next_completion() {
             steps += 1;
             self.outstanding -= 1;
+
             let (kind, data) = (done.kind, vector(succeeded(done)?));
             if kind == Kind::Send {
                 self.to_send.push(data);
                 continue;
             }
+
             if self.begins {
                 self.times.push(self.sent_at.elapsed() / 2);
             }
+
             let expected = self.received as u8;
             if let Some(&found) = data.first().filter(|found| **found != expected) {
                 return Err(Error::Wrong { what: "an echo", found: found.into(), expected: expected.into() });
             }
+
             if !self.begins {
                 self.send()?;
             }
+
             self.received += 1;
             if self.received < self.rounds {
                 self.receive(data)?;
@@ -141,11 +150,14 @@ mod tests {
             let (_fabric, ports) = Fabric::new(2, Terms::default());
             let mut endpoints: Vec<_> =
                 ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
+
             let mut sides: Vec<_> = (0..)
                 .zip(&mut endpoints)
                 .map(|(rank, endpoint)| Side::new(endpoint, rank == 0, 1 - rank, bytes, 100, 3).unwrap())
                 .collect();
+
             drive(&mut sides, Deadline::after(Duration::from_secs(120)), &mut Relax::new()).unwrap();
+
             assert_eq!((sides[0].times().len(), sides[1].times().len()), (100, 0));
         }
     }

@@ -1,60 +1,70 @@
-//! RandomAccess after the rules of the HPC Challenge, MPI version.
+//! RandomAccess with the rules of the HPC Challenge, MPI version.
 //!
-//! A table of 64-bit words lies on all ranks in equal parts. Updates come from a sequence of pseudo-random numbers `a`: word `a mod size` becomes
-//! itself xor `a`. There are four times as many updates as words; each rank makes its part of the sequence, and stores at most 1,024 of its updates
-//! before it sends them on. The rate is given in updates a second (10^9 are a GUPS). The same updates once more must restore the table; at most 1 %
-//! of the words may be wrong, here none is, since no update is lost or done unlocked.
+//! - A table of 64-bit words is distributed over all ranks in equal parts.
+//! - The updates are a sequence of pseudo-random numbers `a`: word `a mod size` is replaced by
+//!   itself xor `a`.
+//! - There are four updates for each word. Each rank makes its part of the sequence, and stores at
+//!   most 1,024 updates before it sends them.
+//! - The rate is given in updates in a second; 10^9 are one GUPS.
+//! - The same updates a second time must restore the table. At most 1 % of the words may be wrong.
+//!   Here no word is wrong, because no update is lost, and each is done by the one owner of its
+//!   word.
 //!
-//! Updates for another rank go to a bucket of that rank. When a rank has stored as many updates as it may, the fullest bucket leaves as one message.
+//! Updates for another rank go to that rank's bucket. When a rank stores as many updates as it may,
+//! the fullest bucket leaves as one message.
 
 use nicforge_matching::{Endpoint, Envelope, Kind, Mode, Rank, Request, Selector, Transport};
 
 use crate::{Error, Program, succeeded, vector};
 
-/// Updates that a rank may store before they are sent.
-pub const MOST_STORED: usize = 1024;
-/// Updates of a message at most: an eager message's with the default threshold.
-const MOST_SENT: usize = 256;
-/// Updates a word.
+/// Updates that a rank may store before it sends them.
+pub const MAX_STORED: usize = 1024;
+/// Greatest number of updates of a message: those of an eager message with the default threshold.
+const MAX_SENT: usize = 256;
+/// Number of updates for each word.
 const UPDATES: u64 = 4;
 /// The polynomial of the sequence, over the field of two elements.
 const POLYNOMIAL: u64 = 7;
-/// The sequence's period.
+/// The period of the sequence.
 const PERIOD: u64 = 1_317_624_576_693_539_401;
 /// Updates made in one step.
 const BATCH: u32 = 64;
-/// Receives that wait.
+/// Posted receives of a rank.
 const RECEIVES: usize = 8;
-/// Messages that a rank has on its way.
+/// Messages that a rank has in flight.
 const SENDS: usize = 4;
 const WORD: usize = size_of::<u64>();
 
-/// Tags of updates, and of a rank's end.
+/// Tags of updates, and of the announcement of a rank's end.
 const SOME: u64 = 1;
 const END: u64 = 2;
 
-/// The next number of the sequence.
+/// Returns the next number of the sequence.
 #[inline]
 fn next(number: u64) -> u64 {
     number << 1 ^ if number >> 63 != 0 { POLYNOMIAL } else { 0 }
 }
 
-/// Number `place` of the sequence, which begins with 1.
+/// Returns number `place` of the sequence, which begins with 1.
 fn number_at(place: u64) -> u64 {
     let place = place % PERIOD;
     if place == 0 {
         return 1;
     }
-    // What each bit of a number becomes in two times as many steps as before: squares.
+
+    // Number `place` is x^`place`. `squares[i]` is x^(2i), so the sum of the squares of its bits is
+    // the square of a number.
     let mut squares = [0_u64; 64];
     let mut number = 1_u64;
     for square in &mut squares {
         *square = number;
         number = next(next(number));
     }
+
     let mut result = 2_u64;
     for bit in (0..place.ilog2()).rev() {
         let of_bits = (0..64).filter(|at| result >> at & 1 != 0);
+
         result = of_bits.fold(0, |sum, at| sum ^ squares[at]);
         if place >> bit & 1 != 0 {
             result = next(result);
@@ -63,20 +73,21 @@ fn number_at(place: u64) -> u64 {
     result
 }
 
-/// What a rank has.
+/// A rank's part of the table.
 pub struct Table {
     words: Vec<u64>,
-    /// Words of all ranks, less one.
+    /// Number of words of all ranks, less one.
     mask: u64,
-    /// The first one here.
+    /// Number of the first word of this part.
     first: u64,
 }
 
 impl Table {
-    /// The part of rank `rank` of `size`, each with 2^`order` words, in which each word is its own number.
+    /// Creates the part of rank `rank` of `size`. Each part has 2^`order` words, and each word
+    /// holds its own number.
     ///
     /// # Errors
-    /// [`Error::BadParameter`] when `size` is no power of two or the table is too long.
+    /// [`Error::BadParameter`] when `size` is no power of two, or the table is too long.
     pub fn new(rank: Rank, size: u32, order: u32) -> Result<Self, Error> {
         if !size.is_power_of_two() {
             return Err(Error::BadParameter {
@@ -92,34 +103,38 @@ impl Table {
                 rule: "32 or less",
             });
         }
+
         let local = 1_u64 << order;
         let first = u64::from(rank) << order;
         Ok(Self { words: (first..first + local).collect(), mask: (u64::from(size) << order) - 1, first })
     }
 
-    /// Words that are not their own number.
+    /// Returns the number of words that do not hold their own number.
     pub fn wrong(&self) -> u64 {
         (self.first..).zip(&self.words).filter(|(number, word)| number != *word).count() as u64
     }
 
-    /// Words here.
+    /// Returns the number of words of this part.
     #[allow(clippy::len_without_is_empty, reason = "a table is never empty")]
     pub fn len(&self) -> u64 {
         self.words.len() as u64
     }
 
-    /// Updates of this rank.
+    /// Returns the number of updates that this rank makes.
     pub fn updates(&self) -> u64 {
         UPDATES * self.len()
     }
 
+    /// Returns the rank whose part has the word for a number.
     fn rank_of(&self, number: u64) -> usize {
         ((number & self.mask) / self.len()) as usize
     }
 
+    /// Applies an update to a word of this part.
     #[inline]
     fn update(&mut self, number: u64) -> Result<(), Error> {
         let place = (number & self.mask).wrapping_sub(self.first) as usize;
+
         match self.words.get_mut(place) {
             Some(word) => {
                 *word ^= number;
@@ -134,34 +149,37 @@ impl Table {
     }
 }
 
-/// One rank's updates, once.
+/// One pass of a rank's updates.
 pub struct Updates<'a, T: Transport> {
     endpoint: &'a mut Endpoint<T>,
     table: &'a mut Table,
     context: u32,
-    /// The next number, and how many there are still.
+    /// The current number of the sequence.
     number: u64,
+    /// Number of updates still to make.
     left: u64,
-    /// Updates for each rank.
+    /// Stored updates for each rank.
     buckets: Vec<Vec<u64>>,
     stored: usize,
-    /// Memory of messages.
+    /// Buffers for messages. Updates in all buckets.
     free: Vec<Vec<u8>>,
     sending: usize,
     receives: Vec<Request>,
-    /// Other ranks that are told of this one's end, and that have told of theirs.
-    told: u32,
+    /// Number of other ranks to which this rank has announced its end.
+    announced: u32,
+    /// Number of other ranks that have announced their end.
     ended: u32,
     messages: u64,
 }
 
 impl<'a, T: Transport> Updates<'a, T> {
-    /// The updates of this rank, with messages of a matching context of their own.
+    /// Creates a pass of this rank's updates, whose messages have their own matching context.
     ///
     /// # Errors
-    /// Those of the endpoint.
+    /// Errors of the endpoint.
     pub fn new(endpoint: &'a mut Endpoint<T>, table: &'a mut Table, context: u32) -> Result<Self, Error> {
         let (ranks, left) = (endpoint.size() as usize, table.updates());
+
         let number = number_at(u64::from(endpoint.rank()) * left);
         let mut updates = Self {
             endpoint,
@@ -169,22 +187,23 @@ impl<'a, T: Transport> Updates<'a, T> {
             context,
             number,
             left,
-            buckets: vec![Vec::with_capacity(MOST_STORED); ranks],
+            buckets: vec![Vec::with_capacity(MAX_STORED); ranks],
             stored: 0,
-            free: vec![vec![0; MOST_SENT * WORD]; SENDS],
+            free: vec![vec![0; MAX_SENT * WORD]; SENDS],
             sending: 0,
             receives: Vec::with_capacity(RECEIVES),
-            told: 0,
+            announced: 0,
             ended: 0,
             messages: 0,
         };
+
         for _ in 0..RECEIVES {
-            updates.receive(vec![0; MOST_SENT * WORD])?;
+            updates.receive(vec![0; MAX_SENT * WORD])?;
         }
         Ok(updates)
     }
 
-    /// Messages with updates that were sent.
+    /// Returns the number of messages with updates that were sent.
     pub fn messages(&self) -> u64 {
         self.messages
     }
@@ -200,11 +219,12 @@ impl<'a, T: Transport> Updates<'a, T> {
     }
 
     /// Makes updates until as many are stored as may be, or `most` were made.
-    fn make(&mut self, most: u32) -> Result<usize, Error> {
+    fn make_updates(&mut self, most: u32) -> Result<usize, Error> {
         let own = self.endpoint.rank() as usize;
         let mut made = 0;
-        while made < most as usize && self.left > 0 && self.stored < MOST_STORED {
+        while made < most as usize && self.left > 0 && self.stored < MAX_STORED {
             self.number = next(self.number);
+
             let rank = self.table.rank_of(self.number);
             if rank == own {
                 self.table.update(self.number)?;
@@ -212,53 +232,59 @@ impl<'a, T: Transport> Updates<'a, T> {
                 bucket.push(self.number);
                 self.stored += 1;
             }
+
             self.left -= 1;
             made += 1;
         }
         Ok(made)
     }
 
-    /// Sends of the fullest bucket.
+    /// Sends updates of the fullest bucket.
     fn send(&mut self) -> Result<usize, Error> {
         let Some(mut data) = self.free.pop() else { return Ok(0) };
+
         let fullest = self.buckets.iter_mut().enumerate().max_by_key(|(_, bucket)| bucket.len());
         let Some((rank, bucket)) = fullest.filter(|(_, bucket)| !bucket.is_empty()) else {
             self.free.push(data);
             return Ok(0);
         };
-        let count = bucket.len().min(MOST_SENT);
+        let count = bucket.len().min(MAX_SENT);
+
         data.clear();
         for number in bucket.drain(bucket.len() - count..) {
             data.extend_from_slice(&number.to_le_bytes());
         }
+
         self.stored -= count;
         self.sending += 1;
         self.messages += 1;
+
         self.endpoint.isend(Envelope::new(rank as u32, self.context, SOME), Mode::Standard, data, 0)?;
         Ok(1)
     }
 
-    /// Tells the others that nothing more comes.
-    fn tell(&mut self) -> Result<usize, Error> {
+    /// Announces the end of this rank's updates to one other rank.
+    fn announce_end(&mut self) -> Result<usize, Error> {
         let Some(mut data) = self.free.pop() else { return Ok(0) };
-        let rank = (self.endpoint.rank() + 1 + self.told) % self.endpoint.size();
+        let rank = (self.endpoint.rank() + 1 + self.announced) % self.endpoint.size();
+
         data.clear();
-        self.told += 1;
+        self.announced += 1;
         self.sending += 1;
         self.endpoint.isend(Envelope::new(rank, self.context, END), Mode::Standard, data, 0)?;
         Ok(1)
     }
 
-    /// Whether nothing more is to be sent, nor comes.
+    /// Returns whether nothing is left to send or to receive.
     fn is_over(&self) -> bool {
         self.left == 0
             && self.stored == 0
             && self.sending == 0
-            && self.told == self.others()
+            && self.announced == self.others()
             && self.ended == self.others()
     }
 
-    /// No message will come for those that are left.
+    /// Cancels the remaining receives, for which no message will arrive.
     fn cancel_receives(&mut self) -> Result<(), Error> {
         while let Some(request) = self.receives.pop() {
             self.endpoint.cancel(request)?;
@@ -267,11 +293,12 @@ impl<'a, T: Transport> Updates<'a, T> {
         Ok(())
     }
 
-    /// A message with updates, or a rank's end.
+    /// Handles a message with updates, or the announcement of a rank's end.
     fn received(&mut self, tag: u64, length: usize, data: Vec<u8>) -> Result<(), Error> {
         if tag == END {
             self.ended += 1;
         }
+
         for bytes in data[..length.min(data.len())].as_chunks::<WORD>().0 {
             self.table.update(u64::from_le_bytes(*bytes))?;
         }
@@ -283,17 +310,20 @@ impl<T: Transport> Program for Updates<'_, T> {
     type Transport = T;
 
     fn step(&mut self) -> Result<usize, Error> {
-        let mut steps = self.make(BATCH)?;
-        if self.stored >= MOST_STORED || self.left == 0 && self.stored > 0 {
+        let mut steps = self.make_updates(BATCH)?;
+        if self.stored >= MAX_STORED || self.left == 0 && self.stored > 0 {
             steps += self.send()?;
-        } else if self.left == 0 && self.told < self.others() {
-            steps += self.tell()?;
+        } else if self.left == 0 && self.announced < self.others() {
+            steps += self.announce_end()?;
         }
+
         steps += self.endpoint.progress()?;
+
         while let Some(done) = self.endpoint.next_completion() {
             steps += 1;
             let done = succeeded(done)?;
             let (request, kind, tag, length) = (done.request, done.kind, done.envelope.tag, done.length);
+
             let data = vector(done);
             if kind == Kind::Send {
                 self.sending -= 1;
@@ -303,6 +333,7 @@ impl<T: Transport> Program for Updates<'_, T> {
                 self.received(tag, length, data)?;
             }
         }
+
         if self.is_over() {
             self.cancel_receives()?;
         }
@@ -340,6 +371,7 @@ mod tests {
             assert_eq!(number_at(place), number, "place {place}");
             number = next(number);
         }
+
         assert_eq!(next(number_at(1 << 40)), number_at((1 << 40) + 1));
         assert_eq!(number_at(PERIOD), 1);
     }
@@ -352,19 +384,23 @@ mod tests {
                 let mut endpoints: Vec<_> =
                     ports.into_iter().map(|port| Endpoint::new(port, Config::default()).unwrap()).collect();
                 let mut tables: Vec<_> = (0..size).map(|rank| Table::new(rank, size, 10).unwrap()).collect();
+
                 for pass in 0..2 {
                     let mut ranks: Vec<_> = endpoints
                         .iter_mut()
                         .zip(&mut tables)
                         .map(|(endpoint, table)| Updates::new(endpoint, table, pass).unwrap())
                         .collect();
+
                     drive(&mut ranks, Deadline::after(Duration::from_secs(120)), &mut Relax::new()).unwrap();
                     drop(ranks);
+
                     let wrong: u64 = tables.iter().map(Table::wrong).sum();
-                    // Once, many words are others.
+                    // After one pass many words differ.
                     assert_eq!(wrong > 100, pass == 0, "{wrong} of {size} ranks");
                     assert_eq!(wrong == 0, pass == 1);
                 }
+
                 assert!(endpoints.iter().all(|endpoint| endpoint.outstanding() == 0));
             }
         }

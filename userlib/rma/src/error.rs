@@ -1,23 +1,23 @@
-//! What can go wrong.
+//! Errors.
 
 use nicforge_driver::Error as DriverError;
 use nicforge_shm::MemoryError;
 use thiserror::Error;
 
-/// Why a call failed.
+/// Error of a call.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The device is not an EXTOLL card's VPID.
     #[error("this is not a VPID of an EXTOLL card: its identity register reads {identity:#x}")]
     NotExtoll {
-        /// What the identity register reads.
+        /// Value of the identity register.
         identity: u64,
     },
-    /// The notification queue can't have so many entries.
+    /// The notification queue can't have this number of entries.
     #[error("a notification queue of {entries} entries: a power of two of 64 to 65536 is possible")]
     QueueLength {
-        /// Entries asked for.
+        /// Requested number of entries.
         entries: u32,
     },
     /// The card did not enable the notification queue.
@@ -25,73 +25,75 @@ pub enum Error {
         "the card did not enable the notification queue (error {code}): is there another port on this VPID?"
     )]
     QueueRefused {
-        /// The card's error, as in the mirror.
+        /// The card's error code, as in the mirror.
         code: u8,
     },
-    /// There is no such node or VPID in the network.
+    /// The network has no such node or VPID.
     #[error("there is no VPID {vpid} of node {node}: the network has {nodes} nodes of {vpids} VPIDs")]
     NoSuchTarget {
-        /// The node asked for.
+        /// The requested node.
         node: u32,
-        /// The VPID asked for.
+        /// The requested VPID.
         vpid: u16,
-        /// Nodes there are.
+        /// Nodes of the network.
         nodes: u32,
-        /// VPIDs of each.
+        /// VPIDs of each node.
         vpids: u32,
     },
-    /// Address or length of memory to be registered are not multiples of 4096, or there is none.
+    /// Address or length of memory to register is no multiple of 4096, or the length is 0.
     #[error("{length:#x} bytes at {iova:#x} can't be registered: whole pages of 4096 bytes can")]
     Unaligned {
         /// First address.
         iova: u64,
-        /// Bytes.
+        /// Length in bytes.
         length: u64,
     },
-    /// The card refused to register or deregister.
+    /// The card refused to register or deregister memory.
     #[error("the card refused to {what}: {}", reason(*status))]
     Translation {
-        /// What was asked.
+        /// The refused operation.
         what: &'static str,
-        /// The card's status, of `nicforge_hwi::extoll_atu::command`.
+        /// The card's status, from `nicforge_hwi::extoll_atu::command`.
         status: u64,
     },
-    /// A part of a region that is none.
+    /// The range is not within the region.
     #[error("{length:#x} bytes at offset {offset:#x} are not in a region of {size:#x} bytes")]
     OutsideRegion {
-        /// Where.
+        /// Offset of the range.
         offset: u64,
-        /// Bytes.
+        /// Length of the range in bytes.
         length: u64,
-        /// Bytes of the region.
+        /// Length of the region in bytes.
         size: u64,
     },
-    /// A transfer of nothing, or more bytes than an immediate put carries.
+    /// The length of a transfer is 0, or greater than an immediate put can carry.
     #[error("a transfer of {length} bytes: 1 to {most} are possible")]
     Length {
-        /// Bytes asked for.
+        /// Requested length in bytes.
         length: u64,
-        /// The most.
+        /// Greatest possible length.
         most: u64,
     },
-    /// The port was opened without a ring, by [`crate::Port::without_poster`].
+    /// The port was opened without a posted-write ring, by [`crate::Port::without_poster`].
     #[error("this port has no posted-write ring: use the calls that post through another one's")]
     NoPoster,
-    /// Notifications were lost because the queue was full. Those that are in it can still be taken.
+    /// Notifications were lost because the queue was full. Those in the queue can still be taken.
     #[error("{lost} notifications were lost: free them in time, or open the port with a longer queue")]
     Overflow {
-        /// How many since the last time this was said.
+        /// Number of notifications lost since the last report.
         lost: u64,
     },
-    /// The card has disabled the notification queue: the admin has reset the VPID, or the queue's memory was gone.
+    /// The card has disabled the notification queue: the administrator has reset the VPID, or the
+    /// queue's memory was gone.
     #[error("the card has no notification queue any more: open the port anew")]
     QueueGone,
-    /// The device was reset since the port was opened or the region registered: the card knows of neither any more.
+    /// The device was reset since the port was opened or the region was registered. The card knows
+    /// neither any more.
     #[error(
         "the device was reset: drop the port and its regions, open the port anew and register the memory again"
     )]
     Reset,
-    /// The driver's.
+    /// An error of the driver library.
     #[error(transparent)]
     Driver(#[from] DriverError),
 }
@@ -102,8 +104,10 @@ impl From<MemoryError> for Error {
     }
 }
 
+/// Returns the reason for a status of address translation.
 fn reason(status: u64) -> &'static str {
     use nicforge_hwi::extoll_atu::command;
+
     match status {
         command::NO_ENTRIES => {
             "its table has no entries in a row for so many pages; deregister some, or use larger pages"

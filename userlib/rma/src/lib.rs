@@ -1,12 +1,13 @@
-//! RMA: moving memory of one process to memory of another one, by cards of the EXTOLL.
+//! RMA: cards of the EXTOLL move data between the memories of processes.
 //!
-//! A process opens a [`Port`] on its VPID, registers memory ([`Region`]), tells its partners the network addresses by whatever way it
-//! has, and posts puts, gets and immediate puts to a [`Target`]. The cards move the data; neither side's processor does. Who asked for
-//! it ([`Notify`]) finds a [`Notification`] in its queue.
+//! A process opens a [`Port`] on its VPID, registers memory ([`Region`]), and passes the network
+//! addresses to its partners by any channel. It posts puts, gets and immediate puts to a
+//! [`Target`]. The cards move the data without either side's processor. Each process that a command
+//! notifies ([`Notify`]) finds a [`Notification`] in its queue.
 //!
 //! ```no_run
 //! use std::time::Duration;
-//! use nicforge_driver::{Deadline, Device, Error as DriverError, HugePages, OpenOptions, environment};
+//! use nicforge_driver::{Deadline, Device, HugePages, OpenOptions, environment};
 //! use nicforge_rma::{Access, Error, Notify, Options, Port};
 //!
 //! # fn main() -> Result<(), Error> {
@@ -16,26 +17,36 @@
 //! let region = port.register(&buffer, Access::NONE)?;
 //! let partner = port.connect(1, 0)?;
 //! # let theirs = 0;
-//! // `theirs` is an address that the partner has registered and told.
-//! port.put(partner, region.at(0, 1 << 20)?, theirs, 1 << 20, Notify::REQUESTER | Notify::COMPLETER)?;
-//! let told = port.next(Deadline::after(Duration::from_secs(1)), None)?;
-//! assert!(told.is_done());
+//! // `theirs` is an address that the partner has registered and passed on.
+//! let notify = Notify::REQUESTER | Notify::COMPLETER;
+//! port.put(partner, region.at(0, 1 << 20)?, theirs, 1 << 20, notify)?;
+//! let notification = port.next(Deadline::after(Duration::from_secs(1)), None)?;
+//! assert!(notification.is_done());
 //! # Ok(())
 //! # }
 //! ```
 //!
-//! Rules
-//! - Commands to one target are carried out in order, and their notifications as the requester come in order. Between targets there is none.
-//! - A command moves at most [`MAX_LENGTH`] bytes. What is longer is posted as several, each with its notifications: posting says how many there are.
-//! - The source of a put must stay as it is, and the destination of a get is not valid, until the notification as the requester.
-//! - A command that fails notifies its requester, whether it asked for it or not.
-//! - When a region is dropped nothing of it is touched any more; commands that used it end with [`Status::Withdrawn`].
-//! - A command whose target does not answer ends with [`Status::TimedOut`] when the card's watchdog says so; whether it was carried out is not known.
-//! - A port and its regions do not outlive [`nicforge_driver::Device::reset`]: their calls give [`Error::Reset`]. Drop them, open the port anew, register the
-//!   memory again, and tell partners its new addresses.
-//! - A full queue loses notifications: [`Error::Overflow`] says so once. Free them in time, or make the queue longer.
+//! # Rules
+//! - The card carries out the commands to one target in order, and its requester notifications
+//!   arrive in order. There is no order between targets.
+//! - A command moves at most [`MAX_LENGTH`] bytes. A longer transfer is posted as several commands,
+//!   each with its own notifications. The posting call returns their number.
+//! - Until the requester notification, the source of a put must not change, and the destination of
+//!   a get is undefined.
+//! - A failed command notifies its requester even without [`Notify::REQUESTER`].
+//! - When a region is dropped, no card accesses its memory any more. Commands that used it end with
+//!   [`Status::Withdrawn`].
+//! - A command whose target does not answer ends with [`Status::TimedOut`] when the card's watchdog
+//!   expires. It may or may not have been carried out.
+//! - A port and its regions do not outlive [`nicforge_driver::Device::reset`]: their calls return
+//!   [`Error::Reset`]. The process must drop them, open the port again, register the memory again,
+//!   and pass on its new addresses.
+//! - A full queue loses notifications, and [`Error::Overflow`] reports so once. The process must
+//!   free notifications in time, or use a longer queue.
 //!
-//! In: a [`nicforge_driver::Device`]. Out: data moved, notifications, errors. May touch: `driver`, `hwi` for the layouts, `shm` for memory.
+//! # Dependencies
+//! Input: a [`nicforge_driver::Device`]. Output: moved data, notifications, errors. The crate may
+//! use `driver`, `hwi` for the layouts, and `shm` for memory.
 #![forbid(unsafe_code)]
 
 mod error;

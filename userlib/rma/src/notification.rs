@@ -1,21 +1,22 @@
-//! What a port is told.
+//! Notifications of a port.
 
 use std::ops::BitOr;
 
 use nicforge_hwi::extoll_rma::{self as hw, command, notify, status};
 
-/// Who is to be notified of a command.
+/// Selects the processes that a command notifies.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Notify(pub(crate) u8);
 
 impl Notify {
-    /// Nobody, unless it fails.
+    /// No process, unless the command fails.
     pub const NONE: Self = Self(0);
-    /// Who posts it, when its memory is not needed any more: the command has ended.
+    /// The process that posts the command, when the command has ended and no longer needs its
+    /// memory.
     pub const REQUESTER: Self = Self(notify::REQUESTER);
     /// The target of a get, when its memory has been read.
     pub const RESPONDER: Self = Self(notify::RESPONDER);
-    /// Who has the data then: the target of a put, the requester of a get.
+    /// The process that receives the data: the target of a put, the requester of a get.
     pub const COMPLETER: Self = Self(notify::COMPLETER);
 }
 
@@ -27,18 +28,18 @@ impl BitOr for Notify {
     }
 }
 
-/// As whom a port is notified.
+/// The part that the notified port has in a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Role {
-    /// It posted the command.
+    /// The port posted the command.
     Requester,
-    /// Its memory was read by a get.
+    /// A get has read the port's memory.
     Responder,
-    /// The data are in its memory.
+    /// The data is in the port's memory.
     Completer,
 }
 
-/// What a command was.
+/// The kind of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A put.
@@ -47,26 +48,29 @@ pub enum Kind {
     Get,
     /// An immediate put.
     ImmediatePut,
-    /// None that the card knows.
+    /// A code that this library does not know.
     Unknown(u8),
 }
 
-/// What became of a command.
+/// The result of a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Status {
-    /// Done.
+    /// The command was carried out.
     Done,
-    /// The requester's own address is not registered, or not for this.
+    /// The requester's own address is not registered, or not for this access.
     LocalAddress,
-    /// The target's address is not registered, not the target's, or not for this. Nothing was moved.
+    /// The target's address is not registered, belongs to another VPID, or is not registered for
+    /// this access. Nothing was moved.
     RemoteAddress,
-    /// Nobody has the target VPID, or there is none such.
+    /// The target VPID has no tenant, or does not exist.
     NoReceiver,
-    /// Memory of one side was deregistered, unmapped or its owner ended meanwhile. Some of it may have been moved.
+    /// The memory of one side was deregistered or unmapped, or its owner ended. Some of the data
+    /// may have been moved.
     Withdrawn,
-    /// The command made no sense.
+    /// The card rejected the command as invalid.
     Command,
-    /// Nothing came from the target for longer than the card's watchdog allows. Whether the command was carried out, or still will be, is not known.
+    /// The target sent nothing for longer than the card's watchdog allows. The command may have
+    /// been carried out, or may still be.
     TimedOut,
     /// A status that this library does not know.
     Unknown(u8),
@@ -75,24 +79,24 @@ pub enum Status {
 /// An entry of the notification queue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Notification {
-    /// As whom this port is told.
+    /// This port's part in the command.
     pub role: Role,
-    /// What became of it.
+    /// Result of the command.
     pub status: Status,
-    /// What it was.
+    /// Kind of the command.
     pub kind: Kind,
-    /// The other side: the target, for the requester; the requester, for the others.
+    /// The other side's node: the target's for the requester, the requester's for the other roles.
     pub node: u32,
     /// The other side's VPID.
     pub vpid: u16,
-    /// Bytes of the command.
+    /// Length of the command in bytes.
     pub length: u32,
-    /// This port's address in it. As the requester of an immediate put: the data.
+    /// This port's address in the command. For the requester of an immediate put, the data instead.
     pub address: u64,
 }
 
 impl Notification {
-    /// Whether the command was carried out.
+    /// Returns whether the command was carried out.
     pub fn is_done(&self) -> bool {
         self.status == Status::Done
     }
@@ -106,6 +110,7 @@ impl From<hw::Notification> for Notification {
                 notify::COMPLETER => Role::Completer,
                 _ => Role::Requester,
             },
+
             status: match entry.status() {
                 status::DONE => Status::Done,
                 status::LOCAL_ADDRESS => Status::LocalAddress,
@@ -116,12 +121,14 @@ impl From<hw::Notification> for Notification {
                 status::TIMED_OUT => Status::TimedOut,
                 other => Status::Unknown(other),
             },
+
             kind: match entry.command() {
                 command::PUT => Kind::Put,
                 command::GET => Kind::Get,
                 command::IMMEDIATE_PUT => Kind::ImmediatePut,
                 other => Kind::Unknown(other),
             },
+
             node: entry.node(),
             vpid: entry.vpid(),
             length: entry.length(),

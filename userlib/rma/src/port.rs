@@ -1,4 +1,4 @@
-//! A VPID's RMA.
+//! RMA of one VPID.
 
 use std::{
     fmt,
@@ -19,26 +19,27 @@ use zerocopy::IntoBytes;
 use crate::{
     Access, Error, Notification, Notify, Region, Role,
     queue::Queue,
-    region::{Start, Translation},
+    region::{Translation, VpidEpoch},
 };
 
 /// BARs of registers, windows and mirror.
 const BAR_REGISTERS: u8 = 0;
 const BAR_WINDOWS: u8 = 1;
 const BAR_MIRROR: u8 = 2;
-/// How long posting waits while as many commands are under way as a card takes.
-const ROOM: Duration = Duration::from_secs(5);
-/// How often a wait for the end of commands looks whether the card still has the queue.
-const SLICE: Duration = Duration::from_millis(10);
+/// Time that posting waits while as many commands are in flight as a card accepts.
+const ROOM_TIMEOUT: Duration = Duration::from_secs(5);
+/// Interval of the check that the card still has the queue, while a call waits for commands to end.
+const QUEUE_CHECK_INTERVAL: Duration = Duration::from_millis(10);
 
-/// How a port is opened.
+/// Options of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Entries of the notification queue, a power of two, 64 to 65536.
     pub entries: u32,
-    /// How long a wait polls before it waits for an interrupt.
+    /// Time that a call polls before it waits for an interrupt.
     pub spin: Duration,
-    /// How long a wait sleeps before it looks again without having been woken: when the admin resets the VPID no interrupt tells of it.
+    /// Time that a call sleeps before it polls again without an interrupt. A reset of the VPID by
+    /// the administrator raises no interrupt.
     pub sleep: Duration,
 }
 
@@ -49,7 +50,7 @@ impl Default for Options {
     }
 }
 
-/// Whose memory commands reach: a VPID of a node.
+/// The other side of a command: a VPID of a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Target {
     node: u32,
@@ -57,51 +58,52 @@ pub struct Target {
 }
 
 impl Target {
-    /// Its node.
+    /// Returns the node.
     pub fn node(self) -> u32 {
         self.node
     }
 
-    /// Its VPID there.
+    /// Returns the VPID on that node.
     pub fn vpid(self) -> u16 {
         self.vpid
     }
 }
 
-/// RMA of a VPID: one a device.
+/// RMA of a VPID. A device has at most one such port.
 pub struct Port {
     device: Device,
     registers: Bar,
-    /// `None` when commands go through a ring of somebody else's.
+    /// The posted-write ring for commands. `None` when they go through another library's ring.
     poster: Option<SharedPoster>,
     translation: Arc<Translation>,
     queue: Queue,
     mirror: Window,
     completed: SharedU64,
     overflows: SharedU64,
-    /// Overflows that were told.
-    known_overflows: u64,
-    /// Commands posted, counted as the card does.
+    /// Overflows reported so far.
+    reported_overflows: u64,
+    /// Number of commands posted, as the card counts them.
     posted: u64,
     interrupt: Option<Interrupt>,
     spin: Duration,
     sleep: Duration,
-    /// What [`Device::resets`] was.
+    /// Value of [`Device::resets`] when the port was opened.
     resets: u32,
-    start: Start,
+    epoch: VpidEpoch,
 }
 
 impl Port {
-    /// Opens RMA of the VPID that `device` is, with posted-write ring 0 of its own.
+    /// Opens RMA of the VPID that `device` is, with posted-write ring 0 as its own.
     ///
     /// # Errors
-    /// [`Error::NotExtoll`], [`Error::QueueLength`], [`Error::QueueRefused`]; [`DriverError::RingTaken`] when somebody has the ring.
+    /// [`Error::NotExtoll`], [`Error::QueueLength`], [`Error::QueueRefused`];
+    /// [`DriverError::RingTaken`] when the ring has another owner.
     pub fn open(device: &Device, options: Options) -> Result<Self, Error> {
         let poster: Poster = device.poster(0)?;
         Self::with_poster(device, SharedPoster::new(poster), options)
     }
 
-    /// As [`Port::open`], with a ring that is shared with other libraries of the same VPID.
+    /// As [`Port::open`], with a ring that other libraries of the same VPID share.
     ///
     /// # Errors
     /// As [`Port::open`].
@@ -109,7 +111,7 @@ impl Port {
         Self::with(device, Some(poster), options)
     }
 
-    /// As [`Port::open`], without a ring: commands are posted by [`Port::try_get_through`] alone.
+    /// As [`Port::open`], without a ring. Only [`Port::try_get_through`] posts commands.
     ///
     /// # Errors
     /// [`Error::NotExtoll`], [`Error::QueueLength`], [`Error::QueueRefused`].
@@ -119,67 +121,75 @@ impl Port {
 
     fn with(device: &Device, poster: Option<SharedPoster>, options: Options) -> Result<Self, Error> {
         let resets = device.resets();
+
         let registers = device.bar(BAR_REGISTERS)?;
         let identity = registers.read64(reg::IDENTITY)?;
         if identity != reg::IDENTITY_VALUE {
             return Err(Error::NotExtoll { identity });
         }
+
         let mirror = device.bar(BAR_MIRROR)?.window(mirror::NODE, mirror::SIZE)?;
         let word = |offset: u64| mirror.u64(offset - mirror::NODE);
-        let start = Start::now(device, word(mirror::STARTS)?);
+        let epoch = VpidEpoch::current(device, word(mirror::STARTS)?);
         let (completed, overflows) = (word(mirror::RMA_COMPLETED)?, word(mirror::RMA_OVERFLOWS)?);
         let posted = word(mirror::RMA_COMMANDS)?.load(Ordering::Acquire);
-        let known_overflows = overflows.load(Ordering::Acquire);
+        let reported_overflows = overflows.load(Ordering::Acquire);
         let pointer = device.bar(BAR_WINDOWS)?.window(window::RMA_READ_POINTER, 8)?.u64(0)?;
+
         if registers.read64(reg::RMA_QUEUE_ENABLE)? != 0 {
             return Err(Error::QueueRefused { code: 0 });
         }
+
         let queue = Queue::new(device, options.entries, pointer)?;
+
         registers.write64(reg::RMA_QUEUE_BASE, queue.base())?;
         registers.write64(reg::RMA_QUEUE_ENTRIES, queue.entries())?;
         registers.write64(reg::RMA_QUEUE_ENABLE, 1)?;
+
         if registers.read64(reg::RMA_QUEUE_ENABLE)? != 1 {
             let last = word(mirror::LAST_ERROR)?.load(Ordering::Acquire);
             return Err(Error::QueueRefused { code: last as u8 });
         }
+
         Ok(Self {
             device: device.clone(),
             registers,
             poster,
-            translation: Translation::new(start.clone(), device.bar(BAR_REGISTERS)?),
+            translation: Translation::new(epoch.clone(), device.bar(BAR_REGISTERS)?),
             queue,
             mirror,
             completed,
             overflows,
-            known_overflows,
+            reported_overflows,
             posted,
             interrupt: None,
             spin: options.spin,
             sleep: options.sleep,
             resets,
-            start,
+            epoch,
         })
     }
 
+    /// Reads a word of the mirror.
     fn word(&self, offset: u64) -> u32 {
-        // A place in the page that `open` has mapped.
+        // The offset is within the page that `open` has mapped.
         self.mirror.load_u32_acquire(offset - mirror::NODE).unwrap_or(0)
     }
 
-    /// This card's node.
+    /// Returns this card's node.
     pub fn node(&self) -> u32 {
         self.word(mirror::NODE)
     }
 
-    /// This port's VPID.
+    /// Returns this port's VPID.
     pub fn vpid(&self) -> u16 {
         self.word(mirror::VPID) as u16
     }
 
-    /// Registers a buffer, which must be of the same device.
+    /// Registers a buffer, which must belong to the same device.
     ///
     /// # Errors
-    /// [`Error::Translation`]; those of a trapped access.
+    /// [`Error::Translation`]; errors of a trapped access.
     pub fn register(&self, buffer: &DmaBuffer, access: Access) -> Result<Region, Error> {
         self.register_range(buffer.iova(), buffer.len(), access)
     }
@@ -192,7 +202,8 @@ impl Port {
         self.translation.register(iova, length, access)
     }
 
-    /// A VPID to transfer with. Nothing is exchanged with it: whether it is there shows in the commands.
+    /// Returns the target for a VPID. Nothing is exchanged with it; only a command shows whether
+    /// the VPID has a tenant.
     ///
     /// # Errors
     /// [`Error::NoSuchTarget`].
@@ -205,12 +216,18 @@ impl Port {
         }
     }
 
-    /// Posts a put: `length` bytes at this port's address `source` to the target's address `destination`. How many commands it took: one for
-    /// each [`MAX_LENGTH`], each with its notifications.
+    /// Posts a put: `length` bytes from this port's address `source` to the target's address
+    /// `destination`.
+    ///
+    /// Returns the number of commands, one for each [`MAX_LENGTH`]. Each command has its own
+    /// notifications. Waits while the card accepts no further command.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::Reset`]; [`DriverError::Timeout`] when the card has no room for a command within 5 s, [`Error::QueueGone`] when it will
-    /// never have any: what was posted before stays posted.
+    /// - [`Error::Length`], [`Error::Reset`].
+    /// - [`DriverError::Timeout`] when the card has no room for a command within 5 s.
+    /// - [`Error::QueueGone`] when it will never have room.
+    ///
+    /// Commands posted before the error stay posted.
     pub fn put(
         &mut self,
         target: Target,
@@ -222,7 +239,8 @@ impl Port {
         self.transfer(target, command::PUT, (source, destination), length, notify)
     }
 
-    /// Posts a get: `length` bytes at the target's address `source` to this port's address `destination`. As [`Port::put`].
+    /// Posts a get: `length` bytes from the target's address `source` to this port's address
+    /// `destination`. As [`Port::put`] otherwise.
     ///
     /// # Errors
     /// As [`Port::put`].
@@ -237,11 +255,14 @@ impl Port {
         self.transfer(target, command::GET, (source, destination), length, notify)
     }
 
-    /// Posts a get of 1 to [`MAX_LENGTH`] bytes through a ring that another library of the same VPID has, as one command, without waiting. `false`
-    /// when the ring is full, or as many commands are under way as a card takes: nothing was posted.
+    /// Posts a get of 1 to [`MAX_LENGTH`] bytes as one command, through the ring of another library
+    /// of the same VPID. Does not wait.
+    ///
+    /// Returns `false` when the ring is full, or as many commands are in flight as a card accepts.
+    /// Nothing was posted then.
     ///
     /// # Errors
-    /// [`Error::Length`], [`Error::Reset`]; those of the ring.
+    /// [`Error::Length`], [`Error::Reset`]; errors of the ring.
     #[inline]
     pub fn try_get_through(
         &mut self,
@@ -256,11 +277,14 @@ impl Port {
             return Err(Error::Length { length: length.into(), most: MAX_LENGTH.into() });
         }
         self.check_reset()?;
+
         if self.under_way() >= MAX_COMMANDS as u64 {
             return Ok(false);
         }
+
         let command =
             Command::new(target.node, target.vpid, command::GET, notify.0, length, source, destination);
+
         match poster.try_post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes()) {
             Ok(()) => {
                 self.posted += 1;
@@ -271,7 +295,8 @@ impl Port {
         }
     }
 
-    /// Posts an immediate put: 1 to 8 bytes, which travel in the command, to the target's address `destination`.
+    /// Posts an immediate put: 1 to 8 bytes, which the command itself carries, to the target's
+    /// address `destination`.
     ///
     /// # Errors
     /// As [`Port::put`].
@@ -288,10 +313,12 @@ impl Port {
             Some(start) if length > 0 => start.copy_from_slice(data),
             _ => return Err(Error::Length { length, most: MAX_IMMEDIATE.into() }),
         }
+
         let source = u64::from_le_bytes(bytes);
         self.post(target, command::IMMEDIATE_PUT, (source, destination), length as u32, notify)
     }
 
+    /// Posts a transfer as one or more commands.
     fn transfer(
         &mut self,
         target: Target,
@@ -304,15 +331,18 @@ impl Port {
         if length == 0 || ends.contains(&None) {
             return Err(Error::Length { length, most: u64::MAX });
         }
+
         let mut done = 0;
         while done < length {
             let piece = (length - done).min(MAX_LENGTH.into());
             self.post(target, command, (source + done, destination + done), piece as u32, notify)?;
             done += piece;
         }
+
         Ok(length.div_ceil(MAX_LENGTH.into()))
     }
 
+    /// Posts one command, and waits for room if necessary.
     #[inline]
     fn post(
         &mut self,
@@ -323,51 +353,62 @@ impl Port {
         notify: Notify,
     ) -> Result<(), Error> {
         let Some(poster) = &self.poster else { return Err(Error::NoPoster) };
+
         self.check_reset()?;
         if self.under_way() >= MAX_COMMANDS as u64 {
             self.wait_for_room()?;
         }
+
         let command = Command::new(target.node, target.vpid, command, notify.0, length, ends.0, ends.1);
         poster.post(BAR_REGISTERS, reg::RMA_COMMAND, command.as_bytes())?;
+
         self.posted += 1;
         Ok(())
     }
 
-    /// Commands that were posted and have not ended.
+    /// Returns the number of commands in flight: posted, and not ended.
     #[inline]
     pub fn under_way(&self) -> u64 {
         self.posted.saturating_sub(self.completed.load(Ordering::Acquire))
     }
 
-    /// Whether what this port knows of the card is still so.
+    /// Checks that the device was not reset since the port was opened.
     #[inline]
     fn check_reset(&self) -> Result<(), Error> {
         if self.device.resets() == self.resets { Ok(()) } else { Err(Error::Reset) }
     }
 
-    /// More commands would make the card stall the ring, and with it everything else that is posted there.
+    /// Waits for room. Further commands would make the card stall the ring, and everything else
+    /// that is posted there.
     #[cold]
     fn wait_for_room(&self) -> Result<(), Error> {
-        self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM), None)
+        self.wait_for_ends(MAX_COMMANDS as u64 - 1, Deadline::after(ROOM_TIMEOUT), None)
     }
 
-    /// Waits until every command that was posted has ended, well or not.
+    /// Waits until every posted command has ended, successfully or not.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`]; [`Error::Reset`], [`Error::QueueGone`].
+    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`];
+    /// [`Error::Reset`], [`Error::QueueGone`].
     pub fn drain(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         self.wait_for_ends(0, deadline, cancel)
     }
 
-    /// Waits until no more than `most` commands are under way.
+    /// Waits until no more than `most` commands are in flight.
     fn wait_for_ends(&self, most: u64, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         loop {
-            let waited = self.device.wait_for(deadline.at_most(SLICE), cancel, "commands to end", || {
-                self.check_reset()?;
-                Ok((self.under_way() <= most).then_some(()))
-            });
+            let waited = self.device.wait_for(
+                deadline.at_most(QUEUE_CHECK_INTERVAL),
+                cancel,
+                "commands to end",
+                || {
+                    self.check_reset()?;
+                    Ok((self.under_way() <= most).then_some(()))
+                },
+            );
             match waited {
-                // A VPID that the admin has reset counts from 0 again: what was posted before would never be over.
+                // After a reset by the administrator the VPID counts from 0 again, so the awaited
+                // count would never be reached.
                 Err(Error::Driver(DriverError::Timeout { what, .. })) => {
                     self.check_queue()?;
                     if deadline.has_passed() {
@@ -379,42 +420,48 @@ impl Port {
         }
     }
 
-    /// Whether the card still has the queue.
+    /// Checks that the card still has the queue.
     fn check_queue(&self) -> Result<(), Error> {
         let there = self.registers.read64(reg::RMA_QUEUE_ENABLE)? != 0;
-        // One that is there may be another port's.
-        if there && self.start.holds() { Ok(()) } else { Err(Error::QueueGone) }
+        // An enabled queue may be that of another port.
+        if there && self.epoch.is_current() { Ok(()) } else { Err(Error::QueueGone) }
     }
 
-    /// Looks for a notification and leaves it in the queue.
+    /// Returns the oldest notification, and leaves it in the queue. Does not wait.
     ///
     /// # Errors
-    /// [`Error::Overflow`], once for what was lost; [`Error::Reset`] when nothing will come any more.
+    /// [`Error::Overflow`], once for all lost notifications; [`Error::Reset`] when no notification
+    /// will arrive any more.
     #[inline]
     pub fn probe(&mut self) -> Result<Option<Notification>, Error> {
         if let Some(entry) = self.queue.peek()? {
             return Ok(Some(entry.into()));
         }
-        // What was lost is told when what was not has been taken.
+
+        // Lost notifications are reported after those in the queue have been taken.
         let overflows = self.overflows.load(Ordering::Acquire);
-        if overflows != self.known_overflows {
-            let lost = overflows.wrapping_sub(self.known_overflows);
-            self.known_overflows = overflows;
+        if overflows != self.reported_overflows {
+            let lost = overflows.wrapping_sub(self.reported_overflows);
+            self.reported_overflows = overflows;
             return Err(Error::Overflow { lost });
         }
+
         self.check_reset()?;
         Ok(None)
     }
 
-    /// Waits for a notification and leaves it in the queue. It polls for a while, and waits for an interrupt then.
+    /// Waits for a notification, and leaves it in the queue. The call polls first, and then waits
+    /// for an interrupt.
     ///
     /// # Errors
-    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`], [`Error::QueueGone`], [`Error::Overflow`], [`Error::Reset`].
+    /// [`DriverError::Timeout`], [`DriverError::Cancelled`], [`DriverError::DeviceGone`],
+    /// [`Error::QueueGone`], [`Error::Overflow`], [`Error::Reset`].
     pub fn wait(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<Notification, Error> {
         loop {
             let device = self.device.clone();
             let polled =
                 device.wait_for(deadline.at_most(self.spin), cancel, "a notification", || self.probe());
+
             match polled {
                 Err(Error::Driver(DriverError::Timeout { what, .. })) if deadline.has_passed() => {
                     return Err(deadline.timeout(what).into());
@@ -422,30 +469,34 @@ impl Port {
                 Err(Error::Driver(DriverError::Timeout { .. })) => {}
                 other => return other,
             }
+
             self.sleep(deadline, cancel)?;
         }
     }
 
-    /// Enables the interrupt and waits for it, for a slice of time.
+    /// Enables the interrupt and waits for it, for a bounded time.
     #[cold]
     fn sleep(&mut self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
         self.check_queue()?;
+
         let interrupt = match &self.interrupt {
             Some(interrupt) => interrupt.clone(),
             None => self.interrupt.insert(self.device.interrupt(vector::RMA_NOTIFICATION.into())?).clone(),
         };
-        // One that has come is raised at once.
+
+        // A notification that has arrived before raises the interrupt at once.
         self.registers.write64(reg::INTERRUPT_SET, 1 << vector::RMA_NOTIFICATION)?;
+
         match interrupt.wait(deadline.at_most(self.sleep), cancel) {
             Ok(_) | Err(DriverError::Timeout { .. }) => Ok(()),
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Frees the notification that [`Port::probe`] or [`Port::wait`] has shown, if there is one.
+    /// Frees the notification that [`Port::probe`] or [`Port::wait`] has returned, if there is one.
     ///
     /// # Errors
-    /// None but those of memory that is gone.
+    /// Only an access to memory that is gone fails.
     #[inline]
     pub fn free(&mut self) -> Result<(), Error> {
         if self.queue.peek()?.is_some() {
@@ -464,12 +515,16 @@ impl Port {
             Some(notification) => notification,
             None => self.wait(deadline, cancel)?,
         };
+
         self.queue.free()?;
         Ok(notification)
     }
 
-    /// Waits for the end of the `commands` that a call of [`Port::put`] or [`Port::get`] with [`Notify::REQUESTER`] has posted, when nothing else is under
-    /// way. Notifications as another than the requester go to `others`. The first that was not carried out, if there is one.
+    /// Waits for the end of the `commands` that one call of [`Port::put`] or [`Port::get`] with
+    /// [`Notify::REQUESTER`] has posted. No other command may be in flight.
+    ///
+    /// Passes notifications with other roles to `others`. Returns the first command that failed, if
+    /// any.
     ///
     /// # Errors
     /// As [`Port::wait`].
@@ -482,21 +537,24 @@ impl Port {
     ) -> Result<Option<Notification>, Error> {
         let mut failed = None;
         let mut left = commands;
+
         while left > 0 {
-            let told = self.next(deadline, cancel)?;
-            if told.role != Role::Requester {
-                others(told);
+            let notification = self.next(deadline, cancel)?;
+            if notification.role != Role::Requester {
+                others(notification);
                 continue;
             }
+
             left -= 1;
-            if !told.is_done() {
-                failed = failed.or(Some(told));
+            if !notification.is_done() {
+                failed = failed.or(Some(notification));
             }
         }
+
         Ok(failed)
     }
 
-    /// The device this port is of.
+    /// Returns the device of the port.
     pub fn device(&self) -> &Device {
         &self.device
     }
@@ -504,8 +562,9 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        // The card lets go of the queue before its memory goes. One that is gone or was reset has done so, and the queue there may be another port's.
-        if self.start.holds() {
+        // The card must release the queue before the queue's memory goes. After a loss or reset of
+        // the device it has done so, and an enabled queue may be that of another port.
+        if self.epoch.is_current() {
             let _ = self.registers.write64(reg::RMA_QUEUE_ENABLE, 0);
         }
     }

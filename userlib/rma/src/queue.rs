@@ -1,4 +1,4 @@
-//! The notification queue, as its owner reads it.
+//! The notification queue: the card produces entries, the port consumes them.
 
 use std::sync::atomic::Ordering;
 
@@ -11,11 +11,12 @@ use crate::Error;
 /// Bytes of an entry.
 const ENTRY: u64 = size_of::<hw::Notification>() as u64;
 
+/// The consumer's side of the notification queue.
 pub(crate) struct Queue {
     buffer: DmaBuffer,
     entries: u64,
     taken: u64,
-    /// Where the card looks how far this is.
+    /// The read pointer, which the card reads to find free entries.
     pointer: SharedU64,
 }
 
@@ -24,6 +25,7 @@ impl Queue {
         if !entries.is_power_of_two() || !(MIN_ENTRIES..=MAX_ENTRIES).contains(&entries.into()) {
             return Err(Error::QueueLength { entries });
         }
+
         let buffer = device.dma_buffer((u64::from(entries) * ENTRY) as usize, HugePages::Never)?;
         pointer.store(0, Ordering::Release);
         Ok(Self { buffer, entries: entries.into(), taken: 0, pointer })
@@ -37,27 +39,31 @@ impl Queue {
         self.entries
     }
 
-    fn place(&self) -> u64 {
+    /// Returns the offset of the oldest entry.
+    fn offset(&self) -> u64 {
         (self.taken & (self.entries - 1)) * ENTRY
     }
 
-    /// The first one that was not taken.
+    /// Returns the oldest entry, without taking it.
     #[inline]
     pub(crate) fn peek(&self) -> Result<Option<hw::Notification>, Error> {
-        let place = self.place();
-        // The card writes the head last.
-        let head = self.buffer.window().load_u64_acquire(place)?;
+        let offset = self.offset();
+
+        // The card writes the head of an entry last.
+        let head = self.buffer.window().load_u64_acquire(offset)?;
         if head == 0 {
             return Ok(None);
         }
-        let address = self.buffer.window().load_u64_relaxed(place + 8)?;
+
+        let address = self.buffer.window().load_u64_relaxed(offset + 8)?;
         Ok(Some(hw::Notification { head, address }))
     }
 
-    /// Gives the entry of the first one back.
+    /// Frees the oldest entry.
     #[inline]
     pub(crate) fn free(&mut self) -> Result<(), Error> {
-        self.buffer.window().store_u64_relaxed(self.place(), 0)?;
+        self.buffer.window().store_u64_relaxed(self.offset(), 0)?;
+
         self.taken += 1;
         self.pointer.store(self.taken, Ordering::Release);
         Ok(())

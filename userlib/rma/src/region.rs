@@ -11,79 +11,85 @@ use nicforge_shm::SharedU64;
 
 use crate::Error;
 
-/// What others may do with registered memory. Its owner may do both.
+/// Access of other processes to registered memory. The owner may both read and write.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Get from it.
+    /// Others may get from the memory.
     pub read: bool,
-    /// Put to it.
+    /// Others may put to the memory.
     pub write: bool,
 }
 
 impl Access {
-    /// Nothing: memory of this side of transfers.
+    /// No access: the memory is only this side of transfers.
     pub const NONE: Self = Self { read: false, write: false };
     /// Gets.
     pub const READ: Self = Self { read: true, write: false };
     /// Puts.
     pub const WRITE: Self = Self { read: false, write: true };
-    /// Both.
+    /// Gets and puts.
     pub const READ_WRITE: Self = Self { read: true, write: true };
 }
 
-/// The registers of address translation. A command is several accesses, so that one goes after the other.
+/// The registers of address translation. A command takes several register accesses, so a lock
+/// serializes commands.
 pub(crate) struct Translation {
     registers: Mutex<Bar>,
-    start: Start,
+    epoch: VpidEpoch,
 }
 
-/// Since when the VPID is what it is: it may be reset by this process, or by the admin.
+/// An epoch of the VPID. It ends when this process or the administrator resets the VPID.
 #[derive(Clone)]
-pub(crate) struct Start {
+pub(crate) struct VpidEpoch {
     device: Device,
     resets: u32,
     starts: SharedU64,
     start: u64,
 }
 
-impl Start {
-    /// Now. `starts` is the card's count.
-    pub(crate) fn now(device: &Device, starts: SharedU64) -> Self {
+impl VpidEpoch {
+    /// Returns the present epoch. `starts` is the card's counter of resets.
+    pub(crate) fn current(device: &Device, starts: SharedU64) -> Self {
         let (resets, start) = (device.resets(), starts.load(Ordering::Acquire));
         Self { device: device.clone(), resets, starts, start }
     }
 
-    /// Whether the card still knows what it was told since.
-    pub(crate) fn holds(&self) -> bool {
+    /// Returns whether the epoch has not ended.
+    pub(crate) fn is_current(&self) -> bool {
         self.device.resets() == self.resets && self.starts.load(Ordering::Acquire) == self.start
     }
 }
 
 impl Translation {
-    pub(crate) fn new(start: Start, registers: Bar) -> Arc<Self> {
-        Arc::new(Self { registers: Mutex::new(registers), start })
+    pub(crate) fn new(epoch: VpidEpoch, registers: Bar) -> Arc<Self> {
+        Arc::new(Self { registers: Mutex::new(registers), epoch })
     }
 
+    /// Checks that the registrations made here are still valid.
+    ///
     /// # Errors
-    /// [`Error::Reset`] when the card knows nothing of what was registered here, and may have given its addresses to others.
+    /// [`Error::Reset`] when the card has forgotten them. It may have assigned their addresses to
+    /// others.
     fn check(&self) -> Result<(), Error> {
-        if self.start.holds() { Ok(()) } else { Err(Error::Reset) }
+        if self.epoch.is_current() { Ok(()) } else { Err(Error::Reset) }
     }
 
-    /// A command; the first address, where it registers.
+    /// Runs a command, and returns its result: the first address, for a registration.
     fn command(&self, what: &'static str, address: u64, pages: u64, command: u64) -> Result<u64, Error> {
         let registers = self.registers.lock().unwrap_or_else(PoisonError::into_inner);
         self.check()?;
+
         registers.write64(command::ADDRESS, address)?;
         registers.write64(command::PAGES, pages)?;
         registers.write64(command::COMMAND, command)?;
+
         match registers.read64(command::STATUS)? {
             command::DONE => Ok(registers.read64(command::RESULT)?),
             status => Err(Error::Translation { what, status }),
         }
     }
 
-    /// Registers with the largest pages that fit and are left.
+    /// Registers memory with the largest pages that fit and are available.
     pub(crate) fn register(
         self: &Arc<Self>,
         iova: u64,
@@ -94,16 +100,19 @@ impl Translation {
         if length == 0 || !fits(page::SIZE_4K) {
             return Err(Error::Unaligned { iova, length });
         }
+
         let mut refused = Error::Translation { what: "register", status: command::NO_ENTRIES };
         for class in [page::SIZE_1G, page::SIZE_2M, page::SIZE_64K, page::SIZE_4K] {
             let pages = length >> page::shift(class);
             if !fits(class) || pages > page::entries(class).into() {
                 continue;
             }
+
             let command = command::REGISTER
                 | u64::from(class) << command::CLASS_SHIFT
                 | if access.read { command::READ } else { 0 }
                 | if access.write { command::WRITE } else { 0 };
+
             match self.command("register", iova, pages, command) {
                 Ok(address) => {
                     return Ok(Region { translation: self.clone(), address, length, registered: true });
@@ -118,7 +127,7 @@ impl Translation {
     }
 }
 
-/// Registered memory, until it is dropped.
+/// Registered memory. Dropping it deregisters the memory.
 pub struct Region {
     translation: Arc<Translation>,
     address: u64,
@@ -127,21 +136,21 @@ pub struct Region {
 }
 
 impl Region {
-    /// Its first network address: what partners are told.
+    /// Returns the first network address, which the owner passes to its partners.
     pub fn address(&self) -> u64 {
         self.address
     }
 
-    /// Bytes.
+    /// Returns the length in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a region is never empty")]
     pub fn len(&self) -> u64 {
         self.length
     }
 
-    /// The network address of `length` bytes at `offset`.
+    /// Returns the network address of `length` bytes at `offset`.
     ///
     /// # Errors
-    /// [`Error::OutsideRegion`]; [`Error::Reset`] when the device was reset since it was registered.
+    /// [`Error::OutsideRegion`]; [`Error::Reset`] when the device was reset since the registration.
     pub fn at(&self, offset: u64, length: u64) -> Result<u64, Error> {
         self.translation.check()?;
         match offset.checked_add(length) {
@@ -150,11 +159,13 @@ impl Region {
         }
     }
 
-    /// Deregisters it: when this returns nothing of it is touched any more. Dropping it does so too, and tells no error.
+    /// Deregisters the memory. No card accesses it after this returns. Dropping the region has the
+    /// same effect, but reports no error.
     ///
     /// # Errors
-    /// [`Error::Reset`] when the device or its VPID was reset, which has ended it; [`Error::Translation`] when the card does not know it any more, because the
-    /// admin has deregistered it; those of a trapped access.
+    /// - [`Error::Reset`] when the device or its VPID was reset, which has ended the registration.
+    /// - [`Error::Translation`] when the administrator has deregistered the memory.
+    /// - Errors of a trapped access.
     pub fn deregister(mut self) -> Result<(), Error> {
         self.end()
     }
@@ -169,7 +180,7 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        // A card that is gone or was reset touches nothing of it anyway.
+        // A card that is gone or was reset does not access the memory anyway.
         let _ = self.end();
     }
 }

@@ -1,33 +1,36 @@
-//! How a port behaves.
+//! Configuration of a port.
 
 use std::time::Duration;
 
 /// How a call waits for a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Waiting {
-    /// It looks at the receive ring all the time, less and less often.
+    /// The call polls the receive ring, with growing pauses.
     #[default]
     Polling,
-    /// It looks for [`Config::poll_phase`], then sleeps until the card's interrupt.
+    /// The call polls for [`Config::poll_phase`], then sleeps until the card's interrupt.
     Interrupt,
 }
 
-/// How a port behaves.
+/// Configuration of a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Config {
-    /// Slots of the receive ring, a power of two, 64 to 65,536. `None`: what suits the network, 512 at least.
+    /// Slots of the receive ring: a power of two, 64 to 65,536. `None` selects a size that suits
+    /// the network, 512 at least.
     pub slots: Option<u32>,
-    /// Whether connections have credits of their own. On; both ends of a connection must agree.
+    /// Whether connections have credits. On by default; both ends of a connection must agree.
     pub flow_control: bool,
-    /// Messages that a connection may have on its way and unread, at most. 64.
+    /// Credits that a connection is granted at most: messages in flight or unread. 64 by default.
     pub window: u32,
-    /// Messages of other tags and senders that are kept while a call waits for a certain one. `None`: as many as there are slots.
+    /// Capacity for kept messages: messages of other tags and senders that arrive while a call
+    /// waits for a certain one. `None` selects the number of slots.
     pub kept: Option<u32>,
     /// How calls wait for messages.
     pub waiting: Waiting,
-    /// How long a call polls before it sleeps. 50 us.
+    /// Time that a call polls before it sleeps. 50 us by default.
     pub poll_phase: Duration,
-    /// How long a call sleeps before it looks again without having been woken: who goes away raises no interrupt at those that wait for it. 20 ms.
+    /// Time that a call sleeps before it polls again without an interrupt. 20 ms by default. A peer
+    /// that goes away raises no interrupt.
     pub sleep: Duration,
 }
 

@@ -1,309 +1,381 @@
-//! Peers: connecting, and what each was promised.
+//! Connections: opening and closing them, granting credits, and returning credits.
+//!
+//! Each direction of a connection has one granting end, the receiver, and one spending end, the
+//! sender. The granting end keeps `sender`, `granted` and `unreturned` of [`Peer`]; the spending
+//! end keeps `receiver`, `credits` and `refused`. These invariants hold:
+//!
+//! - A sender spends one credit for each message, and sends nothing without a credit.
+//! - The receiver grants credits once for each connection. Later credits only return those that the
+//!   sender has spent.
+//! - The outstanding grants to all VPIDs of one node never exceed [`Port::budget`].
+//! - A control message names the generation that it is meant for, so a stale one changes nothing.
 
 use nicforge_driver::{Cancel, Deadline};
 use nicforge_hwi::extoll_velo::address;
 
 use crate::{
-    Address, CONTROL_TAG, Error, Link, Message, Port,
-    flow::{Control, Peer, REFUSALS, STRIKES},
+    Address, CONTROL_TAG, Error, Message, PeerLink, Port,
+    flow::{Control, MAX_REFUSALS, MAX_UNRESPONSIVE, Peer},
     receive::Waiter,
 };
 
 impl Port {
-    /// Connects to another port, and waits until there is one. With flow control its promise comes a little later: [`Port::send`] waits for it.
-    /// A connection that is there already stays as it is.
+    /// Connects to another port, and waits until a tenant has that address. An existing connection
+    /// stays as it is.
+    ///
+    /// With flow control the peer's credit grant arrives later; [`Port::send`] waits for it.
     ///
     /// # Errors
-    /// [`Error::NoSuchPeer`]; [`Error::Timeout`], [`Error::Cancelled`] while nobody has the address, or the way to the card is full; [`Error::Reset`]; what
-    /// the driver says.
+    /// - [`Error::NoSuchPeer`] when the network has no such address.
+    /// - [`Error::Timeout`] and [`Error::Cancelled`] while the address has no tenant, or the
+    ///   posted-write ring is full.
+    /// - [`Error::Reset`], and errors of the driver.
     pub fn connect(
         &mut self,
         address: Address,
         deadline: Deadline,
         cancel: Option<&Cancel>,
-    ) -> Result<Link, Error> {
+    ) -> Result<PeerLink, Error> {
         let (nodes, vpids) = (self.nodes, self.vpids);
         let index = self.index(address).ok_or(Error::NoSuchPeer { address, nodes, vpids })?;
         let mut waiter = Waiter::new(self, deadline, cancel);
+
         loop {
+            // The directory shows an odd generation while the address has a tenant.
             let generation = self.tenant(address);
             let known = self.peers[index];
-            if generation & 1 != 0 && known.to == generation && !known.refused {
-                return Ok(Link { address, index: index as u32, generation });
+            if generation & 1 != 0 && known.receiver == generation && !known.refused {
+                return Ok(PeerLink { address, index: index as u32, generation });
             }
-            // Behind the end of an earlier connection, which is to be known first.
+            // The close of an earlier connection goes out first, so that the peer sees both in
+            // order.
             if generation & 1 != 0 && known.closing == 0 {
                 let (own, window) = (self.generation, self.config.window);
                 let connect = Control::Connect { own, target: generation, window };
                 if !self.config.flow_control || self.post_control(address, connect)? {
-                    self.peers[index] = Peer { to: generation, credits: 0, refused: false, ..known };
+                    self.peers[index] = Peer { receiver: generation, credits: 0, refused: false, ..known };
                     continue;
                 }
             }
+
             self.pump()?;
             waiter.turn(self, "a peer")?;
         }
     }
 
-    /// Tells the other end that nothing more will be sent: what it has promised is free for others. The link is of no use any more.
+    /// Closes the sending direction: the peer may grant its credits to others. The link is invalid
+    /// afterwards.
     ///
     /// # Errors
-    /// What the driver says. A peer that is gone is no error.
-    pub fn disconnect(&mut self, link: Link) -> Result<(), Error> {
+    /// Errors of the driver. A peer that is gone is no error.
+    pub fn disconnect(&mut self, link: PeerLink) -> Result<(), Error> {
         let index = link.index as usize;
-        if self.peers.get(index).is_none_or(|peer| peer.to != link.generation) {
+        if self.peers.get(index).is_none_or(|peer| peer.receiver != link.generation) {
             return Ok(());
         }
-        self.peers[index].to = 0;
+
+        self.peers[index].receiver = 0;
         if !self.config.flow_control {
             return Ok(());
         }
-        // When the way is full, a later call tells it.
+
+        // When the posted-write ring is full, a later call sends the close.
         self.peers[index].closing = link.generation;
-        self.owe(index);
-        self.pay()
+        self.queue_peer(index);
+        self.send_pending()
     }
 
-    /// Says who may connect: who is not admitted is promised nothing, and refused. All are, until this is called. What was promised before stays.
+    /// Sets which addresses may connect. The port grants no credits to an address that is not
+    /// admitted, and refuses its connects. All addresses are admitted until the first call. Credits
+    /// granted earlier stay valid.
     pub fn admit(&mut self, mut admits: impl FnMut(Address) -> bool) {
         for index in 0..self.peers.len() {
-            self.peers[index].stranger = !admits(self.address_of(index as u32));
+            self.peers[index].excluded = !admits(self.address_of(index as u32));
         }
     }
 
-    /// Whether the other end of a link has said that it has no room for another connection.
+    /// Returns whether the peer has refused the connection because it has no credits left to grant.
     #[inline]
-    pub fn is_refused(&self, link: Link) -> bool {
+    pub fn is_refused(&self, link: PeerLink) -> bool {
         self.peers
             .get(link.index as usize)
-            .is_some_and(|peer| peer.to == link.generation && peer.refused && peer.credits == 0)
+            .is_some_and(|peer| peer.receiver == link.generation && peer.refused && peer.credits == 0)
     }
 
-    /// Messages that may be sent on a link now; `None` when nobody counts.
-    pub fn credits(&self, link: Link) -> Option<u32> {
+    /// Returns the credits of a link: the messages that may be sent now. Returns `None` without
+    /// flow control.
+    pub fn credits(&self, link: PeerLink) -> Option<u32> {
         let peer = self.peers.get(link.index as usize)?;
-        self.config.flow_control.then_some(if peer.to == link.generation { peer.credits } else { 0 })
+        self.config.flow_control.then_some(if peer.receiver == link.generation { peer.credits } else { 0 })
     }
 
-    /// Sends a control message. False when the way is full.
+    /// Posts a control message. Returns false when the posted-write ring is full.
     pub(crate) fn post_control(&mut self, to: Address, control: Control) -> Result<bool, Error> {
         let offset = address::encode(to.node, to.vpid, CONTROL_TAG, 1);
         let posted = self.post(offset, &control.encode())?;
+
         self.statistics.control += u64::from(posted);
         Ok(posted)
     }
 
-    /// A control message came.
+    /// Handles a received control message.
     #[cold]
-    pub(crate) fn heard(&mut self, message: &Message) -> Result<(), Error> {
+    pub(crate) fn handle_control(&mut self, message: &Message) -> Result<(), Error> {
         self.statistics.control += 1;
         let (Some(index), Some(control)) = (self.index(message.from), Control::decode(message.quadword(0)))
         else {
-            // No port sends such a thing; what somebody else does is its own loss.
+            // No port sends such a message, so it is ignored. Only its sender is affected.
             return Ok(());
         };
+
         match control {
             Control::Connect { own, target, window } => {
                 let known = self.peers[index];
-                // One for a tenant before this one, or by one that has gone meanwhile, is nobody's. One that has its promise has it once.
+                // A connect is stale when it names an earlier tenant of this port, or when its
+                // sender has gone. A tenant that has a grant receives no second one.
                 let current = target == self.generation && own & 1 != 0 && own == self.tenant(message.from);
-                let has = known.of == own && known.promised > 0;
-                if current && !has && known.deaf != own && known.strikes < STRIKES {
-                    if known.of != own {
-                        self.end_promise(index);
+                let has_grant = known.sender == own && known.granted > 0;
+
+                if current
+                    && !has_grant
+                    && known.unresponsive != own
+                    && known.unresponsive_tenants < MAX_UNRESPONSIVE
+                {
+                    if known.sender != own {
+                        self.end_grant(index);
                     }
+
                     let peer = &mut self.peers[index];
-                    (peer.of, peer.asked) = (own, window);
+                    (peer.sender, peer.requested) = (own, window);
+
                     if peer.refused_tenant != own {
                         (peer.refused_tenant, peer.refusals) = (own, 0);
                     }
-                    self.promise(index);
+                    self.grant(index);
                 }
             }
             Control::Credit { addressee, messages } => {
                 let peer = &mut self.peers[index];
-                if addressee == self.generation && peer.to != 0 {
+                if addressee == self.generation && peer.receiver != 0 {
                     peer.credits = peer.credits.saturating_add(messages);
                     peer.refused = messages == 0;
                 }
             }
             Control::Close { own } => {
-                if self.peers[index].of == own {
-                    self.end_promise(index);
-                    self.peers[index].of = 0;
-                    self.welcome(message.from.node as usize);
+                if self.peers[index].sender == own {
+                    self.end_grant(index);
+                    self.peers[index].sender = 0;
+                    self.grant_waiting(message.from.node as usize);
                 }
             }
         }
-        self.pay()
+        self.send_pending()
     }
 
-    /// Promises a peer that has connected what is free, and tells it.
-    fn promise(&mut self, index: usize) {
+    /// Grants a connecting peer as many credits as are free, and queues the grant. The grant is 0,
+    /// a refusal, when none are free.
+    fn grant(&mut self, index: usize) {
         let node = index / self.vpids as usize;
-        if self.promised[node] >= self.budget {
-            self.take_back_of_the_dead(node as u32);
+        if self.reserved[node] >= self.budget {
+            self.release_grants_of_gone_tenants(node as u32);
         }
-        let free = self.budget.saturating_sub(self.promised[node]);
+
+        let free = self.budget.saturating_sub(self.reserved[node]);
         let peer = &mut self.peers[index];
-        let admitted = if peer.stranger { 0 } else { free };
-        let promised = admitted.min(peer.asked).min(self.config.window.max(1));
-        peer.waits = promised == 0 && peer.refusals >= REFUSALS;
-        if peer.waits {
+        let admitted = if peer.excluded { 0 } else { free };
+        let granted = admitted.min(peer.requested).min(self.config.window.max(1));
+
+        peer.awaits_grant = granted == 0 && peer.refusals >= MAX_REFUSALS;
+        if peer.awaits_grant {
             return;
         }
-        peer.refuse = promised == 0;
-        peer.refusals = if peer.refuse { peer.refusals + 1 } else { 0 };
-        (peer.promised, peer.owed) = (promised, promised);
-        self.promised[node] += promised;
-        self.owe(index);
+
+        peer.refusal_pending = granted == 0;
+        peer.refusals = if peer.refusal_pending { peer.refusals + 1 } else { 0 };
+        (peer.granted, peer.unreturned) = (granted, granted);
+        self.reserved[node] += granted;
+        self.queue_peer(index);
     }
 
-    /// There is room: those of a node that wait for some get it.
-    fn welcome(&mut self, node: usize) {
+    /// Grants credits that have become free to those peers of a node that wait for them.
+    fn grant_waiting(&mut self, node: usize) {
         let first = node * self.vpids as usize;
         for index in first..first + self.vpids as usize {
             let peer = self.peers[index];
-            let room = self.promised[node] < self.budget;
-            if room && peer.waits && peer.of != 0 && peer.of == self.tenant(self.address_of(index as u32)) {
-                self.promise(index);
+            let room = self.reserved[node] < self.budget;
+
+            if room
+                && peer.awaits_grant
+                && peer.sender != 0
+                && peer.sender == self.tenant(self.address_of(index as u32))
+            {
+                self.grant(index);
             }
         }
     }
 
-    /// The card has dropped a control message, since the ring of whom it was for was full for long, where a port has room for those. Who only has
-    /// connected to us is told nothing any more.
+    /// Handles a control message that the card's watchdog has dropped. The receive ring of `to` was
+    /// full for too long, although every ring reserves slots for control messages. The port sends
+    /// no more credits to that tenant. A peer that this port has itself connected to is left as it
+    /// is, and [`Port::check`] reports the error.
     #[cold]
-    pub(crate) fn fall_silent(&mut self, to: Address) {
+    pub(crate) fn mark_unresponsive(&mut self, to: Address) {
         let Some(index) = self.index(to) else { return };
         let peer = &mut self.peers[index];
-        if peer.to != 0 {
+        if peer.receiver != 0 {
             return;
         }
-        peer.strikes = peer.strikes.saturating_add(u8::from(peer.deaf != peer.of));
-        peer.deaf = peer.of;
-        // What still comes of it was promised before.
-        self.free_promise(index);
+
+        peer.unresponsive_tenants =
+            peer.unresponsive_tenants.saturating_add(u8::from(peer.unresponsive != peer.sender));
+        peer.unresponsive = peer.sender;
+
+        // Messages that still arrive from it were covered by the earlier grant.
+        self.release_grant(index);
     }
 
-    /// What a tenant was promised is free. Its messages were in front of the news; those that nobody has taken are kept, and go on taking room.
-    fn end_promise(&mut self, index: usize) {
+    /// Ends the grant to a tenant. Its close is behind its messages, so all of them have left the
+    /// ring. Kept messages that the application has not taken continue to use up the node's budget.
+    fn end_grant(&mut self, index: usize) {
         let (from, node) = (self.address_of(index as u32), index / self.vpids as usize);
         let kept = self.kept.iter().filter(|kept| kept.from == from).count() as u32;
-        self.free_promise(index);
+
+        self.release_grant(index);
+
         let peer = &mut self.peers[index];
-        let more = kept.saturating_sub(peer.lingering);
-        peer.lingering += more;
-        self.promised[node] += more;
+        let more = kept.saturating_sub(peer.kept_without_grant);
+        peer.kept_without_grant += more;
+        self.reserved[node] += more;
     }
 
-    /// What a peer was promised is free.
-    fn free_promise(&mut self, index: usize) {
+    /// Releases the credits granted to a peer.
+    fn release_grant(&mut self, index: usize) {
         let peer = &mut self.peers[index];
         let node = index / self.vpids as usize;
-        self.promised[node] = self.promised[node].saturating_sub(peer.promised);
-        (peer.promised, peer.owed, peer.refuse) = (0, 0, false);
+
+        self.reserved[node] = self.reserved[node].saturating_sub(peer.granted);
+        (peer.granted, peer.unreturned, peer.refusal_pending) = (0, 0, false);
     }
 
-    fn take_back_of_the_dead(&mut self, node: u32) {
+    /// Releases the credits granted to tenants of a node that have gone.
+    fn release_grants_of_gone_tenants(&mut self, node: u32) {
         for vpid in 0..self.vpids as u16 {
             let address = Address { node, vpid };
             if let Some(index) = self.index(address)
-                && self.peers[index].of != 0
-                && self.peers[index].of != self.tenant(address)
+                && self.peers[index].sender != 0
+                && self.peers[index].sender != self.tenant(address)
             {
-                // Messages of it may be in the ring: whose they are stays known.
-                self.free_promise(index);
+                // Messages of it may still be in the ring, so `sender` continues to name them.
+                self.release_grant(index);
             }
         }
     }
 
-    /// A message of `from` was taken out of the ring for the application. False when it is not for this port: who has not connected to it has sent it to
-    /// somebody before, and waited in its card since.
+    /// Counts a message of `from` that leaves the ring for the application, and returns credits
+    /// when half of the grant is due.
+    ///
+    /// Returns false when the message is not for this port. Its sender has not connected: it sent
+    /// the message to an earlier tenant of this VPID, and the message waited in the sender's card.
     #[inline]
-    pub(crate) fn count(&mut self, from: Address) -> Result<bool, Error> {
+    pub(crate) fn account_received(&mut self, from: Address) -> Result<bool, Error> {
         self.statistics.received += 1;
+
         if !self.config.flow_control {
             return Ok(true);
         }
+
         let Some(peer) = self.index(from).and_then(|index| self.peers.get_mut(index)) else {
             return Ok(true);
         };
-        if peer.promised == 0 {
-            return Ok(self.is_known(from));
+
+        if peer.granted == 0 {
+            return Ok(self.accept_counted(from));
         }
-        peer.owed += 1;
-        // In batches of half a promise: its sender goes on meanwhile.
-        if peer.owed < peer.promised.div_ceil(2) {
+
+        peer.unreturned += 1;
+        // Credits return in batches of half a grant; the sender spends the other half meanwhile.
+        if peer.unreturned < peer.granted.div_ceil(2) {
             return Ok(true);
         }
-        self.pay_batch(from)?;
+
+        self.return_credits(from)?;
         Ok(true)
     }
 
+    /// As [`Port::accept_sender`], for a message that is already counted as received.
     #[cold]
-    fn is_known(&mut self, from: Address) -> bool {
-        let known = self.is_expected(from);
-        self.statistics.received -= u64::from(!known);
-        known
+    fn accept_counted(&mut self, from: Address) -> bool {
+        let accepted = self.accept_sender(from);
+        self.statistics.received -= u64::from(!accepted);
+        accepted
     }
 
-    /// Whether messages of `from` are for this port. One that is not is counted.
-    pub(crate) fn is_expected(&mut self, from: Address) -> bool {
-        let expected =
-            !self.config.flow_control || self.index(from).is_none_or(|index| self.peers[index].of != 0);
-        self.statistics.dropped += u64::from(!expected);
-        expected
+    /// Returns whether messages of `from` are for this port. Counts a message as dropped otherwise.
+    pub(crate) fn accept_sender(&mut self, from: Address) -> bool {
+        let accepted =
+            !self.config.flow_control || self.index(from).is_none_or(|index| self.peers[index].sender != 0);
+        self.statistics.dropped += u64::from(!accepted);
+        accepted
     }
 
-    /// The application has taken a message of `from` that was kept.
-    pub(crate) fn count_kept(&mut self, from: Address) -> Result<(), Error> {
+    /// Counts a kept message of `from` that the application has taken.
+    pub(crate) fn account_kept(&mut self, from: Address) -> Result<(), Error> {
         let node = from.node as usize;
+
         match self.index(from).map(|index| &mut self.peers[index]) {
-            // Nobody is owed anything for it. What it took is free for others.
-            Some(peer) if peer.lingering > 0 => {
-                peer.lingering -= 1;
-                self.promised[node] = self.promised[node].saturating_sub(1);
+            // The sender's grant has ended, so no credit returns. The budget that the message used
+            // is free again.
+            Some(peer) if peer.kept_without_grant > 0 => {
+                peer.kept_without_grant -= 1;
+                self.reserved[node] = self.reserved[node].saturating_sub(1);
                 self.statistics.received += 1;
-                self.welcome(node);
-                self.pay()
+                self.grant_waiting(node);
+                self.send_pending()
             }
-            Some(peer) if peer.promised == 0 => {
+            Some(peer) if peer.granted == 0 => {
                 self.statistics.received += 1;
                 Ok(())
             }
-            _ => self.count(from).map(drop),
+            _ => self.account_received(from).map(drop),
         }
     }
 
+    /// Queues a credit return to `from`, and sends what is queued.
     #[inline(never)]
-    fn pay_batch(&mut self, from: Address) -> Result<(), Error> {
+    fn return_credits(&mut self, from: Address) -> Result<(), Error> {
         if let Some(index) = self.index(from) {
-            self.owe(index);
+            self.queue_peer(index);
         }
-        self.pay()
+        self.send_pending()
     }
 
-    fn owe(&mut self, index: usize) {
-        if !self.peers[index].due {
-            self.peers[index].due = true;
-            self.due.push_back(index as u32);
+    /// Queues a peer for [`Port::send_pending`]. A peer is in the queue at most once.
+    fn queue_peer(&mut self, index: usize) {
+        if !self.peers[index].queued {
+            self.peers[index].queued = true;
+            self.pending.push_back(index as u32);
         }
     }
 
-    /// Tells peers what they are owed, as far as there is room on the way to the card.
-    pub(crate) fn pay(&mut self) -> Result<(), Error> {
-        if self.due.is_empty() {
+    /// Sends the queued credit returns, refusals and closes, as far as the posted-write ring has
+    /// room. Runs at most once through the queue.
+    pub(crate) fn send_pending(&mut self) -> Result<(), Error> {
+        if self.pending.is_empty() {
             return Ok(());
         }
-        self.notice();
-        // The slots first: the card must know of them before the peer uses the credit.
-        if self.untold > 0 {
-            self.tell_taken()?;
+
+        self.handle_dropped_control();
+
+        // The read pointer first: the card must know of free slots before the peer uses the
+        // credits.
+        if self.unreported > 0 {
+            self.report_taken()?;
         }
-        for _ in 0..self.due.len() {
-            let Some(&index) = self.due.front() else { break };
+
+        for _ in 0..self.pending.len() {
+            let Some(&index) = self.pending.front() else { break };
             let (address, peer) = (self.address_of(index), self.peers[index as usize]);
+
             if peer.closing != 0 {
                 let close = Control::Close { own: self.generation };
                 if self.tenant(address) == peer.closing && !self.post_control(address, close)? {
@@ -311,23 +383,31 @@ impl Port {
                 }
                 self.peers[index as usize].closing = 0;
             }
-            if (peer.owed > 0 || peer.refuse) && peer.of != 0 && self.tenant(address) == peer.of {
-                // All that is behind what waits for a peer that does not read waits as long.
-                let [before, last] = peer.told;
-                if before.is_some_and(|before| !self.way.with(|poster| poster.has_passed(before))) {
-                    self.due.rotate_left(1);
+
+            if (peer.unreturned > 0 || peer.refusal_pending)
+                && peer.sender != 0
+                && self.tenant(address) == peer.sender
+            {
+                // A message that waits for slots in a full ring blocks everything posted behind it.
+                // So at most two credit messages for each peer are in flight.
+                let [before, last] = peer.credit_marks;
+                if before.is_some_and(|before| !self.poster.with(|poster| poster.has_passed(before))) {
+                    self.pending.rotate_left(1);
                     continue;
                 }
-                let credit = Control::Credit { addressee: peer.of, messages: peer.owed };
+
+                let credit = Control::Credit { addressee: peer.sender, messages: peer.unreturned };
                 if !self.post_control(address, credit)? {
                     return Ok(());
                 }
-                self.peers[index as usize].told = [last, self.way.with(|poster| poster.mark())];
+                self.peers[index as usize].credit_marks = [last, self.poster.with(|poster| poster.mark())];
             }
-            self.due.pop_front();
+
+            self.pending.pop_front();
             let peer = &mut self.peers[index as usize];
-            (peer.owed, peer.refuse, peer.due) = (0, false, false);
+            (peer.unreturned, peer.refusal_pending, peer.queued) = (0, false, false);
         }
+
         Ok(())
     }
 }

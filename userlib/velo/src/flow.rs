@@ -1,64 +1,78 @@
-//! The credits of connections: what is promised, what is owed, and the messages about it.
+//! Credits of connections, and the control messages that grant and return them.
 //!
-//! A control message is one quadword with the tag [`CONTROL_TAG`]: bits 7..0 what it is, 15..8 a generation, 63..32 a number. A connect has the generation
-//! of whom it is for in bits 23..16: it may come to a successor.
+//! A control message is one quadword with the tag [`CONTROL_TAG`]:
 //!
-//! | what | generation | number |
+//! | bits | field |
+//! | --- | --- |
+//! | 7..0 | kind |
+//! | 15..8 | generation |
+//! | 23..16 | connect: generation of the intended receiver, since its successor may receive it |
+//! | 63..32 | number |
+//!
+//! | kind | generation | number |
 //! | --- | --- | --- |
-//! | 1 connect | the sender's own | messages that it would like to have promised |
-//! | 2 credit | the addressee's, as the sender knows it | messages that it may send on top; 0 as the answer to a connect: none are left |
-//! | 3 close | the sender's own | 0: it sends no more, its promise is free |
+//! | 1 connect | the sender's own | credits that the sender would like to be granted |
+//! | 2 credit | the addressee's, as the sender knows it | additional credits; 0 refuses a connect |
+//! | 3 close | the sender's own | 0: the sender sends no more, so its grant is free |
 //!
-//! At most two messages about credit wait for a peer on the way to the card: a promise is renewed by halves, so that one that reads never needs more. For
-//! one that does not, the watchdog ends them.
+//! At most two credit messages for each peer are in flight in the posted-write ring. Credits return
+//! in halves of a grant, so a peer that reads its ring never needs more. The card's watchdog drops
+//! the messages for a peer that does not read.
 //!
-//! What a port promises to the VPIDs of a node together is less than half of the node's share of the ring: the card returns the slots of what
-//! was taken in batches of half a share, so that a promise which is kept never makes a card wait.
+//! The outstanding grants to all VPIDs of a node are less than half of that node's share of the
+//! receive ring. The receiving card returns slot credits to a sending card in batches of half a
+//! share. So a sender that keeps to its grant never waits for slots in its card.
 
 use nicforge_driver::Mark;
 
-/// The tag of control messages; not for applications on ports with flow control.
+/// Tag of control messages. Applications can't use it on ports with flow control.
 pub const CONTROL_TAG: u8 = 15;
 
 const CONNECT: u8 = 1;
 const CREDIT: u8 = 2;
 const CLOSE: u8 = 3;
 
-/// Slots kept for the control messages of each VPID of a node: a connect, a close, and credits that are given back by halves of a window.
+/// Slots reserved for the control messages of each VPID of a node: a connect, a close, and two
+/// credit returns.
 const CONTROL_SLOTS: u32 = 4;
 
-/// How often a tenant is told that there is no room for it. A port that asks once more is told when there is: who does not read would else make the
-/// card wait with what is behind.
-pub(crate) const REFUSALS: u8 = 4;
+/// Number of refusals that a tenant receives in a row. A later connect is answered only when
+/// credits are free. Otherwise a peer that connects repeatedly and reads nothing would fill its
+/// ring with answers, and block everything that this port has posted behind them.
+pub(crate) const MAX_REFUSALS: u8 = 4;
 
-/// How many tenants of an address may let an answer wait in the card until the watchdog ends that, before nobody who has it is answered.
-pub(crate) const STRIKES: u8 = 3;
+/// Number of unresponsive tenants of an address, after which the port answers no tenant of it. A
+/// tenant is unresponsive when the watchdog has dropped a credit message for it.
+pub(crate) const MAX_UNRESPONSIVE: u8 = 3;
 
 /// A control message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Control {
-    /// Somebody wants to send.
+    /// The sender asks for credits.
     Connect { own: u8, target: u8, window: u32 },
-    /// We may send more.
+    /// The sender grants or returns credits.
     Credit { addressee: u8, messages: u32 },
-    /// Somebody sends no more.
+    /// The sender closes its direction of the connection.
     Close { own: u8 },
 }
 
 impl Control {
+    /// Returns the message's quadword.
     pub(crate) fn encode(self) -> [u8; 8] {
         let (what, generation, target, number) = match self {
             Self::Connect { own, target, window } => (CONNECT, own, target, window),
             Self::Credit { addressee, messages } => (CREDIT, addressee, 0, messages),
             Self::Close { own } => (CLOSE, own, 0, 0),
         };
+
         let word = u64::from(what) | u64::from(generation) << 8 | u64::from(target) << 16;
         (word | u64::from(number) << 32).to_le_bytes()
     }
 
-    /// `None` of what no port sends.
+    /// Decodes a quadword; returns `None` for a kind that no port sends.
     pub(crate) fn decode(word: u64) -> Option<Self> {
         let (what, generation, number) = (word as u8, (word >> 8) as u8, (word >> 32) as u32);
+
         match what {
             CONNECT => Some(Self::Connect { own: generation, target: (word >> 16) as u8, window: number }),
             CREDIT => Some(Self::Credit { addressee: generation, messages: number }),
@@ -68,54 +82,56 @@ impl Control {
     }
 }
 
-/// The other end of connections, one each way.
+/// State of the connections with one address, one in each direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Peer {
-    /// The tenant that we send to; 0: none.
-    pub(crate) to: u8,
-    /// Messages that we may send to it.
+    /// Generation of the tenant that this port sends to; 0 for none.
+    pub(crate) receiver: u8,
+    /// Messages that this port may send to it.
     pub(crate) credits: u32,
-    /// It has promised us nothing, and says so.
+    /// Whether its last credit message was a refusal.
     pub(crate) refused: bool,
-    /// The tenant that sends to us; 0: none.
-    pub(crate) of: u8,
-    /// Messages that it was promised.
-    pub(crate) promised: u32,
-    /// Messages of it that were taken, and that it has not been told of.
-    pub(crate) owed: u32,
-    /// It stands in the queue of those that are to be told.
-    pub(crate) due: bool,
-    /// The tenant that is to be told that we send no more; 0: none.
+    /// Generation of the tenant that sends to this port; 0 for none.
+    pub(crate) sender: u8,
+    /// Credits that this port has granted to it.
+    pub(crate) granted: u32,
+    /// Spent credits that are due to return to it.
+    pub(crate) unreturned: u32,
+    /// Whether the peer is in the queue of pending control messages.
+    pub(crate) queued: bool,
+    /// Generation of the tenant that a pending close is for; 0 for none.
     pub(crate) closing: u8,
-    /// Messages of tenants whose promise has ended that are kept and not taken. They take a part of what can be promised.
-    pub(crate) lingering: u32,
-    /// What it asked for.
-    pub(crate) asked: u32,
-    /// It is to be told that there is no room.
-    pub(crate) refuse: bool,
-    /// How often this tenant was refused in a row.
+    /// Kept messages of tenants whose grant has ended. They use up part of the node's budget.
+    pub(crate) kept_without_grant: u32,
+    /// Credits that its connect asked for.
+    pub(crate) requested: u32,
+    /// Whether a refusal is pending.
+    pub(crate) refusal_pending: bool,
+    /// Number of refusals of this tenant in a row.
     pub(crate) refusals: u8,
+    /// Generation of the tenant that `refusals` counts.
     pub(crate) refused_tenant: u8,
-    /// It asked once more, and is told when there is room.
-    pub(crate) waits: bool,
-    /// Behind the last two messages that told it of credit, the older one first.
-    pub(crate) told: [Option<Mark>; 2],
-    /// The tenant that does not read what it is told, and is told nothing any more; 0: none.
-    pub(crate) deaf: u8,
-    /// How many tenants of it were so.
-    pub(crate) strikes: u8,
-    /// It is promised nothing: [`crate::Port::admit`].
-    pub(crate) stranger: bool,
+    /// Whether it has asked again after its last refusal, and waits for free credits.
+    pub(crate) awaits_grant: bool,
+    /// Marks behind the last two credit messages for it, the older one first.
+    pub(crate) credit_marks: [Option<Mark>; 2],
+    /// Generation of the tenant that does not read its credit messages, and receives no more of
+    /// them; 0 for none.
+    pub(crate) unresponsive: u8,
+    /// Number of such tenants that this address has had.
+    pub(crate) unresponsive_tenants: u8,
+    /// Whether [`crate::Port::admit`] excludes it, so that it is granted nothing.
+    pub(crate) excluded: bool,
 }
 
-/// What may be promised to the VPIDs of one node together.
+/// Returns the credits that may be outstanding to all VPIDs of one node together.
 pub(crate) fn budget(slots: u32, nodes: u32, vpids: u32) -> u32 {
     let share = slots / nodes.max(1);
     let half = share / 2;
     half.saturating_sub((CONTROL_SLOTS * vpids).min(half / 2)).max(1)
 }
 
-/// Slots that suit a network.
+/// Returns a number of slots that suits a network.
 pub(crate) fn suitable_slots(nodes: u32, vpids: u32) -> u32 {
     let least = nodes.saturating_mul(vpids).saturating_mul(2 * (CONTROL_SLOTS + 4));
     least.clamp(512, 1 << 16).next_power_of_two()
@@ -140,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn promises_are_less_than_half_of_a_share() {
+    fn grants_are_less_than_half_of_a_share() {
         for (slots, nodes, vpids) in [(512, 2, 4), (65_536, 512, 64), (64, 64, 256), (512, 1, 1)] {
             let share = slots / nodes;
             assert!(budget(slots, nodes, vpids) <= (share / 2).max(1));

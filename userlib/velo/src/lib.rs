@@ -1,39 +1,54 @@
-//! VELO of the EXTOLL card: messages of 1 to 8 quadwords between processes (Fröning et al., "On Achieving High
-//! Message Rates").
+//! VELO of the EXTOLL card: messages of 1 to 8 quadwords between processes (Fröning et al., "On
+//! Achieving High Message Rates").
 //!
-//! In: a [`nicforge_driver::Device`] that is a VPID of a card, and messages. Out: messages.
+//! Input: a [`nicforge_driver::Device`] that is a VPID of a card, and messages. Output: messages.
 //!
-//! A [`Port`] is what a process has of a card: it receives into a ring of its own memory, and sends by one posted write a message, whose
-//! address says to whom. Messages from one port to another arrive in order, each once, and whole. No call on the way of a message allocates,
-//! locks, or makes a system call while the card's engine is awake.
+//! A [`Port`] is a process's endpoint on a card. It receives into a ring of its own memory. It
+//! sends each message as one posted write, whose address names the receiver. Messages from one port
+//! to another arrive in order, exactly once, and whole. Sending and receiving allocate nothing,
+//! take no lock, and make no system call while the card's engine is awake.
 //!
-//! - `port.rs`: opening, and what a port knows; `connect.rs`: peers;
-//! - `send.rs`, `receive.rs`: messages; `flow.rs`: the credits of connections;
-//! - `stores.rs`: messages where there is no posted-write ring, which may be torn on their way, and are sent again;
-//! - `message.rs`, `config.rs`, `error.rs`: what goes in and out.
+//! | module | content |
+//! | --- | --- |
+//! | `port.rs` | opening a port, and its state |
+//! | `connect.rs` | connections; grant and return of credits |
+//! | `flow.rs` | credits and control messages |
+//! | `send.rs`, `receive.rs` | messages |
+//! | `stores.rs` | sending without a posted-write ring |
+//! | `message.rs`, `config.rs`, `error.rs` | types of the interface |
 //!
 //! # Flow control
 //!
-//! A receive ring has a share for each node, and a card that has used up its share of a ring makes the *sender* wait: its other
-//! messages too, since they stand behind. So that this does not happen, a receiver promises each connection some messages, and a sender
-//! sends no more than was promised; promises are renewed by messages with the tag [`CONTROL_TAG`], when the receiver's application has taken
-//! messages. A connection whose receiver does not read stops by itself ([`Port::send_nb`] gives [`Error::WouldBlock`]), and all others go on.
-//! The messages about promises need no credit: each ring keeps room for those that ports send each other. Who asks more often is not answered, and a
-//! tenant whose ring has no room for an answer until the card's watchdog drops it is promised and told nothing any more.
-//! Both ends have to use it or both not: [`Config::flow_control`].
+//! Each node has a share of a receive ring's slots. A card that has used up its share of a ring
+//! holds the message back. Everything that the same sender posts behind it waits too (head-of-line
+//! blocking).
 //!
-//! The answering is done inside the calls of a port. A process that computes for long without calling any answers late; [`Port::progress`] does
-//! nothing else.
+//! Credits prevent this. A receiver grants each connection a number of credits, and a sender spends
+//! one for each message. The receiver returns credits by messages with the tag [`CONTROL_TAG`] when
+//! its application has taken messages. A connection whose receiver does not read runs out of
+//! credits: [`Port::send_nb`] returns [`Error::WouldBlock`], and other connections continue.
+//!
+//! Control messages need no credit, since each ring reserves slots for those that ports send each
+//! other. A peer that connects again and again is not answered each time. A tenant whose ring is
+//! full until the card's watchdog drops a control message is granted no more credits. Both ends
+//! must agree on the use of flow control: [`Config::flow_control`].
+//!
+//! Control messages are handled inside the calls of a port. A process that computes for long
+//! without such a call answers late; [`Port::progress`] only handles them.
 //!
 //! # When a peer dies
 //!
-//! Its card tells all others, behind everything that it had sent. A [`Link`] is to one tenant of a VPID: sending on it, or waiting for a message
-//! from its other end, fails with [`Error::PeerGone`] from then on, and its messages that have arrived can still be taken. A new tenant is
-//! reached by a new [`Port::connect`]; messages meant for the old one, which may have waited in a card, are dropped by it, since their sender has not
-//! connected to it. Without flow control nobody connects, and it may get them.
+//! The peer's card announces the end of a tenant behind everything that the tenant has sent. A
+//! [`PeerLink`] is to one tenant of a VPID. From the announcement on, sending on the link and
+//! waiting for a message from its peer fail with [`Error::PeerGone`]. Messages that have arrived
+//! can still be received. A new tenant needs a new [`Port::connect`].
 //!
-//! A process that resets its own device, or whose VPID the admin resets, is gone to the others in the same way. Its port does not outlive that: calls
-//! that wait give [`Error::Reset`].
+//! A message for the old tenant may have waited in a card. The new tenant's port drops it, because
+//! its sender has not connected to the new tenant. Without flow control there are no connects, so
+//! the new tenant may receive it.
+//!
+//! A process that resets its own device, or whose VPID the administrator resets, is gone for its
+//! peers in the same way. Calls that wait return [`Error::Reset`]; the port can't be used any more.
 #![forbid(unsafe_code)]
 
 mod config;
@@ -50,4 +65,4 @@ pub use config::{Config, Waiting};
 pub use error::{DeviceError, Error};
 pub use flow::CONTROL_TAG;
 pub use message::{Address, Filter, MAX_MESSAGE, Message};
-pub use port::{Link, Port, Statistics};
+pub use port::{PeerLink, Port, Statistics};

@@ -3,61 +3,77 @@
 use nicforge_driver::{Cancel, Deadline, Error as DriverError};
 use nicforge_hwi::{extoll::BAR_VELO, extoll_velo::TAGS, extoll_velo::address};
 
-use crate::{CONTROL_TAG, Error, Link, MAX_MESSAGE, Port, receive::Waiter};
+use crate::{CONTROL_TAG, Error, MAX_MESSAGE, PeerLink, Port, receive::Waiter};
 
 impl Port {
-    /// Sends a message of 8 to 64 bytes, a multiple of 8, if that is possible at once. The message is on its way when this returns; what becomes
-    /// wrong with it there a later call reports.
+    /// Sends a message of 8 to 64 bytes, a multiple of 8, without waiting.
+    ///
+    /// The message is posted when this returns. A later call reports errors that the card finds in
+    /// it.
     ///
     /// # Errors
-    /// [`Error::WouldBlock`]: the connection has no credit now, or the way to the card is full; nothing was sent. [`Error::PeerGone`],
-    /// [`Error::NoCredit`], [`Error::BadLength`], [`Error::BadTag`]; what [`Port::check`] reports about earlier messages, and then this one was not sent either.
+    /// In all these cases nothing was sent.
+    /// - [`Error::WouldBlock`]: the connection has no credit now, or the posted-write ring is full.
+    /// - [`Error::NoCredit`]: the peer has refused the connection.
+    /// - [`Error::PeerGone`], [`Error::BadLength`], [`Error::BadTag`].
+    /// - Errors that [`Port::check`] reports about earlier messages.
     #[inline]
-    pub fn send_nb(&mut self, link: Link, tag: u8, data: &[u8]) -> Result<(), Error> {
+    pub fn send_nb(&mut self, link: PeerLink, tag: u8, data: &[u8]) -> Result<(), Error> {
         let length = data.len();
         if length.wrapping_sub(8) > MAX_MESSAGE - 8 || !length.is_multiple_of(8) {
             return Err(Error::BadLength { length });
         }
+
         let most = if self.config.flow_control { CONTROL_TAG - 1 } else { TAGS - 1 };
         if tag > most {
             return Err(Error::BadTag { tag, most });
         }
+
         self.check()?;
+
         let index = link.index as usize;
-        let known = self.peers.get(index).is_some_and(|peer| peer.to == link.generation);
+        let known = self.peers.get(index).is_some_and(|peer| peer.receiver == link.generation);
         if !known || self.tenant(link.address) != link.generation {
             return Err(Error::PeerGone { address: link.address });
         }
+
         if self.config.flow_control && self.peers[index].credits == 0 {
             return self.without_credit(link);
         }
+
         let offset = address::encode(link.address.node, link.address.vpid, tag, length / 8);
         if !self.post(offset, data)? {
             return Err(Error::WouldBlock);
         }
+
         self.peers[index].credits = self.peers[index].credits.wrapping_sub(1);
         self.statistics.sent += 1;
         Ok(())
     }
 
+    /// Returns the error of a send without a credit.
     #[cold]
-    fn without_credit(&mut self, link: Link) -> Result<(), Error> {
+    fn without_credit(&mut self, link: PeerLink) -> Result<(), Error> {
         self.statistics.without_credit += 1;
+
         if self.peers[link.index as usize].refused {
             return Err(Error::NoCredit { address: link.address });
         }
         Err(Error::WouldBlock)
     }
 
-    /// As [`Port::send_nb`], waiting until it is possible. Messages that arrive meanwhile are kept.
+    /// As [`Port::send_nb`], but waits for a credit and for room in the posted-write ring. Messages
+    /// that arrive meanwhile are kept.
     ///
     /// # Errors
-    /// [`Error::Timeout`], [`Error::Cancelled`]: nothing was sent; [`Error::KeptFull`] when no more messages are kept, and the credit may be behind one that
-    /// would have to be; otherwise as [`Port::send_nb`], without [`Error::WouldBlock`].
+    /// As [`Port::send_nb`] except for [`Error::WouldBlock`], and:
+    /// - [`Error::Timeout`], [`Error::Cancelled`]: nothing was sent.
+    /// - [`Error::KeptFull`]: no more messages can be kept, and the credit may be behind the next
+    ///   one in the ring.
     #[inline]
     pub fn send(
         &mut self,
-        link: Link,
+        link: PeerLink,
         tag: u8,
         data: &[u8],
         deadline: Deadline,
@@ -69,21 +85,23 @@ impl Port {
         }
     }
 
+    /// Sends a message that [`Port::send_nb`] could not send at once.
     #[cold]
     fn send_later(
         &mut self,
-        link: Link,
+        link: PeerLink,
         tag: u8,
         data: &[u8],
         deadline: Deadline,
         cancel: Option<&Cancel>,
     ) -> Result<(), Error> {
         let mut waiter = Waiter::new(self, deadline, cancel);
+
         loop {
             self.pump()?;
             match self.send_nb(link, tag, data) {
                 Err(Error::WouldBlock) => {
-                    if self.credits(link) == Some(0) && self.is_held_up()? {
+                    if self.credits(link) == Some(0) && self.drain_control_when_full()? {
                         return Err(Error::KeptFull { kept: self.kept.len() });
                     }
                     waiter.turn(self, "credit to send a message")?;
@@ -93,13 +111,14 @@ impl Port {
         }
     }
 
-    /// Posts a message. False when the way to the card is full.
+    /// Posts a message. Returns false when the posted-write ring is full.
     #[inline]
     pub(crate) fn post(&mut self, offset: u64, data: &[u8]) -> Result<bool, Error> {
         if self.stores.is_some() {
             return self.store(offset, data).map(|()| true);
         }
-        match self.way.with(|poster| poster.try_post(BAR_VELO, offset, data)) {
+
+        match self.poster.with(|poster| poster.try_post(BAR_VELO, offset, data)) {
             Ok(()) => Ok(true),
             Err(DriverError::RingFull { .. }) => Ok(false),
             Err(error) => Err(error.into()),

@@ -14,7 +14,7 @@ use std::{collections::LinkedList, hint::black_box, time::Instant};
 
 use nicforge_matching::{
     Completion, Config, Endpoint, Envelope, Error, Mode, Selector,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
 };
 
 use super::{
@@ -134,7 +134,7 @@ fn failure(error: Error) -> Failure {
 
 /// One queue of a depth.
 enum Scene {
-    Endpoint { path: Path, endpoint: Box<Endpoint<Port>>, memory: Vec<Vec<u8>> },
+    Endpoint { path: Path, endpoint: Box<Endpoint<FabricPort>>, memory: Vec<Vec<u8>> },
     List { list: LinkedList<Selector> },
 }
 

@@ -1,5 +1,5 @@
 /*
- * Messages go round all ranks: a short one and a long one, of which each rank adds one to every byte.
+ * Sends a short and a long message round all ranks. Each rank adds one to every byte.
  *
  *   cargo build --release -p nicforge-matching-c
  *   cc -O2 -I userlib/extoll-transport/c-api/include userlib/extoll-transport/c-api/examples/matching_ring.c \
@@ -30,17 +30,20 @@ static int round_of(struct matching_endpoint *endpoint, int rank, int size, size
 
     if (matching_irecv(endpoint, MATCHING_ANY_SOURCE, 0, TAG, 0, in, bytes, &request) < 0)
         return fail("matching_irecv");
+
     if (rank == 0) {
         memset(out, 1, bytes);
         if (matching_send(endpoint, (uint32_t)(1 % size), 0, TAG, out, bytes) < 0)
             return fail("matching_send");
     }
+
     if (matching_wait(endpoint, request, &status) < 0)
         return fail("matching_wait");
     if (status.size != bytes || status.tag != TAG || (int)status.rank != (rank + size - 1) % size) {
         fprintf(stderr, "%llu bytes of rank %u came\n", (unsigned long long)status.size, status.rank);
         return 1;
     }
+
     if (rank != 0) {
         for (at = 0; at < bytes; ++at)
             out[at] = (unsigned char)(in[at] + 1);
@@ -48,6 +51,7 @@ static int round_of(struct matching_endpoint *endpoint, int rank, int size, size
             return fail("matching_send");
         return 0;
     }
+
     for (at = 0; at < bytes; ++at) {
         if (in[at] != size) {
             fprintf(stderr, "byte %zu is %d\n", at, in[at]);
@@ -67,16 +71,19 @@ int main(void)
 
     if (matching_open(&options, &endpoint) < 0)
         return fail("matching_open");
+
     rank = matching_rank(endpoint);
     size = matching_size(endpoint);
     if (round_of(endpoint, rank, size, SHORT) != 0 || round_of(endpoint, rank, size, LONG) != 0)
         return 1;
-    /* A receive that no message comes for. */
+
+    /* No message arrives for this receive, so it can be cancelled. */
     if (matching_irecv(endpoint, 0, 0, TAG + 1, 0, in, SHORT, &request) < 0)
         return fail("matching_irecv");
     if (matching_test(endpoint, request, NULL) != 0 || matching_cancel(endpoint, request) != 1 ||
         matching_wait(endpoint, request, NULL) != -ECANCELED)
         return fail("matching_cancel");
+
     if (matching_barrier(endpoint) < 0)
         return fail("matching_barrier");
     matching_close(endpoint);

@@ -1,4 +1,4 @@
-//! The libraries' errors as C has them.
+//! Errors of the libraries as numbers of errno.h.
 
 use nicforge_c_support::{Failure, driver_errno};
 use nicforge_extoll_transport::Error as TransportError;
@@ -6,7 +6,7 @@ use nicforge_matching::Error;
 use nicforge_mpi_programs::Error as ProgramError;
 use nicforge_velo::Error as VeloError;
 
-/// An error of matching with its number of errno.h.
+/// Translates an error of matching into a failure with a number of errno.h.
 pub(crate) fn failure(error: Error) -> Failure {
     let errno = match &error {
         Error::Truncated { .. } => libc::EMSGSIZE,
@@ -25,7 +25,8 @@ pub(crate) fn failure(error: Error) -> Failure {
     Failure::new(errno, error.to_string())
 }
 
-/// Why a request, which is over, has failed: what EIO says of the whole endpoint has a number of its own.
+/// Translates the error of a request that is over. EIO means that the endpoint as a whole has
+/// failed, so a failed transfer has another number.
 pub(crate) fn of_request(error: Error) -> Failure {
     match error {
         Error::Transport(_) => Failure::new(libc::EREMOTEIO, error.to_string()),
@@ -33,7 +34,7 @@ pub(crate) fn of_request(error: Error) -> Failure {
     }
 }
 
-/// An error of the transport.
+/// Translates an error of the transport.
 pub(crate) fn of_transport(error: TransportError) -> Failure {
     let errno = match &error {
         TransportError::BadConfig { .. } | TransportError::SameAddress { .. } => libc::EINVAL,
@@ -46,7 +47,7 @@ pub(crate) fn of_transport(error: TransportError) -> Failure {
     Failure::new(errno, error.to_string())
 }
 
-/// An error of what all ranks do together.
+/// Translates an error of a collective operation.
 pub(crate) fn of_program(error: ProgramError) -> Failure {
     match error {
         ProgramError::Matching(error) => failure(error),

@@ -1,10 +1,13 @@
-//! The C API of matching over the EXTOLL card: sends and receives with tags between the ranks of a parallel program.
+//! The C API of matching over the EXTOLL card: sends and receives with tags between the ranks of a
+//! parallel program.
 //!
-//! In: pointers. Out: numbers, negative ones from errno.h with a text behind [`matching_last_error`]. No panic crosses the boundary.
-//! `include/nicforge_matching.h` is generated from this file.
+//! Input: pointers. Output: numbers; negative ones are from errno.h, and [`matching_last_error`]
+//! returns their text. No panic crosses the boundary. `include/nicforge_matching.h` is generated
+//! from this file.
 //!
-//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once; its
-//! endpoint is behind a lock that is only ever tried, so that a second thread gets an error and no harm.
+//! UNSAFETY: a C API takes raw pointers. Each function documents its requirements on them. A handle
+//! is a box that C releases once. The endpoint of a handle is behind a lock that is only ever
+//! tried, so that a second thread receives an error.
 #![allow(unsafe_code, non_camel_case_types)]
 
 mod failure;
@@ -26,23 +29,23 @@ use nicforge_mpi_programs::collective;
 
 use crate::failure::{failure, of_program, of_request, of_transport};
 
-/// For receives: from any rank.
+/// In place of a source, for receives: any rank.
 pub const MATCHING_ANY_SOURCE: i32 = -1;
-/// Of a tag to receive, bits that are not compared: all.
+/// In place of `ignore`, for receives: any tag.
 pub const MATCHING_ANY_TAG: u64 = 0xffff_ffff_ffff_ffff;
 const _: () = assert!(MATCHING_ANY_TAG == u64::MAX);
 
-/// How an endpoint behaves. All zero is the default.
+/// Options of an endpoint. All zero is the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct matching_options {
-    /// Bytes of the longest message that is sent eagerly; 0 for 2048.
+    /// Length in bytes of the longest message that is sent eagerly; 0 for 2048.
     pub eager_threshold: u32,
-    /// How long a call may take, in milliseconds; 0 for ever.
+    /// Time limit of each call in milliseconds; 0 for no limit.
     pub timeout_ms: u64,
 }
 
-/// A message, as its receiver sees it; of a send, what was sent.
+/// Description of a message that was received or sent.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct matching_status {
@@ -52,15 +55,16 @@ pub struct matching_status {
     pub context: u32,
     /// The tag.
     pub tag: u64,
-    /// Bytes sent, or in the buffer.
+    /// Bytes sent, or bytes in the buffer.
     pub size: u64,
 }
 
-/// A rank.
+/// An opened rank.
 pub struct matching_endpoint {
     inner: Handle<Inner>,
 }
 
+/// The Rust side of a [`matching_endpoint`].
 struct Inner {
     endpoint: Endpoint<ExtollTransport>,
     timeout: Option<Duration>,
@@ -71,21 +75,25 @@ impl Inner {
         self.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
-    /// Waits for a request of a call that gives its buffer back: one that takes too long is cancelled, if that is still possible.
+    /// Waits for a request of a call that returns its buffer. On an error or a time-out the request
+    /// is cancelled, if that is still possible.
     fn finish(&mut self, request: Request, cancel: &Cancel) -> Result<Completion, Failure> {
         let deadline = self.deadline();
         let error = match self.endpoint.wait(request, deadline, Some(cancel)) {
             Ok(done) => return Ok(done),
             Err(error) => error,
         };
-        // The last turn may have completed it.
+
+        // The last call of `progress` may have completed the request.
         if let Some(done) = self.endpoint.test(request).map_err(failure)? {
             return Ok(done);
         }
+
         if self.endpoint.cancel(request).map_err(failure)? {
             self.endpoint.test(request).map_err(failure)?;
             return Err(failure(error));
         }
+
         Err(match error {
             Error::Timeout { .. } | Error::Interrupted { .. } => Failure::new(
                 libc::EINPROGRESS,
@@ -96,14 +104,16 @@ impl Inner {
     }
 }
 
-/// Text of the calling thread's last error; empty when there was none. Valid until its next error.
+/// Returns the text of the calling thread's last error; an empty text without one. It is valid
+/// until the thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn matching_last_error() -> *const c_char {
     last_error()
 }
 
-/// Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have come. `options` may be NULL. Gives 0 and
-/// the handle in `*endpoint`, or a negative error number.
+/// Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have
+/// come. `options` may be NULL. Returns 0 and stores the handle in `*endpoint`, or returns a
+/// negative error number.
 ///
 /// # Safety
 /// `options` is NULL or valid; `endpoint` is valid.
@@ -116,6 +126,7 @@ pub unsafe extern "C" fn matching_open(
         let out = non_null(endpoint, "endpoint")?;
         // SAFETY: NULL or valid by this function's contract.
         let options = unsafe { options_of(options) };
+
         let opened = Box::into_raw(Box::new(open(&options)?));
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(opened) };
@@ -129,9 +140,10 @@ fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
     let mut config = Config::default();
     if options.eager_threshold != 0 {
         config.eager_threshold = options.eager_threshold as usize;
-        // Room for the same number of messages.
+        // The window has room for 32 of the longest eager messages, as the default window has.
         config.window = config.window.max(options.eager_threshold as usize * 32);
     }
+
     let transport = ExtollTransport::from_environment(TransportConfig::default(), deadline);
     let transport = transport.map_err(of_transport)?;
     let endpoint = Endpoint::new(transport, config).map_err(failure)?;
@@ -139,20 +151,21 @@ fn open(options: &matching_options) -> Result<matching_endpoint, Failure> {
     Ok(matching_endpoint { inner })
 }
 
-/// Closes it: its requests end, and the other ranks see this one gone. NULL is allowed.
+/// Closes an endpoint: its requests end, and it is gone for the other ranks. NULL is allowed.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle that is not used any more.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_close(endpoint: *mut matching_endpoint) {
     guarded_status(|| {
-        // SAFETY: NULL or a handle of `matching_open`, which nobody uses any more, by this function's contract.
+        // SAFETY: NULL or a handle of `matching_open` that is not used any more, by this function's
+        // contract.
         unsafe { release(endpoint) };
         Ok(())
     });
 }
 
-/// This rank, from 0; or a negative error number.
+/// Returns this rank, from 0, or a negative error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -162,7 +175,7 @@ pub unsafe extern "C" fn matching_rank(endpoint: *const matching_endpoint) -> i3
     guarded(|| unsafe { with(endpoint, |inner, _| Ok(inner.endpoint.rank() as i32)) })
 }
 
-/// How many ranks there are; or a negative error number.
+/// Returns the number of ranks, or a negative error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -172,11 +185,12 @@ pub unsafe extern "C" fn matching_size(endpoint: *const matching_endpoint) -> i3
     guarded(|| unsafe { with(endpoint, |inner, _| Ok(inner.endpoint.size() as i32)) })
 }
 
-/// Starts a send of `size` bytes to rank `to`. Gives 0 and a number for it in `*request`, or a negative error number.
+/// Starts a send of `size` bytes to rank `to`. Returns 0 and stores a number for the request in
+/// `*request`, or returns a negative error number.
 ///
 /// # Safety
-/// `endpoint` is NULL or a handle. `data` has `size` readable bytes, which nobody writes until the request is complete or the endpoint closed.
-/// `request` is valid.
+/// `endpoint` is NULL or a handle. `data` has `size` readable bytes, which are not written until
+/// the request is complete or the endpoint closed. `request` is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_isend(
     endpoint: *const matching_endpoint,
@@ -203,12 +217,13 @@ pub unsafe extern "C" fn matching_isend(
     })
 }
 
-/// Starts a receive of up to `size` bytes from rank `from` or MATCHING_ANY_SOURCE. Bits of the tag that are set in `ignore` are not compared. Gives
-/// 0 and a number for it in `*request`, or a negative error number.
+/// Starts a receive of up to `size` bytes from rank `from` or MATCHING_ANY_SOURCE. Bits of the tag
+/// that are set in `ignore` are not compared; MATCHING_ANY_TAG sets all of them. Returns 0 and
+/// stores a number for the request in `*request`, or returns a negative error number.
 ///
 /// # Safety
-/// `endpoint` is NULL or a handle. `data` has `size` writable bytes, which nobody else touches until the request is complete or the endpoint closed.
-/// `request` is valid.
+/// `endpoint` is NULL or a handle. `data` has `size` writable bytes, which nothing else accesses
+/// until the request is complete or the endpoint closed. `request` is valid.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn matching_irecv(
     endpoint: *const matching_endpoint,
@@ -223,6 +238,7 @@ pub unsafe extern "C" fn matching_irecv(
     guarded(|| {
         let out = non_null(request, "request")?;
         let selector = selector(from, context, tag, ignore)?;
+
         // SAFETY: by this function's contract.
         let buffer = unsafe { lent(data, size) }?;
         // SAFETY: by this function's contract.
@@ -234,23 +250,28 @@ pub unsafe extern "C" fn matching_irecv(
     })
 }
 
-/// Waits until a request is complete. Gives 0, or a negative error number.
+/// Waits until a request is complete. Returns 0, or a negative error number.
 ///
-/// The request is still outstanding, its buffer in use, and it can be waited for again, after
-/// - -ETIMEDOUT: it took too long;
+/// After these errors the request is still outstanding and its buffer in use. The caller can wait
+/// for it again:
+/// - -ETIMEDOUT: the time limit has passed;
 /// - -EINTR: matching_interrupt has ended the wait;
 /// - -EBUSY: another thread is in a call for this endpoint;
 /// - -EIO: the endpoint as a whole has failed; buffers stay in use until matching_close.
 ///
-/// The request is over, and its buffer free, after
-/// - -EMSGSIZE: the message was longer than the buffer, which has its beginning;
-/// - -ECANCELED: matching_cancel has cancelled it;
-/// - -ECONNRESET: the other rank is gone; -EPROTO: it broke the protocol;
-/// - -EREMOTEIO: the data of a long message could not be fetched;
+/// After these errors the request is over and its buffer free:
+/// - -EMSGSIZE: the message was longer than the buffer, which holds the beginning of the message;
+/// - -ECANCELED: matching_cancel has cancelled the request;
+/// - -ECONNRESET: the other rank is gone;
+/// - -EPROTO: the other rank has violated the protocol;
+/// - -EREMOTEIO: the data of a rendezvous message could not be fetched;
 /// - -ENOBUFS: too many messages of this rank to itself wait.
 ///
-/// Nothing was looked at after -EFAULT (`endpoint` is NULL) and -EBADF (`request` is no outstanding request of this endpoint). `status` may be NULL; it
-/// is written when the request is over.
+/// These errors leave every request as it is:
+/// - -EFAULT: `endpoint` is NULL;
+/// - -EBADF: `request` is no outstanding request of this endpoint.
+///
+/// `status` may be NULL; it is written when the request is over.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle; `status` is NULL or valid.
@@ -268,12 +289,12 @@ pub unsafe extern "C" fn matching_wait(
         // SAFETY: by this function's contract.
         let done = unsafe { with(endpoint, wait) }?;
         // SAFETY: by this function's contract.
-        unsafe { tell(done, status) }
+        unsafe { store_status(done, status) }
     })
 }
 
-/// As matching_wait, without waiting: makes some progress and gives 1 when the request is complete, 0 when it is not; errors are those of
-/// matching_wait, but for -ETIMEDOUT and -EINTR.
+/// As matching_wait, without waiting: makes some progress, and returns 1 when the request is
+/// complete, else 0. Errors are those of matching_wait, except -ETIMEDOUT and -EINTR.
 ///
 /// # Safety
 /// As matching_wait.
@@ -292,12 +313,14 @@ pub unsafe extern "C" fn matching_test(
         match unsafe { with(endpoint, test) }? {
             None => Ok(0),
             // SAFETY: by this function's contract.
-            Some(done) => unsafe { tell(done, status) }.map(|_| 1),
+            Some(done) => unsafe { store_status(done, status) }.map(|_| 1),
         }
     })
 }
 
-/// Cancels a receive that has no message, or a send of which nothing has left. Gives 1 when it did: the request then completes with -ECANCELED.
+/// Cancels a receive that has not matched, or a send of which nothing has left. Returns 1 when it
+/// has cancelled the request, which then completes with -ECANCELED; else 0, or a negative error
+/// number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -310,9 +333,12 @@ pub unsafe extern "C" fn matching_cancel(endpoint: *const matching_endpoint, req
     guarded(|| unsafe { with(endpoint, cancel) })
 }
 
-/// Sends, and waits until the data can be written again: 0, or a negative error number. -ETIMEDOUT, -EINTR: nothing was sent. -EINPROGRESS: it took too long
-/// or was interrupted as well, but some of it has left; the data stay in use until matching_close. -EBUSY: nothing was started. All others as
-/// matching_wait has them.
+/// Sends, and waits until the data can be written again. Returns 0, or a negative error number:
+/// - -ETIMEDOUT, -EINTR: nothing was sent;
+/// - -EINPROGRESS: the time limit has passed or the wait was interrupted, but a part has left; the
+///   data stays in use until matching_close;
+/// - -EBUSY: nothing was started;
+/// - all others as for matching_wait.
 ///
 /// # Safety
 /// As matching_isend.
@@ -339,7 +365,8 @@ pub unsafe extern "C" fn matching_send(
     })
 }
 
-/// Receives, and waits for it: 0, or a negative error number as matching_wait and matching_send have them. `status` may be NULL.
+/// Receives a message, and waits for it. Returns 0, or a negative error number as for matching_wait
+/// and matching_send. `status` may be NULL.
 ///
 /// # Safety
 /// As matching_irecv; `status` is NULL or valid.
@@ -348,6 +375,7 @@ pub unsafe extern "C" fn matching_recv(
     endpoint: *const matching_endpoint,
     from: i32,
     context: u32,
+
     tag: u64,
     ignore: u64,
     data: *mut c_void,
@@ -365,11 +393,13 @@ pub unsafe extern "C" fn matching_recv(
         // SAFETY: by this function's contract.
         let done = unsafe { with(endpoint, receive) }?;
         // SAFETY: by this function's contract.
-        unsafe { tell(done, status) }
+        unsafe { store_status(done, status) }
     })
 }
 
-/// Ends the waits of other threads for this endpoint, and those that follow, with -EINTR (matching_barrier excepted), until it is called with false.
+/// Sets or clears interruption. While `on`, present and later waits for this endpoint end with
+/// -EINTR, except those of matching_barrier. Any thread may call it. Returns 0, or a negative error
+/// number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -382,7 +412,8 @@ pub unsafe extern "C" fn matching_interrupt(endpoint: *const matching_endpoint, 
     })
 }
 
-/// Makes progress, for programs that do something else for long. Gives 0, or a negative error number.
+/// Makes progress. A program that makes no other call for long should call it. Returns 0, or a
+/// negative error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -393,7 +424,8 @@ pub unsafe extern "C" fn matching_progress(endpoint: *const matching_endpoint) -
     guarded(|| unsafe { with(endpoint, progress) })
 }
 
-/// Returns when all ranks have called it: before they close, for one. Gives 0, or a negative error number.
+/// Waits until all ranks have called it, for example before they close. Returns 0, or a negative
+/// error number.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -407,6 +439,7 @@ pub unsafe extern "C" fn matching_barrier(endpoint: *const matching_endpoint) ->
     guarded(|| unsafe { with(endpoint, barrier) })
 }
 
+/// Returns the selector for the arguments of a receive.
 fn selector(from: i32, context: u32, tag: u64, ignore: u64) -> Result<Selector, Failure> {
     let source = match from {
         MATCHING_ANY_SOURCE => None,
@@ -415,20 +448,24 @@ fn selector(from: i32, context: u32, tag: u64, ignore: u64) -> Result<Selector, 
     Ok(Selector { source, context, tag, ignore })
 }
 
+/// Returns the buffer for memory that C lends.
+///
 /// # Safety
 /// `data` has `size` bytes, which are lent as [`Buffer::from_raw_parts`] says.
 unsafe fn lent(data: *mut c_void, size: usize) -> Result<Buffer, Failure> {
     if data.is_null() && size > 0 {
         return Err(Failure::new(libc::EFAULT, "the data are NULL"));
     }
+
     if size > isize::MAX as usize {
         return Err(Failure::new(libc::EINVAL, "no memory has so many bytes"));
     }
+
     // SAFETY: by this function's contract.
     Ok(unsafe { Buffer::from_raw_parts(data.cast(), size) })
 }
 
-/// Calls `call` with what is behind a handle.
+/// Calls `call` with the endpoint of a handle.
 ///
 /// # Safety
 /// `endpoint` is NULL or a handle.
@@ -441,16 +478,16 @@ unsafe fn with<T>(
     endpoint.inner.with(call)
 }
 
-/// What became of a request.
+/// Stores the status of a completed request, and returns its result.
 ///
 /// # Safety
 /// `status` is NULL or valid.
-unsafe fn tell(done: Completion, status: *mut matching_status) -> Result<i32, Failure> {
+unsafe fn store_status(done: Completion, status: *mut matching_status) -> Result<i32, Failure> {
     if let Some(status) = NonNull::new(status) {
         let Envelope { peer, context, tag } = done.envelope;
-        let told = matching_status { rank: peer, context, tag, size: done.length as u64 };
+        let stored = matching_status { rank: peer, context, tag, size: done.length as u64 };
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { status.write(told) };
+        unsafe { status.write(stored) };
     }
     done.result.map(|()| 0).map_err(of_request)
 }
@@ -464,28 +501,32 @@ mod tests {
 
     use super::*;
 
-    /// The only rank of a job, on a card of this process.
+    /// Returns the only rank of a job, on a card in this process.
     fn alone() -> matching_endpoint {
         let text = "name = \"alone\"\n[[extoll]]\nmesh = 2\n";
         let machine = build(&Description::parse(text, "alone.toml").unwrap()).unwrap().0;
         let backing = LocalMachine::new(machine).open_named("ex0", "vpid0").unwrap();
         let (device, job) = (Device::from_backing(backing).unwrap(), Job::of_nodes(1, 1));
+
         let transport = ExtollTransport::open(device, &job, TransportConfig::default()).unwrap();
         let endpoint = Endpoint::new(transport, Config::default()).unwrap();
+
         let timeout = Some(Duration::from_secs(60));
         matching_endpoint { inner: Handle::new(Inner { endpoint, timeout }).unwrap() }
     }
 
-    /// An interrupted wait is no cancelled request: the request goes on, and its number says so.
+    /// Interrupting a wait does not cancel the request; its number remains valid.
     #[test]
     fn an_interrupted_wait_leaves_its_request_outstanding() {
         let endpoint = alone();
         let handle = &raw const endpoint;
         let (mut received, sent, mut request) = ([0_u8; 8], [7_u8; 8], 0);
         let mut status = matching_status::default();
+
         let place = received.as_mut_ptr().cast();
-        // SAFETY: the handle and all places live until the end, here and below.
+        // SAFETY: the handle and all memory live until the end.
         assert_eq!(unsafe { matching_irecv(handle, 0, 1, 2, 0, place, 8, &raw mut request) }, 0);
+
         // SAFETY: as above.
         assert_eq!(unsafe { matching_interrupt(handle, true) }, 0);
         // SAFETY: as above.
@@ -497,12 +538,13 @@ mod tests {
         // SAFETY: as above.
         assert_eq!(unsafe { matching_wait(handle, request, &raw mut status) }, 0);
         assert_eq!((status.size, received), (8, sent));
+
         // SAFETY: as above.
         let again = unsafe { matching_wait(handle, request, &raw mut status) };
         assert_eq!(again, -libc::EBADF);
     }
 
-    /// What ends one request has other numbers than what ends the endpoint.
+    /// A failed request and a failed endpoint have different error numbers.
     #[test]
     fn numbers_tell_whether_a_request_is_over() {
         let transport = || Error::Transport(TransportError { what: "it", value: 0 });
@@ -529,6 +571,7 @@ mod tests {
             unsafe { matching_barrier(null) },
         ];
         assert_eq!(calls, [-libc::EFAULT; 5]);
+
         // SAFETY: NULL is allowed.
         unsafe { matching_close(std::ptr::null_mut()) };
     }

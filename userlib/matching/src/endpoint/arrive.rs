@@ -1,8 +1,9 @@
-//! What comes from other ranks. Nothing in it is believed: a field that can't be is the end of that peer.
+//! Messages from other ranks. No field is trusted; a peer that sends an invalid one is treated as
+//! dead.
 
 use zerocopy::FromBytes;
 
-use super::core::{Answer, Content, Core, Health, Incoming, State, Target, Waiting};
+use super::core::{Acknowledgement, Content, Core, Health, Incoming, State, Target, UnexpectedMessage};
 use crate::{
     Envelope, Rank, RemoteRegion, Taken,
     pool::Handle,
@@ -10,100 +11,111 @@ use crate::{
     wire::{self, Finish, First, Grant, Rendezvous},
 };
 
-/// What is wrong with a message, and the value found.
-type Wrong = (&'static str, u64);
+/// The violated rule, and the invalid value.
+type Violation = (&'static str, u64);
 
 impl Core {
-    /// A message of `from`.
+    /// Handles a message of `from`.
     pub(super) fn arrive(&mut self, from: Rank, kind: u8, bytes: &[u8]) -> Taken {
         let known = self.peers.get(from as usize).is_some_and(|peer| matches!(peer.health, Health::Alive));
         if !known || from == self.rank {
             self.statistics.strays += 1;
             return Taken::Yes;
         }
+
         let result = match kind {
-            wire::FIRST => self.first(from, bytes),
-            wire::MORE => self.more(from, bytes).map(|()| Taken::Yes),
-            wire::REQUEST => self.request(from, bytes),
-            wire::FINISH => self.finished(from, bytes).map(|()| Taken::Yes),
-            wire::GRANT => self.granted(from, bytes).map(|()| Taken::Yes),
+            wire::FIRST => self.receive_first(from, bytes),
+            wire::MORE => self.receive_more(from, bytes).map(|()| Taken::Yes),
+            wire::REQUEST => self.receive_request(from, bytes),
+            wire::FINISH => self.receive_finish(from, bytes).map(|()| Taken::Yes),
+            wire::GRANT => self.receive_grant(from, bytes).map(|()| Taken::Yes),
             _ => Err(("a message of an unknown kind", u64::from(kind))),
         };
+
         result.unwrap_or_else(|(what, value)| {
-            self.lose(from, Health::Bad(what, value));
+            self.mark_lost(from, Health::Bad(what, value));
             Taken::Yes
         })
     }
 
-    /// The beginning of an eager message.
+    /// Handles the beginning of an eager message.
     #[inline]
-    fn first(&mut self, from: Rank, bytes: &[u8]) -> Result<Taken, Wrong> {
+    fn receive_first(&mut self, from: Rank, bytes: &[u8]) -> Result<Taken, Violation> {
         let (header, data) =
             First::read_from_prefix(bytes).map_err(|_| ("a short header", bytes.len() as u64))?;
         let size = u64::from(header.size.get());
         let envelope = Envelope::new(from, header.context.get(), header.tag.get());
         let cost = wire::cost(size);
+
         if self.peers[from as usize].incoming.is_some() {
             return Err(("a message within a message", size));
         }
         if data.len() as u64 > size {
             return Err(("more data than the message has", data.len() as u64));
         }
+
         let target = if let Some(op) = self.queues.arrive(&envelope) {
             self.statistics.expected += 1;
             self.consume(from, cost);
             let request = &mut self.ops[op];
             (request.envelope, request.length) = (envelope, size);
+
             if data.len() as u64 == size {
-                // All of it.
+                // The message is complete.
                 request.buffer.write(0, data);
                 self.statistics.eager += 1;
                 self.finish_receive(op);
                 return Ok(Taken::Yes);
             }
+
             request.state = State::Filling;
             Target::Op(op)
         } else {
             if cost > self.window {
-                // It could never be taken.
+                // Without this, the message would be refused for ever.
                 return Err(("an eager message that is larger than the window", size));
             }
-            let waiting = Waiting {
+
+            let unexpected = UnexpectedMessage {
                 envelope,
                 size,
                 cost,
                 claimed: false,
                 content: Content::Stored(Chain::EMPTY, false),
             };
-            match self.wait_within_window(waiting) {
+            match self.store_within_window(unexpected) {
                 Some(message) => Target::Message(message),
                 None => return Ok(Taken::NotNow),
             }
         };
+
         self.statistics.eager += 1;
         self.fill(from, Incoming { target, received: 0, size }, data);
         Ok(Taken::Yes)
     }
 
-    /// More of an eager message.
-    fn more(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Wrong> {
+    /// Handles further data of an eager message.
+    fn receive_more(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Violation> {
         let Some(incoming) = self.peers[from as usize].incoming.take() else {
             return Err(("data without a message", bytes.len() as u64));
         };
+
         let left = incoming.size - incoming.received;
         if bytes.is_empty() || bytes.len() as u64 > left {
             self.peers[from as usize].incoming = Some(incoming);
             return Err(("data that the message does not have", bytes.len() as u64));
         }
+
         self.fill(from, incoming, bytes);
         Ok(())
     }
 
-    /// Data of an eager message go where they belong.
+    /// Stores data of an eager message at its destination.
     fn fill(&mut self, from: Rank, mut incoming: Incoming, data: &[u8]) {
         let offset = incoming.received as usize;
         incoming.received += data.len() as u64;
         let complete = incoming.received == incoming.size;
+
         match incoming.target {
             Target::Op(op) => {
                 self.ops[op].buffer.write(offset, data);
@@ -117,81 +129,92 @@ impl Core {
                     *all = complete;
                 }
             }
-            Target::Nobody => {}
+            Target::Discard => {}
         }
+
         self.peers[from as usize].incoming = (!complete).then_some(incoming);
     }
 
-    /// A message that is to be fetched.
-    fn request(&mut self, from: Rank, bytes: &[u8]) -> Result<Taken, Wrong> {
+    /// Handles a rendezvous request.
+    fn receive_request(&mut self, from: Rank, bytes: &[u8]) -> Result<Taken, Violation> {
         let header = Rendezvous::read_from_bytes(bytes)
             .map_err(|_| ("a request of the wrong length", bytes.len() as u64))?;
         if self.peers[from as usize].incoming.is_some() {
             return Err(("a request within a message", header.request.get()));
         }
+
         let size = header.size.get();
         if size > isize::MAX as u64 {
             return Err(("a message larger than memory", size));
         }
+
         let envelope = Envelope::new(from, header.context.get(), header.tag.get());
         let remote = RemoteRegion { key: header.key.get(), offset: header.offset.get() };
         let cost = wire::cost(0);
-        if self.peers[from as usize].owed >= self.window {
-            // It does not take our answers.
+
+        if self.peers[from as usize].unsent_acks >= self.window {
+            // The peer does not take acknowledgements, so it may not cause more of them.
             self.statistics.refused += 1;
             return Ok(Taken::NotNow);
         }
+
         if let Some(op) = self.queues.arrive(&envelope) {
             self.statistics.expected += 1;
             self.consume(from, cost);
-            self.pull(op, envelope, size, remote, header.request.get());
+            self.start_fetch(op, envelope, size, remote, header.request.get());
         } else {
             let content = Content::Remote(remote, header.request.get());
-            let waiting = Waiting { envelope, size, cost, claimed: false, content };
-            if self.wait_within_window(waiting).is_none() {
+            let unexpected = UnexpectedMessage { envelope, size, cost, claimed: false, content };
+            if self.store_within_window(unexpected).is_none() {
                 return Ok(Taken::NotNow);
             }
         }
+
         self.statistics.rendezvous += 1;
         Ok(Taken::Yes)
     }
 
-    /// A message of ours was fetched, or will not be.
-    fn finished(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Wrong> {
-        let answer = Finish::read_from_bytes(bytes)
+    /// Handles the acknowledgement of a rendezvous.
+    fn receive_finish(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Violation> {
+        let finish = Finish::read_from_bytes(bytes)
             .map_err(|_| ("an answer of the wrong length", bytes.len() as u64))?;
-        let handle = Handle::from_bits(answer.request.get());
+        let handle = Handle::from_bits(finish.request.get());
         let Some(op) = self.ops.find(handle) else {
-            return Err(("an answer to no request", answer.request.get()));
+            return Err(("an answer to no request", finish.request.get()));
         };
+
         let request = &mut self.ops[op];
         if request.state != State::Offered || request.envelope.peer != from {
-            return Err(("an answer to another's request", answer.request.get()));
+            return Err(("an answer to another's request", finish.request.get()));
         }
-        if answer.status.get() != wire::FETCHED {
+
+        if finish.status.get() != wire::FETCHED {
             request.error = Some(crate::Error::NotFetched { peer: from });
         }
         self.settle(op);
         Ok(())
     }
 
-    /// We may send more.
-    fn granted(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Wrong> {
+    /// Handles a window grant.
+    fn receive_grant(&mut self, from: Rank, bytes: &[u8]) -> Result<(), Violation> {
         let grant =
             Grant::read_from_bytes(bytes).map_err(|_| ("a grant of the wrong length", bytes.len() as u64))?;
+
         let peer = &mut self.peers[from as usize];
         peer.limit = peer.limit.max(grant.limit.get());
+
         if !peer.sends.is_empty() {
             self.activate(from);
         }
         Ok(())
     }
 
-    /// A message of another rank waits for its receive, unless the rank has no window left for it.
-    fn wait_within_window(&mut self, waiting: Waiting) -> Option<u32> {
-        let (from, cost) = (waiting.envelope.peer, waiting.cost);
-        let room = self.peers[from as usize].held + cost <= self.window;
-        let message = if room { self.wait_here(waiting) } else { None };
+    /// Stores an unexpected message. Returns `None` when it exceeds its sender's window.
+    fn store_within_window(&mut self, unexpected: UnexpectedMessage) -> Option<u32> {
+        let (from, cost) = (unexpected.envelope.peer, unexpected.cost);
+        let room = self.peers[from as usize].window_used + cost <= self.window;
+
+        let message = if room { self.store_unexpected(unexpected) } else { None };
         match message {
             Some(_) => self.statistics.unexpected += 1,
             None => self.statistics.refused += 1,
@@ -199,26 +222,28 @@ impl Core {
         message
     }
 
-    /// A message waits for its receive.
-    pub(super) fn wait_here(&mut self, waiting: Waiting) -> Option<u32> {
-        let (envelope, cost) = (waiting.envelope, waiting.cost);
-        let message = self.messages.insert(waiting).ok()?.index;
+    /// Stores an unexpected message without a check of the window.
+    pub(super) fn store_unexpected(&mut self, unexpected: UnexpectedMessage) -> Option<u32> {
+        let (envelope, cost) = (unexpected.envelope, unexpected.cost);
+        let message = self.messages.insert(unexpected).ok()?.index;
+
         let peer = &mut self.peers[envelope.peer as usize];
-        peer.held += cost;
-        self.sources.push(&mut peer.waiting, message);
+        peer.window_used += cost;
+        self.message_links.push(&mut peer.unexpected, message);
         self.queues.store(message, envelope);
         Some(message)
     }
 
-    /// An answer to a rendezvous of `to`.
-    pub(super) fn answer(&mut self, to: Rank, request: u64, status: u32) {
+    /// Queues an acknowledgement for `to`.
+    pub(super) fn queue_ack(&mut self, to: Rank, request: u64, status: u32) {
         if self.peers[to as usize].health != Health::Alive {
             return;
         }
-        // A pool's limit is far above the windows of all peers.
-        if let Ok(answer) = self.answers.insert(Answer { request, status }) {
-            self.peers[to as usize].owed += 1;
-            self.answering.push(&mut self.peers[to as usize].answers, answer.index);
+
+        // The limit of the pool is far above the windows of all peers.
+        if let Ok(ack) = self.acks.insert(Acknowledgement { request, status }) {
+            self.peers[to as usize].unsent_acks += 1;
+            self.ack_links.push(&mut self.peers[to as usize].acks, ack.index);
             self.activate(to);
         }
     }

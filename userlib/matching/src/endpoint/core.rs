@@ -1,4 +1,4 @@
-//! The state of an endpoint without its transport, and how a request ends.
+//! The state of an endpoint without its transport, and the end of a request.
 
 use std::collections::VecDeque;
 
@@ -12,35 +12,36 @@ use crate::{
     wire::First,
 };
 
-/// Bytes of a short message of the transport at most: one that is put together on the stack.
+/// Length in bytes of the longest short message: one that is assembled on the stack.
 pub(super) const SHORT: usize = 64;
 
-/// Where a request is on its way.
+/// State of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum State {
     /// Send: in its peer's queue; nothing has left.
     #[default]
     Queued,
-    /// Send: the first of its peer's queue; a part has left.
+    /// Send: at the head of its peer's queue; a part has left.
     Sending,
-    /// Send: the receiver has been told, or a message to this rank itself waits for its receive.
+    /// Send: the receiver has the rendezvous request. Or a message to this rank itself waits for
+    /// its receive.
     Offered,
-    /// Receive: waits for its message.
+    /// Receive: posted.
     Posted,
-    /// Receive: the data of its message come eagerly.
+    /// Receive: matched; the data of the eager message is arriving.
     Filling,
-    /// Receive: in the list of transfers; gets are still to be started.
-    Pulling,
-    /// Receive: no get is to be started any more; some are under way.
+    /// Receive: in the list of transfers; further gets must be started.
+    Fetching,
+    /// Receive: no further get will be started; some are in flight.
     Draining,
-    /// In the list of those whose memory is to be taken back.
+    /// In the list of requests whose memory must be deregistered.
     Settling,
     /// In the completion queue.
     Done,
 }
 
-/// A request. Its place in the pool is used again as it is: [`Core::take`] leaves no buffer, region, answer, error, and nothing moved; whoever
-/// makes a request sets the rest.
+/// A request. The pool reuses its place without a reset. [`Core::take`] clears `buffer`, `moved`,
+/// `gets`, `region`, `ack_handle` and `error`; a new request sets the other fields.
 #[derive(Debug, Default)]
 pub(super) struct Op {
     pub(super) kind: Kind,
@@ -49,72 +50,73 @@ pub(super) struct Op {
     pub(super) cookie: u64,
     pub(super) envelope: Envelope,
     pub(super) buffer: Buffer,
-    /// Bytes of the message.
+    /// Length of the message in bytes.
     pub(super) length: u64,
-    /// Bytes that have left, or that gets were started for.
+    /// Bytes that have left, or for which gets were started.
     pub(super) moved: usize,
-    /// Gets under way.
+    /// Gets in flight.
     pub(super) gets: u32,
-    /// Its registered memory.
+    /// The region of its registered memory.
     pub(super) region: Option<Region>,
     /// Receive: the sender's memory.
     pub(super) remote: RemoteRegion,
-    /// Receive: the sender's name for its request, which waits for an answer.
-    pub(super) answer: Option<u64>,
-    /// Why it failed.
+    /// Receive: the sender's handle of its request, while an acknowledgement is due.
+    pub(super) ack_handle: Option<u64>,
+    /// The reason for its failure.
     pub(super) error: Option<Error>,
 }
 
 impl Op {
-    /// Bytes of the message that the buffer takes.
+    /// Returns the number of bytes of the message that fit in the buffer.
     #[inline]
-    pub(super) fn goal(&self) -> usize {
+    pub(super) fn fitting_bytes(&self) -> usize {
         self.buffer.len().min(usize::try_from(self.length).unwrap_or(usize::MAX))
     }
 
-    /// What the completion of a request that has failed says: bytes in the buffer, where they would be `goal`, and why.
+    /// Returns length and result for the completion of a failed request. `fitting` is the number of
+    /// bytes that fit in the buffer.
     #[cold]
-    fn failure(&mut self, goal: usize) -> (usize, Result<(), Error>) {
+    fn failure(&mut self, fitting: usize) -> (usize, Result<(), Error>) {
         let error = self.error.take();
-        let length = if matches!(error, Some(Error::Truncated { .. })) { goal } else { 0 };
+        let length = if matches!(error, Some(Error::Truncated { .. })) { fitting } else { 0 };
         (length, error.map_or(Ok(()), Err))
     }
 }
 
-/// A message that waits for its receive.
+/// An unexpected message.
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
+pub(super) struct UnexpectedMessage {
     pub(super) envelope: Envelope,
     pub(super) size: u64,
-    /// Units of its sender's window.
+    /// Units of its sender's window that it uses.
     pub(super) cost: u64,
-    /// Not in the queues any more.
+    /// Whether it was claimed, and is no longer in the queues.
     pub(super) claimed: bool,
     pub(super) content: Content,
 }
 
-/// What there is of it.
+/// The content of an unexpected message.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) enum Content {
-    /// Its sender was lost before all of it had come. Only claimed ones.
+    /// Its sender was lost before the data was complete. Only claimed messages have this state.
     #[default]
     Lost,
-    /// Data that came eagerly; all of them or not.
+    /// Eager data, and whether it is complete.
     Stored(Chain, bool),
-    /// Where to fetch it, and the sender's name for its request.
+    /// The memory to fetch it from, and the sender's handle of its request.
     Remote(RemoteRegion, u64),
-    /// A send of this rank to itself.
-    Own(u32),
+    /// A send of this rank to itself, by its request.
+    ToSelf(u32),
 }
 
-/// An answer to a rendezvous that has not left.
+/// The acknowledgement of a rendezvous, not yet sent.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Answer {
+pub(super) struct Acknowledgement {
     pub(super) request: u64,
     pub(super) status: u32,
 }
 
-/// Whether a peer can be talked to.
+/// Whether a peer takes part in the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Health {
     Alive,
@@ -122,15 +124,15 @@ pub(super) enum Health {
     Bad(&'static str, u64),
 }
 
-/// Where the rest of an eager message goes.
+/// Destination of the remaining data of an eager message.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Target {
     Op(u32),
     Message(u32),
-    Nobody,
+    Discard,
 }
 
-/// The eager message of a peer that has arrived in part.
+/// An eager message that has arrived in part.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Incoming {
     pub(super) target: Target,
@@ -138,30 +140,34 @@ pub(super) struct Incoming {
     pub(super) size: u64,
 }
 
-/// Another rank, or this one.
+/// State of another rank, or of this one.
 #[derive(Debug)]
 pub(super) struct Peer {
     pub(super) health: Health,
     /// Sends in their order.
     pub(super) sends: List,
-    /// Answers that have not left, and how many.
-    pub(super) answers: List,
-    pub(super) owed: u64,
-    /// Messages from it that wait here.
-    pub(super) waiting: List,
+    /// Acknowledgements not yet sent.
+    pub(super) acks: List,
+    /// Number of acknowledgements not yet sent.
+    pub(super) unsent_acks: u64,
+    /// Its unexpected messages.
+    pub(super) unexpected: List,
     pub(super) incoming: Option<Incoming>,
-    /// Units sent to it, and how many it allows, in all.
+    /// Total number of window units sent to it.
     pub(super) sent: u64,
+    /// Total number of window units that it has granted.
     pub(super) limit: u64,
-    /// Units of its messages that wait here.
-    pub(super) held: u64,
-    /// Units of its messages that do not wait any more, in all, and the limit it was told last.
+    /// Window units that its unexpected messages use.
+    pub(super) window_used: u64,
+    /// Total number of window units of its messages that have left the window.
     pub(super) consumed: u64,
-    pub(super) granted: u64,
-    /// Whether it is in the list of peers to send to.
+    /// The limit of the last grant sent to it.
+    pub(super) granted_limit: u64,
+    /// Whether it is in the list of peers with something to send.
     pub(super) active: bool,
 }
 
+/// The state of an endpoint without its transport.
 pub(super) struct Core {
     pub(super) config: Config,
     pub(super) window: u64,
@@ -170,26 +176,27 @@ pub(super) struct Core {
     pub(super) max_get: usize,
     pub(super) peers: Vec<Peer>,
     pub(super) ops: Pool<Op>,
-    /// A request's place: in a peer's sends, the transfers, the settling or the done ones.
-    pub(super) places: Lists,
-    pub(super) messages: Pool<Waiting>,
-    /// A message's place in its peer's `waiting`.
-    pub(super) sources: Lists,
-    pub(super) answers: Pool<Answer>,
-    /// An answer's place in its peer's `answers`.
-    pub(super) answering: Lists,
+    /// Links of requests: each is in a peer's sends, the transfers, the settling or the completed
+    /// requests.
+    pub(super) request_links: Lists,
+    pub(super) messages: Pool<UnexpectedMessage>,
+    /// Links of messages in `unexpected` of their peers.
+    pub(super) message_links: Lists,
+    pub(super) acks: Pool<Acknowledgement>,
+    /// Links of acknowledgements in `acks` of their peers.
+    pub(super) ack_links: Lists,
     pub(super) queues: Queues,
     pub(super) store: Store,
     pub(super) transfers: List,
     pub(super) settling: List,
     pub(super) done: List,
-    /// Peers that there is something to send to.
+    /// Peers with something to send.
     pub(super) active: VecDeque<Rank>,
-    /// Peers that were lost and may still have requests, and the first place in `ops` that was not looked at for them.
+    /// Lost peers that may still have requests, each with the first place of `ops` not yet checked.
     pub(super) lost: VecDeque<(Rank, u32)>,
-    /// A message being put together.
+    /// Buffer in which a message is assembled.
     pub(super) scratch: Vec<u8>,
-    /// Bytes of an eager message at most that leaves as one short message of the transport.
+    /// Length in bytes of the longest eager message that leaves as one short message.
     pub(super) short: usize,
     pub(super) statistics: Statistics,
 }
@@ -198,20 +205,22 @@ impl Core {
     pub(super) fn new(config: Config, rank: Rank, size: u32, max_message: usize, max_get: usize) -> Self {
         let window = config.window_units();
         let short = config.eager_threshold.min(max_message.min(SHORT) - size_of::<First>());
+
         let peer = || Peer {
             health: Health::Alive,
             sends: List::EMPTY,
-            answers: List::EMPTY,
-            owed: 0,
-            waiting: List::EMPTY,
+            acks: List::EMPTY,
+            unsent_acks: 0,
+            unexpected: List::EMPTY,
             incoming: None,
             sent: 0,
             limit: window,
-            held: 0,
+            window_used: 0,
             consumed: 0,
-            granted: window,
+            granted_limit: window,
             active: false,
         };
+
         Self {
             config,
             window,
@@ -220,11 +229,11 @@ impl Core {
             max_get,
             peers: (0..size).map(|_| peer()).collect(),
             ops: Pool::new(),
-            places: Lists::default(),
+            request_links: Lists::default(),
             messages: Pool::new(),
-            sources: Lists::default(),
-            answers: Pool::new(),
-            answering: Lists::default(),
+            message_links: Lists::default(),
+            acks: Pool::new(),
+            ack_links: Lists::default(),
             queues: Queues::new(),
             store: Store::new(),
             transfers: List::EMPTY,
@@ -238,24 +247,25 @@ impl Core {
         }
     }
 
+    /// Checks that a rank exists.
     pub(super) fn check_peer(&self, peer: Rank) -> Result<(), Error> {
         let size = self.peers.len() as u32;
         if peer < size { Ok(()) } else { Err(Error::NoSuchPeer { peer, size }) }
     }
 
-    /// A place for a request.
+    /// Takes a place for a request.
     #[inline]
-    pub(super) fn enter(&mut self) -> Result<Handle, Error> {
-        self.ops.enter().ok_or(Error::TooManyRequests { limit: Pool::<Op>::LIMIT })
+    pub(super) fn allocate(&mut self) -> Result<Handle, Error> {
+        self.ops.allocate().ok_or(Error::TooManyRequests { limit: Pool::<Op>::LIMIT })
     }
 
-    /// Whether a peer can be talked to.
+    /// Returns whether a peer takes part in the protocol.
     #[inline]
     pub(super) fn is_alive(&self, peer: Rank) -> bool {
         matches!(self.peers[peer as usize].health, Health::Alive)
     }
 
-    /// Why nothing can be done with a peer, unless it is alive.
+    /// Returns the reason why a peer does not take part, if so.
     pub(super) fn peer_error(&self, peer: Rank) -> Option<Error> {
         match self.peers[peer as usize].health {
             Health::Alive => None,
@@ -264,31 +274,32 @@ impl Core {
         }
     }
 
-    /// The request, which is in no list of places and not posted, has succeeded.
+    /// Completes a request successfully. It must not be in any list, nor posted.
     #[inline]
     pub(super) fn complete(&mut self, op: u32) {
         let request = &mut self.ops[op];
         request.state = State::Done;
+
         if request.kind == Kind::Send {
             self.statistics.sent += 1;
         } else {
             self.statistics.received += 1;
             self.statistics.bytes_received += request.length;
         }
-        self.places.push(&mut self.done, op);
+        self.request_links.push(&mut self.done, op);
     }
 
-    /// The request, which is in no list of places and not posted, has failed.
+    /// Completes a request with an error. It must not be in any list, nor posted.
     #[cold]
     pub(super) fn fail(&mut self, op: u32, error: Error) {
         let request = &mut self.ops[op];
         request.state = State::Done;
         self.statistics.failed += u64::from(error.is_peer());
         request.error = Some(error);
-        self.places.push(&mut self.done, op);
+        self.request_links.push(&mut self.done, op);
     }
 
-    /// One of both.
+    /// Completes a request, with an error if there is one.
     pub(super) fn finish(&mut self, op: u32, error: Option<Error>) {
         match error {
             None => self.complete(op),
@@ -296,7 +307,7 @@ impl Core {
         }
     }
 
-    /// A receive has all that its buffer takes of its message.
+    /// Completes a receive whose buffer holds all that fits of its message.
     #[inline]
     pub(super) fn finish_receive(&mut self, op: u32) {
         let request = &self.ops[op];
@@ -312,18 +323,21 @@ impl Core {
     #[inline]
     pub(super) fn take(&mut self, op: u32) -> Completion {
         let request = Request(self.ops.handle(op));
-        self.places.remove(&mut self.done, op);
+        self.request_links.remove(&mut self.done, op);
+
         let place = &mut self.ops[op];
-        let goal = place.goal();
-        let (length, result) = if place.error.is_none() { (goal, Ok(())) } else { place.failure(goal) };
+        let fitting = place.fitting_bytes();
+        let (length, result) = if place.error.is_none() { (fitting, Ok(())) } else { place.failure(fitting) };
+
         let buffer = std::mem::take(&mut place.buffer);
-        (place.moved, place.gets, place.region, place.answer) = (0, 0, None, None);
+        (place.moved, place.gets, place.region, place.ack_handle) = (0, 0, None, None);
+
         let Op { kind, cookie, envelope, .. } = *place;
-        self.ops.leave(op);
+        self.ops.release(op);
         Completion { request, kind, cookie, envelope, length, result, buffer }
     }
 
-    /// Whether a request, which is at a place that is taken, waits for `peer`.
+    /// Returns whether a request, at a taken place, waits for `peer`.
     pub(super) fn waits_for(&self, op: u32, peer: Rank) -> bool {
         let request = &self.ops[op];
         match request.state {
@@ -333,7 +347,7 @@ impl Core {
         }
     }
 
-    /// There may be something to send to `peer`.
+    /// Queues `peer` for sending, if it is alive.
     pub(super) fn activate(&mut self, peer: Rank) {
         let state = &mut self.peers[peer as usize];
         if !state.active && peer != self.rank && state.health == Health::Alive {
@@ -342,7 +356,7 @@ impl Core {
         }
     }
 
-    /// Messages of `peer` that cost so many units have left the window.
+    /// Counts `cost` units of `peer` that have left the window, and queues a grant when one is due.
     #[inline]
     pub(super) fn consume(&mut self, peer: Rank, cost: u64) {
         let state = &mut self.peers[peer as usize];
@@ -352,22 +366,23 @@ impl Core {
         }
     }
 
-    /// The memory of the request is to be taken back, then it is complete.
+    /// Queues a request for deregistration of its memory, after which it completes.
     pub(super) fn settle(&mut self, op: u32) {
         self.ops[op].state = State::Settling;
-        self.places.push(&mut self.settling, op);
+        self.request_links.push(&mut self.settling, op);
     }
 
+    /// Returns the description of an unexpected message.
     pub(super) fn arrived(&self, message: u32) -> Arrived {
-        let waiting = &self.messages[message];
-        Arrived { envelope: waiting.envelope, length: waiting.size }
+        let unexpected = &self.messages[message];
+        Arrived { envelope: unexpected.envelope, length: unexpected.size }
     }
 }
 
 impl Peer {
-    /// Whether half of the window or more has not been granted again.
+    /// Returns whether half of the window or more was consumed since the last grant.
     #[inline]
     pub(super) fn grant_due(&self, window: u64) -> bool {
-        self.consumed + window - self.granted >= window.div_ceil(2)
+        self.consumed + window - self.granted_limit >= window.div_ceil(2)
     }
 }

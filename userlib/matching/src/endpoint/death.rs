@@ -1,8 +1,9 @@
-//! Peers that are gone, and requests that end before their time.
+//! Peers that are gone, and requests that end early.
 //!
-//! A lost peer gets nothing and is not listened to from the moment it is known. The requests that wait for it may be many, so
-//! they fail in the calls of `progress` that follow, a bounded number in each. Nobody keeps a list of them: death is rare, and messages are not. All
-//! requests are looked at once, from the first place on; what is asked of a lost peer later fails at once.
+//! From the moment a peer is known to be lost, nothing is sent to it, and its messages are ignored.
+//! Many requests may wait for it, so they fail in the following calls of `progress`, a bounded
+//! number in each. No list of them exists, because death is rare and messages are not. Instead all
+//! places of requests are checked once. Later requests that need a lost peer fail at once.
 
 use super::{
     Endpoint, Kind,
@@ -10,27 +11,32 @@ use super::{
 };
 use crate::{Error, Gone, Rank, Transport};
 
-/// Places of requests that are looked at in one call.
-const PLACES: u32 = 4096;
+/// Number of places checked in one call.
+const CHECKED_PLACES: u32 = 4096;
 
 impl<T: Transport> Endpoint<T> {
-    /// Asks the transport who is gone, and fails requests of those who are. Says how many steps that were.
-    pub(super) fn take_notice(&mut self, budget: usize) -> usize {
+    /// Asks the transport for lost ranks, and fails requests that wait for them. Returns the number
+    /// of steps.
+    pub(super) fn handle_lost_peers(&mut self, budget: usize) -> usize {
         let mut steps = 0;
+
         while steps < budget {
             let Some(Gone { rank: peer, why }) = self.transport.poll_gone() else { break };
             steps += 1;
             if peer != self.core.rank && (peer as usize) < self.core.peers.len() {
-                self.core.lose(peer, Health::Gone(why));
+                self.core.mark_lost(peer, Health::Gone(why));
             }
         }
+
         if self.core.lost.is_empty() {
             return steps;
         }
-        // What is being settled is complete before anything is failed.
+        // Settling requests complete before any request fails.
         steps += self.settle_all();
-        for _ in 0..PLACES {
+
+        for _ in 0..CHECKED_PLACES {
             let Some(&(peer, op)) = self.core.lost.front().filter(|_| steps < budget) else { break };
+
             match self.core.peer_error(peer).filter(|_| op < self.core.ops.places()) {
                 Some(error) => {
                     if self.core.ops.is_taken(op) && self.core.waits_for(op, peer) {
@@ -49,23 +55,25 @@ impl<T: Transport> Endpoint<T> {
         steps
     }
 
-    /// Ends a request that is not done and not being settled.
+    /// Fails a request that is neither done nor settling.
     pub(super) fn fail(&mut self, op: u32, error: Error) {
         let core = &mut self.core;
         let request = &mut core.ops[op];
         let (peer, kind, state) = (request.envelope.peer, request.kind, request.state);
+
         match state {
             State::Queued | State::Sending => {
-                core.places.remove(&mut core.peers[peer as usize].sends, op);
-                // What stood behind it may need less of the window.
+                core.request_links.remove(&mut core.peers[peer as usize].sends, op);
+                // The send behind it may need less of the window.
                 core.activate(peer);
             }
             State::Posted => core.queues.unpost(op),
-            State::Pulling => core.places.remove(&mut core.transfers, op),
+            State::Fetching => core.request_links.remove(&mut core.transfers, op),
             State::Offered | State::Filling | State::Draining => {}
             State::Settling | State::Done => return,
         }
-        // Its receiver knows where it is.
+
+        // The receiver knows the memory of a rendezvous send.
         let told = kind == Kind::Send && state == State::Offered;
         if let Some(region) = core.ops[op].region.take() {
             match told {
@@ -73,38 +81,44 @@ impl<T: Transport> Endpoint<T> {
                 false => self.transport.deregister(region),
             }
         }
+
         core.fail(op, error);
     }
 }
 
 impl Core {
-    /// Nothing more is expected of `peer`.
-    pub(super) fn lose(&mut self, peer: Rank, health: Health) {
+    /// Marks `peer` as lost, and discards its incomplete messages.
+    pub(super) fn mark_lost(&mut self, peer: Rank, health: Health) {
         let state = &mut self.peers[peer as usize];
         if state.health != Health::Alive {
             return;
         }
+
         state.health = health;
         state.incoming = None;
-        while let Some(answer) = self.answering.pop(&mut self.peers[peer as usize].answers) {
-            self.answers.remove(answer);
+        while let Some(ack) = self.ack_links.pop(&mut self.peers[peer as usize].acks) {
+            self.acks.remove(ack);
         }
-        // As many as its window holds, at most.
-        let mut next = self.peers[peer as usize].waiting.first();
+
+        // The peer's window bounds the number of messages.
+        let mut next = self.peers[peer as usize].unexpected.first();
         while let Some(message) = next {
-            next = self.sources.next(message);
-            let waiting = &mut self.messages[message];
-            match waiting.content {
-                Content::Stored(_, true) | Content::Own(_) | Content::Lost => continue,
+            next = self.message_links.next(message);
+            let unexpected = &mut self.messages[message];
+
+            match unexpected.content {
+                Content::Stored(_, true) | Content::ToSelf(_) | Content::Lost => continue,
                 Content::Stored(chain, false) => self.store.release(chain),
                 Content::Remote(..) => {}
             }
-            waiting.content = Content::Lost;
-            if !waiting.claimed {
+
+            unexpected.content = Content::Lost;
+            if !unexpected.claimed {
                 self.queues.unstore(message);
-                self.forget(message);
+                self.free_message(message);
             }
         }
+
         self.lost.push_back((peer, 0));
     }
 }

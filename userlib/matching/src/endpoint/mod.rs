@@ -1,13 +1,20 @@
 //! The endpoint: requests, and the protocols that complete them.
 //!
-//! In: calls of the application, messages of the transport. Out: completions.
+//! Input: calls of the application, messages of the transport. Output: completions.
 //!
-//! - `mod.rs`: what the application calls; `core.rs`: requests, peers, lists, and how a request ends;
-//! - `send.rs`: what leaves; `arrive.rs`: what comes; `receive.rs`: a receive and its message meet;
-//! - `transfer.rs`: rendezvous; `death.rs`: peers that are gone.
+//! | module | content |
+//! | --- | --- |
+//! | `mod.rs` | the interface for the application |
+//! | `core.rs` | requests, peers, lists, and the end of a request |
+//! | `send.rs` | messages to other ranks |
+//! | `arrive.rs` | messages from other ranks |
+//! | `receive.rs` | the match of a receive with a message |
+//! | `transfer.rs` | rendezvous transfers |
+//! | `death.rs` | peers that are gone |
 //!
-//! What comes is handled while the transport is being polled, when it can't be called for anything else. So what follows from a
-//! message (a registration, an answer) is put on a list and done in the same call of [`Endpoint::progress`], later.
+//! Messages are handled while the transport is being polled, when no other call of the transport is
+//! possible. The consequences of a message (a registration, an acknowledgement) are therefore
+//! queued, and carried out later in the same call of [`Endpoint::progress`].
 
 mod arrive;
 mod core;
@@ -26,49 +33,51 @@ use crate::{
     wire::LEAST_MESSAGE,
 };
 
-/// Names an outstanding request of one endpoint. It finds nothing once the completion was taken.
+/// Handle of an outstanding request of one endpoint. It finds nothing after the completion was
+/// taken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Request(Handle);
 
 impl Request {
-    /// As a number that is not 0, for software that keeps handles in one.
+    /// Returns the handle as a nonzero number, for software that stores handles as numbers.
     pub fn to_bits(self) -> u64 {
         self.0.to_bits()
     }
 
-    /// From that number. A wrong one finds nothing.
+    /// Returns the handle for a number of [`Request::to_bits`]. Any other number finds nothing.
     pub fn from_bits(bits: u64) -> Self {
         Self(Handle::from_bits(bits))
     }
 }
 
-/// Names a claimed message.
+/// Handle of a claimed message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Message(Handle);
 
 impl Message {
-    /// As a number that is not 0.
+    /// Returns the handle as a nonzero number.
     pub fn to_bits(self) -> u64 {
         self.0.to_bits()
     }
 
-    /// From that number. A wrong one finds nothing.
+    /// Returns the handle for a number of [`Message::to_bits`]. Any other number finds nothing.
     pub fn from_bits(bits: u64) -> Self {
         Self(Handle::from_bits(bits))
     }
 }
 
-/// When a send completes.
+/// The event that completes a send.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Mode {
-    /// When its buffer can be used again, which may be before a receive has matched.
+    /// The caller may use the buffer again. A receive may not have matched yet.
     #[default]
     Standard,
-    /// When the receiver has matched it and has the data (`MPI_Issend`, libfabric's delivery complete).
+    /// The receiver has matched the message and has its data (`MPI_Issend`, libfabric's delivery
+    /// complete).
     Synchronous,
 }
 
-/// What a request is.
+/// The kind of a request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Kind {
     /// A send.
@@ -78,38 +87,40 @@ pub enum Kind {
     Receive,
 }
 
-/// The end of a request.
+/// The completion of a request.
 #[derive(Debug)]
 pub struct Completion {
-    /// Which.
+    /// The request.
     pub request: Request,
-    /// What it was.
+    /// Its kind.
     pub kind: Kind,
-    /// From the call that made it.
+    /// The value given to the call that made the request.
     pub cookie: u64,
-    /// Of the message. Of a receive that has not matched: what it asked for, with rank 0 for any source.
+    /// Envelope of the message. A receive that has not matched returns what it asked for, with rank
+    /// 0 for any source.
     pub envelope: Envelope,
-    /// Bytes sent, or in the buffer.
+    /// Bytes sent, or bytes in the buffer.
     pub length: usize,
-    /// Whether it succeeded.
+    /// The result of the request.
     pub result: Result<(), Error>,
-    /// The memory that was lent.
+    /// The memory lent to the request.
     pub buffer: Buffer,
 }
 
-/// A message that has arrived and waits for a receive. Its data may still be on their way.
+/// An unexpected message. Its data may not have arrived completely.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Arrived {
-    /// Its source, context and tag.
+    /// Source, context and tag.
     pub envelope: Envelope,
-    /// Its bytes.
+    /// Length of the message in bytes.
     pub length: u64,
 }
 
-/// One rank's end of a transport, with matching. For one thread at a time.
+/// One rank's end of a transport, with matching. One thread at a time uses it.
 ///
-/// Nothing happens outside of calls: an application that computes for long calls [`Endpoint::progress`] now and then.
-/// Dropping it takes all memory back from the transport, whatever is under way.
+/// The protocol advances only inside calls. An application that computes for long should call
+/// [`Endpoint::progress`] now and then. Dropping the endpoint deregisters all memory, whatever is
+/// in flight.
 pub struct Endpoint<T: Transport> {
     transport: T,
     core: Core,
@@ -125,67 +136,72 @@ impl<T: Transport> fmt::Debug for Endpoint<T> {
 }
 
 impl<T: Transport> Endpoint<T> {
-    /// An endpoint on `transport`, which is nobody else's.
+    /// Creates an endpoint on `transport`.
     ///
     /// # Errors
-    /// [`Error::BadConfig`], also for a transport whose messages are too short; [`Error::NoSuchPeer`] when its rank is not one
-    /// of its ranks.
+    /// [`Error::BadConfig`], also for a transport whose messages are too short.
+    /// [`Error::NoSuchPeer`] when the transport's own rank is out of range.
     pub fn new(transport: T, config: Config) -> Result<Self, Error> {
         config.check()?;
+
         let bytes = transport.max_message_bytes();
         if bytes < LEAST_MESSAGE {
             let what = "the transport's message size";
             return Err(Error::BadConfig { what, value: bytes, least: LEAST_MESSAGE, most: usize::MAX });
         }
+
         let (rank, size) = (transport.rank(), transport.size());
         if rank >= size {
             return Err(Error::NoSuchPeer { peer: rank, size });
         }
+
         let core = Core::new(config, rank, size, bytes, transport.max_get_bytes().max(1));
         Ok(Self { transport, core })
     }
 
-    /// This rank.
+    /// Returns this rank.
     pub fn rank(&self) -> Rank {
         self.core.rank
     }
 
-    /// How many ranks there are.
+    /// Returns the number of ranks.
     pub fn size(&self) -> u32 {
         self.core.peers.len() as u32
     }
 
-    /// What is below.
+    /// Returns the transport.
     pub fn transport(&self) -> &T {
         &self.transport
     }
 
-    /// What is below, for what only it can do.
+    /// Returns the transport, for operations that only it offers.
     pub fn transport_mut(&mut self) -> &mut T {
         &mut self.transport
     }
 
-    /// What was done so far.
+    /// Returns the counters.
     pub fn statistics(&self) -> Statistics {
         Statistics { rekeyed: self.core.queues.rekeyed(), ..self.core.statistics }
     }
 
-    /// Requests whose completions have not been taken.
+    /// Returns the number of requests whose completions have not been taken.
     pub fn outstanding(&self) -> usize {
         self.core.ops.len()
     }
 
-    /// Bytes that this endpoint keeps for the data of unexpected messages: the most that were needed at a time.
+    /// Returns the bytes allocated for the data of unexpected messages: the most that were needed
+    /// at a time.
     pub fn store_bytes(&self) -> usize {
         self.core.store.len() * crate::wire::UNIT
     }
 
-    /// Starts a send of `buffer` to `to.peer`, which may be this rank. `cookie` comes back with the completion.
+    /// Starts a send of `buffer` to `to.peer`, which may be this rank. The completion returns
+    /// `cookie`.
     ///
-    /// What becomes of it later is in its completion, also that the peer is gone already.
+    /// The completion also reports later errors, and that the peer is gone already.
     ///
     /// # Errors
-    /// [`Error::NoSuchPeer`], [`Error::TooManyRequests`]; the buffer is dropped then.
+    /// [`Error::NoSuchPeer`], [`Error::TooManyRequests`]; these drop the buffer.
     pub fn isend(
         &mut self,
         to: Envelope,
@@ -194,19 +210,22 @@ impl<T: Transport> Endpoint<T> {
         cookie: u64,
     ) -> Result<Request, Error> {
         self.core.check_peer(to.peer)?;
-        let handle = self.core.enter()?;
+        let handle = self.core.allocate()?;
+
         let op = &mut self.core.ops[handle.index];
         op.buffer = buffer.into();
         op.length = op.buffer.len() as u64;
         (op.kind, op.mode, op.state, op.cookie, op.envelope) = (Kind::Send, mode, State::Queued, cookie, to);
+
         self.start_send(handle.index);
         Ok(Request(handle))
     }
 
-    /// Starts a receive into `buffer` of the oldest message that `selector` takes. `cookie` comes back with the completion.
+    /// Starts a receive into `buffer` of the oldest message that `selector` takes. The completion
+    /// returns `cookie`.
     ///
     /// # Errors
-    /// [`Error::NoSuchPeer`], [`Error::TooManyRequests`]; the buffer is dropped then.
+    /// [`Error::NoSuchPeer`], [`Error::TooManyRequests`]; these drop the buffer.
     pub fn irecv(
         &mut self,
         selector: Selector,
@@ -220,13 +239,14 @@ impl<T: Transport> Endpoint<T> {
         Ok(Request(handle))
     }
 
-    /// The message that a receive with `selector` would take, if it has arrived.
+    /// Returns the message that a receive with `selector` would take, if it has arrived.
     pub fn probe(&mut self, selector: &Selector) -> Option<Arrived> {
         self.core.queues.find(selector).map(|message| self.core.arrived(message))
     }
 
-    /// As [`Endpoint::probe`], and takes the message out of matching (`MPI_Improbe`, libfabric's claim): only
-    /// [`Endpoint::receive_claimed`] gets it. Until then its sender's window is that much smaller.
+    /// As [`Endpoint::probe`], but removes the message from matching (`MPI_Improbe`, libfabric's
+    /// claim). Only [`Endpoint::receive_claimed`] can receive it. Until then it uses up part of its
+    /// sender's window.
     pub fn claim(&mut self, selector: &Selector) -> Option<(Message, Arrived)> {
         let message = self.core.claim(selector)?;
         Some((Message(message), self.core.arrived(message.index)))
@@ -235,7 +255,7 @@ impl<T: Transport> Endpoint<T> {
     /// Starts the receive of a claimed message.
     ///
     /// # Errors
-    /// [`Error::NoSuchMessage`], [`Error::TooManyRequests`]; the buffer is dropped then.
+    /// [`Error::NoSuchMessage`], [`Error::TooManyRequests`]; these drop the buffer.
     pub fn receive_claimed(
         &mut self,
         message: Message,
@@ -248,7 +268,7 @@ impl<T: Transport> Endpoint<T> {
         Ok(Request(handle))
     }
 
-    /// Throws a claimed message away. Its sender sees it as received.
+    /// Discards a claimed message. For its sender it counts as received.
     ///
     /// # Errors
     /// [`Error::NoSuchMessage`].
@@ -258,8 +278,11 @@ impl<T: Transport> Endpoint<T> {
         Ok(())
     }
 
-    /// Cancels a receive that has no message yet, or a send of which nothing has left. Says whether it did; the request then
-    /// completes with [`Error::Cancelled`]. Otherwise it completes as if nobody had tried.
+    /// Cancels a receive that has not matched, or a send of which nothing has left. Returns whether
+    /// it has cancelled the request.
+    ///
+    /// A cancelled request completes with [`Error::Cancelled`]. Any other request completes as
+    /// usual.
     ///
     /// # Errors
     /// [`Error::NoSuchRequest`].
@@ -274,7 +297,8 @@ impl<T: Transport> Endpoint<T> {
         }
     }
 
-    /// The completion of `request`, if it is complete. The handle finds nothing afterwards. It does not make progress.
+    /// Returns the completion of `request`, if it is complete. The handle finds nothing afterwards.
+    /// This call makes no progress.
     ///
     /// # Errors
     /// [`Error::NoSuchRequest`].
@@ -283,8 +307,8 @@ impl<T: Transport> Endpoint<T> {
         Ok((self.core.ops[op].state == State::Done).then(|| self.core.take(op)))
     }
 
-    /// The completion that has been there the longest: the completion queue. A completion taken by [`Endpoint::test`] or
-    /// [`Endpoint::wait`] is not in it.
+    /// Returns the oldest completion in the completion queue. [`Endpoint::test`] and
+    /// [`Endpoint::wait`] remove the completions that they return.
     #[inline]
     pub fn next_completion(&mut self) -> Option<Completion> {
         self.core.done.first().map(|op| self.core.take(op))
@@ -293,8 +317,9 @@ impl<T: Transport> Endpoint<T> {
     /// Makes progress until `request` is complete.
     ///
     /// # Errors
-    /// [`Error::Timeout`] and [`Error::Interrupted`], after which the request is still outstanding; [`Error::NoSuchRequest`],
-    /// [`Error::Transport`]. Failures of the request itself are in its completion.
+    /// [`Error::Timeout`] and [`Error::Interrupted`]: the request is still outstanding.
+    /// [`Error::NoSuchRequest`], [`Error::Transport`]. The completion reports the failure of the
+    /// request itself.
     pub fn wait(
         &mut self,
         request: Request,
@@ -304,7 +329,7 @@ impl<T: Transport> Endpoint<T> {
         self.wait_until("a request", deadline, cancel, |endpoint| endpoint.test(request))
     }
 
-    /// Makes progress until there is a completion in the queue.
+    /// Makes progress until a completion is in the queue.
     ///
     /// # Errors
     /// As [`Endpoint::wait`].
@@ -312,6 +337,7 @@ impl<T: Transport> Endpoint<T> {
         self.wait_until("any request", deadline, cancel, |endpoint| Ok(endpoint.next_completion()))
     }
 
+    /// Makes progress until `look` returns a result.
     fn wait_until<R>(
         &mut self,
         what: &'static str,
@@ -320,14 +346,18 @@ impl<T: Transport> Endpoint<T> {
         mut look: impl FnMut(&mut Self) -> Result<Option<R>, Error>,
     ) -> Result<R, Error> {
         let mut relax: Option<Relax> = None;
+
         loop {
             if let Some(found) = look(self)? {
                 return Ok(found);
             }
+
             let done = self.progress()?;
+
             if cancel.is_some_and(Cancel::is_cancelled) {
                 return Err(Error::Interrupted { what });
             }
+
             if done > 0 {
                 relax = None;
             } else if let Some(found) = look(self)? {
@@ -335,34 +365,37 @@ impl<T: Transport> Endpoint<T> {
             } else {
                 self.transport.relax(relax.get_or_insert_default())?;
             }
+
             if deadline.has_passed() {
-                // What the last turn brought counts.
+                // The last call of `progress` may have completed a request.
                 return look(self)?.ok_or(Error::Timeout { what });
             }
         }
     }
 
-    /// Takes what has arrived, sends what can be sent, and says how many steps that were. Never waits, and does a bounded amount
-    /// of work.
+    /// Handles what has arrived, and sends what can be sent. Returns the number of steps. Never
+    /// blocks; [`Config::budget`] bounds the work of each kind.
     ///
     /// # Errors
     /// [`Error::Transport`]: the transport as a whole has failed.
     pub fn progress(&mut self) -> Result<usize, Error> {
         let budget = self.core.config.budget;
-        let mut steps = self.take_notice(budget);
+        let mut steps = self.handle_lost_peers(budget);
+
         steps += self.poll(budget)?;
         steps += self.settle_all();
         steps += self.start_transfers(budget);
         steps += self.settle_all();
+
         steps += self.flush_active(budget)?;
         Ok(steps)
     }
 
-    /// Offers the transport's messages and completions to the core.
+    /// Offers the transport's messages and completions of gets to the core.
     fn poll(&mut self, budget: usize) -> Result<usize, TransportError> {
         let Self { transport, core } = self;
         let messages = transport.poll(budget, &mut |from, kind, bytes| core.arrive(from, kind, bytes))?;
-        let gets = transport.poll_gets(budget, &mut |cookie, result| core.got(cookie, result))?;
+        let gets = transport.poll_gets(budget, &mut |cookie, result| core.get_ended(cookie, result))?;
         Ok(messages + gets)
     }
 

@@ -1,10 +1,11 @@
-//! What leaves: grants and answers first, then the sends of a peer in their order.
+//! Messages to other ranks. For each peer grants and acknowledgements leave first, then the sends
+//! in their order.
 
 use zerocopy::IntoBytes;
 
 use super::{
     Endpoint, Mode,
-    core::{Content, Core, Health, SHORT, State, Waiting},
+    core::{Content, Core, Health, SHORT, State, UnexpectedMessage},
     transfer::register,
 };
 use crate::{
@@ -14,16 +15,16 @@ use crate::{
     wire::{self, Finish, First, Grant, Rendezvous},
 };
 
-/// How far sending to a peer came.
+/// Whether a peer must be tried again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Next {
-    /// Nothing is left, or what is left waits for the peer's window.
+    /// Nothing is left, or the rest waits for the peer's window.
     Rest,
-    /// More is to be tried later.
+    /// A later call must continue.
     Again,
 }
 
-/// How far a send came in one step.
+/// Result of one step of a send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
     /// A message left, or the send is over.
@@ -35,56 +36,67 @@ enum Step {
 }
 
 impl<T: Transport> Endpoint<T> {
-    /// A new send sets out.
+    /// Starts a new send. It leaves at once if nothing else waits for the peer.
     pub(super) fn start_send(&mut self, op: u32) {
         let peer = self.core.ops[op].envelope.peer;
         if peer == self.core.rank {
             return self.core.send_to_self(op);
         }
+
         if !self.core.is_alive(peer) {
             let error = self.core.peer_error(peer);
             return self.core.finish(op, error);
         }
+
         let first = self.core.peers[peer as usize].sends.is_empty();
         let at_once = if first { self.send_at_once(peer, op) } else { None };
         if at_once == Some(Step::Done) {
             return;
         }
-        self.core.places.push(&mut self.core.peers[peer as usize].sends, op);
+
+        self.core.request_links.push(&mut self.core.peers[peer as usize].sends, op);
+
         if at_once == Some(Step::NoRoom) {
             self.core.activate(peer);
         } else if first {
             let mut budget = self.core.config.budget;
-            // A failure of the transport shows in the next call of `progress`.
+            // The next call of `progress` reports a failure of the transport.
             if self.flush(peer, &mut budget) != Ok(Next::Rest) {
                 self.core.activate(peer);
             }
         }
     }
 
-    /// A send that leaves as one short message, when nothing is to leave before it. `None`: it is not such a one, or can't leave now.
+    /// Sends a short message at once when nothing must leave before it. Returns `None` when the
+    /// send does not qualify or can't leave now.
     #[inline]
     fn send_at_once(&mut self, rank: Rank, op: u32) -> Option<Step> {
         let core = &mut self.core;
         let (peer, request) = (&mut core.peers[rank as usize], &core.ops[op]);
+
         let data = request.buffer.as_slice();
         let cost = wire::cost(data.len() as u64);
+
         let fits = data.len() <= core.short
             && request.mode == Mode::Standard
-            && peer.answers.is_empty()
+            && peer.acks.is_empty()
             && !peer.grant_due(core.window)
             && peer.sent + cost <= peer.limit;
+
         if !fits {
             return None;
         }
+
         let mut room = [0; SHORT];
         let (header, rest) = room.split_first_chunk_mut::<{ size_of::<First>() }>()?;
         *header = zerocopy::transmute!(first_header(&request.envelope, data.len()));
+
         match data.first_chunk::<8>().filter(|_| data.len() == 8) {
             // A call costs more than the move.
             Some(quadword) => *rest.first_chunk_mut()? = *quadword,
             None => rest.get_mut(..data.len())?.copy_from_slice(data),
         }
+
         let length = size_of::<First>() + data.len();
         match self.transport.try_send(rank, wire::FIRST, room.get(..length)?) {
             Ok(true) => {
@@ -92,12 +104,12 @@ impl<T: Transport> Endpoint<T> {
                 core.complete(op);
                 Some(Step::Done)
             }
-            // A failure of the transport shows in the next call of `progress`.
+            // The next call of `progress` reports a failure of the transport.
             Ok(false) | Err(_) => Some(Step::NoRoom),
         }
     }
 
-    /// Sends to each peer for which there is something, until all had a turn or `budget` steps were done.
+    /// Sends to each queued peer once, until `budget` steps are done. Returns the number of steps.
     pub(super) fn flush_active(&mut self, mut budget: usize) -> Result<usize, TransportError> {
         let before = budget;
         for _ in 0..self.core.active.len() {
@@ -106,6 +118,7 @@ impl<T: Transport> Endpoint<T> {
             }
             let Some(peer) = self.core.active.pop_front() else { break };
             self.core.peers[peer as usize].active = false;
+
             let next = self.flush(peer, &mut budget);
             if next != Ok(Next::Rest) {
                 self.core.activate(peer);
@@ -115,23 +128,25 @@ impl<T: Transport> Endpoint<T> {
         Ok(before - budget)
     }
 
-    /// Sends to one peer until the transport or the window has no room, or `budget` is used up. What did not leave costs nothing of
-    /// it.
+    /// Sends to one peer until the transport or the window has no room, or `budget` is used up. A
+    /// step that sends nothing costs no budget.
     fn flush(&mut self, rank: Rank, budget: &mut usize) -> Result<Next, TransportError> {
         while *budget > 0 {
             let peer = &self.core.peers[rank as usize];
             if peer.health != Health::Alive {
                 return Ok(Next::Rest);
             }
+
             let step = if peer.grant_due(self.core.window) {
                 self.send_grant(rank)?
-            } else if let Some(answer) = peer.answers.first() {
-                self.send_answer(rank, answer)?
+            } else if let Some(ack) = peer.acks.first() {
+                self.send_ack(rank, ack)?
             } else if let Some(op) = peer.sends.first() {
                 self.send_part(rank, op)?
             } else {
                 return Ok(Next::Rest);
             };
+
             match step {
                 Step::Done => *budget -= 1,
                 Step::NoRoom => return Ok(Next::Again),
@@ -144,32 +159,38 @@ impl<T: Transport> Endpoint<T> {
         Ok(Next::Again)
     }
 
+    /// Grants the peer the whole window beyond what it has consumed.
     fn send_grant(&mut self, rank: Rank) -> Result<Step, TransportError> {
         let peer = &mut self.core.peers[rank as usize];
         let limit = peer.consumed + self.core.window;
+
         if !self.transport.try_send(rank, wire::GRANT, Grant { limit: limit.into() }.as_bytes())? {
             return Ok(Step::NoRoom);
         }
-        peer.granted = limit;
+
+        peer.granted_limit = limit;
         self.core.statistics.grants += 1;
         Ok(Step::Done)
     }
 
-    fn send_answer(&mut self, rank: Rank, answer: u32) -> Result<Step, TransportError> {
-        let content = self.core.answers[answer];
+    /// Sends an acknowledgement.
+    fn send_ack(&mut self, rank: Rank, ack: u32) -> Result<Step, TransportError> {
+        let content = self.core.acks[ack];
         let message =
             Finish { request: content.request.into(), status: content.status.into(), reserved: 0.into() };
+
         if !self.transport.try_send(rank, wire::FINISH, message.as_bytes())? {
             return Ok(Step::NoRoom);
         }
+
         let peer = &mut self.core.peers[rank as usize];
-        peer.owed -= 1;
-        self.core.answering.remove(&mut peer.answers, answer);
-        self.core.answers.remove(answer);
+        peer.unsent_acks -= 1;
+        self.core.ack_links.remove(&mut peer.acks, ack);
+        self.core.acks.remove(ack);
         Ok(Step::Done)
     }
 
-    /// The next message of a peer's first send.
+    /// Sends the next message of the first send in a peer's queue.
     fn send_part(&mut self, rank: Rank, op: u32) -> Result<Step, TransportError> {
         let request = &self.core.ops[op];
         let length = request.buffer.len();
@@ -179,48 +200,57 @@ impl<T: Transport> Endpoint<T> {
             if !self.transport.try_send(rank, wire::MORE, data)? {
                 return Ok(Step::NoRoom);
             }
-            self.core.left(rank, op, part);
+
+            self.core.record_sent(rank, op, part);
             return Ok(Step::Done);
         }
+
         let eager = request.mode == Mode::Standard && length <= self.core.config.eager_threshold;
         let cost = wire::cost(if eager { length as u64 } else { 0 });
+
         let peer = &self.core.peers[rank as usize];
         if peer.sent + cost > peer.limit {
             return Ok(Step::NoWindow);
         }
+
         if eager { self.send_first(rank, op, cost) } else { self.send_request(rank, op, cost) }
     }
 
-    /// The beginning of an eager message.
+    /// Sends the beginning of an eager message.
     fn send_first(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
         let request = &core.ops[op];
         let header = first_header(&request.envelope, request.buffer.len());
         let part = request.buffer.len().min(core.max_message - size_of::<First>());
+
         core.scratch.clear();
         core.scratch.extend_from_slice(header.as_bytes());
         core.scratch.extend_from_slice(&request.buffer.as_slice()[..part]);
+
         if !self.transport.try_send(rank, wire::FIRST, &core.scratch)? {
             return Ok(Step::NoRoom);
         }
+
         core.peers[rank as usize].sent += cost;
         core.ops[op].state = State::Sending;
-        core.left(rank, op, part);
+        core.record_sent(rank, op, part);
         Ok(Step::Done)
     }
 
-    /// The request to fetch a message. If its memory can't be registered the send fails, and nothing leaves.
+    /// Sends a rendezvous request. If the memory can't be registered, the send fails and nothing
+    /// leaves.
     fn send_request(&mut self, rank: Rank, op: u32, cost: u64) -> Result<Step, TransportError> {
         let core = &mut self.core;
         let region = match register(&mut self.transport, &mut core.ops[op], Access::Source) {
             Ok(Some(region)) => region,
             Ok(None) => return Ok(Step::NoRoom),
             Err(error) => {
-                core.places.remove(&mut core.peers[rank as usize].sends, op);
+                core.request_links.remove(&mut core.peers[rank as usize].sends, op);
                 core.finish(op, Some(Error::Transport(error)));
                 return Ok(Step::Done);
             }
         };
+
         let request = &core.ops[op];
         let message = Rendezvous {
             context: request.envelope.context.into(),
@@ -231,64 +261,80 @@ impl<T: Transport> Endpoint<T> {
             offset: region.remote.offset.into(),
             request: core.ops.handle(op).to_bits().into(),
         };
+
         if !self.transport.try_send(rank, wire::REQUEST, message.as_bytes())? {
             return Ok(Step::NoRoom);
         }
+
         core.peers[rank as usize].sent += cost;
         core.ops[op].state = State::Offered;
-        core.places.remove(&mut core.peers[rank as usize].sends, op);
+        core.request_links.remove(&mut core.peers[rank as usize].sends, op);
         Ok(Step::Done)
     }
 }
 
-/// The header of an eager message.
+/// Returns the header of an eager message.
 #[inline]
 fn first_header(envelope: &Envelope, length: usize) -> First {
     First { context: envelope.context.into(), size: (length as u32).into(), tag: envelope.tag.into() }
 }
 
 impl Core {
-    /// An eager send has come to byte `part`.
-    fn left(&mut self, rank: Rank, op: u32, part: usize) {
+    /// Records that an eager send has reached byte `part`, and completes it at the end.
+    fn record_sent(&mut self, rank: Rank, op: u32, part: usize) {
         let request = &mut self.ops[op];
         request.moved = part;
+
         if part == request.buffer.len() {
-            self.places.remove(&mut self.peers[rank as usize].sends, op);
+            self.request_links.remove(&mut self.peers[rank as usize].sends, op);
             self.complete(op);
         }
     }
 
-    /// A send to this rank: to its receive, or into the store, or, if it is long, to wait for its receive where it is.
+    /// Sends to this rank. The data goes to a posted receive, or into the store. A long message
+    /// stays in its buffer until its receive.
     fn send_to_self(&mut self, op: u32) {
         let request = &self.ops[op];
         let (envelope, size) = (request.envelope, request.length);
+
         if let Some(receive) = self.queues.arrive(&envelope) {
             self.statistics.expected += 1;
-            return self.deliver_own(op, receive);
+            return self.deliver_to_self(op, receive);
         }
+
         self.statistics.unexpected += 1;
         let cost = wire::cost(size);
         let peer = &self.peers[envelope.peer as usize];
         let store = request.mode == Mode::Standard
             && request.buffer.len() <= self.config.eager_threshold
-            && peer.held + cost <= self.window;
+            && peer.window_used + cost <= self.window;
+
         if !store {
-            // It takes none of the window: the application holds it.
+            // It uses none of the window, since the application holds the memory.
             self.ops[op].state = State::Offered;
-            let waiting = Waiting { envelope, size, cost: 0, claimed: false, content: Content::Own(op) };
-            if self.wait_here(waiting).is_none() {
-                self.finish(op, Some(Error::TooManyRequests { limit: Pool::<Waiting>::LIMIT }));
+            let unexpected =
+                UnexpectedMessage { envelope, size, cost: 0, claimed: false, content: Content::ToSelf(op) };
+            if self.store_unexpected(unexpected).is_none() {
+                self.finish(op, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
             }
             return;
         }
-        let waiting =
-            Waiting { envelope, size, cost, claimed: false, content: Content::Stored(Chain::EMPTY, true) };
-        let Some(message) = self.wait_here(waiting) else {
-            return self.finish(op, Some(Error::TooManyRequests { limit: Pool::<Waiting>::LIMIT }));
+
+        let unexpected = UnexpectedMessage {
+            envelope,
+            size,
+            cost,
+            claimed: false,
+            content: Content::Stored(Chain::EMPTY, true),
         };
+        let Some(message) = self.store_unexpected(unexpected) else {
+            return self.finish(op, Some(Error::TooManyRequests { limit: Pool::<UnexpectedMessage>::LIMIT }));
+        };
+
         if let Content::Stored(chain, _) = &mut self.messages[message].content {
             self.store.append(chain, self.ops[op].buffer.as_slice());
         }
+
         self.finish(op, None);
     }
 }

@@ -1,4 +1,4 @@
-//! Rendezvous: memory is registered, gets are started, and both sides' memory is taken back at the end.
+//! Rendezvous transfers: registration of memory, gets, and deregistration at the end.
 
 #![allow(unsafe_code, reason = "the one place where a request's memory is registered")]
 
@@ -8,17 +8,19 @@ use super::{
 };
 use crate::{Access, Error, Get, Region, Transport, TransportError, pool::Handle, wire};
 
-/// The region of a request's memory, registered now if it was not. An empty one needs none. `None`: there is no room now.
+/// Returns the region of a request's memory, and registers it if necessary. Empty memory needs no
+/// region. Returns `None` when there is no room now.
 pub(super) fn register<T: Transport>(
     transport: &mut T,
     op: &mut Op,
     access: Access,
 ) -> Result<Option<Region>, TransportError> {
-    if op.region.is_none() && op.goal() > 0 {
-        let memory = crate::Memory { length: op.goal(), ..op.buffer.memory() };
-        // SAFETY: the memory is lent to the request, by the contract of its buffer or because it is ours, until the request is
-        // complete or the endpoint dropped. Before either, `Op::region` is deregistered. Meanwhile a source is only read, and a
-        // destination not accessed at all: its request is being pulled.
+    if op.region.is_none() && op.fitting_bytes() > 0 {
+        let memory = crate::Memory { length: op.fitting_bytes(), ..op.buffer.memory() };
+        // SAFETY: by the contract of its buffer, or because the buffer owns it, the memory is lent
+        // to the request until the request completes or the endpoint is dropped. `Op::region` is
+        // deregistered before either. Meanwhile a source is only read. A destination is not
+        // accessed, because its request is in `Fetching`.
         op.region = unsafe { transport.register(memory, access) }?;
         return Ok(op.region);
     }
@@ -26,7 +28,8 @@ pub(super) fn register<T: Transport>(
 }
 
 impl<T: Transport> Endpoint<T> {
-    /// Starts gets, each transfer's in its turn, until none can be started or `budget` is used up. Says how many.
+    /// Starts gets for all transfers in turn, until none can be started or `budget` is used up.
+    /// Returns the number of gets.
     pub(super) fn start_transfers(&mut self, budget: usize) -> usize {
         let mut started = 0;
         let mut first = None;
@@ -35,6 +38,7 @@ impl<T: Transport> Endpoint<T> {
             if first == Some(op) {
                 break;
             }
+
             first.get_or_insert(op);
             let Some(gets) = self.start_gets(op) else { break };
             started += gets;
@@ -42,29 +46,32 @@ impl<T: Transport> Endpoint<T> {
         started
     }
 
-    /// Starts as many gets of one transfer as it may have, and puts it behind the others if there are more. `None`: the transport
-    /// has no room for gets.
+    /// Starts gets of one transfer, up to its limit. A transfer with more to fetch moves to the end
+    /// of the list. Returns `None` when the transport has no room for gets.
     fn start_gets(&mut self, op: u32) -> Option<usize> {
         let Self { transport, core } = self;
         let cookie = core.ops.handle(op).to_bits();
         let request = &mut core.ops[op];
-        let goal = request.goal();
+        let fitting = request.fitting_bytes();
+
         let mut started = 0;
         let result = loop {
-            if request.moved == goal || request.gets >= core.config.gets_in_flight {
+            if request.moved == fitting || request.gets >= core.config.gets_in_flight {
                 break Ok(());
             }
             let local = match register(transport, request, Access::Destination) {
                 Ok(Some(local)) => local,
-                // Others have theirs, and must go on so that there is room again.
+                // Other transfers hold the regions, and continue until there is room again.
                 Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             };
+
             let mut remote = request.remote;
-            let length = core.max_get.min(goal - request.moved);
+            let length = core.max_get.min(fitting - request.moved);
             remote.offset = remote.offset.wrapping_add(request.moved as u64);
             let local_offset = request.moved;
             let get = Get { peer: request.envelope.peer, remote, local, local_offset, length, cookie };
+
             match transport.start_get(&get) {
                 Ok(true) => {
                     request.moved += length;
@@ -75,30 +82,35 @@ impl<T: Transport> Endpoint<T> {
                 Err(error) => break Err(error),
             }
         };
-        let over = request.moved == goal || result.is_err();
-        core.places.remove(&mut core.transfers, op);
+
+        let over = request.moved == fitting || result.is_err();
+        core.request_links.remove(&mut core.transfers, op);
         if !over {
-            core.places.push(&mut core.transfers, op);
+            core.request_links.push(&mut core.transfers, op);
         } else {
-            request_over(core, op, result.err());
+            start_draining(core, op, result.err());
         }
         Some(started)
     }
 
-    /// Takes the memory of those back that are over, and completes them. Says how many.
+    /// Deregisters the memory of all settling requests, and completes them. Returns the number of
+    /// requests.
     pub(super) fn settle_all(&mut self) -> usize {
         let mut settled = 0;
-        while let Some(op) = self.core.places.pop(&mut self.core.settling) {
+        while let Some(op) = self.core.request_links.pop(&mut self.core.settling) {
             settled += 1;
+
             let request = &mut self.core.ops[op];
             if let Some(region) = request.region.take() {
                 self.transport.deregister(region);
             }
+
             let (kind, peer, error) = (request.kind, request.envelope.peer, request.error.take());
-            if let Some(answer) = request.answer.take() {
+            if let Some(ack) = request.ack_handle.take() {
                 let status = if error.is_none() { wire::FETCHED } else { wire::NOT_FETCHED };
-                self.core.answer(peer, answer, status);
+                self.core.queue_ack(peer, ack, status);
             }
+
             match (kind, error) {
                 (Kind::Receive, None) => self.core.finish_receive(op),
                 (_, error) => self.core.finish(op, error),
@@ -108,34 +120,38 @@ impl<T: Transport> Endpoint<T> {
     }
 }
 
-/// No get of a transfer, which is not in the list any more, will be started.
-fn request_over(core: &mut Core, op: u32, error: Option<TransportError>) {
+/// Records that no further get of a transfer will be started. The transfer must not be in the list.
+fn start_draining(core: &mut Core, op: u32, error: Option<TransportError>) {
     let request = &mut core.ops[op];
     request.state = State::Draining;
+
     if let Some(error) = error {
         request.error.get_or_insert(Error::Transport(error));
     }
+
     if request.gets == 0 {
         core.settle(op);
     }
 }
 
 impl Core {
-    /// A get has ended.
-    pub(super) fn got(&mut self, cookie: u64, result: Result<(), TransportError>) {
+    /// Handles the completion of a get.
+    pub(super) fn get_ended(&mut self, cookie: u64, result: Result<(), TransportError>) {
         let Some(op) = self.ops.find(Handle::from_bits(cookie)) else { return };
+
         let state = self.ops[op].state;
-        if !matches!(state, State::Pulling | State::Draining) || self.ops[op].gets == 0 {
+        if !matches!(state, State::Fetching | State::Draining) || self.ops[op].gets == 0 {
             return;
         }
+
         self.ops[op].gets -= 1;
         match (state, result) {
-            (State::Pulling, Ok(())) => {}
-            (State::Pulling, Err(error)) => {
-                self.places.remove(&mut self.transfers, op);
-                request_over(self, op, Some(error));
+            (State::Fetching, Ok(())) => {}
+            (State::Fetching, Err(error)) => {
+                self.request_links.remove(&mut self.transfers, op);
+                start_draining(self, op, Some(error));
             }
-            (_, result) => request_over(self, op, result.err()),
+            (_, result) => start_draining(self, op, result.err()),
         }
     }
 }

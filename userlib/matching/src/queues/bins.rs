@@ -1,17 +1,19 @@
-//! A hash table of lists: nodes with the same key are in one bin, in the order in which they came.
+//! A hash table of lists: each bin holds the nodes with one key, in the order of their arrival.
 //!
-//! Peers choose the tags of the messages that wait here. So the hash is a strongly universal one (multilinear: D. Lemire and
-//! O. Kaser, *Strongly universal string hashing is fast*, 2014) with a secret key: whatever keys a peer chooses without knowing
-//! it, two of them share a chain with the probability of chance, and a chain's expected length is that of the table's load, at
-//! most 1. A peer that could learn the key by measuring times finds it changed: when a chain gets longer than chance would make
-//! it, the table is keyed anew, at most once for as many new bins as it has chains. Without that its harm would still be limited
-//! by its window.
+//! Peers choose the tags of unexpected messages. Therefore the hash is strongly universal, with a
+//! secret key (multilinear: D. Lemire and O. Kaser, *Strongly universal string hashing is fast*,
+//! 2014). Whatever tags a peer chooses without knowing the secret, two of them share a chain only
+//! by chance. The expected length of a chain is the load of the table, at most 1.
+//!
+//! A peer might learn the secret by measuring times. When a chain becomes longer than chance
+//! explains, the table changes the secret. It does so at most once for as many new bins as it has
+//! chains. Even without that, the peer's window would limit the damage.
 
 use std::hash::{BuildHasher, RandomState};
 
 use crate::lists::{List, Lists, NONE};
 
-/// What a bin is for.
+/// The key of a bin.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) class: u8,
@@ -20,7 +22,7 @@ pub(super) struct Key {
     pub(super) tag: u64,
 }
 
-/// The nodes with one key, and the bin's place in its chain.
+/// The nodes with one key, and the bin's neighbours in its chain.
 #[derive(Clone, Copy, Debug)]
 struct Bin {
     key: Key,
@@ -30,28 +32,29 @@ struct Bin {
     next: u32,
 }
 
-/// Chains in the beginning.
+/// Initial number of chains.
 const CHAINS: usize = 64;
-/// Bins in a chain from which on the key is suspected to be known. By chance it is that long once in 10^30 tables or so.
+/// Chain length that indicates a known secret. By chance one table in about 10^30 has such a chain.
 const SUSPICIOUS: u32 = 32;
 
+/// The hash table.
 #[derive(Debug)]
 pub(super) struct Bins {
     secret: Secret,
-    /// First bin of each chain; as many as a power of two.
+    /// First bin of each chain. The number of chains is a power of two.
     chains: Vec<u32>,
-    /// Chain of a hash: its upper bits, after a shift by this.
+    /// Shift that yields the chain of a hash from the upper bits.
     shift: u32,
     bins: Vec<Bin>,
     free: u32,
     used: usize,
-    /// Bins made since the table was keyed.
+    /// Bins made since the last change of the secret.
     made: usize,
     rekeyed: u64,
     nodes: Lists,
     /// Bin of each node.
     bin: Vec<u32>,
-    /// The bin that was used last: the next key is often the same.
+    /// The bin used last. The next key is often the same.
     recent: u32,
 }
 
@@ -76,19 +79,19 @@ impl Bins {
         self.rekeyed
     }
 
-    /// The oldest node with `key`.
+    /// Returns the oldest node with `key`.
     #[inline]
     pub(super) fn first(&self, key: &Key) -> Option<u32> {
         let bin = self.find(key, self.secret.hash(key)).0?;
         self.bins[bin as usize].nodes.first()
     }
 
-    /// All nodes with `key`, the oldest first.
+    /// Iterates over all nodes with `key`, the oldest first.
     pub(super) fn iter(&self, key: &Key) -> impl Iterator<Item = u32> {
         std::iter::successors(self.first(key), |&node| self.nodes.next(node))
     }
 
-    /// `node` becomes the youngest with `key`.
+    /// Appends `node` to the bin of `key`.
     pub(super) fn push(&mut self, node: u32, key: Key) {
         let bin = if self.is_recent(&key) {
             self.recent
@@ -96,49 +99,58 @@ impl Bins {
             let hash = self.secret.hash(&key);
             match self.find(&key, hash) {
                 (Some(bin), _) => bin,
-                (None, length) => self.make(key, hash, length),
+                (None, length) => self.new_bin(key, hash, length),
             }
         };
+
         self.recent = bin;
+
         if node as usize >= self.bin.len() {
             self.bin.resize(node as usize + 1, NONE);
         }
+
         self.bin[node as usize] = bin;
         self.nodes.push(&mut self.bins[bin as usize].nodes, node);
     }
 
-    /// Takes out the oldest node with `key`.
+    /// Removes and returns the oldest node with `key`.
     #[inline]
     pub(super) fn pop(&mut self, key: &Key) -> Option<u32> {
         if !self.is_recent(key) {
             self.recent = self.find(key, self.secret.hash(key)).0?;
         }
+
         let index = self.recent;
         let bin = &mut self.bins[index as usize];
         let node = self.nodes.pop(&mut bin.nodes)?;
+
         if bin.nodes.is_empty() {
-            self.give_up(index);
+            self.free_bin(index);
         }
         Some(node)
     }
 
-    /// Takes out a node that is in.
+    /// Removes a node from its bin.
     pub(super) fn remove(&mut self, node: u32) {
         let index = self.bin[node as usize];
+
         let bin = &mut self.bins[index as usize];
         self.nodes.remove(&mut bin.nodes, node);
+
         if bin.nodes.is_empty() {
-            self.give_up(index);
+            self.free_bin(index);
         }
     }
 
-    /// A bin is empty.
-    fn give_up(&mut self, index: u32) {
+    /// Unchains an empty bin, and frees it.
+    fn free_bin(&mut self, index: u32) {
         let bin = &mut self.bins[index as usize];
         let Bin { hash, previous, next, .. } = *bin;
+
         bin.next = self.free;
         self.free = index;
         self.used -= 1;
+
         match previous {
             NONE => self.chains[(hash >> self.shift) as usize] = next,
             previous => self.bins[previous as usize].next = next,
@@ -148,14 +160,14 @@ impl Bins {
         }
     }
 
-    /// Whether the bin that was used last is the one of `key`. A bin that was given up has no nodes.
+    /// Returns whether the bin used last is that of `key`. A freed bin has no nodes.
     #[inline]
     fn is_recent(&self, key: &Key) -> bool {
         let bin = self.bins.get(self.recent as usize);
         bin.is_some_and(|bin| bin.key == *key && !bin.nodes.is_empty())
     }
 
-    /// The bin of `key`, or the length of the chain it would be in.
+    /// Returns the bin of `key`, or the length of the chain that it would be in.
     #[inline]
     fn find(&self, key: &Key, hash: u32) -> (Option<u32>, u32) {
         let (mut index, mut length) = (self.chains[(hash >> self.shift) as usize], 0);
@@ -170,8 +182,8 @@ impl Bins {
         (None, length)
     }
 
-    /// A new bin for `key`, whose chain has `length` others.
-    fn make(&mut self, key: Key, mut hash: u32, length: u32) -> u32 {
+    /// Makes a bin for `key`, whose chain has `length` other bins.
+    fn new_bin(&mut self, key: Key, mut hash: u32, length: u32) -> u32 {
         self.made += 1;
         if self.used >= self.chains.len() {
             self.rebuild(self.chains.len() * 2);
@@ -181,8 +193,10 @@ impl Bins {
             self.rebuild(self.chains.len());
             hash = self.secret.hash(&key);
         }
+
         self.used += 1;
         let bin = Bin { key, hash, nodes: List::EMPTY, previous: NONE, next: NONE };
+
         let index = match self.free {
             NONE => {
                 self.bins.push(bin);
@@ -194,12 +208,13 @@ impl Bins {
                 free
             }
         };
-        self.chain(index);
+
+        self.push_to_chain(index);
         index
     }
 
     /// Puts a bin at the beginning of its chain.
-    fn chain(&mut self, index: u32) {
+    fn push_to_chain(&mut self, index: u32) {
         let chain = &mut self.chains[(self.bins[index as usize].hash >> self.shift) as usize];
         let next = std::mem::replace(chain, index);
         self.bins[index as usize].next = next;
@@ -209,31 +224,32 @@ impl Bins {
         }
     }
 
-    /// Distributes all bins over `count` chains, by a new key.
+    /// Distributes all bins over `count` chains, with a new secret.
     #[cold]
     fn rebuild(&mut self, count: usize) {
         let old = std::mem::replace(&mut self.chains, vec![NONE; count]);
         self.shift = shift(count);
         self.secret = Secret::new();
         self.made = 0;
+
         for first in old {
             let mut index = first;
             while index != NONE {
                 let next = self.bins[index as usize].next;
                 self.bins[index as usize].hash = self.secret.hash(&self.bins[index as usize].key);
-                self.chain(index);
+                self.push_to_chain(index);
                 index = next;
             }
         }
     }
 }
 
-/// How far to shift a hash for `chains`, a power of two from 2 to 2^31.
+/// Returns the shift for a number of chains: a power of two from 2 to 2^31.
 fn shift(chains: usize) -> u32 {
     32 - chains.trailing_zeros()
 }
 
-/// The key of a table's hash.
+/// The secret of a table's hash.
 #[derive(Debug)]
 struct Secret {
     base: u64,
@@ -241,7 +257,7 @@ struct Secret {
 }
 
 impl Secret {
-    /// Random numbers from where the standard library's maps have theirs.
+    /// Takes random numbers from the source of the standard library's hash maps.
     fn new() -> Self {
         let random = RandomState::new();
         Self {
@@ -250,7 +266,7 @@ impl Secret {
         }
     }
 
-    /// Multilinear: of the sum of words of 32 bits times factors of 64, the upper half.
+    /// Multilinear hash: the upper half of a sum of 32-bit words times 64-bit factors.
     #[inline]
     fn hash(&self, key: &Key) -> u32 {
         let words = [
@@ -260,10 +276,12 @@ impl Secret {
             key.tag >> 32,
             key.tag & 0xffff_ffff,
         ];
+
         let sum = words
             .iter()
             .zip(&self.factors)
             .fold(self.base, |sum, (&word, &factor)| sum.wrapping_add(word.wrapping_mul(factor)));
+
         (sum >> 32) as u32
     }
 }
@@ -282,14 +300,18 @@ mod tests {
         for node in 0..10_000 {
             bins.push(node, key(u64::from(node) << 20));
         }
+
         assert_eq!(bins.rekeyed(), 0);
+
         assert!(bins.chains.len() >= 10_000);
         for node in 0..10_000 {
             assert_eq!(bins.first(&key(u64::from(node) << 20)), Some(node));
         }
+
         for node in 0..10_000 {
             bins.remove(node);
         }
+
         assert_eq!(bins.used, 0);
         assert!(bins.chains.iter().all(|&chain| chain == NONE));
     }
@@ -301,7 +323,9 @@ mod tests {
             bins.push(node, key(7));
         }
         bins.push(9, key(8));
+
         assert_eq!(bins.iter(&key(7)).collect::<Vec<_>>(), [3, 1, 2]);
+
         bins.remove(3);
         assert_eq!(bins.first(&key(7)), Some(1));
     }
@@ -309,20 +333,23 @@ mod tests {
     #[test]
     fn a_peer_that_knows_the_key_makes_the_table_change_it() {
         let mut bins = Bins::new();
-        // Tags that all go to chain 0 of the table as it is keyed now, as somebody would send who had learned the key.
+        // Tags that all hash to chain 0, as a peer that has learned the secret would choose them.
         let mut node = 0;
         for tag in 0..1_000_000 {
             if bins.secret.hash(&key(tag)) >> bins.shift == 0 {
                 bins.push(node, key(tag));
                 node += 1;
             }
+
             if node == 2 * SUSPICIOUS || bins.rekeyed() > 0 {
                 break;
             }
-            // Others come and go meanwhile.
+
+            // Entries of other peers come and go meanwhile.
             bins.push(100_000, Key { class: 1, ..key(tag) });
             bins.remove(100_000);
         }
+
         assert_eq!(bins.rekeyed(), 1);
         assert_eq!(bins.used as u32, node);
         assert!(bins.find(&key(u64::MAX), 0).1 < SUSPICIOUS);

@@ -1,11 +1,16 @@
-//! The two queues of matching: receives that wait for messages, messages that wait for receives.
+//! The two queues of matching: posted receives and unexpected messages.
 //!
-//! In: selectors and envelopes with the numbers of their requests and messages. Out: which match. It holds no data.
+//! Input: selectors and envelopes, with the numbers of their requests and messages. Output:
+//! matches. The queues hold no data.
 //!
-//! Selectors with the same wildcards form a *class* ([`Class`]); within a class a selector and the messages it takes have the
-//! same key ([`bins::Key`]). So an arriving message looks up one bin for each class that has receives posted and takes the
-//! oldest of those that it finds; a receive looks up one bin of messages. Messages are in the bins of every class that has a
-//! table. Nothing depends on how many others wait.
+//! Selectors with the same wildcards form a class ([`Class`]). Within a class, a selector and the
+//! messages that it takes have the same key ([`bins::Key`]).
+//!
+//! - An arriving message looks up one bin for each class that has posted receives, and takes the
+//!   oldest receive found.
+//! - A receive looks up one bin of messages. A message is in a bin of every class that has a table.
+//!
+//! The cost of either does not depend on the number of entries that wait.
 
 mod bins;
 
@@ -16,14 +21,15 @@ use crate::{
     lists::{List, Lists},
 };
 
-/// Classes with tables.
+/// Number of classes with tables.
 const CLASSES: usize = 8;
-/// The bin of receives whose class has no table: one list, in which each is compared.
-const ODD: usize = CLASSES;
-/// Receives that name their source and their whole tag. Always has a table.
+/// The class number of receives without a table. They are in one list, and each of them is
+/// compared.
+const NO_TABLE: usize = CLASSES;
+/// The class of receives that name their source and their whole tag. It always has a table.
 const EXACT: usize = 0;
 
-/// What a table is for.
+/// A class: the wildcards of its selectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Class {
     any_source: bool,
@@ -35,7 +41,7 @@ impl Class {
         Self { any_source: selector.source.is_none(), ignore: selector.ignore }
     }
 
-    /// The key of a message in class number `number`.
+    /// Returns the key of a message in class `number`.
     #[inline]
     fn key(&self, number: usize, envelope: &Envelope) -> Key {
         Key {
@@ -47,13 +53,13 @@ impl Class {
     }
 }
 
-/// A class that has a table.
+/// State of a class that has a table.
 #[derive(Clone, Copy, Debug)]
 struct Table {
     class: Class,
-    /// Receives posted in it.
+    /// Number of its posted receives.
     posted: u32,
-    /// When it was last asked for.
+    /// Time of its last use.
     used: u64,
 }
 
@@ -65,21 +71,22 @@ struct Posted {
     class: usize,
 }
 
-/// Both queues. Receives and messages are numbered by the caller, densely.
+/// Both queues. The caller numbers receives and messages densely.
 #[derive(Debug)]
 pub(crate) struct Queues {
     tables: [Option<Table>; CLASSES],
-    /// Bit by class: receives are posted in it.
-    waiting: u16,
+    /// One bit for each class: set while the class has posted receives.
+    posted_classes: u16,
     clock: u64,
-    /// Receives, by number.
+    /// Posted receives by number.
     posted: Vec<Posted>,
     posted_bins: Bins,
-    /// Messages, by number.
+    /// Envelopes of unexpected messages by number.
     stored: Vec<Envelope>,
-    /// Nodes of messages: `CLASSES` times their number, plus the class.
+    /// Bins of messages. The node of a message in a class is [`CLASSES`] times its number, plus the
+    /// class.
     stored_bins: Bins,
-    /// All messages in the order of their arrival.
+    /// All messages in order of arrival.
     arrivals: Lists,
     order: List,
 }
@@ -90,7 +97,7 @@ impl Queues {
         tables[EXACT] = Some(Table { class: Class { any_source: false, ignore: 0 }, posted: 0, used: 0 });
         Self {
             tables,
-            waiting: 0,
+            posted_classes: 0,
             clock: 0,
             posted: Vec::new(),
             posted_bins: Bins::new(),
@@ -101,17 +108,18 @@ impl Queues {
         }
     }
 
-    /// Times a hash was keyed anew because of long chains.
+    /// Returns how often a hash table has changed its key because of long chains.
     pub(crate) fn rekeyed(&self) -> u64 {
         self.posted_bins.rekeyed() + self.stored_bins.rekeyed()
     }
 
-    /// The oldest message that `selector` takes.
+    /// Returns the oldest message that `selector` takes.
     #[inline]
     pub(crate) fn find(&mut self, selector: &Selector) -> Option<u32> {
         if self.order.is_empty() { None } else { self.find_stored(selector) }
     }
 
+    /// As [`Queues::find`], with messages in the queue.
     fn find_stored(&mut self, selector: &Selector) -> Option<u32> {
         let class = self.class(selector);
         match self.tables.get(class).and_then(Option::as_ref) {
@@ -124,13 +132,15 @@ impl Queues {
         }
     }
 
-    /// A message waits for its receive.
+    /// Adds an unexpected message.
     pub(crate) fn store(&mut self, message: u32, envelope: Envelope) {
         if message as usize >= self.stored.len() {
             self.stored.resize(message as usize + 1, envelope);
         }
         self.stored[message as usize] = envelope;
+
         self.arrivals.push(&mut self.order, message);
+
         for (number, table) in self.tables.iter().enumerate() {
             if let Some(table) = table {
                 self.stored_bins.push(node(message, number), table.class.key(number, &envelope));
@@ -138,7 +148,7 @@ impl Queues {
         }
     }
 
-    /// A message that waits does so no more.
+    /// Removes an unexpected message.
     pub(crate) fn unstore(&mut self, message: u32) {
         self.arrivals.remove(&mut self.order, message);
         for (number, table) in self.tables.iter().enumerate() {
@@ -148,52 +158,58 @@ impl Queues {
         }
     }
 
-    /// A receive waits for its message. [`Queues::find`] was asked before and had none.
+    /// Posts a receive for which [`Queues::find`] has found no message.
     pub(crate) fn post(&mut self, receive: u32, selector: Selector) {
         let class = self.class(&selector);
+
         self.clock += 1;
         let posted = Posted { selector, sequence: self.clock, class };
+
         match self.posted.get_mut(receive as usize) {
             Some(place) => *place = posted,
             None => self.posted.resize(receive as usize + 1, posted),
         }
-        self.waiting |= 1 << class;
+
+        self.posted_classes |= 1 << class;
+
         let key = match self.tables.get_mut(class) {
             Some(Some(table)) => {
                 table.posted += 1;
                 table.class.key(class, &envelope_of(&selector))
             }
-            _ => ODD_KEY,
+            _ => NO_TABLE_KEY,
         };
+
         self.posted_bins.push(receive, key);
     }
 
-    /// The source that a posted receive names.
+    /// Returns the source that a posted receive names.
     pub(crate) fn source(&self, receive: u32) -> Option<Rank> {
         self.posted.get(receive as usize)?.selector.source
     }
 
-    /// The oldest receive that takes a message with `envelope`. It does not wait any more.
+    /// Removes and returns the oldest posted receive that takes a message with `envelope`.
     #[inline]
     pub(crate) fn arrive(&mut self, envelope: &Envelope) -> Option<u32> {
-        let class = self.waiting.trailing_zeros() as usize;
-        // Receives of one class alone are in the order of their bins.
-        if self.waiting & self.waiting.wrapping_sub(1) == 0
+        let class = self.posted_classes.trailing_zeros() as usize;
+        // With one class in use, the order of its bin is the order of posting.
+        if self.posted_classes & self.posted_classes.wrapping_sub(1) == 0
             && let Some(Some(table)) = self.tables.get_mut(class)
         {
             let receive = self.posted_bins.pop(&table.class.key(class, envelope))?;
             table.posted -= 1;
             if table.posted == 0 {
-                self.waiting = 0;
+                self.posted_classes = 0;
             }
             return Some(receive);
         }
         self.arrive_among_classes(envelope)
     }
 
+    /// As [`Queues::arrive`], with posted receives in several classes or without a table.
     fn arrive_among_classes(&mut self, envelope: &Envelope) -> Option<u32> {
         let mut oldest: Option<u32> = None;
-        let mut classes = self.waiting;
+        let mut classes = self.posted_classes;
         while classes != 0 {
             let class = classes.trailing_zeros() as usize;
             classes &= classes - 1;
@@ -201,9 +217,10 @@ impl Queues {
                 Some(table) => self.posted_bins.first(&table.class.key(class, envelope)),
                 None => self
                     .posted_bins
-                    .iter(&ODD_KEY)
+                    .iter(&NO_TABLE_KEY)
                     .find(|&receive| self.posted[receive as usize].selector.matches(envelope)),
             };
+
             let sequence = |receive: u32| self.posted[receive as usize].sequence;
             if let Some(found) = found
                 && oldest.is_none_or(|oldest| sequence(found) < sequence(oldest))
@@ -211,35 +228,40 @@ impl Queues {
                 oldest = Some(found);
             }
         }
+
         if let Some(receive) = oldest {
             self.unpost(receive);
         }
         oldest
     }
 
-    /// A receive that waits does so no more.
+    /// Removes a posted receive.
     pub(crate) fn unpost(&mut self, receive: u32) {
         let class = self.posted[receive as usize].class;
         self.posted_bins.remove(receive);
+
         let left = match self.tables.get_mut(class) {
             Some(Some(table)) => {
                 table.posted -= 1;
                 table.posted > 0
             }
-            _ => self.posted_bins.first(&ODD_KEY).is_some(),
+            _ => self.posted_bins.first(&NO_TABLE_KEY).is_some(),
         };
+
         if !left {
-            self.waiting &= !(1 << class);
+            self.posted_classes &= !(1 << class);
         }
     }
 
-    /// The number of a selector's class, which gets a table if there is one that nobody needs.
+    /// Returns the number of a selector's class. A new class takes over a table if one is free or
+    /// unused.
     #[inline]
     fn class(&mut self, selector: &Selector) -> usize {
         let class = Class::of(selector);
         if class == (Class { any_source: false, ignore: 0 }) {
             return EXACT;
         }
+
         self.clock += 1;
         for (number, table) in self.tables.iter_mut().enumerate() {
             if let Some(table) = table
@@ -252,8 +274,8 @@ impl Queues {
         self.new_class(class)
     }
 
-    /// Gives `class` a table: a free one, or that which was not asked for the longest and has no receives posted. Walks the
-    /// messages that wait, so it costs no more than a search without a table.
+    /// Assigns a table to `class`: a free one, or the least recently used one without posted
+    /// receives. Walks the unexpected messages, so it costs no more than a search without a table.
     #[cold]
     fn new_class(&mut self, class: Class) -> usize {
         let candidates = self.tables.iter().enumerate().skip(EXACT + 1);
@@ -262,10 +284,12 @@ impl Queues {
             .min_by_key(|(_, table)| table.map_or(0, |table| table.used))
             .map(|(number, _)| number)
         else {
-            return ODD;
+            return NO_TABLE;
         };
+
         let replaces = self.tables[number].is_some();
         self.tables[number] = Some(Table { class, posted: 0, used: self.clock });
+
         let mut next = self.order.first();
         while let Some(message) = next {
             let node = node(message, number);
@@ -280,14 +304,15 @@ impl Queues {
 }
 
 /// The key of receives without a table.
-const ODD_KEY: Key = Key { class: ODD as u8, source: 0, context: 0, tag: 0 };
+const NO_TABLE_KEY: Key = Key { class: NO_TABLE as u8, source: 0, context: 0, tag: 0 };
 
-/// A message that a selector would take; its class ignores what the selector leaves open.
+/// Returns an envelope that the selector would take; its class ignores the fields that the selector
+/// leaves open.
 fn envelope_of(selector: &Selector) -> Envelope {
     Envelope::new(selector.source.unwrap_or(0), selector.context, selector.tag)
 }
 
-/// The node of a message in the bins of a class.
+/// Returns the node of a message in the bins of a class.
 fn node(message: u32, class: usize) -> u32 {
     message * CLASSES as u32 + class as u32
 }

@@ -1,10 +1,10 @@
-//! The queues against two plain lists, as the MPI standard describes them.
+//! Compares the queues with two plain lists, as the MPI standard describes matching.
 
 use proptest::prelude::*;
 
 use super::*;
 
-/// Two lists.
+/// The two lists of the MPI standard.
 #[derive(Default)]
 struct Model {
     posted: Vec<(u32, Selector)>,
@@ -20,7 +20,8 @@ enum Step {
     Claim(usize),
 }
 
-/// Few values, so that much matches; more classes of wildcards than there are tables.
+/// Few different values, so that many entries match, and more classes of wildcards than there are
+/// tables.
 fn selectors() -> impl Strategy<Value = Selector> {
     (
         prop::option::of(0..3_u32),
@@ -52,6 +53,7 @@ fn run(steps: Vec<Step>) {
                 let expected = model.stored.iter().position(|(_, envelope)| selector.matches(envelope));
                 let found = queues.find(&selector);
                 assert_eq!(found, expected.map(|place| model.stored[place].0));
+
                 match (found, expected) {
                     (Some(message), Some(place)) => {
                         queues.unstore(message);
@@ -66,6 +68,7 @@ fn run(steps: Vec<Step>) {
             Step::Arrive(envelope) => {
                 let expected = model.posted.iter().position(|(_, selector)| selector.matches(&envelope));
                 let found = queues.arrive(&envelope);
+
                 assert_eq!(found, expected.map(|place| model.posted[place].0));
                 if let Some(place) = expected {
                     model.posted.remove(place);
@@ -100,7 +103,7 @@ proptest! {
     }
 }
 
-/// Every sequence of five steps out of these.
+/// Runs every sequence of five steps of this menu.
 #[test]
 fn every_short_sequence_matches_as_two_lists_do() {
     let menu = [
@@ -113,23 +116,28 @@ fn every_short_sequence_matches_as_two_lists_do() {
         Step::Arrive(Envelope::new(0, 0, 2)),
         Step::Cancel(0),
     ];
+
     for number in 0..menu.len().pow(5) {
         let digits = (0..5).map(|digit| menu[number / menu.len().pow(digit) % menu.len()].clone());
         run(digits.collect());
     }
 }
 
-/// More classes than tables, all with receives posted: the rest are in a list, and still in order.
+/// More classes than tables have posted receives. Those without a table are in one list, and still
+/// in order.
 #[test]
 fn receives_without_a_table_keep_their_order() {
     let mut queues = Queues::new();
+
     for bit in 0..20 {
         assert_eq!(queues.find(&Selector::exact(0, 0, 0).ignoring(1 << bit)), None);
         queues.post(bit, Selector::exact(0, 0, 0).ignoring(1 << bit));
     }
+
     for bit in (0..20).rev() {
         assert_eq!(queues.arrive(&Envelope::new(0, 0, 1 << bit)), Some(bit));
     }
+
     assert_eq!(queues.arrive(&Envelope::new(0, 0, 0)), None);
-    assert_eq!(queues.waiting, 0);
+    assert_eq!(queues.posted_classes, 0);
 }

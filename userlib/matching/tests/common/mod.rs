@@ -1,52 +1,55 @@
-//! Ranks in one thread, driven in turns.
+//! Several ranks in one thread, which make progress in turn.
 
 #![allow(dead_code, unreachable_pub, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use nicforge_matching::{
     Completion, Config, Endpoint, Envelope, Mode, Request, Selector,
-    memory::{Fabric, Port, Terms},
+    memory::{Fabric, FabricPort, Terms},
 };
 
-/// Turns after which a test that waits has failed. Everything here takes a bounded number of turns, whatever the machine's load.
+/// Number of turns after which a waiting test fails. Every operation takes a bounded number of
+/// turns, whatever the load of the machine.
 pub const TURNS: usize = 200_000;
 
 /// All ranks of a fabric.
 pub struct World {
     pub fabric: Fabric,
-    pub ranks: Vec<Endpoint<Port>>,
+    pub ranks: Vec<Endpoint<FabricPort>>,
 }
 
 impl World {
     pub fn new(size: u32, terms: Terms, config: Config) -> Self {
         let (fabric, ports) = Fabric::new(size, terms);
         let ranks = ports.into_iter().map(|port| Endpoint::new(port, config).unwrap()).collect();
+
         Self { fabric, ranks }
     }
 
-    /// Two ranks with the defaults.
+    /// Creates two ranks with default settings.
     pub fn pair() -> Self {
         Self::new(2, Terms::default(), Config::default())
     }
 
-    /// One call of `progress` for each rank.
+    /// Calls `progress` once for each rank.
     pub fn turn(&mut self) -> usize {
         self.ranks.iter_mut().map(|rank| rank.progress().unwrap()).sum()
     }
 
-    /// So many turns.
+    /// Runs `count` turns.
     pub fn turns(&mut self, count: usize) {
         for _ in 0..count {
             self.turn();
         }
     }
 
-    /// Turns until `request` of `rank` is complete.
+    /// Runs turns until `request` of `rank` is complete.
     pub fn wait(&mut self, rank: usize, request: Request) -> Completion {
         for _ in 0..TURNS {
             if let Some(completion) = self.ranks[rank].test(request).unwrap() {
                 return completion;
             }
+
             self.turn();
         }
         panic!("{request:?} of rank {rank} does not complete: {:?}", self.ranks[rank].statistics());
@@ -61,9 +64,10 @@ impl World {
     }
 }
 
-/// Data that tell where they belong.
+/// Returns data that depends on `seed` and position.
 pub fn pattern(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
+
     (0..length)
         .map(|_| {
             state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);

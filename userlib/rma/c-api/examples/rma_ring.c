@@ -1,14 +1,15 @@
 /*
- * A block of memory goes round all nodes of a network by puts, a hundred times: each process finds it in its own memory, changes it and puts it
- * to the next node. Then each gets the next one's block back, and immediate puts tell all that it is over.
+ * Sends a block of memory round all nodes of a network by puts, a hundred times. Each process changes
+ * the block in its own memory, and puts it to the next node. Then each process gets the next node's
+ * block, and immediate puts announce the end to all.
  *
  *   cargo build --release -p nicforge-rma-c
  *   cc -O2 -I userlib/rma/c-api/include userlib/rma/c-api/examples/rma_ring.c \
  *      -L target/release -lnicforge_rma_c -Wl,-rpath,$PWD/target/release -o rma_ring
  *   nicforge run machines/extoll.toml -- ./rma_ring $(mktemp -d)
  *
- * `nicforge run` tells each process how many nodes there are. Who wants to put somewhere must know an address there: these programs tell
- * each other by files in the directory that they are given.
+ * `nicforge run` sets NICFORGE_SIZE to the number of processes, one for each node. A put needs an
+ * address of the target. The processes exchange their addresses by files in the given directory.
  */
 #include <errno.h>
 #include <inttypes.h>
@@ -20,7 +21,7 @@
 
 enum { ROUNDS = 100, BLOCK = 65536, WORDS = BLOCK / 8, PATIENCE_MS = 20000 };
 
-/* Of the buffer: the block, the next one's block, and a word for the end. */
+/* Offsets in the buffer: the block, the next node's block, and a word that announces the end. */
 enum { AT_BLOCK = 0, AT_OTHER = BLOCK, AT_TOKEN = 2 * BLOCK, BYTES = 2 * BLOCK + 4096 };
 
 static struct rma_port *port;
@@ -41,7 +42,7 @@ static void check(int good, const char *what)
     }
 }
 
-/* Tells where this node's memory is. */
+/* Publishes the address of this node's memory. */
 static void publish(const char *directory, int node)
 {
     char name[4096], temporary[4096 + 8];
@@ -55,7 +56,7 @@ static void publish(const char *directory, int node)
     check(fclose(file) == 0 && rename(temporary, name) == 0, "the address can't be told");
 }
 
-/* Where the next node's memory is, as soon as it has told. */
+/* Returns the address of a node's memory, as soon as the node has published it. */
 static uint64_t find(const char *directory, int node)
 {
     char name[4096];
@@ -91,7 +92,10 @@ static void expect(uint8_t role, uint8_t kind, uint8_t status)
     }
 }
 
-/* While nobody knows this node's memory nobody disturbs: a get from itself, looked at in all ways, and what goes wrong says so. */
+/*
+ * Tests a get from this node itself, and the errors of the calls. No other node knows this node's
+ * memory yet, so no other notification arrives.
+ */
 static void alone(struct rma_buffer *buffer, struct rma_target self)
 {
     struct rma_target nowhere;
@@ -101,16 +105,19 @@ static void alone(struct rma_buffer *buffer, struct rma_target self)
 
     check(rma_probe(port, NULL) == 0, "a notification of nothing");
     check(rma_wait(port, 1, NULL) == -ETIMEDOUT, "a wait that ends by its time-out");
+
     block[0] = 42;
     if (rma_get(port, self, mine + AT_BLOCK, mine + AT_OTHER, 8, RMA_NOTIFY_REQUESTER) != 1)
         fail("rma_get");
+
     if (rma_wait(port, PATIENCE_MS, &seen) < 0)
         fail("rma_wait");
     check(seen.kind == RMA_GET && seen.role == RMA_NOTIFY_REQUESTER && seen.status == RMA_DONE, "another command");
     check(seen.length == 8 && seen.address == mine + AT_OTHER, "another get");
     check(seen.node == self.node && seen.vpid == self.vpid, "a get from somebody else");
     check(block[AT_OTHER / 8] == 42, "what was got is not what was there");
-    /* It stays until it is freed. */
+
+    /* The notification stays until it is freed. */
     check(rma_probe(port, &again) == 1 && again.address == seen.address, "the notification is gone");
     if (rma_free(port) < 0)
         fail("rma_free");
@@ -122,9 +129,11 @@ static void alone(struct rma_buffer *buffer, struct rma_target self)
     check(rma_register(port, buffer, 0, (uint64_t)1 << 40, RMA_READ, &region) == -ERANGE, "more than there is");
     check(region == NULL, "a region after an error");
     check(rma_put(port, self, mine, mine, 0, RMA_NOTIFY_NONE) == -EINVAL, "a put of nothing");
-    /* The card's refusals are notifications, also for those who want none. */
+
+    /* A refused command notifies its requester, even with RMA_NOTIFY_NONE. */
     check(rma_put(port, self, mine, mine + ((uint64_t)1 << 40), 8, RMA_NOTIFY_NONE) == 1, "a put to nowhere");
     expect(RMA_NOTIFY_REQUESTER, RMA_PUT, RMA_REMOTE_ADDRESS);
+
     check(rma_cancel(port, true) == 0 && rma_wait(port, 0, NULL) == -ECANCELED, "a cancelled wait");
     check(rma_cancel(port, false) == 0, "rma_cancel");
 }
@@ -142,21 +151,26 @@ int main(int count, char **words)
     check(count == 2, "usage: rma_ring DIRECTORY");
     if (rma_open(NULL, &options, &port) < 0)
         fail("rma_open");
+
     node = rma_node(port);
     nodes = size != NULL ? atoi(size) : 1;
     check(node >= 0 && rma_vpid(port) == 0 && nodes >= 1, "no node");
+
     if (rma_allocate(port, BYTES, &buffer) < 0)
         fail("rma_allocate");
     check(rma_buffer_size(buffer) >= BYTES, "a buffer that is too small");
     if (rma_register(port, buffer, 0, BYTES, RMA_READ | RMA_WRITE, &region) < 0)
         fail("rma_register");
+
     mine = rma_address(region);
     block = rma_buffer_memory(buffer);
     other = block + AT_OTHER / 8;
     token = block + AT_TOKEN / 8;
+
     if (rma_connect(port, (uint32_t)node, 0, &self) < 0)
         fail("rma_connect");
     alone(buffer, self);
+
     publish(words[1], node);
     theirs = find(words[1], (node + 1) % nodes);
     if (rma_connect(port, (uint32_t)((node + 1) % nodes), 0, &next) < 0)
@@ -169,10 +183,12 @@ int main(int count, char **words)
             if (rma_put(port, next, mine + AT_BLOCK, theirs + AT_BLOCK, BLOCK, RMA_NOTIFY_COMPLETER) != 1)
                 fail("rma_put");
         }
+
         expect(RMA_NOTIFY_COMPLETER, RMA_PUT, RMA_DONE);
         word = node == 0 ? (uint64_t)nodes - 1 : (uint64_t)node - 1;
         for (at = 0; at < WORDS; ++at)
             check(block[at] == (round << 32 | (uint64_t)at << 8 | word), "the block is not what was put");
+
         if (node == 0)
             continue;
         for (at = 0; at < WORDS; ++at)
@@ -180,19 +196,24 @@ int main(int count, char **words)
         if (rma_put(port, next, mine + AT_BLOCK, theirs + AT_BLOCK, BLOCK, RMA_NOTIFY_COMPLETER) != 1)
             fail("rma_put");
     }
+
     if (rma_drain(port, PATIENCE_MS) < 0)
         fail("rma_drain");
     check(rma_under_way(port) == 0, "commands are under way");
 
-    /* The last round's block is there still, in the next one's memory: as it was put, or one further. Others may tell meanwhile that they are done. */
+    /*
+     * The next node's memory still has the block of the last round: as this node has put it, or one
+     * node later.
+     */
     if (rma_get(port, next, theirs + AT_BLOCK, mine + AT_OTHER, BLOCK, RMA_NOTIFY_NONE) != 1)
         fail("rma_get");
     if (rma_drain(port, PATIENCE_MS) < 0)
         fail("rma_drain");
+
     for (at = 0; at < WORDS; ++at)
         check(other[at] >> 8 == ((uint64_t)(ROUNDS - 1) << 24 | (uint64_t)at), "the block is not what was got");
 
-    /* Once round: all have got what they wanted. Once more: all may go. */
+    /* The first token means that all gets are done, the second that all processes may exit. */
     for (turn = 1; turn <= 2; ++turn) {
         word = (uint64_t)turn;
         if (node == 0 && rma_put_immediate(port, next, &word, 8, theirs + AT_TOKEN, RMA_NOTIFY_COMPLETER) < 0)
@@ -202,12 +223,14 @@ int main(int count, char **words)
         if (node != 0 && rma_put_immediate(port, next, &word, 8, theirs + AT_TOKEN, RMA_NOTIFY_COMPLETER) < 0)
             fail("rma_put_immediate");
     }
+
     if (rma_drain(port, PATIENCE_MS) < 0)
         fail("rma_drain");
     if (rma_deregister(region) < 0)
         fail("rma_deregister");
     rma_release(buffer);
     rma_close(port);
+
     if (node == 0)
         printf("%d rounds of %d bytes over %d nodes\n", ROUNDS, BLOCK, nodes);
     return 0;

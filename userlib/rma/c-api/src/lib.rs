@@ -1,11 +1,13 @@
 //! The C API of RMA.
 //!
-//! In: C strings, pointers. Out: numbers, negative ones from errno.h with a text behind [`rma_last_error`]. No panic crosses the boundary.
-//! `include/nicforge_rma.h` is generated from this file and `memory.rs`, which has buffers and regions.
+//! Input: C strings and pointers. Output: numbers; negative ones are from errno.h, and
+//! [`rma_last_error`] returns their text. No panic crosses the boundary. `include/nicforge_rma.h`
+//! is generated from this file and from `memory.rs`, which has buffers and regions.
 //!
-//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once; a
-//! port is behind a lock that is only ever tried, so that a second thread gets an error and no harm. Buffers and regions keep what they
-//! are of, so that handles may be given back in any order.
+//! UNSAFETY: a C API takes raw pointers. Each function documents its requirements on them. A handle
+//! is a box that C releases once. A port is behind a lock that is only ever tried, so that a second
+//! thread receives an error. Buffers and regions hold references to what they belong to, so C may
+//! release handles in any order.
 #![allow(unsafe_code, non_camel_case_types)]
 
 mod failure;
@@ -31,61 +33,65 @@ pub use self::memory::{
     rma_deregister, rma_region, rma_register, rma_release,
 };
 
-/// Bytes of an immediate put at most.
+/// Longest immediate put in bytes.
 pub const RMA_MAX_IMMEDIATE: usize = 8;
-/// Bytes that one command moves at most; longer transfers are several.
+/// Bytes that one command moves at most. Longer transfers take several commands.
 pub const RMA_MAX_LENGTH: u64 = 8_388_608;
 
-/// Who is notified: nobody, unless the command fails.
+/// Notifies no process, unless the command fails.
 pub const RMA_NOTIFY_NONE: u32 = 0;
-/// Who is notified: who posts the command, when it has ended.
+/// Notifies the process that posts the command, when the command has ended.
 pub const RMA_NOTIFY_REQUESTER: u32 = 1;
-/// Who is notified: the target of a get, when its memory has been read.
+/// Notifies the target of a get, when its memory has been read.
 pub const RMA_NOTIFY_RESPONDER: u32 = 2;
-/// Who is notified: who has the data then. The target of a put, the requester of a get.
+/// Notifies the process that receives the data: the target of a put, the requester of a get.
 pub const RMA_NOTIFY_COMPLETER: u32 = 4;
 
-/// What a command was: a put.
+/// Kind of a command: put.
 pub const RMA_PUT: u8 = 1;
-/// What a command was: a get.
+/// Kind of a command: get.
 pub const RMA_GET: u8 = 2;
-/// What a command was: an immediate put.
+/// Kind of a command: immediate put.
 pub const RMA_IMMEDIATE_PUT: u8 = 3;
 
-/// What became of a command: done.
+/// Status of a command: carried out.
 pub const RMA_DONE: u8 = 0;
-/// What became of a command: the own address is not registered, or the region ends before it.
+/// Status of a command: the requester's own address is not registered, or the region ends before
+/// the end of the command.
 pub const RMA_LOCAL_ADDRESS: u8 = 1;
-/// What became of a command: the target's address is not registered, not the target's, or not for this. Nothing was moved.
+/// Status of a command: the target's address is not registered, belongs to another VPID, or is not
+/// registered for this access. Nothing was moved.
 pub const RMA_REMOTE_ADDRESS: u8 = 2;
-/// What became of a command: nobody has the target VPID.
+/// Status of a command: the target VPID has no tenant.
 pub const RMA_NO_RECEIVER: u8 = 3;
-/// What became of a command: memory of one side was withdrawn meanwhile. Some of it may have been moved.
+/// Status of a command: memory of one side was withdrawn meanwhile. Some of the data may have been
+/// moved.
 pub const RMA_WITHDRAWN: u8 = 4;
-/// What became of a command: it made no sense to the card.
+/// Status of a command: the card rejected it as invalid.
 pub const RMA_COMMAND: u8 = 5;
-/// What became of a command: nothing came from its target for longer than the card's watchdog allows. It may be carried out yet, or not.
+/// Status of a command: its target sent nothing for longer than the card's watchdog allows. The
+/// command may still be carried out, or not.
 pub const RMA_TIMED_OUT: u8 = 6;
 
 const _: () = assert!(RMA_MAX_IMMEDIATE == MAX_IMMEDIATE as usize && RMA_MAX_LENGTH == MAX_LENGTH as u64);
 
-/// How a port behaves. All zero is the default.
+/// Options of a port. All zero is the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct rma_options {
     /// Entries of the notification queue, a power of two, 64 to 65536; 0 for 4096.
     pub entries: u32,
-    /// How long a wait polls before it sleeps, in microseconds; 0 for 50.
+    /// Time that a call polls before it sleeps, in microseconds; 0 for 50.
     pub poll_us: u32,
 }
 
-/// Whose memory commands reach. By rma_connect.
+/// The other side of commands, from rma_connect.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct rma_target {
     /// The node.
     pub node: u32,
-    /// The VPID there.
+    /// The VPID on that node.
     pub vpid: u16,
 }
 
@@ -93,33 +99,36 @@ pub struct rma_target {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct rma_notification {
-    /// This port's address in the command. As the requester of an immediate put: the data.
+    /// This port's address in the command. For the requester of an immediate put, the data instead.
     pub address: u64,
-    /// Bytes of the command.
+    /// Length of the command in bytes.
     pub length: u32,
-    /// The other side's node: the target's, for the requester; the requester's, for the others.
+    /// The other side's node: the target's for the requester, the requester's for the other roles.
     pub node: u32,
     /// The other side's VPID.
     pub vpid: u16,
-    /// As whom this port is told: RMA_NOTIFY_REQUESTER, RMA_NOTIFY_RESPONDER or RMA_NOTIFY_COMPLETER.
+    /// This port's part in the command: RMA_NOTIFY_REQUESTER, RMA_NOTIFY_RESPONDER or
+    /// RMA_NOTIFY_COMPLETER.
     pub role: u8,
-    /// What the command was: RMA_PUT, RMA_GET or RMA_IMMEDIATE_PUT.
+    /// Kind of the command: RMA_PUT, RMA_GET or RMA_IMMEDIATE_PUT.
     pub kind: u8,
-    /// What became of it: RMA_DONE, or one of the others.
+    /// Result of the command: RMA_DONE, or one of the other statuses.
     pub status: u8,
 }
 
 /// RMA of a VPID of a card.
 pub struct rma_port(Handle<Port>);
 
-/// Text of the calling thread's last error; empty when there was none. Valid until its next error.
+/// Returns the text of the calling thread's last error; an empty text without one. It is valid
+/// until the thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn rma_last_error() -> *const c_char {
     last_error()
 }
 
-/// Opens the VPID whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that is NULL. `options` may be
-/// NULL. Gives 0 and the handle in `*port`, or a negative error number.
+/// Opens the VPID whose socket is `socket`, or, when that is NULL, the first one in the environment
+/// variable NICFORGE_SOCKET. `options` may be NULL. Returns 0 and stores the handle in `*port`, or
+/// returns a negative error number.
 ///
 /// # Safety
 /// `socket` and `options` are NULL or valid; `port` is valid.
@@ -135,6 +144,7 @@ pub unsafe extern "C" fn rma_open(
         let options = unsafe { given(options) };
         // SAFETY: NULL or a C string by this function's contract.
         let socket = unsafe { path(socket) };
+
         let opened = Box::into_raw(Box::new(open(socket, options)?));
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(opened) };
@@ -146,7 +156,7 @@ fn open(socket: Option<OsString>, given: rma_options) -> Result<rma_port, Failur
     open_device_as(&open_device(socket)?, None, given)
 }
 
-/// Opens a device that other libraries may have too, which then share its ring.
+/// Opens a device that other libraries may use too; they then share its posted-write ring.
 pub(crate) fn open_device_as(
     device: &Device,
     shared: Option<SharedPoster>,
@@ -159,16 +169,18 @@ pub(crate) fn open_device_as(
     if given.poll_us != 0 {
         options.spin = Duration::from_micros(given.poll_us.into());
     }
+
     let port = match shared {
         None => Port::open(device, options),
         Some(poster) => Port::with_poster(device, poster, options),
     };
+
     let port = port.map_err(failure)?;
     Ok(rma_port(Handle::new(port)?))
 }
 
-/// Closes it. A call that is on in another thread must have ended, or end by rma_cancel first. Buffers and regions stay until they are given
-/// back. NULL is allowed.
+/// Closes a port. Calls of other threads must have ended; rma_cancel ends those that wait. Buffers
+/// and regions stay until they are released. NULL is allowed.
 ///
 /// # Safety
 /// `port` is NULL or a handle that is not used any more.
@@ -181,7 +193,7 @@ pub unsafe extern "C" fn rma_close(port: *mut rma_port) {
     });
 }
 
-/// The card's node id, or a negative error number.
+/// Returns the card's node id, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -191,7 +203,7 @@ pub unsafe extern "C" fn rma_node(port: *const rma_port) -> i32 {
     guarded_number(|| unsafe { with(port, |port, _| Ok(port.node() as i32)) })
 }
 
-/// The VPID, or a negative error number.
+/// Returns the VPID, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -201,8 +213,9 @@ pub unsafe extern "C" fn rma_vpid(port: *const rma_port) -> i32 {
     guarded_number(|| unsafe { with(port, |port, _| Ok(port.vpid().into())) })
 }
 
-/// Whom to transfer with. Nothing is exchanged: whether somebody is there shows in the commands. 0 and the target in `*target`, or a negative
-/// error number.
+/// Determines the target for a VPID. Nothing is exchanged with it; only a command shows whether the
+/// VPID has a tenant. Returns 0 and stores the target in `*target`, or returns a negative error
+/// number.
 ///
 /// # Safety
 /// `port` is a handle; `target` is valid.
@@ -215,6 +228,7 @@ pub unsafe extern "C" fn rma_connect(
 ) -> i32 {
     guarded_status(|| {
         let out = non_null(target, "target")?;
+
         // SAFETY: by this function's contract.
         unsafe { with(port, |port, _| connect(port, rma_target { node, vpid })) }?;
         // SAFETY: not NULL, and valid by this function's contract.
@@ -223,24 +237,29 @@ pub unsafe extern "C" fn rma_connect(
     })
 }
 
+/// Returns the target of the library for one of C.
 fn connect(port: &Port, target: rma_target) -> Result<Target, Failure> {
     port.connect(target.node, target.vpid).map_err(failure)
 }
 
+/// Returns the selection of notifications for the bits of C.
 fn notify(who: u32) -> Result<Notify, Failure> {
     if who & !(RMA_NOTIFY_REQUESTER | RMA_NOTIFY_RESPONDER | RMA_NOTIFY_COMPLETER) != 0 {
         return Err(Failure::new(libc::EINVAL, format!("{who:#x} names nobody who can be notified")));
     }
+
     let known = [
         (RMA_NOTIFY_REQUESTER, Notify::REQUESTER),
         (RMA_NOTIFY_RESPONDER, Notify::RESPONDER),
         (RMA_NOTIFY_COMPLETER, Notify::COMPLETER),
     ];
+
     Ok(known.into_iter().filter(|(bit, _)| who & bit != 0).fold(Notify::NONE, |all, (_, one)| all | one))
 }
 
-/// Posts a put: `length` bytes at this port's address `source` to the target's address `destination`. `who` is notified. Gives the number of commands
-/// that it took, one for each RMA_MAX_LENGTH, each with its notifications, or a negative error number.
+/// Posts a put: `length` bytes from this port's address `source` to the target's address
+/// `destination`. `who` selects the notifications. Returns the number of commands, one for each
+/// RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -264,7 +283,8 @@ pub unsafe extern "C" fn rma_put(
     })
 }
 
-/// Posts a get: `length` bytes at the target's address `source` to this port's address `destination`. As rma_put.
+/// Posts a get: `length` bytes from the target's address `source` to this port's address
+/// `destination`. As rma_put otherwise.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -288,8 +308,8 @@ pub unsafe extern "C" fn rma_get(
     })
 }
 
-/// Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which travel in the command, to the target's address `destination`. 0, or a negative error
-/// number.
+/// Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which the command itself carries, to the
+/// target's address `destination`. Returns 0, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle; `data` has `size` readable bytes.
@@ -315,7 +335,7 @@ pub unsafe extern "C" fn rma_put_immediate(
     })
 }
 
-/// Commands that were posted and have not ended, or a negative error number.
+/// Returns the number of commands in flight (posted, and not ended), or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -325,8 +345,8 @@ pub unsafe extern "C" fn rma_under_way(port: *const rma_port) -> i64 {
     guarded_count(|| unsafe { with(port, |port, _| Ok(port.under_way())) })
 }
 
-/// Waits until every command that was posted has ended, well or not, for `timeout_ms` milliseconds or, with 0, for ever. 0, or a negative error
-/// number: -ETIMEDOUT, -ECANCELED.
+/// Waits until every posted command has ended, successfully or not. Waits for at most `timeout_ms`
+/// milliseconds; 0 means no limit. Returns 0, or a negative error number: -ETIMEDOUT, -ECANCELED.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -341,8 +361,9 @@ pub unsafe extern "C" fn rma_drain(port: *const rma_port, timeout_ms: u64) -> i3
     })
 }
 
-/// Looks for a notification and leaves it in the queue: 1 and the notification, 0 when there is none, or a negative error number: -EOVERFLOW, once, when
-/// some were lost because the queue was full, behind those that were not. `notification` may be NULL.
+/// Looks for a notification, and leaves it in the queue. Returns 1 and stores the notification, 0
+/// without one, or a negative error number. -EOVERFLOW reports once that notifications were lost
+/// because the queue was full; those in the queue come first. `notification` may be NULL.
 ///
 /// # Safety
 /// `port` is a handle; `notification` is NULL or valid.
@@ -353,13 +374,14 @@ pub unsafe extern "C" fn rma_probe(port: *const rma_port, notification: *mut rma
         let found = unsafe { with(port, |port, _| port.probe().map_err(failure)) }?;
         if let Some(found) = &found {
             // SAFETY: by this function's contract.
-            unsafe { give(found, notification) };
+            unsafe { store_notification(found, notification) };
         }
         Ok(found.is_some().into())
     })
 }
 
-/// Waits for a notification and leaves it in the queue, for `timeout_ms` milliseconds or, with 0, for ever. 0 and the notification, or a negative error
+/// Waits for a notification, and leaves it in the queue. Waits for at most `timeout_ms`
+/// milliseconds; 0 means no limit. Returns 0 and stores the notification, or a negative error
 /// number: -ETIMEDOUT, -ECANCELED, and as rma_probe. `notification` may be NULL.
 ///
 /// # Safety
@@ -376,12 +398,13 @@ pub unsafe extern "C" fn rma_wait(
         // SAFETY: by this function's contract.
         let found = unsafe { with(port, wait) }?;
         // SAFETY: by this function's contract.
-        unsafe { give(&found, notification) };
+        unsafe { store_notification(&found, notification) };
         Ok(())
     })
 }
 
-/// Frees the notification that rma_probe or rma_wait has shown, if there is one. 0, or a negative error number.
+/// Frees the notification that rma_probe or rma_wait has returned, if there is one. Returns 0, or a
+/// negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -407,12 +430,13 @@ pub unsafe extern "C" fn rma_next(
         // SAFETY: by this function's contract.
         let found = unsafe { with(port, next) }?;
         // SAFETY: by this function's contract.
-        unsafe { give(&found, notification) };
+        unsafe { store_notification(&found, notification) };
         Ok(())
     })
 }
 
-/// While `on`, calls that wait end with -ECANCELED. From any thread. 0, or a negative error number.
+/// Sets or clears cancellation: while `on`, calls that wait end with -ECANCELED. Any thread may
+/// call it. Returns 0, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -425,42 +449,46 @@ pub unsafe extern "C" fn rma_cancel(port: *const rma_port, on: bool) -> i32 {
     })
 }
 
+/// Returns the deadline for a time limit of C.
 fn deadline(timeout_ms: u64) -> Deadline {
     timeout(timeout_ms).map_or(Deadline::never(), Deadline::after)
 }
 
-/// Gives a notification to C.
+/// Stores a notification for C.
 ///
 /// # Safety
 /// `out` is NULL or valid.
-unsafe fn give(told: &Notification, out: *mut rma_notification) {
+unsafe fn store_notification(notification: &Notification, out: *mut rma_notification) {
     if let Ok(out) = non_null(out, "notification") {
         // SAFETY: not NULL, and valid by this function's contract.
-        unsafe { out.write(told.into()) };
+        unsafe { out.write(notification.into()) };
     }
 }
 
 impl From<&Notification> for rma_notification {
-    fn from(told: &Notification) -> Self {
-        let role = match told.role {
+    fn from(notification: &Notification) -> Self {
+        let role = match notification.role {
             Role::Requester => RMA_NOTIFY_REQUESTER,
             Role::Responder => RMA_NOTIFY_RESPONDER,
             Role::Completer => RMA_NOTIFY_COMPLETER,
         };
+
         Self {
-            address: told.address,
-            length: told.length,
-            node: told.node,
-            vpid: told.vpid,
-            // 1, 2 or 4.
+            address: notification.address,
+            length: notification.length,
+            node: notification.node,
+            vpid: notification.vpid,
+            // The value is 1, 2 or 4.
             role: role as u8,
-            kind: match told.kind {
+
+            kind: match notification.kind {
                 Kind::Put => RMA_PUT,
                 Kind::Get => RMA_GET,
                 Kind::ImmediatePut => RMA_IMMEDIATE_PUT,
                 Kind::Unknown(kind) => kind,
             },
-            status: match told.status {
+
+            status: match notification.status {
                 Status::Done => RMA_DONE,
                 Status::LocalAddress => RMA_LOCAL_ADDRESS,
                 Status::RemoteAddress => RMA_REMOTE_ADDRESS,
@@ -474,7 +502,7 @@ impl From<&Notification> for rma_notification {
     }
 }
 
-/// Calls `call` with what is behind a handle.
+/// Calls `call` with the port of a handle.
 ///
 /// # Safety
 /// `port` is NULL or a handle.

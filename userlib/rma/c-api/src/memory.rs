@@ -10,9 +10,9 @@ use nicforge_rma::{Access, Error, Port, Region};
 
 use super::{failure::failure, rma_port, with};
 
-/// What others may do with a region: get from it. Its owner may do both.
+/// Access of other processes to a region: they may get from it. The owner may both read and write.
 pub const RMA_READ: u32 = 1;
-/// What others may do with a region: put to it.
+/// Access of other processes to a region: they may put to it.
 pub const RMA_WRITE: u32 = 2;
 
 /// Memory that a card can reach.
@@ -21,8 +21,8 @@ pub struct rma_buffer(DmaBuffer);
 /// Registered memory.
 pub struct rma_region(Region);
 
-/// Memory that the card can reach: `size` bytes rounded up to whole pages of 4096, zeroed. Gives 0 and the handle in `*buffer`, or a
-/// negative error number.
+/// Allocates memory that the card can reach: `size` bytes rounded up to whole pages of 4096,
+/// zeroed. Returns 0 and stores the handle in `*buffer`, or returns a negative error number.
 ///
 /// # Safety
 /// `port` is a handle; `buffer` is valid.
@@ -43,7 +43,8 @@ pub unsafe extern "C" fn rma_allocate(
     })
 }
 
-/// Gives a buffer back. Its regions are of no use any more; commands that use them end with RMA_WITHDRAWN. NULL is allowed.
+/// Releases a buffer. Its regions become invalid; commands that use them end with RMA_WITHDRAWN.
+/// NULL is allowed.
 ///
 /// # Safety
 /// `buffer` is NULL or a handle; neither it nor its memory is used any more.
@@ -56,7 +57,8 @@ pub unsafe extern "C" fn rma_release(buffer: *mut rma_buffer) {
     });
 }
 
-/// Where a buffer's memory is; NULL for a handle that is NULL. Others write to it by puts: read what was put when its notification has come.
+/// Returns the address of a buffer's memory; NULL for NULL. Others write to it by puts, so the data
+/// of a put is valid after its notification.
 ///
 /// # Safety
 /// `buffer` is NULL or a handle.
@@ -69,7 +71,7 @@ pub unsafe extern "C" fn rma_buffer_memory(buffer: *const rma_buffer) -> *mut c_
     })
 }
 
-/// Bytes of a buffer; 0 for NULL.
+/// Returns the length of a buffer in bytes; 0 for NULL.
 ///
 /// # Safety
 /// `buffer` is NULL or a handle.
@@ -79,8 +81,10 @@ pub unsafe extern "C" fn rma_buffer_size(buffer: *const rma_buffer) -> usize {
     unsafe { buffer.as_ref() }.map_or(0, |buffer| buffer.0.len() as usize)
 }
 
-/// Registers `length` bytes at `offset` of a buffer of this port, both multiples of 4096. `access` says what others may do: RMA_READ, RMA_WRITE, both or
-/// neither. Gives 0 and the handle in `*region`, or a negative error number; -ENOMEM when the card refuses, with the reason in the text.
+/// Registers `length` bytes at `offset` of a buffer of this port, both multiples of 4096. `access`
+/// selects what other processes may do: RMA_READ, RMA_WRITE, both or neither. Returns 0 and stores
+/// the handle in `*region`, or returns a negative error number. -ENOMEM means that the card
+/// refused; the text has the reason.
 ///
 /// # Safety
 /// `port` and `buffer` are handles; `region` is valid.
@@ -95,15 +99,19 @@ pub unsafe extern "C" fn rma_register(
 ) -> i32 {
     guarded_status(|| {
         let out = non_null(region, "region")?;
+
         if access & !(RMA_READ | RMA_WRITE) != 0 {
             return Err(Failure::new(
                 libc::EINVAL,
                 format!("access {access:#x}: RMA_READ and RMA_WRITE are known"),
             ));
         }
+
         let access = Access { read: access & RMA_READ != 0, write: access & RMA_WRITE != 0 };
+
         // SAFETY: by this function's contract.
         let buffer = &unsafe { reference(buffer) }?.0;
+
         let register = |port: &mut Port, _: &Cancel| {
             let size = buffer.len();
             match offset.checked_add(length) {
@@ -112,6 +120,7 @@ pub unsafe extern "C" fn rma_register(
             }
             port.register_range(buffer.iova() + offset, length, access).map_err(failure)
         };
+
         // SAFETY: by this function's contract.
         let registered = unsafe { with(port, register) }?;
         // SAFETY: not NULL, and valid by this function's contract.
@@ -120,8 +129,9 @@ pub unsafe extern "C" fn rma_register(
     })
 }
 
-/// Deregisters a region and gives its handle back, whatever the result: when this returns 0 nothing of it is touched any more. NULL is allowed. A
-/// negative error number when the card did not know it any more.
+/// Deregisters a region, and releases its handle whatever the result. After a result of 0 no card
+/// accesses the memory any more. NULL is allowed. Returns a negative error number when the card did
+/// not know the region any more.
 ///
 /// # Safety
 /// `region` is NULL or a handle that is not used any more.
@@ -131,13 +141,15 @@ pub unsafe extern "C" fn rma_deregister(region: *mut rma_region) -> i32 {
         if region.is_null() {
             return Ok(());
         }
+
         // SAFETY: it came from `Box::into_raw`, and is not used any more.
         let region = unsafe { Box::from_raw(region) };
         region.0.deregister().map_err(failure)
     })
 }
 
-/// A region's first network address, which partners are told; 0 for NULL. Those of its other bytes follow.
+/// Returns a region's first network address, which the owner passes to its partners; 0 for NULL.
+/// The addresses of the other bytes follow.
 ///
 /// # Safety
 /// `region` is NULL or a handle.

@@ -1,4 +1,4 @@
-//! What needs no card.
+//! Tests that need no card.
 
 use std::{ffi::CStr, ptr};
 
@@ -14,7 +14,7 @@ fn last_text() -> String {
 #[test]
 fn null_gives_efault_or_nothing() {
     let calls = [
-        // SAFETY: NULL is refused before it is used, here and below.
+        // SAFETY: NULL is refused before it is used.
         unsafe { rma_open(ptr::null(), ptr::null(), ptr::null_mut()) },
         // SAFETY: as above.
         unsafe { rma_allocate(ptr::null(), 1, ptr::null_mut()) },
@@ -30,11 +30,13 @@ fn null_gives_efault_or_nothing() {
         unsafe { rma_cancel(ptr::null(), true) },
     ];
     assert_eq!(calls, [-libc::EFAULT; 7]);
+
     // SAFETY: as above.
     let counts = [unsafe { rma_put(ptr::null(), rma_target::default(), 0, 0, 1, 0) }, unsafe {
         rma_under_way(ptr::null())
     }];
     assert_eq!(counts, [i64::from(-libc::EFAULT); 2]);
+
     // SAFETY: NULL is allowed, here and below.
     unsafe { rma_close(ptr::null_mut()) };
     // SAFETY: as above.
@@ -52,13 +54,15 @@ fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
     let mut port = ptr::null_mut();
     // SAFETY: a C string, no options, a valid place.
     let result = unsafe { rma_open(c"/nonexistent/socket".as_ptr(), ptr::null(), &mut port) };
+
     assert!(result < 0 && port.is_null() && !last_text().is_empty());
 }
 
 #[test]
 fn who_cannot_be_notified_is_an_error() {
-    // SAFETY: the handle is not looked at before.
+    // SAFETY: the bits are checked before the handle is used.
     let result = unsafe { rma_put(ptr::null(), rma_target::default(), 0, 0, 1, 8) };
+
     assert_eq!(
         (result, last_text().as_str()),
         (i64::from(-libc::EINVAL), "0x8 names nobody who can be notified")
@@ -67,7 +71,7 @@ fn who_cannot_be_notified_is_an_error() {
 
 #[test]
 fn notifications_come_through_as_they_are() {
-    let told = Notification {
+    let notification = Notification {
         role: Role::Completer,
         status: Status::TimedOut,
         kind: Kind::Get,
@@ -76,6 +80,7 @@ fn notifications_come_through_as_they_are() {
         length: 7,
         address: 8,
     };
+
     let expected = rma_notification {
         address: 8,
         length: 7,
@@ -85,7 +90,8 @@ fn notifications_come_through_as_they_are() {
         kind: RMA_GET,
         status: RMA_TIMED_OUT,
     };
-    assert_eq!(rma_notification::from(&told), expected);
+
+    assert_eq!(rma_notification::from(&notification), expected);
 }
 
 #[test]

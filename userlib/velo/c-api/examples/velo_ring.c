@@ -1,12 +1,13 @@
 /*
- * A message goes round all nodes of a network, a thousand times: each process sends it to the next node and the first one counts.
+ * Sends a message round all nodes of a network, a thousand times. Each process forwards the message to
+ * the next node; node 0 starts each round.
  *
  *   cargo build --release -p nicforge-velo-c
  *   cc -O2 -I userlib/velo/c-api/include userlib/velo/c-api/examples/velo_ring.c \
  *      -L target/release -lnicforge_velo_c -Wl,-rpath,$PWD/target/release -o velo_ring
  *   nicforge run machines/extoll.toml -- ./velo_ring
  *
- * `nicforge run` tells each process its node's rank and how many there are.
+ * `nicforge run` sets NICFORGE_SIZE to the number of processes, one for each node.
  */
 #include <inttypes.h>
 #include <nicforge_velo.h>
@@ -32,37 +33,44 @@ int main(void)
 
     if (velo_open(NULL, &options, &port) < 0)
         return fail("velo_open");
+
     node = velo_node(port);
     nodes = size != NULL ? atoi(size) : 1;
     if (node < 0 || nodes < 1)
         return fail("velo_node");
+
     next = velo_connect(port, (uint32_t)((node + 1) % nodes), 0);
     if (next < 0)
         return fail("velo_connect");
+
     for (round = 0; round < ROUNDS; ++round) {
         if (node == 0) {
             uint64_t first[2] = { (uint64_t)round, 1 };
             if (velo_send(port, next, TAG, first, sizeof first) < 0)
                 return fail("velo_send");
         }
+
         if (velo_recv(port, TAG, message, NULL) != 16)
             return fail("velo_recv");
         if (message[0] != (uint64_t)round) {
             fprintf(stderr, "round %" PRIu64 " came in round %d\n", message[0], round);
             return 1;
         }
+
         if (node == 0)
             continue;
         ++message[1];
         if (velo_send(port, next, TAG, message, 16) < 0)
             return fail("velo_send");
     }
+
     if (node == 0) {
         printf("%d rounds over %" PRIu64 " nodes\n", ROUNDS, message[1]);
         if (message[1] != (uint64_t)nodes)
             return 1;
     }
-    /* What was sent is on its way when a port closes. */
+
+    /* Messages in flight are delivered after a port is closed. */
     velo_close(port);
     return 0;
 }

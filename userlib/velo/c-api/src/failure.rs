@@ -1,9 +1,9 @@
-//! The library's errors as C has them.
+//! Errors of the library as numbers of errno.h.
 
 use nicforge_c_support::{Failure, driver_errno};
 use nicforge_velo::{DeviceError, Error};
 
-/// An error of the library with its number of errno.h.
+/// Translates an error of the library into a failure with a number of errno.h.
 pub(crate) fn failure(error: Error) -> Failure {
     let errno = match &error {
         Error::WouldBlock => libc::EAGAIN,

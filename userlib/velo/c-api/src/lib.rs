@@ -1,10 +1,12 @@
 //! The C API of VELO.
 //!
-//! In: C strings, pointers. Out: numbers, negative ones from errno.h with a text behind [`velo_last_error`]. No panic crosses the boundary.
-//! `include/nicforge_velo.h` is generated from this file.
+//! Input: C strings and pointers. Output: numbers; negative ones are from errno.h, and
+//! [`velo_last_error`] returns their text. No panic crosses the boundary. `include/nicforge_velo.h`
+//! is generated from this file.
 //!
-//! UNSAFETY: a C API takes raw pointers. What each function asks of them is in its documentation. A handle is a box that C gives back once; its
-//! port is behind a lock that is only ever tried, so that a second thread gets an error and no harm.
+//! UNSAFETY: a C API takes raw pointers. Each function documents its requirements on them. A handle
+//! is a box that C releases once. The port of a handle is behind a lock that is only ever tried, so
+//! that a second thread receives an error.
 #![allow(unsafe_code, non_camel_case_types)]
 
 mod failure;
@@ -21,56 +23,59 @@ use nicforge_c_support::{
     options as given, path, reference, release, timeout,
 };
 use nicforge_driver::{Cancel, Deadline, Device, SharedPoster};
-use nicforge_velo::{Address, Config, Error, Filter, Link, MAX_MESSAGE, Message, Port, Waiting};
+use nicforge_velo::{Address, Config, Error, Filter, MAX_MESSAGE, Message, PeerLink, Port, Waiting};
 
 use self::failure::failure;
 
-/// Bytes of a message at most, and of every buffer that receives one.
+/// Length of the longest message in bytes, and least size of a buffer that receives one.
 pub const VELO_MAX_MESSAGE: usize = 64;
-/// For the functions that take a tag to receive: any.
+/// In place of a tag, for the functions that receive: any tag.
 pub const VELO_ANY_TAG: i32 = -1;
 
 const _: () = assert!(VELO_MAX_MESSAGE == MAX_MESSAGE);
 
-/// How a port behaves. All zero is the default.
+/// Options of a port. All zero is the default.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct velo_options {
-    /// Without credits of connections: the card makes a sender wait whose receiver does not read. Both ends must agree.
+    /// Disables the credits of connections. The card then blocks a sender whose receiver does not
+    /// read. Both ends must agree.
     pub no_flow_control: bool,
-    /// Calls that wait sleep until an interrupt when they have polled for a while. Otherwise they poll always.
+    /// A call that waits polls for a while, then sleeps until an interrupt. Otherwise it only
+    /// polls.
     pub use_interrupts: bool,
-    /// Slots of the receive ring, a power of two; 0 for what suits the network.
+    /// Slots of the receive ring, a power of two; 0 for a size that suits the network.
     pub slots: u32,
     /// Messages of a connection that may be unread; 0 for 64.
     pub window: u32,
-    /// How long a call may take, in milliseconds; 0 for ever.
+    /// Time limit of each call in milliseconds; 0 for no limit.
     pub timeout_ms: u64,
 }
 
-/// A message that was received, without its data.
+/// Description of a received message.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, Default)]
 pub struct velo_message {
     /// The node that sent it.
     pub node: u32,
-    /// The VPID there.
+    /// The sender's VPID on that node.
     pub vpid: u16,
-    /// Its tag.
+    /// The tag.
     pub tag: u8,
-    /// Its bytes, 8 to 64.
+    /// Length in bytes, 8 to 64.
     pub size: u8,
 }
 
-/// A VPID of a card.
+/// An opened VPID of a card.
 pub struct velo_port(Handle<Inner>);
 
+/// The Rust side of a [`velo_port`].
 struct Inner {
     port: Port,
-    /// By the number that C has.
-    links: Vec<Link>,
+    /// Links of the connections; a connection's number in C is its index here.
+    links: Vec<PeerLink>,
     timeout: Option<Duration>,
-    /// Says to others, as long as it is there, that this port is open.
+    /// While this exists, a handle of VELO and RMA together knows that its VELO port is open.
     _open: Arc<()>,
 }
 
@@ -79,20 +84,22 @@ impl Inner {
         self.timeout.map_or(Deadline::never(), Deadline::after)
     }
 
-    fn link(&self, number: i32) -> Result<Link, Failure> {
+    fn link(&self, number: i32) -> Result<PeerLink, Failure> {
         let link = usize::try_from(number).ok().and_then(|number| self.links.get(number));
         link.copied().ok_or_else(|| Failure::new(libc::EBADF, "there is no such connection"))
     }
 }
 
-/// Text of the calling thread's last error; empty when there was none. Valid until its next error.
+/// Returns the text of the calling thread's last error; an empty text without one. It is valid
+/// until the thread's next error.
 #[unsafe(no_mangle)]
 pub extern "C" fn velo_last_error() -> *const c_char {
     last_error()
 }
 
-/// Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable
-/// NICFORGE_SOCKET when that is NULL. `options` may be NULL. Gives 0 and the handle in `*port`, or a negative error number.
+/// Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or, when that is NULL, the
+/// first one in the environment variable NICFORGE_SOCKET. `options` may be NULL. Returns 0 and
+/// stores the handle in `*port`, or returns a negative error number.
 ///
 /// # Safety
 /// `socket` and `options` are NULL or valid; `port` is valid.
@@ -104,10 +111,12 @@ pub unsafe extern "C" fn velo_open(
 ) -> i32 {
     guarded(|| {
         let out = non_null(port, "port")?;
+
         // SAFETY: NULL or valid by this function's contract.
         let options = unsafe { given(options) };
         // SAFETY: NULL or a C string by this function's contract.
         let socket = unsafe { path(socket) };
+
         let opened = Box::into_raw(Box::new(open(socket, &options)?));
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { out.write(opened) };
@@ -119,7 +128,8 @@ fn open(socket: Option<OsString>, options: &velo_options) -> Result<velo_port, F
     open_device_as(open_device(socket)?, None, Arc::default(), options)
 }
 
-/// Opens a device that other libraries may have too, which then share its ring. The port keeps `open` until it is closed.
+/// Opens a device that other libraries may use too; they then share its posted-write ring. The port
+/// holds `open` until it is closed.
 pub(crate) fn open_device_as(
     device: Device,
     shared: Option<SharedPoster>,
@@ -134,16 +144,19 @@ pub(crate) fn open_device_as(
         waiting: if options.use_interrupts { Waiting::Interrupt } else { Waiting::Polling },
         ..default
     };
+
     let port = match shared {
         None => Port::open(device, config),
         Some(poster) => Port::open_sharing(device, poster, config),
     };
+
     let port = port.map_err(failure)?;
     let inner = Inner { port, links: Vec::new(), timeout: timeout(options.timeout_ms), _open: open };
     Ok(velo_port(Handle::new(inner)?))
 }
 
-/// Closes it. A call that is on in another thread must have ended, or end by velo_cancel first. NULL is allowed.
+/// Closes a port. Calls of other threads must have ended; `velo_cancel` ends those that wait. NULL
+/// is allowed.
 ///
 /// # Safety
 /// `port` is NULL or a handle that is not used any more.
@@ -156,7 +169,7 @@ pub unsafe extern "C" fn velo_close(port: *mut velo_port) {
     });
 }
 
-/// The card's node id, or a negative error number.
+/// Returns the card's node id, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -166,7 +179,7 @@ pub unsafe extern "C" fn velo_node(port: *const velo_port) -> i32 {
     guarded(|| unsafe { with(port, |inner, _| Ok(inner.port.address().node as i32)) })
 }
 
-/// The VPID, or a negative error number.
+/// Returns the VPID, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -176,7 +189,8 @@ pub unsafe extern "C" fn velo_vpid(port: *const velo_port) -> i32 {
     guarded(|| unsafe { with(port, |inner, _| Ok(inner.port.address().vpid.into())) })
 }
 
-/// Connects to a VPID of a node, and waits until somebody has it. Gives the number of the connection, or a negative error number.
+/// Connects to a VPID of a node, and waits until it has a tenant. Returns the number of the
+/// connection, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -186,11 +200,14 @@ pub unsafe extern "C" fn velo_connect(port: *const velo_port, node: u32, vpid: u
         let connect = |inner: &mut Inner, cancel: &Cancel| {
             let deadline = inner.deadline();
             let link = inner.port.connect(Address { node, vpid }, deadline, Some(cancel)).map_err(failure)?;
+
             let known = inner.links.iter().position(|other| *other == link);
             let number = known.unwrap_or(inner.links.len());
+
             if known.is_none() {
                 inner.links.push(link);
             }
+
             Ok(i32::try_from(number).unwrap_or(i32::MAX))
         };
         // SAFETY: by this function's contract.
@@ -198,7 +215,7 @@ pub unsafe extern "C" fn velo_connect(port: *const velo_port, node: u32, vpid: u
     })
 }
 
-/// Nothing more will be sent on a connection. 0, or a negative error number.
+/// Closes the sending direction of a connection. Returns 0, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -215,8 +232,11 @@ pub unsafe extern "C" fn velo_disconnect(port: *const velo_port, connection: i32
     })
 }
 
-/// Sends `size` bytes, a multiple of 8, 64 at most, with a tag of 0 to 14. Waits while the receiver has promised no more. 0, or a negative
-/// error number; -ECONNRESET when the receiver is gone; -ENOBUFS when as many messages are kept as may be, and the promise may be behind another one: receive some.
+/// Sends `size` bytes with a tag of 0 to 14. `size` is a multiple of 8, 8 to 64. Waits while the
+/// connection has no credit. Returns 0, or a negative error number:
+/// - -ECONNRESET: the receiver is gone;
+/// - -ENOBUFS: no more messages can be kept, and the credit may be behind the next one. The caller
+///   must receive some.
 ///
 /// # Safety
 /// `port` is a handle; `data` has `size` readable bytes.
@@ -241,7 +261,7 @@ pub unsafe extern "C" fn velo_send(
     })
 }
 
-/// As velo_send, without waiting: -EAGAIN when it can't be sent now.
+/// As velo_send, without waiting. Returns -EAGAIN when the message can't be sent now.
 ///
 /// # Safety
 /// As velo_send.
@@ -266,8 +286,9 @@ pub unsafe extern "C" fn velo_send_nb(
     })
 }
 
-/// Waits for the next message with a tag, or VELO_ANY_TAG. Others that arrive meanwhile are kept. Gives its size, or a negative error number.
-/// `message` may be NULL.
+/// Waits for the next message with a tag, or with any tag for VELO_ANY_TAG. Other messages that
+/// arrive meanwhile are kept. Returns the message's size, or a negative error number. `message` may
+/// be NULL.
 ///
 /// # Safety
 /// `port` is a handle; `data` has VELO_MAX_MESSAGE writable bytes; `message` is NULL or valid.
@@ -281,6 +302,7 @@ pub unsafe extern "C" fn velo_recv(
     guarded(|| {
         let filter = filter(tag)?;
         let out = non_null(data, "data")?;
+
         let receive = |inner: &mut Inner, cancel: &Cancel| {
             let deadline = inner.deadline();
             inner.port.recv(filter, deadline, Some(cancel)).map_err(failure)
@@ -288,11 +310,11 @@ pub unsafe extern "C" fn velo_recv(
         // SAFETY: by this function's contract.
         let received = unsafe { with(port, receive) }?;
         // SAFETY: by this function's contract.
-        Ok(unsafe { give(&received, out, message) })
+        Ok(unsafe { store_message(&received, out, message) })
     })
 }
 
-/// As velo_recv, without waiting: 0 when there is none.
+/// As velo_recv, without waiting. Returns 0 when no such message has arrived.
 ///
 /// # Safety
 /// As velo_recv.
@@ -306,17 +328,19 @@ pub unsafe extern "C" fn velo_poll(
     guarded(|| {
         let filter = filter(tag)?;
         let out = non_null(data, "data")?;
+
         // SAFETY: by this function's contract.
         let received = unsafe { with(port, |inner, _| inner.port.poll_for(filter).map_err(failure)) }?;
         Ok(match received {
             // SAFETY: by this function's contract.
-            Some(received) => unsafe { give(&received, out, message) },
+            Some(received) => unsafe { store_message(&received, out, message) },
             None => 0,
         })
     })
 }
 
-/// Answers those that connect, and takes credit that came. For programs that do something else for long. 0, or a negative error number.
+/// Handles connects and credit returns of peers. A program that makes no other call for long should
+/// call it. Returns 0, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -330,7 +354,8 @@ pub unsafe extern "C" fn velo_progress(port: *const velo_port) -> i32 {
     guarded(|| unsafe { with(port, progress) })
 }
 
-/// While `on`, calls that wait end with -ECANCELED. From any thread. 0, or a negative error number.
+/// Sets or clears cancellation: while `on`, calls that wait end with -ECANCELED. Any thread may
+/// call it. Returns 0, or a negative error number.
 ///
 /// # Safety
 /// `port` is a handle.
@@ -343,6 +368,7 @@ pub unsafe extern "C" fn velo_cancel(port: *const velo_port, on: bool) -> i32 {
     })
 }
 
+/// Returns the filter for a tag of C.
 fn filter(tag: i32) -> Result<Filter, Failure> {
     match u8::try_from(tag) {
         _ if tag == VELO_ANY_TAG => Ok(Filter::ANY),
@@ -351,23 +377,25 @@ fn filter(tag: i32) -> Result<Filter, Failure> {
     }
 }
 
-/// Gives a message to C.
+/// Copies a message to the buffers of a C caller, and returns its size.
 ///
 /// # Safety
 /// `out` has [`VELO_MAX_MESSAGE`] writable bytes; `message` is NULL or valid.
-unsafe fn give(received: &Message, out: NonNull<c_void>, message: *mut velo_message) -> i32 {
+unsafe fn store_message(received: &Message, out: NonNull<c_void>, message: *mut velo_message) -> i32 {
     let bytes = received.bytes();
     // SAFETY: there is room for the longest message by this function's contract.
     unsafe { out.cast::<u8>().copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len()) };
+
     if let Some(message) = NonNull::new(message) {
         let (from, size) = (received.from, bytes.len() as u8);
         // SAFETY: not NULL, and valid by this function's contract.
         unsafe { message.write(velo_message { node: from.node, vpid: from.vpid, tag: received.tag, size }) };
     }
+
     bytes.len() as i32
 }
 
-/// Calls `call` with what is behind a handle.
+/// Calls `call` with the port of a handle.
 ///
 /// # Safety
 /// `port` is NULL or a handle.
@@ -379,12 +407,15 @@ unsafe fn with<T>(
     unsafe { reference(port) }?.0.with(call)
 }
 
+/// Returns the bytes of a message to send.
+///
 /// # Safety
-/// `data` has `size` readable bytes, which nobody writes as long as the result is used.
+/// `data` has `size` readable bytes, which no thread writes while the result is used.
 unsafe fn message<'a>(data: *const c_void, size: usize) -> Result<&'a [u8], Failure> {
     if size > MAX_MESSAGE {
         return Err(failure(Error::BadLength { length: size }));
     }
+
     non_null(data.cast_mut(), "data")?;
     // SAFETY: by this function's contract.
     unsafe { input(data, size) }

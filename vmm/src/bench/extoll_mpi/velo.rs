@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use nicforge_driver::Deadline;
-use nicforge_velo::{Address, Config, Error, Link, Port};
+use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
 use super::{
     Effort, Turn, WINDOW,
@@ -23,7 +23,7 @@ const VPID: u16 = 12;
 struct Pair {
     sender: Port,
     receiver: Port,
-    link: Link,
+    link: PeerLink,
 }
 
 /// Some of them.

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use nicforge_driver::{Deadline, Device, OpenOptions, Patience, Relax};
-use nicforge_velo::{Address, Config, Error, Link, Port};
+use nicforge_velo::{Address, Config, Error, PeerLink, Port};
 
 use super::{BYTES, Effort, Turn};
 use crate::{
@@ -27,7 +27,7 @@ const LIMIT: Duration = Duration::from_secs(10);
 pub(super) struct Pair {
     sender: Port,
     receiver: Port,
-    link: Link,
+    link: PeerLink,
     sent: u64,
     received: u64,
 }
@@ -38,7 +38,7 @@ pub(super) fn config() -> Config {
 }
 
 /// A link with credit.
-pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<Link, Failure> {
+pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink, Failure> {
     let address = receiver.address();
     let link =
         sender.connect(address, Deadline::after(LIMIT), None).doing(|| format!("connecting {address}"))?;
