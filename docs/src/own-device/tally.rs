@@ -1,7 +1,8 @@
-//! The device of the chapter "Write your own device": registers, device, driver and test, in one file for reading.
+//! The device of the chapter "Write your own device": registers, device, driver and test in one
+//! file.
 //!
-//! *Tally* adds the numbers that its clients write, and raises an interrupt when the sum reaches a target. Each client has
-//! a sum of its own.
+//! *Tally* adds the numbers that its clients write, and raises an interrupt when the sum reaches a
+//! target. Each client has a sum of its own.
 #![forbid(unsafe_code)]
 
 // ANCHOR: hwi
@@ -11,7 +12,7 @@ pub mod hwi {
     pub const DEVICE_TALLY: u16 = 0x0004;
     /// Attachments of the card.
     pub const ATTACHMENTS: u16 = 2;
-    /// BAR 0, write (32-bit): added to the sum. Posted writes welcome.
+    /// BAR 0, write (32-bit): added to the sum. Clients may post these writes.
     pub const REG_ADD: u64 = 0x00;
     /// BAR 0, read (64-bit): the sum.
     pub const REG_SUM: u64 = 0x08;
@@ -19,7 +20,7 @@ pub mod hwi {
     pub const REG_TARGET: u64 = 0x10;
     /// BAR 2 (mirror), 64-bit: the sum.
     pub const MIRROR_SUM: u64 = 0x1000;
-    /// MSI-X vector: the sum has reached the target. Once for each target written.
+    /// MSI-X vector: the sum has reached the target. It is raised once for each target written.
     pub const VECTOR_REACHED: u16 = 0;
 }
 // ANCHOR_END: hwi
@@ -46,7 +47,7 @@ pub mod device {
         added: u64,
     }
 
-    /// What one client has. The state of power-on is the default one.
+    /// The state of one client. The default is the state at power-on.
     #[derive(Default)]
     struct Lane {
         sum: u64,
@@ -71,6 +72,7 @@ pub mod device {
                 class: 0xff_00_00,
                 revision: 1,
             };
+
             let user = |number| AttachmentSpec { name: format!("user{number}"), group: number as u8 };
             let users = (0..ATTACHMENTS).map(user).collect();
             // 4 KiB of registers, one vector, a ring of 64 cells, no windows, 4 KiB of mirror.
@@ -88,7 +90,8 @@ pub mod device {
         fn reset(&mut self, context: &mut Context<'_>, reach: Reset) {
             for who in (0..ATTACHMENTS).map(AttachmentId) {
                 let meant = reach == Reset::Function || reach == Reset::Attachment(who);
-                // A lane without memory has no client, or is losing it, and is in the state of power-on already.
+                // A lane without memory has no client, or is losing it, and is already in the state
+                // of power-on.
                 if meant && self.lanes[usize::from(who.0)].mirror.is_some() {
                     self.start(context, who);
                 }
@@ -97,7 +100,7 @@ pub mod device {
 
         fn read(&mut self, _: &mut Context<'_>, from: AttachmentId, at: Address, data: &mut [u8]) {
             let lane = &self.lanes[usize::from(from.0)];
-            // `data` comes filled with ones: what nobody answers reads as that.
+            // `data` comes filled with ones, the value of reads that no register answers.
             match (at.offset, data.len()) {
                 (REG_SUM, 8) => data.copy_from_slice(&lane.sum.to_le_bytes()),
                 (REG_TARGET, 8) => data.copy_from_slice(&lane.target.to_le_bytes()),
@@ -114,6 +117,7 @@ pub mod device {
         ) -> Write {
             let lane = &mut self.lanes[usize::from(from.0)];
             let was_reached = lane.is_reached();
+
             match (at.offset, <[u8; 4]>::try_from(data), <[u8; 8]>::try_from(data)) {
                 (REG_ADD, Ok(bytes), _) => {
                     lane.sum = lane.sum.wrapping_add(u32::from_le_bytes(bytes).into());
@@ -122,14 +126,17 @@ pub mod device {
                 (REG_TARGET, _, Ok(bytes)) => lane.target = u64::from_le_bytes(bytes),
                 _ => return Write::Accepted,
             }
+
             let now_reached = lane.is_reached() && (!was_reached || at.offset == REG_TARGET);
-            // Memory first, the interrupt after it: who is woken finds the sum.
+
+            // The mirror is stored before the interrupt, so that a woken client finds the sum.
             if let Some(mirror) = &lane.mirror {
                 mirror.store(lane.sum, Ordering::Release);
             }
             if now_reached {
                 context.interrupt(from, VECTOR_REACHED);
             }
+
             Write::Accepted
         }
 
@@ -170,12 +177,14 @@ pub mod driver {
         /// Drives `device`.
         ///
         /// # Errors
-        /// [`Error::Unsupported`] when it is another device; what mapping its memory says.
+        /// Returns [`Error::Unsupported`] when it is another device, or the error of mapping its
+        /// memory.
         pub fn open(device: &Device) -> Result<Self, Error> {
             let identity = device.identity();
             if (identity.vendor, identity.device) != (VENDOR_ID, DEVICE_TALLY) {
                 return Err(Error::Unsupported { what: "driving another device as a tally" });
             }
+
             Ok(Self {
                 registers: device.bar(0)?,
                 poster: device.poster(0)?,
@@ -184,39 +193,42 @@ pub mod driver {
             })
         }
 
-        /// Adds `number`. No trap and no system call, unless the ring is full or the engine sleeps.
+        /// Adds `number`. It needs no trap and no system call, unless the ring is full or the
+        /// engine sleeps.
         ///
         /// # Errors
-        /// As [`Poster::post`].
+        /// Returns the errors of [`Poster::post`].
         pub fn add(&mut self, number: u32) -> Result<(), Error> {
             self.poster.post(0, REG_ADD, &number.to_le_bytes())
         }
 
-        /// The sum as the mirror shows it: a load, which may be behind the last [`Tally::add`].
+        /// Returns the sum that the mirror shows. This is a load, and may not yet include the last
+        /// [`Tally::add`].
         pub fn shown(&self) -> u64 {
             self.sum.load(Ordering::Acquire)
         }
 
-        /// The sum with all that was added before: a trapped read, which waits for the ring.
+        /// Returns the sum of all numbers added before. This is a trapped read, which waits for the
+        /// ring.
         ///
         /// # Errors
-        /// Those of a trapped read.
+        /// Returns the errors of a trapped read.
         pub fn sum(&self) -> Result<u64, Error> {
             self.registers.read64(REG_SUM)
         }
 
-        /// Asks for an interrupt at `target`.
+        /// Requests an interrupt at `target`.
         ///
         /// # Errors
-        /// Those of a trapped write.
+        /// Returns the errors of a trapped write.
         pub fn set_target(&self, target: u64) -> Result<(), Error> {
             self.registers.write64(REG_TARGET, target)
         }
 
-        /// Waits for that interrupt.
+        /// Waits for the interrupt requested by [`Tally::set_target`].
         ///
         /// # Errors
-        /// [`Error::Timeout`], [`Error::Cancelled`], [`Error::DeviceGone`].
+        /// Returns [`Error::Timeout`], [`Error::Cancelled`] or [`Error::DeviceGone`].
         pub fn wait(&self, deadline: Deadline, cancel: Option<&Cancel>) -> Result<(), Error> {
             self.reached.wait(deadline, cancel).map(drop)
         }
