@@ -1,9 +1,8 @@
-//! Which users and groups each attachment's socket is given to: `--socket-owner` and
-//! `--socket-group`.
+//! The users and groups that own the attachments' sockets: `--socket-owner` and `--socket-group`.
 //!
-//! In: words of the command line, a machine. Out: a [`SocketAccess`] for each user attachment. The
-//! most specific word counts: one for an attachment before one for its node, and that before one
-//! for all. Admin attachments stay with the server's own user.
+//! The input is the words of the command line and a machine. The output is a [`SocketAccess`] for
+//! each user attachment. The most specific word applies: one for an attachment before one for its
+//! node, and one for a node before one for all. Admin attachments stay with the server's own user.
 
 use std::{fmt, str::FromStr};
 
@@ -14,7 +13,7 @@ use thiserror::Error;
 
 use crate::failure::Failure;
 
-/// Why sockets can't be given as the command line says.
+/// The reason why the sockets' owners cannot be set as the command line says.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum AccessError {
     /// The host has no such user.
@@ -36,17 +35,17 @@ pub enum AccessError {
     UnknownTarget {
         /// The word of the command line.
         target: String,
-        /// The name of a node that there is.
+        /// The name of an existing node.
         node: String,
-        /// The name of an attachment that there is.
+        /// The name of an existing attachment.
         attachment: String,
     },
-    /// Two words for the same sockets.
+    /// Two words concern the same sockets.
     #[error("{option} was given twice for {target}")]
     Twice {
         /// `--socket-owner` or `--socket-group`.
         option: &'static str,
-        /// Which sockets.
+        /// The sockets that both words concern.
         target: String,
     },
 }
@@ -72,15 +71,17 @@ impl FromStr for Word {
             None => (Target::All, text),
             Some((target, name)) => (Target::parse(target), name),
         };
+
         let is_empty = name.is_empty() || target.to_string().split('.').any(str::is_empty);
         if is_empty {
             return Err("NAME, NODE=NAME or NODE.ATTACHMENT=NAME is possible".into());
         }
+
         Ok(Self { target, name: name.to_owned() })
     }
 }
 
-/// Which sockets a word is about.
+/// The sockets that a word concerns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Target {
     All,
@@ -125,36 +126,38 @@ pub struct SocketRules {
 }
 
 impl SocketRules {
-    /// Looks up the names.
+    /// Looks up the names of users and groups.
     ///
     /// # Errors
-    /// [`AccessError`].
+    /// Returns an [`AccessError`] for an unknown or repeated word.
     pub fn new(owners: &[Word], groups: &[Word], built: &Built) -> Result<Self, AccessError> {
         check(owners, "--socket-owner", built)?;
         check(groups, "--socket-group", built)?;
         let owner = |word: &Word| Ok((word.target.clone(), user(&word.name)?));
         let group = |word: &Word| Ok((word.target.clone(), group(&word.name)?));
+
         Ok(Self {
             owners: owners.iter().map(owner).collect::<Result<_, _>>()?,
             groups: groups.iter().map(group).collect::<Result<_, _>>()?,
         })
     }
 
-    /// Whether all sockets stay with the server's own user.
+    /// Returns whether all sockets stay with the server's own user.
     pub fn is_empty(&self) -> bool {
         self.owners.is_empty() && self.groups.is_empty()
     }
 
-    /// The users that sockets are given to.
+    /// Returns the users that sockets are given to.
     pub fn owners(&self) -> Vec<Uid> {
         self.owners.iter().map(|(_, uid)| *uid).collect()
     }
 
-    /// Which user and group an attachment's socket is given to.
+    /// Returns the user and group that an attachment's socket is given to.
     pub fn of(&self, node: &Node, attachment: &NodeAttachment) -> SocketAccess {
         if attachment.admin {
             return SocketAccess::default();
         }
+
         let (node, attachment) = (node.name.as_str(), attachment.name.as_str());
         SocketAccess {
             owner: most_specific(&self.owners, node, attachment),
@@ -169,6 +172,7 @@ fn check(words: &[Word], option: &'static str, built: &Built) -> Result<(), Acce
         if words[..index].iter().any(|earlier| earlier.target == word.target) {
             return Err(AccessError::Twice { option, target });
         }
+
         if !word.target.is_in(built) {
             let first = built.nodes.first();
             let node = first.map(|node| node.name.clone()).unwrap_or_default();
@@ -177,6 +181,7 @@ fn check(words: &[Word], option: &'static str, built: &Built) -> Result<(), Acce
             return Err(AccessError::UnknownTarget { target, node, attachment });
         }
     }
+
     Ok(())
 }
 
@@ -189,7 +194,7 @@ fn most_specific<T: Copy>(rules: &[(Target, T)], node: &str, attachment: &str) -
     targets.iter().find_map(|target| rules.iter().find(|rule| rule.0 == *target)).map(|rule| rule.1)
 }
 
-/// A number of a user or group. The largest stands for none in the kernel's calls.
+/// Parses the number of a user or group. The largest number stands for none in the kernel's calls.
 fn number(text: &str) -> Option<u32> {
     text.parse().ok().filter(|number| *number != u32::MAX)
 }
@@ -240,6 +245,7 @@ mod tests {
         assert_eq!(of("cn0", "core0"), owner(1002));
         assert_eq!(of("cn0", "core1"), owner(1003));
         assert_eq!(of("io0", "core0"), SocketAccess { group: Some(Gid::from_raw(0)), ..owner(1001) });
+
         assert_eq!(of("io0", "admin"), SocketAccess::default());
     }
 
@@ -249,6 +255,7 @@ mod tests {
         let name = "no-such-name".to_owned();
         assert_eq!(refused(&["no-such-name"], &[]), AccessError::UnknownUser { name: name.clone() });
         assert_eq!(refused(&[], &["cn0=no-such-name"]), AccessError::UnknownGroup { name });
+
         for target in ["cn9", "cn0.core9", "cn0.admin"] {
             let error = refused(&[&format!("{target}=1001")], &[]);
             assert!(error.to_string().starts_with(&format!("{target} is no node")), "{error}");

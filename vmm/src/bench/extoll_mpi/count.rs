@@ -1,8 +1,13 @@
-//! Instructions a message, by part: this very program, run again under callgrind with a machine and ranks of its own.
+//! Counts the instructions of a message by part. This program runs itself again under callgrind,
+//! with a machine and ranks of its own.
 //!
-//! The machine is stepped by the thread that is all ranks, by a clock of its own, so that the count does not depend on when threads run. callgrind
-//! says for each line of the sources how many instructions ran; what was inlined counts where it was written. A part is some of the source files.
-//! What is of the language's library, of libc, or of shared memory and its layouts, counts for the function that it is in.
+//! The thread that runs all ranks also steps the machine, with a simulated clock. The count
+//! therefore does not depend on the scheduling of threads.
+//!
+//! callgrind reports the number of executed instructions for each source line, and inlined code
+//! counts for the file that it was written in. A part is a set of source files. Code of the
+//! standard library, of libc, or of shared memory and its layouts counts for the function that it
+//! is inlined in.
 
 use std::{
     collections::HashMap,
@@ -28,20 +33,21 @@ use super::{
 };
 use crate::failure::{Doing, Failure};
 
-/// How many pairs are counted.
+/// Numbers of pairs for which instructions are counted.
 pub(super) const PAIRS: [u16; 2] = [1, 8];
 /// Steps of the machine after each turn of the ranks.
 const STEPS: u32 = 4;
-/// Nanoseconds that a step takes.
+/// The simulated time of one step, in nanoseconds.
 const TICK: u64 = 1_000;
-/// Later than everything that happens by the real clock.
+/// The first time of the simulated clock. It is later than every time of the real clock.
 const START: u64 = 1 << 42;
-/// The function whose instructions count, with everything below it.
+/// The function whose instructions count, with all functions that it calls.
 const COUNTED: &str = "*bench::extoll_mpi::count::round*";
-/// Windows of a pair that do not count.
+/// Windows of each pair before the counted ones.
 const WARM_UP: u32 = 8;
 
-/// The parts, and the sources of each, by the beginning of their paths in the repository; the longest that fits counts.
+/// The parts, each with the beginnings of its sources' paths in the repository. The longest
+/// matching path applies.
 const PARTS: [(&str, &[&str]); 8] = [
     ("program", &["userlib/mpi-programs/", "vmm/"]),
     (
@@ -68,10 +74,11 @@ const PARTS: [(&str, &[&str]); 8] = [
     ),
     ("machine", &["device-model/", "vmm/machine/"]),
 ];
-/// Sources of what both sides use: inlined, it counts for the function that it is in.
+/// Sources that both sides use. Inlined code from them counts for the function that it is inlined
+/// in.
 const OF_BOTH: [&str; 2] = ["device-model/shm/", "device-model/hwi/"];
 
-/// Counts, if there is a valgrind.
+/// Counts instructions, if valgrind is installed.
 pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     let found = Command::new("valgrind")
         .arg("--version")
@@ -79,12 +86,15 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .status();
+
     if !found.is_ok_and(|status| status.success()) {
         let note = "instructions a message are left out: valgrind can't be started (Debian and Ubuntu: apt install valgrind)";
         return Ok(Outcome { notes: vec![note.into()], ..Outcome::default() });
     }
+
     let windows = if run.quick { 2 } else { 40 };
     let mut rows = Vec::new();
+
     for pairs in PAIRS {
         run.step(format!("instructions, {pairs} pairs"))?;
         let counts = count(run, pairs, windows)?;
@@ -95,12 +105,15 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
             bytes: Some(BYTES as u64),
             ..Row::new("mpi-instructions")
         };
+
         let mut row = row.figure("pairs", pairs.into()).figure("instructions", all as f64 / messages);
         for (part, _) in PARTS {
             row = row.figure(part, counts.get(part).copied().unwrap_or_default() as f64 / messages);
         }
+
         rows.push(row);
     }
+
     Ok(Outcome {
         rows,
         notes: vec![format!(
@@ -112,7 +125,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     })
 }
 
-/// Instructions by part for `windows` windows of `pairs` pairs.
+/// Returns the instructions by part for `windows` windows of `pairs` pairs.
 fn count(run: &Run<'_>, pairs: u16, windows: u32) -> Result<HashMap<&'static str, u64>, Failure> {
     let program = std::env::current_exe().doing(|| "this program's own file".into())?;
     let directory = tempfile::tempdir().doing(|| "a directory for callgrind's counts".into())?;
@@ -127,18 +140,21 @@ fn count(run: &Run<'_>, pairs: u16, windows: u32) -> Result<HashMap<&'static str
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::null());
+
     let status = counting::status(run, &mut command)?;
     let text = fs::read_to_string(&file).ok().filter(|_| status.success());
     let counts = text.as_deref().map(by_part).unwrap_or_default();
+
     if counts.is_empty() {
         return Err(Failure::environment(
             "valgrind counted nothing: does it know this processor's instructions, and has this program its symbols?",
         ));
     }
+
     Ok(counts)
 }
 
-/// The part that a source file is of.
+/// Returns the part that a source file belongs to.
 fn part_of(file: &str) -> Option<&'static str> {
     let fits = |(part, paths): &(&'static str, &[&str])| {
         let longest = paths.iter().filter(|path| is_below(file, path)).map(|path| path.len()).max()?;
@@ -147,22 +163,26 @@ fn part_of(file: &str) -> Option<&'static str> {
     PARTS.iter().filter_map(fits).max().map(|(_, part)| part)
 }
 
-/// Whether `path` is in the path of `file`, at a beginning of a name.
+/// Returns whether `path` occurs in the path of `file` at the beginning of a name.
 fn is_below(file: &str, path: &str) -> bool {
     file.match_indices(path).any(|(at, _)| at == 0 || file.as_bytes()[at - 1] == b'/')
 }
 
-/// Reads what callgrind has written: which part each instruction is of.
+/// Reads callgrind's output, and returns the number of instructions of each part.
 ///
-/// Lines are `fn=(number) name`, where a name comes once; `fl=`, `fi=` and `fe=` change the file; `calls=` is followed by a line of what was below,
-/// which is counted there; other lines that begin with a position end with a count.
+/// - `fn=(number) name` begins a function. A name occurs only once, and its number stands for it
+///   later.
+/// - `fl=`, `fi=` and `fe=` change the source file.
+/// - `calls=` is followed by a line with the cost of the called function, which is counted there.
+/// - Other lines that begin with a position end with a count.
 fn by_part(text: &str) -> HashMap<&'static str, u64> {
-    // As what a function's own source is of, and as what inlined code is of.
+    // The parts of each file: for code of a function's own source, and for inlined code.
     let mut names: HashMap<&str, [Option<&'static str>; 2]> = HashMap::new();
     let mut counts = HashMap::new();
-    // Of the function, and of what is inlined in it.
+    // The part of the function, and the part of the code inlined in it.
     let (mut outer, mut inner) = (None, None);
     let mut below = false;
+
     for line in text.lines() {
         if let Some((key, value)) = line.split_once('=') {
             if matches!(key, "fl" | "fi" | "fe" | "cfi" | "cfl") {
@@ -174,13 +194,15 @@ fn by_part(text: &str) -> HashMap<&'static str, u64> {
                 match key {
                     "fl" => (outer, inner) = (own, own),
                     "fi" | "fe" => inner = inlined,
-                    // Of what is called.
+                    // These name the called function's file.
                     _ => {}
                 }
             }
+
             below |= key == "calls";
             continue;
         }
+
         let is_cost = line.starts_with(|first: char| first.is_ascii_digit() || "+-*".contains(first));
         if is_cost
             && !std::mem::take(&mut below)
@@ -189,10 +211,11 @@ fn by_part(text: &str) -> HashMap<&'static str, u64> {
             *counts.entry(inner.or(outer).unwrap_or("program")).or_default() += cost;
         }
     }
+
     counts
 }
 
-/// The body of the child: `PAIRS:WINDOWS`.
+/// Runs the child process for `PAIRS:WINDOWS`.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let usage = || Failure::usage(format!("there is no part {part}"));
     let (pairs, windows) = part.split_once(':').ok_or_else(usage)?;
@@ -207,29 +230,32 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let mut ranks = Ranks::open(device, pairs)?;
     let mut now = START;
     let mut sides = ranks.sides(pairs, BYTES, WARM_UP)?;
+
     while !sides.iter().all(Program::is_done) {
         warm_up(&machine, &mut sides, &mut now)?;
     }
+
     let mut sides = ranks.sides(pairs, BYTES, windows)?;
     while !sides.iter().all(Program::is_done) {
         round(&machine, &mut sides, &mut now)?;
     }
+
     Ok(0)
 }
 
-/// As [`round`], under a name that does not count.
+/// Does the same as [`round`], under a name that does not count.
 #[inline(never)]
 fn warm_up(
     machine: &LocalMachine,
     sides: &mut [Side<'_, ExtollTransport>],
     now: &mut u64,
 ) -> Result<(), Failure> {
-    // Two functions that do the same may become one, which would count.
+    // The compiler may merge two identical functions, and this one would then count.
     std::hint::black_box("not counted");
     turn(machine, sides, now)
 }
 
-/// A turn of each rank, and some of the machine.
+/// Makes a turn of each rank, and some steps of the machine.
 #[inline(never)]
 fn round(
     machine: &LocalMachine,
@@ -248,12 +274,14 @@ fn turn(
     for side in sides {
         side.step().doing(|| "a rank".into())?;
     }
+
     machine.with(|machine| {
         for _ in 0..STEPS {
             *now += TICK;
             machine.step(Nanos(*now), 64);
         }
     });
+
     Ok(())
 }
 

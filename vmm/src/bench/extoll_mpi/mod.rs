@@ -1,10 +1,18 @@
 //! `bench extoll-mpi`: MPI-style messages over the EXTOLL card, as the paper measured its own.
 //!
-//! In: two cards with a link between them, served by an engine thread of this process; one application thread that is all ranks. Out: the message rate
-//! by the number of pairs and the size (after `osu_mbw_mr`), the latency by size, RandomAccess with its errors, and what VELO alone does with the same
-//! threads.
+//! An engine thread of this process serves two cards with a link between them. One application
+//! thread runs all ranks. The results are:
 //!
-//! `ranks.rs`: the ranks, and what they do; `velo.rs`: the same without matching; `count.rs`: instructions a message, counted by callgrind.
+//! - the message rate by number of pairs and size (after `osu_mbw_mr`),
+//! - the latency by size,
+//! - RandomAccess with its errors,
+//! - the rate of VELO alone with the same threads.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `ranks.rs` | the ranks and their measurements |
+//! | `velo.rs` | the same messages without matching |
+//! | `count.rs` | instructions of a message, counted by callgrind |
 
 mod count;
 mod ranks;
@@ -21,34 +29,34 @@ use super::{
 };
 use crate::{cli::ServeOptions, failure::Failure, serve::Served};
 
-/// Pairs that exchange messages.
+/// Numbers of pairs that exchange messages.
 const PAIRS: [u16; 4] = [1, 2, 4, 8];
-/// Bytes of their messages: 1 to 4,096.
+/// Bytes of the pairs' messages: 1 to 4,096.
 const SIZES: [usize; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
 /// Bytes of the messages whose latency is measured.
 const LATENCY_SIZES: [usize; 5] = [8, 2048, 4096, 65_536, 1 << 20];
-/// Ranks of RandomAccess.
+/// Numbers of ranks of RandomAccess.
 const RANKS: [u32; 3] = [2, 4, 8];
-/// Messages of a window.
+/// Number of messages in a window.
 const WINDOW: u32 = 64;
-/// Pairs of VELO alone.
+/// Number of pairs that measure VELO alone.
 const BARE_PAIRS: u16 = 4;
 
-/// What a turn gave.
+/// The result of one turn.
 #[derive(Clone, Debug, Default)]
 struct Turn {
     /// Messages or updates a second.
     rate: f64,
-    /// Times of one message; empty where only the rate counts.
+    /// Times of single messages; empty when only the rate counts.
     samples: Samples,
-    /// Words of the table that were wrong, in percent.
+    /// The share of wrong words in the table, in percent.
     wrong: f64,
 }
 
-/// How much a turn does.
+/// The amount of work in a turn.
 #[derive(Clone, Copy, Debug)]
 struct Effort {
-    /// Windows of a pair.
+    /// Windows of each pair.
     windows: u32,
     /// Round trips.
     rounds: u32,
@@ -56,7 +64,7 @@ struct Effort {
     order: u32,
 }
 
-/// What is compared: a row each.
+/// A contestant. Each has a row in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
     Rate { pairs: u16, bytes: usize },
@@ -78,6 +86,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     } else {
         (Effort { windows: 40, rounds: 500, order: 13 }, 5)
     };
+
     let contestants = contestants();
     run.steps((contestants.len() * turns_each + count::PAIRS.len()) as u64);
     let placement = placement()?;
@@ -99,6 +108,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         served.stop()?;
         Ok(turns)
     })?;
+
     let mut outcome = Outcome {
         rows: rows(&contestants, &placement, &turns),
         goals: goals(&contestants, &turns),
@@ -109,9 +119,11 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
             "random-access: the table is restored by the same updates again; wrong_percent are the words that are not as at first".into(),
         ],
     };
+
     let counted = count::instructions(run)?;
     outcome.rows.extend(counted.rows);
     outcome.notes.extend(counted.notes);
+
     Ok(outcome)
 }
 
@@ -120,14 +132,14 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
     count::part(part)
 }
 
-/// Two cards with a link that takes no time.
+/// Describes two cards with a link without delay.
 fn description() -> Result<Description, Failure> {
     let text =
         format!("name = \"bench-extoll-mpi-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
     Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// The engine has a processor of its own, if there are two.
+/// Gives the engine a processor of its own, if there are at least two.
 fn placement() -> Result<Placement, Failure> {
     Ok(match processors()?.as_slice() {
         [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),
@@ -135,7 +147,7 @@ fn placement() -> Result<Placement, Failure> {
     })
 }
 
-/// The machine, served.
+/// Serves the machine.
 fn serve(run: &Run<'_>) -> Result<Served, Failure> {
     Served::start_description(&description()?, &ServeOptions { dir: None, event_loop: run.event_loop })
 }
@@ -148,7 +160,7 @@ fn wrong(turns: &[Turn]) -> f64 {
     turns.iter().map(|turn| turn.wrong).fold(0.0, f64::max)
 }
 
-/// The turns of one contestant.
+/// Returns the turns of one contestant.
 fn of(contestants: &[Contestant], turns: &[Vec<Turn>], wanted: Contestant) -> Vec<Turn> {
     let at = contestants.iter().position(|contestant| *contestant == wanted);
     at.and_then(|at| turns.get(at)).cloned().unwrap_or_default()
@@ -194,6 +206,7 @@ fn rows(contestants: &[Contestant], placement: &Placement, turns: &[Vec<Turn>]) 
             }
         }
     };
+
     contestants.iter().zip(turns).map(row).collect()
 }
 
@@ -204,6 +217,7 @@ fn goals(contestants: &[Contestant], turns: &[Vec<Turn>]) -> Vec<Goal> {
         .map(|ranks| wrong(&of(contestants, turns, Contestant::RandomAccess { ranks })))
         .into_iter()
         .fold(0.0, f64::max);
+
     vec![
         Goal::at_least(
             "rate of 8-byte messages of 8 pairs, of 4 pairs', times",

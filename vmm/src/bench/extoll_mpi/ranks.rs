@@ -20,17 +20,17 @@ use crate::{
     serve::Served,
 };
 
-/// Nothing takes longer.
+/// Upper bound for the duration of each step.
 pub(super) const LIMIT: Duration = Duration::from_secs(60);
-/// The first VPID of the ranks of RandomAccess: those before are of the pairs.
+/// The first VPID of the ranks of RandomAccess. The VPIDs before it belong to the pairs.
 const ACCESS_VPID: u16 = 8;
 
-/// A waiting loop that never sleeps, as the engine's.
+/// Returns a waiting loop that never sleeps, like the engine's.
 pub(super) fn awake() -> Relax {
     Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() })
 }
 
-/// The device of a VPID.
+/// Opens the device of a VPID.
 pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failure> {
     let name = format!("ex{}", address.node);
     let node = served.built().node(&name);
@@ -38,7 +38,8 @@ pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failur
         .and_then(|node| Some((node, node.attachments.get(usize::from(address.vpid))?)))
         .ok_or_else(|| Failure::result(format!("there is no {address}")))
         .and_then(|(node, attachment)| served.socket(node, attachment))?;
-    // The server notices only after a while that the last client has gone.
+
+    // The server notices the end of the last client only after some time.
     let deadline = Deadline::after(LIMIT);
     loop {
         match Device::open_vfio_user(&socket, OpenOptions::default()) {
@@ -48,7 +49,8 @@ pub(super) fn device(served: &Served, address: Address) -> Result<Device, Failur
     }
 }
 
-/// The ranks of a job, which know each other, on the devices that `device` gives.
+/// Opens the ranks of a job on the devices that `device` returns, and waits until they have found
+/// each other.
 fn open(
     device: impl Fn(Address) -> Result<Device, Failure>,
     addresses: Vec<Address>,
@@ -59,6 +61,7 @@ fn open(
     };
     let mut ranks = addresses.into_iter().map(open).collect::<Result<Vec<_>, _>>()?;
     let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
+
     while !ranks.iter().all(ExtollTransport::is_complete) {
         for rank in &mut ranks {
             rank.poll_gone();
@@ -69,11 +72,12 @@ fn open(
             return Err(Failure::result("the ranks do not find each other"));
         }
     }
+
     let endpoint = |rank| Endpoint::new(rank, Matching::default()).doing(|| "an endpoint".into());
     ranks.into_iter().map(endpoint).collect()
 }
 
-/// Senders on the first card, then as many receivers on the second.
+/// The senders on the first card, followed by as many receivers on the second.
 pub(super) struct Ranks {
     endpoints: Vec<Endpoint<ExtollTransport>>,
     pairs: u16,
@@ -90,7 +94,7 @@ impl Ranks {
         Ok(Self { endpoints: open(device, of_node(0).chain(of_node(1)).collect())?, pairs, context: 0 })
     }
 
-    /// Both ends of the first `pairs` pairs, in turns: receiver, sender.
+    /// Returns both ends of the first `pairs` pairs in alternation: receiver, sender.
     pub(super) fn sides(
         &mut self,
         pairs: u16,
@@ -101,15 +105,17 @@ impl Ranks {
         let terms = Terms { bytes, window: WINDOW, windows, context: self.context };
         let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
         let mut sides = Vec::with_capacity(2 * usize::from(pairs));
+
         for (number, (sender, receiver)) in (0..pairs).zip(senders.iter_mut().zip(receivers)) {
             let (first, second) = (u32::from(number), u32::from(number + self.pairs));
             sides.push(Side::new(receiver, End::Receiver, first, terms).doing(|| "a receiver".into())?);
             sides.push(Side::new(sender, End::Sender, second, terms).doing(|| "a sender".into())?);
         }
+
         Ok(sides)
     }
 
-    /// Windows of messages on the first `pairs` pairs at once.
+    /// Measures windows of messages on the first `pairs` pairs at once.
     pub(super) fn rate(&mut self, pairs: u16, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
         let mut sides = self.sides(pairs, bytes, effort.windows)?;
         let start = Instant::now();
@@ -118,7 +124,7 @@ impl Ranks {
         Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
     }
 
-    /// One message there and back, between the first pair.
+    /// Measures round trips of one message between the first pair.
     pub(super) fn latency(&mut self, bytes: usize, effort: &Effort) -> Result<Turn, Failure> {
         self.context += 1;
         let (senders, receivers) = self.endpoints.split_at_mut(self.pairs.into());
@@ -134,18 +140,20 @@ impl Ranks {
         drive(&mut sides, Deadline::after(LIMIT), &mut awake()).doing(|| "the ping-pong".into())?;
         let mut samples = Samples::with_capacity(effort.rounds as usize);
         sides[1].times().iter().for_each(|time| samples.add(*time));
+
         Ok(Turn { samples, ..Turn::default() })
     }
 }
 
-/// RandomAccess on ranks of its own, on both cards.
+/// Measures RandomAccess with separate ranks on both cards.
 pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Result<Turn, Failure> {
     let address = |rank: u32| Address { node: rank % 2, vpid: ACCESS_VPID + (rank / 2) as u16 };
     let mut endpoints = open(|address| device(served, address), (0..size).map(address).collect())?;
     let tables = (0..size).map(|rank| Table::new(rank, size, effort.order).doing(|| "a table".into()));
     let mut tables = tables.collect::<Result<Vec<_>, _>>()?;
     let mut took = Duration::ZERO;
-    // The second time restores the table.
+
+    // The second pass restores the table.
     for pass in 0..2 {
         let start = Instant::now();
         let updates = endpoints
@@ -158,7 +166,9 @@ pub(super) fn random_access(served: &Served, size: u32, effort: &Effort) -> Resu
             took = start.elapsed();
         }
     }
+
     let sum = |of: fn(&Table) -> u64| tables.iter().map(of).sum::<u64>() as f64;
     let (updates, words, wrong) = (sum(Table::updates), sum(Table::len), sum(Table::wrong));
+
     Ok(Turn { rate: updates / took.as_secs_f64(), wrong: wrong * 100.0 / words, ..Turn::default() })
 }

@@ -1,4 +1,5 @@
-//! VELO without anything above it, driven by one thread: what matching costs shows beside it.
+//! Measures VELO without the layers above it, driven by one thread. The difference to the ranks is
+//! the cost of matching.
 
 use std::time::Instant;
 
@@ -16,40 +17,43 @@ use crate::{
 
 /// Bytes of a message.
 pub(super) const BYTES: usize = 8;
-/// The first VPID: those before have ranks.
+/// The first VPID. The VPIDs before it belong to ranks.
 const VPID: u16 = 12;
 
-/// A sender and a receiver.
+/// A sender and its receiver.
 struct Pair {
     sender: Port,
     receiver: Port,
     link: PeerLink,
 }
 
-/// Some of them.
+/// The pairs of VELO alone.
 pub(super) struct Bare(Vec<Pair>);
 
 impl Bare {
     pub(super) fn open(served: &Served, pairs: u16) -> Result<Self, Failure> {
         let port = |node, vpid| -> Result<Port, Failure> {
             let address = Address { node, vpid };
-            // As much room as a rank has.
+            // Each receiver has as many slots as a rank.
             let config = Config { slots: Some(4096), window: WINDOW, ..Config::default() };
             Port::open(device(served, address)?, config).doing(|| address.to_string())
         };
+
         let pair = |number| {
             let (mut sender, receiver) = (port(0, VPID + number)?, port(1, VPID + number)?);
             let link = sender.connect(receiver.address(), Deadline::after(LIMIT), None);
             Ok(Pair { sender, receiver, link: link.doing(|| "connecting".into())? })
         };
+
         (0..pairs).map(pair).collect::<Result<_, _>>().map(Self)
     }
 
-    /// As many messages as a pair of ranks sends.
+    /// Sends as many messages as a pair of ranks does.
     pub(super) fn rate(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let each = u64::from(effort.windows) * u64::from(WINDOW);
         let (mut sent, mut received) = (vec![0_u64; self.0.len()], vec![0_u64; self.0.len()]);
         let (start, deadline, mut relax) = (Instant::now(), Deadline::after(LIMIT), awake());
+
         while received.iter().any(|count| *count < each) {
             let mut moved = false;
             for (pair, (sent, received)) in self.0.iter_mut().zip(sent.iter_mut().zip(&mut received)) {
@@ -60,6 +64,7 @@ impl Bare {
                         Err(error) => return Err(Failure::result(format!("a sender: {error}"))),
                     }
                 }
+
                 while let Some(message) = pair.receiver.poll().doing(|| "a receiver".into())? {
                     if message.quadword(0) != *received {
                         return Err(Failure::result(format!("message {} came wrong", *received)));
@@ -67,8 +72,10 @@ impl Bare {
                     *received += 1;
                     moved = true;
                 }
+
                 pair.sender.progress().doing(|| "a sender".into())?;
             }
+
             if !moved {
                 relax.turn().take();
                 if deadline.has_passed() {
@@ -76,6 +83,7 @@ impl Bare {
                 }
             }
         }
+
         let messages = each * self.0.len() as u64;
         Ok(Turn { rate: messages as f64 / start.elapsed().as_secs_f64(), ..Turn::default() })
     }

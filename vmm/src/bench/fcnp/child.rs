@@ -1,4 +1,4 @@
-//! A child process of the bench: does what it is told, line by line.
+//! A child process of the benchmark. It reads orders, one in each line, and carries them out.
 
 use std::{
     io::{BufRead, Write},
@@ -25,32 +25,32 @@ use crate::{
     failure::{Doing, Failure},
 };
 
-/// How long the server may take to notice that the last measurement's client of a device has gone.
+/// How long the server may take to notice that the last measurement's client has closed a device.
 const TAKE_OVER: Duration = Duration::from_secs(5);
 
-/// What a measurement has opened.
+/// The open end or relay of a measurement.
 enum Open {
     End(Box<dyn Endpoint + Send>, Task),
     Relay(Relay, Task),
 }
 
-/// A child.
+/// State of a child process.
 struct Child {
     side: Side,
     listeners: Listeners,
-    /// The processors that this process began with.
+    /// The processors that this process may use at its start.
     anywhere: CpuSet,
     cancel: Cancel,
     open: Option<Open>,
 }
 
-/// The body of a child: `part` is its side and a folder for its socket.
+/// Runs a child process: `part` is its side and a folder for its socket.
 pub(super) fn main(part: &str) -> Result<u8, Failure> {
     let (side, folder) = part
         .split_once(':')
         .and_then(|(side, folder)| Some((Side::from_name(side)?, FilePath::new(folder))))
         .ok_or_else(|| Failure::usage("this is for the bench itself"))?;
-    // A bench that was killed leaves no child that waits for ever.
+    // The child ends with its parent, also when the parent is killed.
     prctl::set_pdeathsig(Signal::SIGKILL).doing(|| "following the parent".into())?;
     let (listeners, addresses) = Listeners::bind(folder.join(side.name()))?;
     let mut child = Child {
@@ -60,6 +60,7 @@ pub(super) fn main(part: &str) -> Result<u8, Failure> {
         cancel: Cancel::new().doing(|| "starting".into())?,
         open: None,
     };
+
     answer(&Answer::Listening(addresses))?;
     for line in std::io::stdin().lock().lines() {
         let line = line.doing(|| "the bench's orders".into())?;
@@ -67,6 +68,7 @@ pub(super) fn main(part: &str) -> Result<u8, Failure> {
         let done = child.obey(order);
         answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
     }
+
     Ok(0)
 }
 
@@ -104,7 +106,7 @@ impl Child {
         }
     }
 
-    /// Runs on `processor` from now on, or anywhere.
+    /// Pins this process to `processor`, or frees it from any processor.
     fn place(&self, processor: Option<usize>) -> Result<(), Failure> {
         match processor {
             Some(processor) => placement::pin(processor),
@@ -119,17 +121,19 @@ impl Child {
             let peer = peer.ok_or_else(|| Failure::environment("nobody to connect to"))?;
             return Ok(Open::Relay(Relay::open(task, &self.listeners, peer)?, *task));
         }
+
         let endpoint = if task.path.has_device() {
             let devices = device.iter().map(|socket| open_device(socket)).collect::<Result<_, _>>()?;
             tree::open(self.side, task, devices, &self.cancel)?
         } else {
             sockets::open(self.side, task.path, &self.listeners, peer)?
         };
+
         Ok(Open::End(endpoint, *task))
     }
 }
 
-/// Opens a device that another client may still be leaving.
+/// Opens a device whose last client may still be detaching.
 fn open_device(socket: &FilePath) -> Result<Device, Failure> {
     let start = Instant::now();
     loop {

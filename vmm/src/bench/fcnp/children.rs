@@ -1,4 +1,4 @@
-//! The parent's end of the child processes.
+//! Starts and controls the child processes from the parent.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -21,9 +21,9 @@ use crate::{
     failure::{Doing, Failure},
 };
 
-/// How long a child may take for an order.
+/// How long a child may take to carry out an order.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often Ctrl-C is looked for.
+/// The interval between two checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A child process.
@@ -35,27 +35,30 @@ struct Child {
     addresses: Option<Addresses>,
 }
 
-/// The child processes. They are ended when this is dropped.
+/// The child processes. Dropping this value ends them.
 pub(super) struct Children {
     children: Vec<Child>,
     answers: Receiver<(Side, Option<Answer>)>,
-    /// Nothing but the children's sockets is in it; it goes after them.
+    /// The folder contains only the children's sockets. It is removed after the children have
+    /// ended.
     folder: TempDir,
 }
 
 impl Children {
-    /// Starts them.
+    /// Starts all child processes.
     pub(super) fn start(run: &Run<'_>) -> Result<Self, Failure> {
-        // For this user alone.
+        // The folder is accessible to this user only.
         let folder = tempfile::Builder::new().prefix("nicforge-bench-").tempdir();
         let folder = folder.doing(|| "a directory for the bench's sockets".into())?;
         let (report, answers) = channel();
         let mut all = Self { children: Vec::new(), answers, folder };
+
         for side in [Side::Io, Side::Compute, Side::Relay] {
             let child = start(side, all.folder.path(), &report)?;
             all.children.push(child);
         }
-        // From here on the channel ends when all children have.
+
+        // From here on the channel closes when all children have ended.
         drop(report);
         let sides = [Side::Io, Side::Compute, Side::Relay];
         for (side, answer) in all.collect(run, &sides, "its start")? {
@@ -63,6 +66,7 @@ impl Children {
                 child.addresses = Some(addresses);
             }
         }
+
         Ok(all)
     }
 
@@ -74,7 +78,7 @@ impl Children {
         self.children.iter().find(|child| child.side == side).and_then(|child| child.addresses.clone())
     }
 
-    /// Measures once.
+    /// Makes one measurement.
     pub(super) fn measure(
         &mut self,
         run: &Run<'_>,
@@ -87,6 +91,7 @@ impl Children {
             Middle::None => &[Side::Io, Side::Compute],
             _ => &[Side::Io, Side::Relay, Side::Compute],
         };
+
         for &side in sides {
             let peer = match side {
                 Side::Io => None,
@@ -97,6 +102,7 @@ impl Children {
             let order = Order::Open { task: *task, processor: placement.of(side.name()), device, peer };
             self.tell(side, &order)?;
         }
+
         self.collect(run, sides, &what)?;
         let mut measured = Measured::default();
         for (_, answer) in self.order(run, sides, &Order::Go, &what)? {
@@ -104,11 +110,12 @@ impl Children {
                 measured = measured.and(one);
             }
         }
+
         self.order(run, sides, &Order::Close, &what)?;
         Ok(measured)
     }
 
-    /// Tells all of `sides` and waits for their answers.
+    /// Sends an order to all of `sides`, and waits for their answers.
     fn order(
         &mut self,
         run: &Run<'_>,
@@ -128,10 +135,11 @@ impl Children {
         writeln!(child.orders, "{text}").doing(|| format!("the {} process has ended", side.name()))
     }
 
-    /// An answer of each of `sides`.
+    /// Waits for one answer from each of `sides`, for at most [`PATIENCE`].
     fn collect(&self, run: &Run<'_>, sides: &[Side], what: &str) -> Result<Vec<(Side, Answer)>, Failure> {
         let start = Instant::now();
         let mut answers: Vec<(Side, Answer)> = Vec::with_capacity(sides.len());
+
         while answers.len() < sides.len() {
             match self.answers.recv_timeout(LOOK) {
                 Ok((side, Some(Answer::Failed { message }))) => {
@@ -150,6 +158,7 @@ impl Children {
                     return Err(Failure::environment(format!("{what}: the processes have ended")));
                 }
             }
+
             run.check()?;
             if start.elapsed() > PATIENCE {
                 let missing: Vec<_> = sides
@@ -163,6 +172,7 @@ impl Children {
                 )));
             }
         }
+
         Ok(answers)
     }
 }
@@ -170,11 +180,11 @@ impl Children {
 impl Drop for Children {
     fn drop(&mut self) {
         for child in &mut self.children {
-            // One that has ended can't be killed.
+            // The kill of a child that has ended fails.
             let _ = child.process.kill();
             let _ = child.process.wait();
             if let Some(reader) = child.reader.take() {
-                // A reader that panicked has nothing left to clean up.
+                // A reader that panicked left nothing to clean up.
                 let _ = reader.join();
             }
         }
@@ -188,10 +198,11 @@ fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>)
         .args(["bench", "fcnp", "--part", &part])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
-        // Ctrl-C is for the parent, which ends the children.
+        // Only the parent acts on Ctrl-C. It ends the children.
         .process_group(0)
         .spawn()
         .doing(|| format!("starting the {} process", side.name()))?;
+
     let (Some(orders), Some(output)) = (process.stdin.take(), process.stdout.take()) else {
         return Err(Failure::environment("a child process without pipes"));
     };
@@ -204,8 +215,9 @@ fn start(side: Side, folder: &FilePath, report: &Sender<(Side, Option<Answer>)>)
                 return;
             }
         }
-        // Nobody waits any more when the bench has ended.
+        // The receiver is gone when the benchmark has ended.
         let _ = report.send((side, None));
     });
+
     Ok(Child { side, process, orders, reader: Some(reader), addresses: None })
 }

@@ -1,14 +1,15 @@
-//! What the messages say, so that a wrong one is noticed.
+//! The contents of the messages, by which a wrong message is detected.
 //!
-//! A message begins with its number and ends with the complement of it, which is written and checked for each one and costs next to
-//! nothing. What is between is a pattern; it is checked in the first message of a measurement, before the clock runs.
+//! A message begins with its number and ends with the number's complement. Both are written and
+//! checked in each message at little cost. The bytes between them are a pattern. The pattern is
+//! checked in the first message of a measurement, before the clock starts.
 
 use crate::failure::Failure;
 
 /// Bytes of a number.
 const NUMBER: usize = 8;
 
-/// A buffer with the pattern. `bytes` is at least 16.
+/// Returns a buffer with the pattern. `bytes` must be at least 16.
 pub(super) fn message(bytes: usize) -> Vec<u8> {
     (0..bytes).map(pattern).collect()
 }
@@ -17,7 +18,7 @@ fn pattern(at: usize) -> u8 {
     (at as u32).wrapping_mul(0x9e37_79b1).to_be_bytes()[0]
 }
 
-/// Makes it message `number` of its flow.
+/// Makes `message` message `number` of its flow.
 pub(super) fn stamp(message: &mut [u8], number: u64) {
     if let Some(start) = message.first_chunk_mut() {
         *start = number.to_le_bytes();
@@ -27,20 +28,21 @@ pub(super) fn stamp(message: &mut [u8], number: u64) {
     }
 }
 
-/// Whether it is message `number` of its flow.
+/// Checks that `message` is message `number` of its flow.
 pub(super) fn check(message: &[u8], number: u64) -> Result<(), Failure> {
     let start = message.first_chunk().copied().map(u64::from_le_bytes);
     let end = message.last_chunk().copied().map(u64::from_le_bytes);
     if start == Some(number) && end == Some(!number) {
         return Ok(());
     }
+
     Err(Failure::result(format!(
         "message {number} of {} bytes came as {start:#x?}, ending with {end:#x?}",
         message.len()
     )))
 }
 
-/// Whether what is between is as it should be.
+/// Checks the pattern between both numbers.
 pub(super) fn check_pattern(message: &[u8]) -> Result<(), Failure> {
     let last = message.len() - NUMBER;
     match (NUMBER..last).find(|&at| message[at] != pattern(at)) {

@@ -1,4 +1,4 @@
-//! One side of a measurement, whatever the messages go through.
+//! One side of a measurement over any path.
 
 use std::thread;
 
@@ -12,32 +12,33 @@ use crate::failure::{Doing, Failure};
 
 /// One side's end of a path.
 pub(in crate::bench) trait Endpoint: Sync {
-    /// For the thread that sends.
+    /// Returns the end for the thread that sends.
     fn sender(&self) -> Result<Box<dyn Sender + '_>, Failure>;
-    /// For the thread that receives.
+    /// Returns the end for the thread that receives.
     fn receiver(&self) -> Result<Box<dyn Receiver + '_>, Failure>;
 }
 
 /// Sends messages.
 pub(in crate::bench) trait Sender {
-    /// Sends one by `lane`.
+    /// Sends a message on `lane`. Blocks until it is sent.
     fn send(&mut self, lane: u32, message: &[u8]) -> Result<(), Failure>;
 }
 
 /// Receives messages.
 pub(in crate::bench) trait Receiver {
-    /// Receives one by `lane` that fills `message`.
+    /// Receives a message on `lane` that fills `message`. Blocks until it has come.
     fn receive(&mut self, lane: u32, message: &mut [u8]) -> Result<(), Failure>;
 }
 
-/// What a thread does: send or receive, by which lanes in turn.
+/// The work of one thread: it sends or receives, on these lanes in turn.
 #[derive(Clone, Debug)]
 struct Flow {
     sends: bool,
     lanes: std::ops::Range<u32>,
 }
 
-/// The I/O node has a thread a direction, which serves the lanes in turn; a compute core has one of its own.
+/// Returns the flows of a side. The I/O node has one thread for each direction, which serves the
+/// lanes in turn. A compute core has its own thread for each direction.
 fn flows(side: Side, task: &Task) -> Vec<Flow> {
     let mut flows = Vec::new();
     for (direction, sender) in [(Direction::IoToCompute, Side::Io), (Direction::ComputeToIo, Side::Compute)] {
@@ -50,10 +51,11 @@ fn flows(side: Side, task: &Task) -> Vec<Flow> {
             _ => flows.push(Flow { sends, lanes: 0..task.lanes }),
         }
     }
+
     flows
 }
 
-/// Does this side's part of `task`.
+/// Runs this side's part of `task`.
 pub(in crate::bench) fn run(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measured, Failure> {
     match task.kind {
         Kind::PingPong => ping_pong(endpoint, side, task),
@@ -61,7 +63,7 @@ pub(in crate::bench) fn run(endpoint: &dyn Endpoint, side: Side, task: &Task) ->
             let flows = flows(side, task);
             let threads: Vec<_> =
                 flows.into_iter().map(|flow| scope.spawn(move || stream(endpoint, &flow, task))).collect();
-            // All are waited for, so that none outlives the endpoint.
+            // All threads are joined, so that none outlives the endpoint.
             let results: Vec<_> = threads.into_iter().map(|thread| thread.join()).collect();
             results.into_iter().try_fold(Measured::default(), |all, result| {
                 let one =
@@ -84,6 +86,7 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured,
         }
         return Ok(Measured::default());
     }
+
     let mut receiver = endpoint.receiver()?;
     message.fill(0);
     for lane in flow.lanes.clone() {
@@ -91,6 +94,7 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured,
         content::check(&message, 0)?;
         content::check_pattern(&message)?;
     }
+
     let start = now()?;
     for number in 1..=u64::from(task.count) {
         for lane in flow.lanes.clone() {
@@ -98,6 +102,7 @@ fn stream(endpoint: &dyn Endpoint, flow: &Flow, task: &Task) -> Result<Measured,
             content::check(&message, number)?;
         }
     }
+
     Ok(Measured { spans: vec![(start, now()?)], round_trips: Vec::new() })
 }
 
@@ -107,6 +112,7 @@ fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measure
     let mut receiver = endpoint.receiver()?;
     let mut message = content::message(task.bytes);
     let mut round_trips = Vec::with_capacity(task.count as usize + 1);
+
     for number in 0..=u64::from(task.count) {
         if begins {
             content::stamp(&mut message, number);
@@ -120,14 +126,16 @@ fn ping_pong(endpoint: &dyn Endpoint, side: Side, task: &Task) -> Result<Measure
             sender.send(0, &message)?;
         }
     }
+
     if begins {
-        // The first one found nobody ready.
+        // The peer may not have been ready for the first round trip.
         round_trips.remove(0);
     }
+
     Ok(Measured { spans: Vec::new(), round_trips })
 }
 
-/// The monotonic clock, which all processes share, in nanoseconds.
+/// Reads the monotonic clock, which all processes share, in nanoseconds.
 fn now() -> Result<u64, Failure> {
     let time = clock_gettime(ClockId::CLOCK_MONOTONIC).doing(|| "the clock".into())?;
     Ok(time.tv_sec() as u64 * 1_000_000_000 + time.tv_nsec() as u64)

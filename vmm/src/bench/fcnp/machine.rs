@@ -1,4 +1,4 @@
-//! The machines: a pset of one compute node, served or in this process.
+//! The measured machines: a pset of one compute node, served or in this process.
 
 use std::{
     path::PathBuf,
@@ -30,7 +30,7 @@ use crate::{
 
 /// How long a measurement in this process may take.
 const PATIENCE: Duration = Duration::from_secs(30);
-/// How often Ctrl-C is looked for.
+/// The interval between two checks for Ctrl-C.
 const LOOK: Duration = Duration::from_millis(50);
 
 fn description(fifo_depth: u32) -> Result<Description, Failure> {
@@ -48,7 +48,7 @@ pub(super) struct Machine {
 }
 
 impl Machine {
-    /// Serves one, the engine where the placement has it.
+    /// Serves a machine, with the engine on the processor of the placement.
     pub(super) fn serve(run: &Run<'_>, fifo_depth: u32, placement: &Placement) -> Result<Self, Failure> {
         let options = ServeOptions { dir: None, event_loop: run.event_loop };
         let description = description(fifo_depth)?;
@@ -56,7 +56,7 @@ impl Machine {
         Ok(Self { served, fifo_depth })
     }
 
-    /// The sockets of the cores that `side` uses.
+    /// Returns the sockets of the cores that `side` uses.
     pub(super) fn sockets(&self, side: Side) -> Result<Vec<PathBuf>, Failure> {
         let role = if side == Side::Io { Role::Io } else { Role::Compute };
         let Some(node) = self.served.built().nodes.iter().find(|node| node.role == role) else {
@@ -95,7 +95,7 @@ impl Local {
             .collect()
     }
 
-    /// Measures once, with a thread for each side.
+    /// Makes one measurement, with a thread for each side.
     pub(super) fn measure(
         &self,
         run: &Run<'_>,
@@ -105,6 +105,7 @@ impl Local {
         let cancel = Cancel::new().doing(|| "starting".into())?;
         let opened = std::sync::Barrier::new(2);
         let (report, results) = channel();
+
         std::thread::scope(|scope| {
             for side in [Side::Io, Side::Compute] {
                 let (report, cancel, opened) = (report.clone(), &cancel, &opened);
@@ -113,19 +114,19 @@ impl Local {
                     let endpoint = pinned
                         .and_then(|()| self.devices(side, task.lanes))
                         .and_then(|devices| tree::open(side, task, devices, cancel));
-                    // Nothing is sent before both are there.
+                    // No side sends before both are open.
                     opened.wait();
                     let measured = match &endpoint {
                         Ok(endpoint) => flow::run(endpoint.as_ref(), side, task),
                         Err(failure) => Err(failure.clone()),
                     };
                     let failed = measured.is_err();
-                    // The other end is there until this scope ends.
+                    // The receiving end exists until this scope ends.
                     let _ = report.send(measured);
                     if failed {
                         cancel.cancel();
                     }
-                    // And nobody closes before both are done.
+                    // No side closes before both have finished.
                     opened.wait();
                 });
             }

@@ -1,15 +1,17 @@
-//! `nicforge bench fcnp`: FCNP beside packets without a protocol on the same device, and beside sockets, direct ones and such that a
-//! process in the middle relays.
+//! `nicforge bench fcnp`: FCNP compared with raw packets on the same device, and with direct and
+//! relayed sockets.
 //!
-//! One I/O node and one compute node, each an application process; between them the engine (this process) or, for the
-//! relayed sockets, a process that takes its place. All run on the processors of one placement, which is the one among the possible
-//! ones that raw packets are fastest with.
+//! One I/O node and one compute node are an application process each. Between them is the engine
+//! (this process). For relayed sockets a relay process is in the place of the engine. All
+//! contestants run with the same placement on processors: the one with the fastest raw packets.
 //!
-//! - `mod.rs`: the contestants, and the order in which they are measured;
+//! - `mod.rs`: the contestants, and the order of their measurements;
 //! - `rows.rs`: rows and goals;
-//! - `task.rs`: one measurement; `flow.rs`: one side of it, whatever it goes through; `content.rs`: what the messages say;
+//! - `task.rs`: one measurement; `flow.rs`: one side of it over any path; `content.rs`: the
+//!   contents of messages;
 //! - `tree.rs`, `sockets.rs`, `relay.rs`: the paths;
-//! - `machine.rs`: the machines; `children.rs`, `child.rs`: the processes, from outside and from inside.
+//! - `machine.rs`: the machines; `children.rs`, `child.rs`: the processes, seen from the parent and
+//!   from the child.
 
 mod child;
 mod children;
@@ -38,33 +40,33 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Packets in the FIFOs: the machine's, and deep ones.
+/// Packets in the FIFOs: the real machine's depth, and a large one.
 const DEPTHS: [u32; 2] = [8, 256];
 /// Sizes of messages.
 const SIZES: [usize; 9] = [16, 256, 1 << 10, 4 << 10, 16 << 10, 64 << 10, 256 << 10, 1 << 20, 4 << 20];
-/// The same for a quick run.
+/// Sizes of messages for a quick run.
 const QUICK_SIZES: [usize; 3] = [16, 64 << 10, 1 << 20];
-/// The size that two outstanding requests are measured at.
+/// The message size for measurements with two outstanding requests.
 const TWO_AT: usize = 64 << 10;
-/// The size that latency is measured at.
+/// The message size for measurements of latency.
 const LATENCY_AT: usize = 16;
 
-/// Messages, at most, by which it is found out how many are to be measured.
+/// The greatest number of messages in a probe, which determines how many messages are measured.
 const PROBE: u32 = 64;
-/// Messages of a measurement, at most.
+/// The greatest number of messages in a measurement.
 const MOST: u32 = 1_000_000;
 
-/// How much is measured.
+/// The amount of measurements.
 struct Extent {
     sizes: &'static [usize],
     rounds: usize,
-    /// Seconds of a measurement, about.
+    /// Approximate duration of a measurement in seconds.
     seconds: f64,
     /// Round trips of a measurement.
     round_trips: u32,
-    /// Rounds in which the placement is chosen.
+    /// Number of rounds for the choice of the placement.
     placement_rounds: usize,
-    /// How long the whole may take.
+    /// How long all comparisons may take.
     limit: Duration,
 }
 
@@ -91,7 +93,9 @@ impl Extent {
         }
     }
 
-    /// Rounds for the next comparison when `share` of all have taken `elapsed`: fewer where other programs make everything late.
+    /// Returns the number of rounds for the next comparison, when the first `share` of all
+    /// comparisons has taken `elapsed`. It is smaller when other programs have delayed the
+    /// measurements.
     fn rounds_now(&self, share: f64, elapsed: Duration) -> usize {
         let late = elapsed.as_secs_f64() / self.limit.as_secs_f64() - share;
         match late {
@@ -101,18 +105,18 @@ impl Extent {
         }
     }
 
-    /// Messages that take about the time of a measurement, when `count` of them took `seconds`.
+    /// Returns the number of messages for one measurement, when `count` messages took `seconds`.
     fn count(&self, count: u32, seconds: f64) -> u32 {
         ((f64::from(count) * self.seconds / seconds) as u32).clamp(2, MOST)
     }
 }
 
-/// The body of a child process.
+/// Runs a child process.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     child::main(part)
 }
 
-/// Those that are measured in turns.
+/// The contestants that are measured in turns.
 struct Comparison {
     direction: Direction,
     bytes: usize,
@@ -125,13 +129,13 @@ impl Comparison {
         Self { direction, bytes, contestants: contestants.iter().copied().filter(two).collect() }
     }
 
-    /// For the progress bar.
+    /// Returns the text for the progress bar.
     fn text(&self, contestant: &Contestant) -> String {
         format!("{}, {} bytes, {}", contestant.path.name(), self.bytes, self.direction.name())
     }
 }
 
-/// What measurements are made with.
+/// The machines, processes and placement of the measurements.
 struct Bench<'a> {
     run: &'a Run<'a>,
     children: Children,
@@ -148,6 +152,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         .iter()
         .flat_map(|&bytes| Direction::ALL.map(|direction| Comparison::of(&contestants, direction, bytes)))
         .collect();
+
     let measurements: usize = comparisons.iter().map(|comparison| comparison.contestants.len()).sum();
     let candidates = placements()?;
     run.steps((measurements * (extent.rounds + 1) + candidates.len() * extent.placement_rounds) as u64);
@@ -159,7 +164,9 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         local: DEPTHS.into_iter().map(Local::new).collect::<Result<_, _>>()?,
         placement: Placement::free(),
     };
+
     let tried = bench.choose_placement(&candidates, &extent)?;
+
     let mut results = Results::new(bench.placement.text());
     let start = Instant::now();
     for (index, comparison) in comparisons.iter().enumerate() {
@@ -167,11 +174,12 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         let rounds = extent.rounds_now(share, start.elapsed());
         bench.compare(comparison, rounds, &extent, &mut results)?;
     }
+
     bench.stop_serving()?;
     Ok(results.outcome(&tried))
 }
 
-/// Who is compared.
+/// Returns all contestants.
 fn contestants() -> Vec<Contestant> {
     let mut all = Vec::new();
     for path in Path::ALL {
@@ -179,6 +187,7 @@ fn contestants() -> Vec<Contestant> {
             all.push(Contestant { path, backing: None, depth: None, lanes: 1 });
             continue;
         }
+
         for depth in DEPTHS.map(Some) {
             let lanes: &[u32] = if path == Path::Raw { &[1] } else { &[1, 2] };
             for &lanes in lanes {
@@ -189,10 +198,12 @@ fn contestants() -> Vec<Contestant> {
             }
         }
     }
+
     all
 }
 
-/// Placements that may be the best, by symmetry: the processors of a machine are taken to be equal.
+/// Returns the placements to try. The processors of the host are assumed to be equal, so symmetric
+/// placements are left out.
 fn placements() -> Result<Vec<Placement>, Failure> {
     let roles = |engine, io, compute| {
         Placement::pinned(&[("engine", engine), ("relay", engine), ("io", io), ("compute", compute)])
@@ -205,7 +216,7 @@ fn placements() -> Result<Vec<Placement>, Failure> {
 }
 
 impl Bench<'_> {
-    /// Serves the machines with the engines where `placement` has them.
+    /// Serves the machines, with the engines on the processor of `placement`.
     fn serve(&mut self, placement: &Placement) -> Result<(), Failure> {
         self.stop_serving()?;
         for depth in DEPTHS {
@@ -219,7 +230,8 @@ impl Bench<'_> {
         self.served.drain(..).try_for_each(Machine::stop)
     }
 
-    /// Takes the placement that raw packets are fastest with, and says how fast they are with each.
+    /// Chooses the placement with the fastest raw packets. Returns the bandwidth for each
+    /// placement.
     fn choose_placement(
         &mut self,
         candidates: &[Placement],
@@ -230,15 +242,18 @@ impl Bench<'_> {
             self.serve(&candidates[index])?;
             self.raw_bandwidth(extent)
         })?;
+
         let medians: Vec<_> = rounds.iter().map(|round| median(round)).collect();
         let best = (0..medians.len()).max_by(|&a, &b| medians[a].total_cmp(&medians[b])).unwrap_or(0);
         if let Some(placement) = candidates.get(best) {
             self.serve(placement)?;
         }
+
         Ok(candidates.iter().map(Placement::text).zip(medians).collect())
     }
 
-    /// How fast raw packets are: the geometric mean over directions and depths, Gb/s.
+    /// Returns the bandwidth of raw packets in Gb/s, as the geometric mean over directions and
+    /// depths.
     fn raw_bandwidth(&mut self, extent: &Extent) -> Result<f64, Failure> {
         let mut bandwidths = Vec::new();
         for depth in DEPTHS {
@@ -250,11 +265,12 @@ impl Bench<'_> {
                 bandwidths.push(task.bandwidth(&self.measure(&raw, &task)?) / 1e9);
             }
         }
+
         let logarithms: f64 = bandwidths.iter().map(|gbit_s| gbit_s.ln()).sum();
         Ok((logarithms / bandwidths.len() as f64).exp())
     }
 
-    /// Measures those that are compared, in turns.
+    /// Measures the contestants of a comparison in turns.
     fn compare(
         &mut self,
         comparison: &Comparison,
@@ -271,6 +287,7 @@ impl Bench<'_> {
             let seconds = self.measure(contestant, &task)?.seconds();
             counts.push(extent.count(probe, seconds));
         }
+
         let rounds = in_turns(rounds, contestants.len(), |index, _| {
             let contestant = &contestants[index];
             self.run.step(comparison.text(contestant))?;
@@ -283,9 +300,11 @@ impl Bench<'_> {
             }
             Ok::<_, Failure>(Figure { gbit_s, round_trips })
         })?;
+
         for (contestant, figures) in contestants.iter().zip(rounds) {
             results.add(*contestant, direction, bytes, figures);
         }
+
         Ok(())
     }
 
