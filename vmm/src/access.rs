@@ -245,7 +245,6 @@ mod tests {
         assert_eq!(of("cn0", "core0"), owner(1002));
         assert_eq!(of("cn0", "core1"), owner(1003));
         assert_eq!(of("io0", "core0"), SocketAccess { group: Some(Gid::from_raw(0)), ..owner(1001) });
-
         assert_eq!(of("io0", "admin"), SocketAccess::default());
     }
 
@@ -253,6 +252,7 @@ mod tests {
     fn users_groups_and_targets_that_are_not_there_are_refused() {
         assert!(matches!(refused(&["4294967295"], &[]), AccessError::UnknownUser { .. }));
         let name = "no-such-name".to_owned();
+
         assert_eq!(refused(&["no-such-name"], &[]), AccessError::UnknownUser { name: name.clone() });
         assert_eq!(refused(&[], &["cn0=no-such-name"]), AccessError::UnknownGroup { name });
 

@@ -139,7 +139,7 @@ fn description() -> Result<Description, Failure> {
     Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// Gives the engine a processor of its own, if there are at least two.
+/// Returns a placement with a processor for the engine alone, if there are at least two.
 fn placement() -> Result<Placement, Failure> {
     Ok(match processors()?.as_slice() {
         [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),

@@ -1,11 +1,13 @@
 //! The process in the middle of the relayed paths.
 //!
-//! - The relay knows nothing of messages: whatever has come by one socket, up to [`BUFFER`] bytes, is written to the other. It is the
-//!   least that a process in the middle can do.
-//! - The forwarder does what CIOD did for the sockets of a compute node, and what the paper measured: each `write` and each
-//!   `read` of the compute process travels as a call, is made here, and is answered with its result.
+//! - The relay knows nothing of messages. It reads up to [`BUFFER`] bytes from one socket and
+//!   writes them to the other. This is the least work that such a process can do.
+//! - The forwarder does what CIOD did for the sockets of a compute node, and what the paper
+//!   measured. Each `write` and each `read` of the compute process comes as a call. The forwarder
+//!   makes the call and answers with its result.
 //!
-//! A thread a direction, as in the other processes; for messages to and fro one is enough, and faster.
+//! Each direction has a thread, as in the other processes. A ping-pong needs only one, and is
+//! faster with one.
 
 use std::{
     sync::Arc,
@@ -18,19 +20,20 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// Bytes that a relay takes at a time: more than a Unix socket holds. 16 KB and 64 KB were slower.
+/// Greatest number of bytes of one copy: more than a Unix socket holds. 16 KB and 64 KB were
+/// slower.
 const BUFFER: usize = 256 * 1024;
 /// The longest message of a forwarded call.
 const LONGEST: usize = 16 << 20;
 
-/// A pair of sockets, and the threads between them.
+/// The relay's connections, and the threads that copy between them.
 pub(super) struct Relay {
     connections: Vec<Arc<Stream>>,
     threads: Vec<JoinHandle<Result<(), Failure>>>,
 }
 
 impl Relay {
-    /// Accepts the compute process and connects to the I/O process.
+    /// Connects to the I/O process, and accepts the connections of the compute process.
     pub(super) fn open(task: &Task, listeners: &Listeners, io: &Addresses) -> Result<Self, Failure> {
         let onward = Arc::new(connect(task.path, io)?);
         let mut connections = vec![onward, Arc::new(listeners.accept(task.path)?)];
@@ -44,9 +47,11 @@ impl Relay {
     pub(super) fn go(&mut self, task: &Task) {
         let Some((onward, compute)) = self.connections.split_first() else { return };
         let forwards = task.path.middle() == Middle::Forwarder;
+
         for near in compute {
             let ends = || (near.clone(), onward.clone());
             let ((near, onward), (back, from)) = (ends(), ends());
+
             if forwards {
                 self.threads.push(spawn(move || forward(&near, &onward)));
             } else if task.kind == Kind::PingPong {
@@ -70,7 +75,7 @@ impl Relay {
     }
 }
 
-/// Copies until there is no more.
+/// Copies until `from` is closed.
 fn copy(from: &Stream, to: &Stream) -> Result<(), Failure> {
     let mut buffer = vec![0; BUFFER];
     loop {
@@ -79,11 +84,12 @@ fn copy(from: &Stream, to: &Stream) -> Result<(), Failure> {
             count => to.write_all(&[], &buffer[..count])?,
         }
     }
+
     to.finish();
     Ok(())
 }
 
-/// Copies messages that go to and fro, until there are no more.
+/// Copies messages in alternating directions, until one side has closed.
 fn alternate(first: &Stream, second: &Stream, bytes: usize) -> Result<(), Failure> {
     let mut message = vec![0; bytes];
     while first.read_all(&mut message)? {
@@ -93,22 +99,26 @@ fn alternate(first: &Stream, second: &Stream, bytes: usize) -> Result<(), Failur
         }
         first.write_all(&[], &message)?;
     }
+
     Ok(())
 }
 
-/// Makes calls until there are no more.
+/// Makes forwarded calls until the compute process has closed.
 fn forward(near: &Stream, onward: &Stream) -> Result<(), Failure> {
     let mut call = [0; CALL];
     let mut data = Vec::new();
+
     while near.read_all(&mut call)? {
         let call = u64::from_le_bytes(call);
         let length = (call & !WRITES) as usize;
         if length > LONGEST {
             return Err(Failure::environment(format!("a forwarded call of {length} bytes")));
         }
-        // Grows once, with the first call.
+
+        // The buffer grows once, at the first call.
         data.resize(length, 0);
         let answer = (length as u64).to_le_bytes();
+
         if call & WRITES != 0 {
             near.read_all(&mut data)?;
             onward.write_all(&[], &data)?;
@@ -118,5 +128,6 @@ fn forward(near: &Stream, onward: &Stream) -> Result<(), Failure> {
             near.write_all(&answer, &data)?;
         }
     }
+
     Ok(())
 }

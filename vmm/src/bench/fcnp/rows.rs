@@ -1,4 +1,4 @@
-//! From measurements to rows and goals.
+//! Makes rows and goals from measurements.
 
 use std::time::Duration;
 
@@ -11,20 +11,20 @@ use crate::bench::{
     samples::{Samples, median},
 };
 
-/// The size whose bandwidth a single stream is judged by.
+/// The message size by which the bandwidth of a single stream is judged.
 const LARGE: usize = 1 << 20;
-/// What FCNP is to reach of raw packets.
+/// The least bandwidth of FCNP as a share of the bandwidth of raw packets.
 const OF_RAW: f64 = 0.97;
-/// How many times faster than CIOD's sockets the paper's FCNP was, at its largest messages.
+/// The paper's ratio of FCNP to CIOD's sockets, at the paper's largest messages.
 const PAPER: f64 = 3.27;
 
-/// One that is compared.
+/// A contestant of the comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Contestant {
     pub(super) path: Path,
     pub(super) backing: Option<Backing>,
     pub(super) depth: Option<u32>,
-    /// Requests outstanding.
+    /// Number of outstanding requests.
     pub(super) lanes: u32,
 }
 
@@ -34,11 +34,11 @@ impl Contestant {
     }
 }
 
-/// What one round gave.
+/// The result of one round.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Figure {
     pub(super) gbit_s: f64,
-    /// Nanoseconds.
+    /// Durations in nanoseconds.
     pub(super) round_trips: Vec<u64>,
 }
 
@@ -50,7 +50,7 @@ struct Entry {
     rounds: Vec<Figure>,
 }
 
-/// All that was measured.
+/// All measurements.
 pub(super) struct Results {
     placement: String,
     entries: Vec<Entry>,
@@ -71,7 +71,7 @@ impl Results {
         self.entries.push(Entry { contestant, direction, bytes, rounds });
     }
 
-    /// Rows and goals; `tried` are the placements with the bandwidth of raw packets.
+    /// Returns rows and goals. `tried` are the placements with the bandwidth of raw packets.
     pub(super) fn outcome(mut self, tried: &[(String, f64)]) -> Outcome {
         self.entries.sort_by_key(|entry| {
             let Contestant { path, backing, depth, lanes } = entry.contestant;
@@ -83,12 +83,15 @@ impl Results {
             "the sockets are waited for as the devices are: a few looks, then yielding, then asleep"
                 .to_owned(),
         ];
+
         let tried: Vec<_> = tried.iter().map(|(text, gbit_s)| format!("{text}: {gbit_s:.2}")).collect();
         notes.push(format!("raw packets, Gb/s (geometric mean) by placement: {}", tried.join("; ")));
         let mut goals = self.goals_of_raw();
+
         for middle in [Middle::Relay, Middle::Forwarder] {
             goals.extend(self.goals_of_sockets(middle));
         }
+
         notes.extend(self.paper());
         Outcome { rows, goals, notes }
     }
@@ -98,9 +101,11 @@ impl Results {
         let bandwidths: Vec<_> = entry.rounds.iter().map(|round| round.gbit_s).collect();
         let gbit_s = median(&bandwidths);
         let mut samples = Samples::default();
+
         for nanoseconds in entry.rounds.iter().flat_map(|round| &round.round_trips) {
             samples.add(Duration::from_nanos(nanoseconds / 2));
         }
+
         let row = Row {
             backing,
             placement: Some(self.placement.clone()),
@@ -114,6 +119,7 @@ impl Results {
             ..Row::new(path.name())
         }
         .figure("rounds", entry.rounds.len() as f64);
+
         if matches!(path, Path::FcnpPoll | Path::FcnpIrq) {
             row.figure("outstanding", lanes.into())
         } else {
@@ -127,14 +133,14 @@ impl Results {
         })
     }
 
-    /// The median over the rounds of how many times faster one was than the other in the same round.
+    /// Returns the ratio of two bandwidths in the same round, as the median over all rounds.
     fn ratio(&self, one: Contestant, other: Contestant, direction: Direction, bytes: usize) -> Option<f64> {
         let (one, other) = (self.find(one, direction, bytes)?, self.find(other, direction, bytes)?);
         let rounds = one.rounds.iter().zip(&other.rounds);
         Some(median(&rounds.map(|(one, other)| one.gbit_s / other.gbit_s).collect::<Vec<_>>()))
     }
 
-    /// FCNP by the side of packets without a protocol.
+    /// Returns the goals for FCNP compared with raw packets.
     fn goals_of_raw(&self) -> Vec<Goal> {
         let mut goals = Vec::new();
         for (bytes, lanes) in [(LARGE, 1), (TWO_AT, 2)] {
@@ -151,16 +157,18 @@ impl Results {
                 }
             }
         }
+
         goals
     }
 
-    /// FCNP by the side of the faster ones of the sockets with such a process in the middle.
+    /// Returns the goals for FCNP compared with the faster sockets of this kind of middle process.
     fn goals_of_sockets(&self, middle: Middle) -> Vec<Goal> {
         let name = if middle == Middle::Relay { "relayed" } else { "forwarded" };
         let mut sizes: Vec<_> = self.entries.iter().map(|entry| entry.bytes).collect();
         sizes.sort_unstable();
         sizes.dedup();
         let mut goals = Vec::new();
+
         for depth in DEPTHS {
             for &bytes in &sizes {
                 let worst = Direction::ALL
@@ -174,6 +182,7 @@ impl Results {
                 }
             }
         }
+
         goals
     }
 
@@ -187,10 +196,11 @@ impl Results {
             .min_by(f64::total_cmp)
     }
 
-    /// The paper's comparison.
+    /// Returns the paper's comparison as notes.
     fn paper(&self) -> Vec<String> {
         let mut notes = Vec::new();
         let Some(largest) = self.entries.iter().map(|entry| entry.bytes).max() else { return notes };
+
         for (middle, name) in [(Middle::Relay, "relayed"), (Middle::Forwarder, "forwarded")] {
             let ratios: Vec<_> = DEPTHS
                 .into_iter()
@@ -199,11 +209,13 @@ impl Results {
                     Some(format!("{ratio:.2} with FIFOs of {depth}"))
                 })
                 .collect();
+
             notes.push(format!(
                 "fcnp-poll to the best {name} sockets at {largest} bytes, io-to-compute: {} (the paper: {PAPER})",
                 ratios.join(", ")
             ));
         }
+
         let half = |path, depth| {
             let contestant = match depth {
                 Some(depth) => tree(path, depth, 1),
@@ -212,6 +224,7 @@ impl Results {
             let entry = self.find(contestant, Direction::IoToCompute, LATENCY_AT)?;
             self.row(entry).p50_us
         };
+
         if let (Some(fcnp), Some(unix), Some(forwarded)) = (
             half(Path::FcnpPoll, Some(DEPTHS[0])),
             half(Path::UnixRelayed, None),
@@ -221,11 +234,12 @@ impl Results {
                 "half a round trip of {LATENCY_AT} bytes, us: fcnp-poll {fcnp:.1}, unix-relayed {unix:.1}, unix-forwarded {forwarded:.1}"
             ));
         }
+
         notes
     }
 }
 
-/// A contestant with a served device.
+/// Returns a contestant with a served device.
 pub(super) fn tree(path: Path, depth: u32, lanes: u32) -> Contestant {
     Contestant { path, backing: Some(Backing::VfioUser), depth: Some(depth), lanes }
 }

@@ -1,8 +1,8 @@
 //! The paths through sockets.
 //!
-//! A socket is waited for as FCNP waits for its device: a few looks, then giving the processor away, and at last asleep
-//! (in `poll`). On machines with few processors that is faster than blocking at once, so that the comparison is with sockets at
-//! their best.
+//! A thread waits for a socket as FCNP waits for its device: it first polls, then yields the
+//! processor, and at last sleeps in `poll`. With few processors this is faster than blocking at
+//! once, so the comparison is with sockets at their best.
 
 use std::{
     io::{ErrorKind, IoSlice, Read, Write},
@@ -28,10 +28,10 @@ use crate::failure::{Doing, Failure};
 const PATIENCE: Duration = Duration::from_secs(10);
 /// Bytes of a call's header on the way to a forwarder, and of its answer.
 pub(super) const CALL: usize = 8;
-/// In a call: the data that follow are to be written. Without it: so many bytes are to be read.
+/// Flag in a call: the data that follows is to be written. Without it the call reads as many bytes.
 pub(super) const WRITES: u64 = 1 << 63;
 
-/// Both kinds of a listening socket.
+/// The listening sockets of both kinds.
 pub(super) struct Listeners {
     unix: UnixListener,
     tcp: TcpListener,
@@ -40,7 +40,7 @@ pub(super) struct Listeners {
 
 impl Drop for Listeners {
     fn drop(&mut self) {
-        // The folder is removed when the bench ends.
+        // The parent removes the folder at the end, so an error here does no harm.
         let _ = std::fs::remove_file(&self.path);
     }
 }
@@ -109,7 +109,8 @@ impl Stream {
         }
     }
 
-    /// What there is, at least a byte of it; nothing when the other side has closed.
+    /// Reads at least one byte, and at most as many as `buffer` holds. Returns 0 when the other
+    /// side has closed.
     pub(super) fn read_some(&self, buffer: &mut [u8]) -> Result<usize, Failure> {
         let mut relax = Relax::new();
         loop {
@@ -117,18 +118,19 @@ impl Stream {
                 Self::Unix(stream) => (&mut &*stream).read(buffer),
                 Self::Tcp(stream) => (&mut &*stream).read(buffer),
             };
+
             match read {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.rest(&mut relax, PollFlags::POLLIN)?;
                 }
-                // Whoever closes while data for him are under way resets the connection.
+                // A side that closes while data for it is in flight resets the connection.
                 Err(error) if error.kind() == ErrorKind::ConnectionReset => return Ok(0),
                 read => return read.doing(|| "reading from a socket".into()),
             }
         }
     }
 
-    /// All of `buffer`. False when the other side has closed before the first byte.
+    /// Fills `buffer`. Returns false when the other side has closed before the first byte.
     pub(super) fn read_all(&self, buffer: &mut [u8]) -> Result<bool, Failure> {
         let mut at = 0;
         while at < buffer.len() {
@@ -140,24 +142,28 @@ impl Stream {
                 count => at += count,
             }
         }
+
         Ok(true)
     }
 
-    /// `head`, then `data`.
+    /// Writes `head` and then `data`.
     pub(super) fn write_all(&self, head: &[u8], data: &[u8]) -> Result<(), Failure> {
         let mut relax = Relax::new();
         let mut at = 0;
         let length = head.len() + data.len();
+
         while at < length {
             let slices = if at < head.len() {
                 [IoSlice::new(&head[at..]), IoSlice::new(data)]
             } else {
                 [IoSlice::new(&data[at - head.len()..]), IoSlice::new(&[])]
             };
+
             let written = match self {
                 Self::Unix(stream) => (&mut &*stream).write_vectored(&slices),
                 Self::Tcp(stream) => (&mut &*stream).write_vectored(&slices),
             };
+
             match written {
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {
                     self.rest(&mut relax, PollFlags::POLLOUT)?;
@@ -168,12 +174,13 @@ impl Stream {
                 }
             }
         }
+
         Ok(())
     }
 
-    /// Nothing more will be written.
+    /// Closes the connection for writing.
     pub(super) fn finish(&self) {
-        // Who has closed already needs no notice.
+        // The call fails when the other side has already closed, which is no error here.
         let _ = match self {
             Self::Unix(stream) => stream.shutdown(std::net::Shutdown::Write),
             Self::Tcp(stream) => stream.shutdown(std::net::Shutdown::Write),
@@ -182,7 +189,7 @@ impl Stream {
 
     fn rest(&self, relax: &mut Relax, flags: PollFlags) -> Result<(), Failure> {
         match relax.turn() {
-            // The parent ends children that take too long.
+            // The parent kills children that take too long.
             Turn::Sleep(_) => wait(self.fd(), flags, Duration::from_secs(3600)),
             turn => {
                 turn.take();
@@ -202,7 +209,7 @@ pub(super) fn open(
     match (side, peer) {
         (Side::Io, _) => Ok(Box::new(Direct(listeners.accept(path)?))),
         (Side::Compute, Some(peer)) if path.middle() == Middle::Forwarder => {
-            // A call at a time on a connection.
+            // Each connection has at most one call in flight.
             let [sends, receives] = [connect(path, peer)?, connect(path, peer)?];
             Ok(Box::new(Forwarded { sends, receives }))
         }
@@ -211,8 +218,8 @@ pub(super) fn open(
     }
 }
 
-/// One end of a TCP connection between machines: the I/O side waits at `address`, the compute side connects to it, also when that
-/// is too early at first.
+/// Opens one end of a TCP connection between machines. The I/O side listens at `address`. The
+/// compute side connects to it, and retries for up to [`PATIENCE`].
 pub(in crate::bench) fn open_tcp(
     side: Side,
     address: SocketAddr,
@@ -223,6 +230,7 @@ pub(in crate::bench) fn open_tcp(
         wait(listener.as_fd(), PollFlags::POLLIN, PATIENCE)?;
         return Ok(Box::new(Direct(Stream::tcp(listener.accept().doing(doing)?.0)?)));
     }
+
     let start = Instant::now();
     loop {
         match TcpStream::connect_timeout(&address, PATIENCE) {
@@ -232,7 +240,7 @@ pub(in crate::bench) fn open_tcp(
     }
 }
 
-/// A socket, written to and read from.
+/// A socket that the messages go through directly.
 struct Direct(Stream);
 
 impl Endpoint for Direct {
@@ -257,7 +265,7 @@ impl Receiver for &Direct {
     }
 }
 
-/// Calls that another process makes.
+/// Connections to a forwarder, which makes this process's calls.
 struct Forwarded {
     sends: Stream,
     receives: Stream,
@@ -288,12 +296,13 @@ impl Receiver for &Forwarded {
     }
 }
 
-/// The result of a forwarded call.
+/// Reads and checks the result of a forwarded call.
 fn answered(stream: &Stream, wanted: usize) -> Result<(), Failure> {
     let mut answer = [0; CALL];
     if !stream.read_all(&mut answer)? {
         return Err(closed());
     }
+
     match u64::from_le_bytes(answer) {
         moved if moved == wanted as u64 => Ok(()),
         moved => Err(Failure::result(format!("a forwarded call moved {moved} bytes instead of {wanted}"))),

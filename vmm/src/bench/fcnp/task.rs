@@ -1,17 +1,17 @@
-//! What is measured once, and what the processes of the bench say to each other about it.
+//! One measurement, and the messages about it between the benchmark's processes.
 
 use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-/// The way that messages take.
+/// The path of the messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in crate::bench) enum Path {
-    /// Packets of the tree NIC without a protocol.
+    /// Raw packets of the tree NIC.
     Raw,
-    /// FCNP, the I/O node's daemon polling.
+    /// FCNP. The I/O node's daemon polls.
     FcnpPoll,
-    /// FCNP, the I/O node's daemon waiting for interrupts.
+    /// FCNP. The I/O node's daemon waits for interrupts.
     FcnpIrq,
     /// A Unix socket.
     Unix,
@@ -19,22 +19,22 @@ pub(in crate::bench) enum Path {
     Tcp,
     /// Two Unix sockets and a process that copies from one to the other.
     UnixRelayed,
-    /// Two TCP connections and such a process.
+    /// Two TCP connections and a process that copies from one to the other.
     TcpRelayed,
-    /// Unix sockets to a process that makes the compute process's calls for it, as CIOD does.
+    /// Unix sockets to a forwarder, which makes the compute process's calls as CIOD does.
     UnixForwarded,
-    /// TCP connections to such a process.
+    /// TCP connections to a forwarder.
     TcpForwarded,
 }
 
-/// How the middle of a path is made.
+/// The process in the middle of a path.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::bench) enum Middle {
-    /// There is none: one connection.
+    /// None: the path is one connection.
     None,
     /// A process that copies bytes.
     Relay,
-    /// A process that makes calls for another one.
+    /// A process that makes calls for the compute process.
     Forwarder,
 }
 
@@ -65,7 +65,7 @@ impl Path {
         }
     }
 
-    /// Whether it goes through the tree NIC.
+    /// Returns whether the path goes through the tree NIC.
     pub(in crate::bench) const fn has_device(self) -> bool {
         matches!(self, Self::Raw | Self::FcnpPoll | Self::FcnpIrq)
     }
@@ -78,20 +78,20 @@ impl Path {
         }
     }
 
-    /// Whether its sockets are TCP's.
+    /// Returns whether the path's sockets are TCP sockets.
     pub(in crate::bench) const fn is_tcp(self) -> bool {
         matches!(self, Self::Tcp | Self::TcpRelayed | Self::TcpForwarded)
     }
 }
 
-/// Who sends.
+/// The sending node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub(in crate::bench) enum Direction {
     /// The I/O node.
     IoToCompute,
     /// The compute node.
     ComputeToIo,
-    /// Both at once, each as much as the other.
+    /// Both nodes send at once, and each sends as much as the other.
     Both,
 }
 
@@ -115,12 +115,12 @@ impl Direction {
     }
 }
 
-/// What is measured.
+/// The kind of measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::bench) enum Kind {
-    /// Messages one after the other, as fast as they go.
+    /// A stream of messages at the highest possible rate.
     Stream,
-    /// Messages to and fro; the direction's sender begins.
+    /// Messages in alternating directions. The direction's sender begins.
     PingPong,
 }
 
@@ -132,13 +132,15 @@ pub(in crate::bench) struct Task {
     pub(in crate::bench) kind: Kind,
     /// Bytes of a message, at least 16.
     pub(in crate::bench) bytes: usize,
-    /// Messages, or round trips, of each lane and direction, after a first one that is not measured.
+    /// Number of messages, or round trips, of each lane and direction. One more precedes them, and
+    /// is not measured.
     pub(in crate::bench) count: u32,
-    /// Lanes: compute cores that each have a request outstanding. More than one only for FCNP.
+    /// Number of lanes: compute cores with one outstanding request each. Only FCNP uses more than
+    /// one.
     pub(in crate::bench) lanes: u32,
 }
 
-/// Which of the processes, or threads, of a measurement.
+/// A process, or thread, of a measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(in crate::bench) enum Side {
     /// The application on the I/O node.
@@ -150,7 +152,7 @@ pub(in crate::bench) enum Side {
 }
 
 impl Side {
-    /// The role of a placement, and the word on the command line.
+    /// Returns the role in a placement, which is also the word on the command line.
     pub(in crate::bench) const fn name(self) -> &'static str {
         match self {
             Self::Io => "io",
@@ -164,69 +166,70 @@ impl Side {
     }
 }
 
-/// Where a process can be reached.
+/// The addresses at which a process listens.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::bench) struct Addresses {
     pub(in crate::bench) unix: PathBuf,
     pub(in crate::bench) tcp: SocketAddr,
 }
 
-/// What the parent tells a child.
+/// An order from the parent to a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::bench) enum Order {
-    /// Get ready for a measurement. All children are told before any of them has to answer.
+    /// Opens a measurement. The parent sends this to all children before it waits for any answer.
     Open {
         task: Task,
         /// The processor to run on.
         processor: Option<usize>,
         /// Sockets of the device's attachments.
         device: Vec<PathBuf>,
-        /// Whom to connect to.
+        /// The addresses to connect to.
         peer: Option<Addresses>,
     },
-    /// Measure.
+    /// Measures.
     Go,
-    /// Give everything back.
+    /// Closes everything that is open.
     Close,
 }
 
-/// What a child answers.
+/// An answer from a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(in crate::bench) enum Answer {
-    /// Once at the start.
+    /// The first answer, sent once at the start.
     Listening(Addresses),
-    /// To [`Order::Open`].
+    /// The answer to [`Order::Open`].
     Opened,
-    /// To [`Order::Go`].
+    /// The answer to [`Order::Go`].
     Done(Measured),
-    /// To [`Order::Close`].
+    /// The answer to [`Order::Close`].
     Closed,
-    /// Instead of any of them.
+    /// The answer to any order that failed.
     Failed {
-        /// Why.
+        /// The reason.
         message: String,
     },
 }
 
-/// What one side measured.
+/// The measurements of one side.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub(in crate::bench) struct Measured {
-    /// Of each flow that this side received, nanoseconds on the machine's monotonic clock: when its first message was there, which is
-    /// not counted, and when the last one was.
+    /// One span for each flow that this side received, in nanoseconds of the monotonic clock. It
+    /// begins when the first message has come, which is not counted, and ends when the last one
+    /// has.
     pub(in crate::bench) spans: Vec<(u64, u64)>,
     /// Round trips in nanoseconds.
     pub(in crate::bench) round_trips: Vec<u64>,
 }
 
 impl Measured {
-    /// What both sides measured.
+    /// Returns the measurements of both sides together.
     pub(in crate::bench) fn and(mut self, other: Self) -> Self {
         self.spans.extend(other.spans);
         self.round_trips.extend(other.round_trips);
         self
     }
 
-    /// From the first flow's start to the last one's end, in seconds.
+    /// Returns the time from the first flow's start to the last flow's end, in seconds.
     pub(in crate::bench) fn seconds(&self) -> f64 {
         let start = self.spans.iter().map(|span| span.0).min().unwrap_or(0);
         let end = self.spans.iter().map(|span| span.1).max().unwrap_or(0);
@@ -235,7 +238,7 @@ impl Measured {
 }
 
 impl Task {
-    /// Bits of the users' data in a second, both directions together.
+    /// Returns the rate of payload in bits per second, as the sum of both directions.
     pub(in crate::bench) fn bandwidth(&self, measured: &Measured) -> f64 {
         let directions = if self.direction == Direction::Both { 2.0 } else { 1.0 };
         let messages = directions * f64::from(self.count) * f64::from(self.lanes);

@@ -13,9 +13,9 @@ use super::{
 };
 use crate::failure::{Doing, Failure};
 
-/// The routes that raw packets take: those of FCNP.
+/// The class of routes for raw packets, which FCNP uses, too.
 const CLASS: u32 = 0;
-/// Raw packets between two looks at the doorbell, at most.
+/// The greatest number of raw packets between two accesses to the doorbell.
 const RAW_BATCH: usize = 8;
 
 /// Opens `side`'s end of the task's path. For FCNP both sides must be opened at the same time.
@@ -29,6 +29,7 @@ pub(in crate::bench) fn open(
     let mode = if task.path == Path::FcnpIrq { Mode::Interrupt } else { Mode::Polling };
     let config = Config { mode, ..Config::default() };
     devices.truncate(task.lanes as usize);
+
     Ok(match (task.path, side) {
         (Path::Raw, _) => Box::new(Raw::open(only(devices)?, cancel).doing(doing)?),
         (_, Side::Io) => {
@@ -79,7 +80,7 @@ impl Receiver for &Io {
     }
 }
 
-/// FCNP on a compute node: a core a lane.
+/// FCNP on a compute node. Each lane has one core.
 struct Compute {
     cores: Vec<ComputeCore>,
     cancel: Cancel,
@@ -127,7 +128,7 @@ fn complete(
     Err(Failure::result(format!("{what}: {moved} bytes instead of {wanted}")))
 }
 
-/// Packets, and nothing but packets: what is left of FCNP when every message is known to fit.
+/// Raw packets: the rest of FCNP when every message is known to fit.
 struct Raw {
     channel: TreeChannel,
     /// Address of the other node.
@@ -139,16 +140,17 @@ impl Raw {
     fn open(device: Device, cancel: &Cancel) -> Result<Self, nicforge_fcnp::Error> {
         let channel = TreeChannel::open(device)?;
         let info = channel.info();
-        // A pset of one compute node: whoever is not the I/O node.
+        // In a pset of one compute node, the I/O node's peer is the only other node.
         let peer = if info.address == info.io_node {
             (0..info.nodes).find(|&node| node != info.io_node).unwrap_or_default()
         } else {
             info.io_node
         };
+
         Ok(Self { channel, peer, cancel: cancel.clone() })
     }
 
-    /// One turn of a waiting loop.
+    /// Makes one turn of a waiting loop.
     fn turn(&self, relax: &mut Relax) -> Result<(), Failure> {
         self.cancel.check().doing(|| "raw packets".into())?;
         self.channel.relax(relax).doing(|| "raw packets".into())
@@ -179,7 +181,7 @@ impl Endpoint for Raw {
     }
 }
 
-/// The lock that a sender has for all of its batches.
+/// A sender's lock, lent to each of its batches.
 struct Lent<'a>(&'a Held<&'a LockBox>);
 
 impl HoldsLock for Lent<'_> {
@@ -205,6 +207,7 @@ impl Sender for RawSender<'_> {
                 .send_batch(Lent(&self.held))
                 .and_then(|mut batch| batch.send_data(self.header, &message[at..], RAW_BATCH))
                 .doing(|| "sending packets".into())?;
+
             at += sent * nicforge_hwi::tree::PAYLOAD;
             if sent == 0 {
                 self.raw.turn(&mut self.relax)?;
@@ -212,6 +215,7 @@ impl Sender for RawSender<'_> {
                 self.relax.reset();
             }
         }
+
         Ok(())
     }
 }
@@ -228,6 +232,7 @@ impl Receiver for RawReceiver<'_> {
         while at < message.len() {
             let taken = self.packets.take_data(&mut message[at..]).doing(|| "receiving packets".into())?;
             at += taken.packets * nicforge_hwi::tree::PAYLOAD;
+
             if taken.packets != 0 {
                 self.relax.reset();
             } else if taken.control {
@@ -237,6 +242,7 @@ impl Receiver for RawReceiver<'_> {
                 self.raw.turn(&mut self.relax)?;
             }
         }
+
         Ok(())
     }
 }

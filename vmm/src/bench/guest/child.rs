@@ -1,4 +1,5 @@
-//! An end, seen from inside: in a guest or on the host, it does what it is told, line by line.
+//! An end process in a guest or on the host. It reads orders, one in each line, and carries them
+//! out.
 
 use std::{
     io::BufRead,
@@ -29,25 +30,26 @@ use crate::{
     failure::{Doing, Failure, say},
 };
 
-/// How long a device's last user may take to be gone.
+/// How long the last client of a device may take to detach.
 const TAKE_OVER: Duration = Duration::from_secs(20);
 /// The BAR of the registers.
 const REGISTERS: u8 = 0;
 
-/// What an order has opened.
+/// The state that an order has opened.
 enum Open {
     Registers(Vec<Box<dyn Contestant>>),
     Counted { registers: Bar, posted: Posted },
     End { side: Side, task: Task, endpoint: Box<dyn Endpoint + Send> },
 }
 
-/// The body of an end.
+/// Runs an end.
 pub(super) fn main() -> Result<u8, Failure> {
     let mut child = Child {
         devices: environment::devices(environment::SOCKET).doing(|| "the bench's devices".into())?,
         cancel: Cancel::new().doing(|| "starting".into())?,
         open: None,
     };
+
     answer(&Answer::Ready)?;
     for line in std::io::stdin().lock().lines() {
         let line = line.doing(|| "the bench's orders".into())?;
@@ -55,6 +57,7 @@ pub(super) fn main() -> Result<u8, Failure> {
         let done = child.obey(order);
         answer(&done.unwrap_or_else(|failure| Answer::Failed { message: failure.message }))?;
     }
+
     Ok(0)
 }
 
@@ -122,14 +125,16 @@ impl Child {
             }
             Order::Close => self.open = None,
         }
+
         Ok(Answer::Done)
     }
 
-    /// Opens a device that its last user may still be leaving.
+    /// Opens a device whose last client may still be detaching.
     fn device(&self, number: usize, options: OpenOptions) -> Result<Device, Failure> {
         let address = self.devices.get(number);
         let address = address.ok_or_else(|| Failure::environment(format!("there is no device {number}")))?;
         let start = Instant::now();
+
         loop {
             match Device::open_at(address, options) {
                 Err(_) if start.elapsed() < TAKE_OVER => std::thread::sleep(Duration::from_millis(5)),

@@ -1,4 +1,4 @@
-//! What the server and QEMU have to do while a guest works.
+//! Counts the work of the server and of QEMU while a guest works.
 
 use std::time::{Duration, Instant};
 
@@ -9,33 +9,34 @@ use super::{
 };
 use crate::{bench::row::Row, failure::Failure};
 
-/// Posted writes, counted.
+/// The name of the row for counted posted writes.
 pub(super) const POSTED: &str = "counted-posted-writes";
-/// Packets, counted.
+/// The name of the row for counted packets.
 pub(super) const PACKETS: &str = "counted-packets";
 
-/// Between two looks whether the engine has carried all out.
+/// The interval between two checks whether the engine has done all work.
 const LOOK: Duration = Duration::from_millis(10);
 
-/// What was counted.
+/// The counts of one piece of work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Counted {
-    /// By the machine.
+    /// The work that the machine has done.
     pub(super) done: Done,
-    /// Accesses of devices that QEMU carried out.
+    /// Device accesses that QEMU carried out.
     pub(super) exits: u64,
-    /// Where KVM runs the guests.
+    /// The exits that KVM counted, if it runs the guests.
     kvm: Option<KvmExits>,
 }
 
 impl Counted {
-    /// With `row`'s name.
+    /// Adds the counts to `row`.
     pub(super) fn figures(&self, row: Row, operations: u64) -> Row {
         let row = row
             .figure("operations", operations as f64)
             .figure("server_messages", self.done.messages as f64)
             .figure("exits", self.exits as f64)
             .figure("engine_sleeps", self.done.sleeps as f64);
+
         match self.kvm {
             Some(KvmExits { all, mmio }) => {
                 row.figure("kvm_exits", all as f64).figure("kvm_mmio_exits", mmio as f64)
@@ -45,7 +46,8 @@ impl Counted {
     }
 }
 
-/// Counts what `work` makes `machine` and the QEMUs of `places` do, until the machine has done `all` of it.
+/// Counts the work that `work` causes in `machine` and in the QEMU processes of `places`. It waits
+/// until `all` returns true for the machine's work, for at most [`PATIENCE`].
 pub(super) fn count(
     machine: &Machine,
     places: &[&Place],
@@ -61,11 +63,13 @@ pub(super) fn count(
         }
         Ok(sum)
     };
+
     watch(true)?;
     let kvm_before = kvm()?;
     let (before, exits_before) = (machine.done()?, exits()?);
     work()?;
     let start = Instant::now();
+
     let done = loop {
         let done = machine.done()?.since(&before);
         if all(&done) {
@@ -76,9 +80,11 @@ pub(super) fn count(
         }
         std::thread::sleep(LOOK);
     };
+
     // QEMU writes its trace line by line, before it goes on.
     let exits = exits()? - exits_before;
     let kvm = kvm()?.zip(kvm_before).map(|(after, before)| after.since(before));
     watch(false)?;
+
     Ok(Counted { done, exits, kvm })
 }

@@ -1,6 +1,7 @@
-//! An end, seen from the bench: a program in a guest or on the host that takes orders.
+//! The parent's handle of an end: a program in a guest or on the host that carries out orders.
 //!
-//! In the guest it reads them from the guest's serial line, on the host from a pipe. Answers come line by line on its standard output.
+//! In a guest the program reads orders from the guest's serial line. On the host it reads them from
+//! a pipe. It writes answers to its standard output, one in each line.
 
 use std::{
     io::{BufRead, BufReader, Write},
@@ -24,11 +25,11 @@ use crate::{
     failure::{Doing, Failure},
 };
 
-/// How long an order may take: guests are slow where they are emulated, and slower where much else runs.
+/// How long an order may take. Emulated guests are slow, and slower still on a busy host.
 pub(super) const PATIENCE: Duration = Duration::from_secs(300);
-/// How often a wait looks whether it is to end.
+/// The interval between two checks whether a wait must end.
 const LOOK: Duration = Duration::from_millis(20);
-/// What runs in a guest.
+/// The shell command that runs in a guest.
 const PROGRAM: &str = "stty -F /dev/ttyS2 raw -echo && exec nicforge bench guest --part end </dev/ttyS2";
 
 /// An end of the bench.
@@ -44,7 +45,7 @@ enum Place<'a> {
 }
 
 impl<'a> End<'a> {
-    /// One in a guest.
+    /// Starts an end in a guest.
     pub(super) fn in_guest(run: &Run<'_>, name: &'static str, guest: &'a Guest) -> Result<Self, Failure> {
         let line = guest.terminal();
         let line = line.ok_or_else(|| Failure::environment(format!("{name} has no line for orders")))?;
@@ -55,7 +56,7 @@ impl<'a> End<'a> {
         end.collect(run, "its start").map(|_| end)
     }
 
-    /// One on the host, with `devices`.
+    /// Starts an end on the host, with `devices`.
     pub(super) fn on_host(run: &Run<'_>, name: &'static str, devices: &[PathBuf]) -> Result<Self, Failure> {
         let this = std::env::current_exe().doing(|| "this program's own file".into())?;
         let devices: Vec<_> = devices.iter().map(|device| device.display().to_string()).collect();
@@ -64,10 +65,11 @@ impl<'a> End<'a> {
             .env(environment::SOCKET, devices.join(":"))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is for this process, which ends the other.
+            // Only the parent acts on Ctrl-C. It ends the other process.
             .process_group(0)
             .spawn()
             .doing(|| format!("starting the process on the {name}"))?;
+
         let (Some(orders), Some(output)) = (child.stdin.take(), child.stdout.take()) else {
             return Err(Failure::environment("a child process without pipes"));
         };
@@ -79,17 +81,18 @@ impl<'a> End<'a> {
                 }
             }
         });
+
         let end = Self { name, place: Place::Host { child, orders, reader: Some(reader) }, answers };
         end.collect(run, "its start").map(|_| end)
     }
 
-    /// Gives an order and waits for what comes of it.
+    /// Sends an order, and waits for its answer.
     pub(super) fn obey(&mut self, run: &Run<'_>, order: &Order) -> Result<Answer, Failure> {
         self.tell(order)?;
         self.collect(run, &format!("{order:?}"))
     }
 
-    /// Gives an order.
+    /// Sends an order.
     pub(super) fn tell(&mut self, order: &Order) -> Result<(), Failure> {
         let text = serde_json::to_string(order).doing(|| "an order".into())?;
         match &mut self.place {
@@ -105,7 +108,7 @@ impl<'a> End<'a> {
         answer.ok_or_else(|| Failure::environment(format!("{}: {what}: no answer", self.name)))
     }
 
-    /// The answer to the last order, if it comes soon.
+    /// Returns the answer to the last order, if it comes within [`LOOK`].
     fn answer(&self, what: &str) -> Result<Option<Answer>, Failure> {
         let name = self.name;
         match self.answers.recv_timeout(LOOK) {
@@ -120,7 +123,7 @@ impl<'a> End<'a> {
         }
     }
 
-    /// A program in a guest that has ended gives no more answers.
+    /// Returns an error when the program in a guest has ended, because no answer will come.
     fn check_lives(&self, what: &str) -> Result<(), Failure> {
         let Place::Guest { program, .. } = &self.place else { return Ok(()) };
         match program.wait_for(Duration::ZERO).doing(|| format!("{}: {what}", self.name))? {
@@ -133,10 +136,12 @@ impl<'a> End<'a> {
     }
 }
 
-/// Waits for the answers of all ends to their last orders, and gives them in the same order; the first failure is the end of it.
+/// Waits for the answers of all ends to their last orders. Returns them in the order of `ends`, or
+/// the first failure.
 pub(super) fn collect(run: &Run<'_>, ends: &[&End<'_>], what: &str) -> Result<Vec<Answer>, Failure> {
     let start = Instant::now();
     let mut answers: Vec<Option<Answer>> = ends.iter().map(|_| None).collect();
+
     while answers.iter().any(Option::is_none) {
         run.check()?;
         for (end, answer) in ends.iter().zip(&mut answers) {
@@ -148,14 +153,15 @@ pub(super) fn collect(run: &Run<'_>, ends: &[&End<'_>], what: &str) -> Result<Ve
             return Err(Failure::environment(format!("{what}: no answer within {PATIENCE:?}")));
         }
     }
+
     Ok(answers.into_iter().flatten().collect())
 }
 
-/// Hands on what a program in a guest answers.
+/// Forwards the output lines of a program in a guest.
 fn lines(report: Sender<String>) -> nicforge_guest::LineSink {
     Arc::new(move |stream, line| {
         if stream == Stream::Output {
-            // Nobody waits any more when the bench has ended.
+            // The receiver is gone when the benchmark has ended.
             let _ = report.send(line.to_owned());
         }
     })
@@ -163,12 +169,12 @@ fn lines(report: Sender<String>) -> nicforge_guest::LineSink {
 
 impl Drop for End<'_> {
     fn drop(&mut self) {
-        // A program in a guest ends with it.
+        // A program in a guest ends with its guest.
         if let Place::Host { child, reader, .. } = &mut self.place {
             let _ = child.kill();
             let _ = child.wait();
             if let Some(reader) = reader.take() {
-                // A reader that panicked has nothing left to clean up.
+                // A reader that panicked left nothing to clean up.
                 let _ = reader.join();
             }
         }

@@ -1,4 +1,4 @@
-//! The served machines: two psets of a compute node each, and a device of registers.
+//! The served machines: two psets with one compute node each, and a device of registers.
 
 use std::{path::PathBuf, thread::JoinHandle, time::Duration};
 
@@ -13,14 +13,14 @@ use crate::{
     failure::{Doing, Failure},
 };
 
-/// Packets in the FIFOs.
+/// Number of packets in each FIFO.
 pub(super) const FIFO_DEPTH: u32 = 256;
 /// Attachments of the device of registers.
 const REGISTER_USERS: u16 = 3;
 /// How long the engine may take to answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// A machine, served by a thread of this process.
+/// A machine that a thread of this process serves.
 pub(super) struct Machine {
     directory: Directory,
     handle: EngineHandle,
@@ -28,21 +28,22 @@ pub(super) struct Machine {
     thread: Option<JoinHandle<Result<(), String>>>,
 }
 
-/// What a machine has done since it was started.
+/// The work of a machine since its start.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Done {
-    /// Messages taken from the clients that are there.
+    /// Messages taken from the clients that are attached now.
     pub(super) messages: u64,
     /// Posted writes carried out.
     pub(super) posted: u64,
     /// Packets that left a node.
     pub(super) packets: u64,
-    /// Times the engine went to sleep.
+    /// Number of times that the engine went to sleep.
     pub(super) sleeps: u64,
 }
 
 impl Machine {
-    /// Serves one. `awake` is how long its engine looks for more after the last work; `None`: as it usually does.
+    /// Serves a machine. `awake` is how long its engine polls after the last work. `None` means the
+    /// default time.
     pub(super) fn serve(name: &str, event_loop: EventLoop, awake: Option<Duration>) -> Result<Self, Failure> {
         let name = format!("bench-guest-{name}-{}", std::process::id());
         let pset = format!("[[pset]]\ncompute_nodes = 1\nfifo_depth = {FIFO_DEPTH}\n");
@@ -58,8 +59,10 @@ impl Machine {
             cool_after: awake.unwrap_or(usual.cool_after),
             ..usual
         };
+
         let engine = || "the engine".to_owned();
-        // Before the engine: what is made first is given up last.
+        // The directory is created before the engine, so that it is removed after it.
+
         let directory = Directory::create(&Directory::default_for(&name))?;
         let (mut serving, stop) = (Engine::new(machine, config).doing(engine)?, Stop::new().doing(engine)?);
         let users =
@@ -68,26 +71,30 @@ impl Machine {
             let cores = node.users().take(1);
             cores.map(|core| (node.function, core.id, format!("{}.{}", node.name, core.name)))
         });
+
         for (function, attachment, name) in users.chain(cores) {
             serving.listen(function, attachment, directory.path().join(name)).doing(engine)?;
         }
+
         let handle = serving.handle();
         let thread = std::thread::Builder::new().name("engine".into()).spawn({
             let stop = stop.clone();
             move || serving.run(&stop).map_err(|error| error.to_string())
         });
+
         Ok(Self { directory, handle, stop, thread: Some(thread.doing(engine)?) })
     }
 
-    /// The socket of an attachment, as in `io0.core0`.
+    /// Returns the socket of an attachment, such as `io0.core0`.
     pub(super) fn socket(&self, name: &str) -> PathBuf {
         self.directory.path().join(name)
     }
 
-    /// What it has done.
+    /// Returns the work that the machine has done.
     pub(super) fn done(&self) -> Result<Done, Failure> {
         let snapshot = self.handle.snapshot(PATIENCE).doing(|| "the engine".into())?;
         let mut done = Done { sleeps: snapshot.sleeps, ..Done::default() };
+
         for function in &snapshot.functions {
             let sent = function.counters.iter().filter(|counter| counter.name.ends_with("_sent"));
             done.packets += sent.map(|counter| counter.value).sum::<u64>();
@@ -96,10 +103,11 @@ impl Machine {
                 done.posted += attachment.counters.posted_writes;
             }
         }
+
         Ok(done)
     }
 
-    /// Stops serving and says whether the engine was well until now.
+    /// Stops the engine, and returns its error if it has failed.
     pub(super) fn stop(mut self) -> Result<(), Failure> {
         self.end()
     }
@@ -116,13 +124,13 @@ impl Machine {
 
 impl Drop for Machine {
     fn drop(&mut self) {
-        // Whoever wants to know how it ended calls `stop`.
+        // A caller that needs the result calls `stop`.
         let _ = self.end();
     }
 }
 
 impl Done {
-    /// What was done since then.
+    /// Returns the work that was done after `then`.
     pub(super) fn since(&self, then: &Self) -> Self {
         Self {
             messages: self.messages - then.messages,

@@ -1,16 +1,30 @@
-//! `nicforge bench guest`: what the devices cost in guests, and that what is to pass without the server and without an exit does.
+//! `nicforge bench guest`: the cost of the devices in guests. It also checks that posted writes and
+//! packets need no message to the server and no exit.
 //!
-//! Two guests and this host are on machines that this process serves. In the first guest is a device of registers and the I/O node of a
-//! pset, in the second the pset's compute node and another one, whose I/O node is a process of this host. Between the guests is a
-//! virtual network too. All is measured once for each accelerator that works here and each way to a device in a guest.
+//! This process serves machines for two guests and this host. The first guest has a device of
+//! registers and the I/O node of a pset. The second guest has the pset's compute node, and the
+//! compute node of another pset, whose I/O node is a process of this host. A virtual network also
+//! connects the guests. All is measured once for each available accelerator and each driver.
 //!
-//! What is counted is counted twice, from outside: the messages that the server took from QEMU, and the accesses of the devices
-//! that QEMU itself carried out, which its trace shows; each of these left the guest. The machine it is counted on has an engine that stays
-//! awake, so that nobody has to wake it; times are measured on one that sleeps as usual.
+//! Counts are taken outside the guests:
 //!
-//! - `mod.rs`: what is run how often, and the goals; `session.rs`: the measurements with one pair of guests; `counts.rs`: the counting;
-//! - `place.rs`: the guests; `machine.rs`: the machines;
-//! - `end.rs`, `child.rs`, `order.rs`: the programs in the guests and on the host, from outside, from inside, and between.
+//! - the messages that the server took from QEMU,
+//! - the device accesses that QEMU carried out, from its trace. Each of them is an exit of the
+//!   guest.
+//!
+//! The counted machine's engine stays awake, so that no client has to wake it. Times are measured
+//! on a machine whose engine sleeps as usual.
+//!
+//! | file | contents |
+//! | --- | --- |
+//! | `mod.rs` | the number of measurements, and the goals |
+//! | `session.rs` | the measurements with one pair of guests |
+//! | `counts.rs` | counting |
+//! | `place.rs` | the guests |
+//! | `machine.rs` | the machines |
+//! | `end.rs` | the parent's handle of a program in a guest or on the host |
+//! | `child.rs` | that program |
+//! | `order.rs` | the orders and answers between both |
 
 mod child;
 mod counts;
@@ -35,20 +49,20 @@ use super::{
 };
 use crate::failure::{Doing, Failure};
 
-/// How much is measured.
+/// The amount of measurements.
 #[derive(Clone, Copy, Debug)]
 struct Extent {
-    /// Who sends.
+    /// The measured directions.
     directions: &'static [Direction],
     /// Sizes of messages.
     sizes: &'static [usize],
-    /// Turns of all that is compared.
+    /// Number of turns of each contestant.
     rounds: usize,
-    /// Seconds of a bandwidth's measurement, about.
+    /// Approximate duration of a measurement of bandwidth in seconds.
     seconds: f64,
-    /// Round trips of a latency's measurement.
+    /// Number of round trips in a measurement of latency.
     round_trips: u32,
-    /// Posted writes, and packets, that are counted.
+    /// Number of posted writes, and of packets, that are counted.
     counted: u32,
 }
 
@@ -69,7 +83,7 @@ const QUICK: Extent = Extent {
     counted: 50_000,
 };
 
-/// How much of a device of registers is measured in a turn.
+/// Returns the amount of work for a device of registers in one turn.
 fn effort(quick: bool) -> Effort {
     if quick {
         Effort { rounds: 1, paced: 20, in_a_row: 40, batches: 3, sustained: Duration::from_millis(10) }
@@ -78,7 +92,7 @@ fn effort(quick: bool) -> Effort {
     }
 }
 
-/// The body of an end.
+/// Runs an end.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     match part {
         "end" => child::main(),
@@ -87,7 +101,8 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
 }
 
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
-    // How patient the library is depends on how many processors it may use: ask while it is all of them.
+    // The driver library chooses its waiting times once, by the number of usable processors. The
+    // choice is made here, before this process is pinned.
     let _ = Patience::default();
     let watch = watch(run)?;
     let toolkit = Provision::from_environment().provide(&watch)?;
@@ -96,6 +111,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let drivers = drivers(run, &toolkit, &watch, &mut outcome.notes);
     let extent = if run.quick { QUICK } else { FULL };
     run.steps((accelerators.len() * drivers.len()) as u64 * Session::steps(&extent));
+
     for &accelerator in &accelerators {
         for &(driver, backing) in &drivers {
             let rows = session::measure(run, &toolkit, &watch, &extent, accelerator, driver, backing)?;
@@ -103,11 +119,13 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
             outcome.rows.extend(rows);
         }
     }
+
     outcome.notes.extend(notes(&toolkit));
     Ok(outcome)
 }
 
-/// Progress, unless a script reads the results; Ctrl-C ends the work, and is left for [`Run::check`] to take.
+/// Returns the progress display, which is silent when a script reads the results. Ctrl-C ends the
+/// work, and [`Run::check`] takes the signal later.
 fn watch(run: &Run<'_>) -> Result<Watch, Failure> {
     let signals = run.signals().fd().try_clone_to_owned().doing(|| "signals".into())?;
     let watch = if run.progress.is_hidden() { Watch::silent() } else { Watch::on_stderr() };
@@ -117,7 +135,7 @@ fn watch(run: &Run<'_>) -> Result<Watch, Failure> {
     }))
 }
 
-/// Those to measure with. A quick run takes the best one.
+/// Returns the accelerators to measure with. A quick run uses the best one.
 fn accelerators(
     run: &Run<'_>,
     toolkit: &Toolkit,
@@ -132,10 +150,11 @@ fn accelerators(
     } else {
         return Ok(vec![Accelerator::Tcg, Accelerator::Kvm]);
     }
+
     Ok(vec![choice.accelerator])
 }
 
-/// The ways to a device. A quick run takes the one that nothing has to be built for.
+/// Returns the drivers to measure with. A quick run uses the one that needs no module to be built.
 fn drivers(
     run: &Run<'_>,
     toolkit: &Toolkit,
@@ -147,14 +166,16 @@ fn drivers(
         notes.push("the shim was left out: this is a quick run".into());
         return drivers;
     }
+
     match toolkit.shim(watch) {
         Ok(_) => drivers.push((Driver::Shim, Backing::Shim)),
         Err(error) => notes.push(format!("the shim was left out: {error}")),
     }
+
     drivers
 }
 
-/// What is wanted of the rows of one pair of guests: that nothing was counted.
+/// Returns the goals for the rows of one pair of guests: no exits and no messages were counted.
 fn goals(rows: &[Row], extent: &Extent, accelerator: Accelerator, backing: Backing) -> Vec<Goal> {
     let mut goals = Vec::new();
     for (path, what) in [(counts::POSTED, "posted writes"), (counts::PACKETS, "packets")] {
@@ -170,6 +191,7 @@ fn goals(rows: &[Row], extent: &Extent, accelerator: Accelerator, backing: Backi
             ));
         }
     }
+
     goals
 }
 

@@ -1,4 +1,4 @@
-//! What the bench and its ends say to each other: an order a line, and an answer a line.
+//! The orders and answers between the benchmark and its ends, one in each line.
 
 use std::net::SocketAddr;
 
@@ -9,30 +9,30 @@ use crate::bench::{
     mmio::Turn,
 };
 
-/// What an end is told. Devices are numbers in its list of them.
+/// An order to an end. Devices are indexes in the end's list of devices.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(super) enum Order {
-    /// Open the three attachments of a device of registers, the first of which is this one.
+    /// Opens three attachments of a device of registers, of which `first` is the first one.
     OpenRegisters { first: usize },
-    /// Measure a path of that device for one turn.
+    /// Measures a path of that device for one turn.
     Turn { path: String, quick: bool },
-    /// Open one attachment of such a device, to have its accesses counted.
+    /// Opens one attachment of a device of registers, whose accesses are counted.
     OpenCounted { device: usize },
-    /// Make accesses.
+    /// Makes accesses.
     Count { kind: Access, times: u32 },
-    /// Read back what was posted last.
+    /// Reads back the last posted write.
     Check,
-    /// Open this side's end of a tree.
+    /// Opens this side's end of a tree.
     OpenTree { side: Side, task: Task, device: usize },
-    /// Open this side's end of a TCP connection.
+    /// Opens this side's end of a TCP connection.
     OpenTcp { side: Side, task: Task, address: SocketAddr },
-    /// Measure with what is open.
+    /// Measures with the open end.
     Go,
-    /// Give back all that is open.
+    /// Closes everything that is open.
     Close,
 }
 
-/// Accesses that are counted.
+/// The kind of counted accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum Access {
     /// Posted writes of a register.
@@ -43,20 +43,20 @@ pub(super) enum Access {
     Write,
 }
 
-/// What an end answers.
+/// An answer from an end.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) enum Answer {
-    /// Once at the start.
+    /// The first answer, sent once at the start.
     Ready,
     /// The order was carried out.
     Done,
-    /// To [`Order::Turn`].
+    /// The answer to [`Order::Turn`].
     Turn(Turn),
-    /// To [`Order::Go`].
+    /// The answer to [`Order::Go`].
     Measured(Measured),
-    /// Instead of any of them.
+    /// The answer to any order that failed.
     Failed {
-        /// Why.
+        /// The reason.
         message: String,
     },
 }

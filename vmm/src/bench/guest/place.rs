@@ -8,18 +8,19 @@ use serde_json::{Value, json};
 use super::{end::PATIENCE, machine::Machine};
 use crate::failure::{Doing, Failure};
 
-/// Events of QEMU's: it accesses a device's registers or configuration for its guest.
+/// QEMU's trace events for an access to a device's registers or configuration on behalf of its
+/// guest.
 const EXITS: [&str; 4] =
     ["vfio_region_read", "vfio_region_write", "vfio_pci_read_config", "vfio_pci_write_config"];
-/// The network between the guests, which nobody else is on.
+/// The network between the guests. It has no other members.
 const NETWORK: &str = "10.77.0";
 
-/// A guest's part in the bench.
+/// A guest's role in the benchmark.
 pub(super) struct Role<'a> {
     pub(super) name: &'static str,
-    /// 1 or 2: its address on the network.
+    /// 1 or 2: the last part of the guest's address on the network.
     pub(super) number: u8,
-    /// Its functions, in the order of its devices.
+    /// The guest's functions, in the order of its devices.
     pub(super) functions: &'a [(&'a Machine, &'a str)],
 }
 
@@ -29,13 +30,13 @@ pub(super) struct Place {
     trace: PathBuf,
 }
 
-/// The address of guest `number`.
+/// Returns the address of guest `number`.
 pub(super) fn address(number: u8) -> String {
     format!("{NETWORK}.{number}")
 }
 
 impl Place {
-    /// Boots one; `folder` is for the guests' sockets and logs.
+    /// Boots a guest. `folder` is for the guests' sockets and logs.
     pub(super) fn boot(
         toolkit: &Toolkit,
         watch: &Watch,
@@ -63,28 +64,33 @@ impl Place {
                 "dgram,id=network,local.type=unix,local.path={own},remote.type=unix,remote.path={other}"
             ))
             .device(format!("virtio-net-pci,netdev=network,mac=52:54:00:00:00:{number:02x}"));
+
         for event in EXITS {
             config = config.trace(event);
         }
         for (index, (machine, function)) in functions.iter().enumerate() {
             config = config.user_function(format!("f{index}.{function}"), machine.socket(function));
         }
+
         let guest = Guest::boot(toolkit, &config, watch).doing(doing)?;
         if let Some(problem) = guest.problems().first() {
             return Err(Failure::environment(format!("the guest {name}: {problem}")));
         }
+
         let address = address(number);
         let network = format!("ip addr add {address}/24 dev eth0 && ip link set eth0 up");
         let done = guest.run(network.as_str(), PATIENCE).doing(doing)?;
         if done.status != 0 {
             return Err(Failure::environment(format!("the guest {name}: its network: {}", done.stderr)));
         }
+
         let place = Self { guest, trace: folder.join(format!("{name}.trace.log")) };
         place.watch_exits(false)?;
+
         Ok(place)
     }
 
-    /// Whether exits are traced from now on.
+    /// Turns the trace of exits on or off.
     pub(super) fn watch_exits(&self, on: bool) -> Result<(), Failure> {
         for event in EXITS {
             let state = json!({ "name": event, "enable": on });
@@ -93,14 +99,14 @@ impl Place {
         Ok(())
     }
 
-    /// What KVM counts, where it runs the guest.
+    /// Returns KVM's counts, if KVM runs the guest.
     pub(super) fn kvm_exits(&self) -> Result<Option<KvmExits>, Failure> {
         let arguments = json!({ "target": "vcpu", "providers": [{ "provider": "kvm" }] });
         let stats = self.guest.execute("query-stats", arguments).doing(|| "KVM's counters".into())?;
         Ok(KvmExits::in_stats(&stats))
     }
 
-    /// How many exits were traced so far.
+    /// Returns the number of exits in the trace.
     pub(super) fn exits(&self) -> Result<u64, Failure> {
         let trace = std::fs::read_to_string(&self.trace).doing(|| self.trace.display().to_string())?;
         Ok(trace.lines().filter(|line| EXITS.iter().any(|event| line.contains(event))).count() as u64)
@@ -110,14 +116,15 @@ impl Place {
 /// Exits of a guest's processors, as KVM counts them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct KvmExits {
-    /// Of every kind: timers and the host's interrupts too.
+    /// Exits of every kind, including timers and the host's interrupts.
     pub(super) all: u64,
-    /// For an access of memory that has to be emulated.
+    /// Exits for memory accesses that must be emulated.
     pub(super) mmio: u64,
 }
 
 impl KvmExits {
-    /// Out of QEMU's answer to `query-stats`, summed over the processors; `None` if KVM counts nothing there.
+    /// Reads QEMU's answer to `query-stats`, and returns the sum over all processors. Returns
+    /// `None` if KVM counts nothing.
     fn in_stats(stats: &Value) -> Option<Self> {
         let mut sum: Option<Self> = None;
         for processor in stats.as_array()? {
@@ -129,15 +136,16 @@ impl KvmExits {
                 sum = Some(Self { all, mmio }.and(sum.unwrap_or_default()));
             }
         }
+
         sum
     }
 
-    /// Both together.
+    /// Returns the sum of both.
     pub(super) fn and(self, other: Self) -> Self {
         Self { all: self.all + other.all, mmio: self.mmio + other.mmio }
     }
 
-    /// Those that came after `then`.
+    /// Returns the exits that came after `then`.
     pub(super) fn since(self, then: Self) -> Self {
         Self { all: self.all.saturating_sub(then.all), mmio: self.mmio.saturating_sub(then.mmio) }
     }
@@ -158,6 +166,7 @@ mod tests {
             ]);
             json!({ "provider": "kvm", "stats": stats })
         };
+
         let sum = KvmExits::in_stats(&json!([processor(10, 1), processor(20, 2)]));
         assert_eq!(sum, Some(KvmExits { all: 30, mmio: 3 }));
     }

@@ -24,21 +24,23 @@ use crate::{
     failure::{Doing, Failure},
 };
 
-/// How long the engine of what is counted looks for more: longer than the host lets a guest's processor wait.
+/// How long the engine of the counted machine polls. It is longer than the host ever delays a
+/// guest's processor.
 const AWAKE: Duration = Duration::from_secs(5);
 /// The port of the guests' TCP connection.
 const PORT: u16 = 7000;
-/// Bytes, and messages at least and at most, by which it is found out how many are to be measured.
+/// The size of a probe, which determines how many messages are measured: bytes, and the least and
+/// the greatest number of messages.
 const PROBE: (usize, usize, usize) = (256 << 10, 2, 64);
-/// Messages of a measurement, at most: a few may pass faster than many do.
+/// The greatest number of messages in a measurement. A few messages may pass faster than many do.
 const MOST: u32 = 20_000;
-/// The size that latency is measured at.
+/// The message size for measurements of latency.
 const LATENCY_AT: usize = 16;
-/// Trapped accesses that are counted, to see that they are.
+/// Number of trapped accesses that are counted, to check that counting works.
 const TRAPPED: u32 = 100;
-/// Bytes of a message whose packets are counted.
+/// Bytes of the messages whose packets are counted.
 const COUNTED_BYTES: usize = 64 << 10;
-/// What of the device of registers is measured.
+/// The measured paths of the device of registers.
 const REGISTER_PATHS: [&str; 7] = [
     "trapped-read",
     "trapped-read-hot",
@@ -49,19 +51,19 @@ const REGISTER_PATHS: [&str; 7] = [
     "irq",
 ];
 
-/// The first guest's devices, as they are plugged in.
+/// Indexes of the first guest's devices.
 const REGISTERS: usize = 0;
 const IO: usize = 3;
 const COUNTED_REGISTERS: usize = 4;
 const COUNTED_IO: usize = 5;
-/// The second guest's.
+/// Indexes of the second guest's devices.
 const COMPUTE: usize = 0;
 const COMPUTE_OF_HOST: usize = 1;
 const COUNTED_COMPUTE: usize = 2;
-/// The host's.
+/// Index of the host's device.
 const HOST_IO: usize = 0;
 
-/// A way of messages.
+/// A path of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     /// Packets without a protocol between the guests.
@@ -142,17 +144,20 @@ pub(super) fn measure(
             (&awake, "io0.core0"),
         ],
     };
+
     let second = Role {
         name: "second",
         number: 2,
         functions: &[(&usual, "cn0.core0"), (&usual, "cn1.core0"), (&awake, "cn0.core0")],
     };
+
     let boot = |role| Place::boot(toolkit, watch, role, accelerator, driver, folder.path());
     let (first, second) = std::thread::scope(|scope| {
         let second = scope.spawn(|| boot(&second));
         let first = boot(&first);
         (first, second.join().unwrap_or_else(|_| Err(Failure::environment("a thread of the bench failed"))))
     });
+
     // A guest that was not booted because of Ctrl-C is no failure.
     run.check()?;
     let (first, second) = (first?, second?);
@@ -170,9 +175,11 @@ pub(super) fn measure(
         };
         session.rows()?
     };
+
     drop((first, second));
     usual.stop()?;
     awake.stop()?;
+
     Ok(rows)
 }
 
@@ -206,6 +213,7 @@ impl<'a> Session<'a> {
                 answer => Err(unexpected(&answer)),
             }
         })?;
+
         self.io.obey(self.run, &Order::Close)?;
         let row = |(path, turns): (&&str, Vec<crate::bench::mmio::Turn>)| {
             let rates: Vec<_> = turns.iter().filter_map(|turn| turn.rate_per_s).collect();
@@ -219,6 +227,7 @@ impl<'a> Session<'a> {
                 ..self.row(path)
             }
         };
+
         Ok(REGISTER_PATHS.iter().zip(turns).map(row).collect())
     }
 
@@ -240,11 +249,13 @@ impl<'a> Session<'a> {
         let (of_bytes, least, most) = PROBE;
         let probe = (of_bytes / bytes).clamp(least, most) as u32;
         let mut counts = Vec::new();
+
         for way in Way::ALL {
             self.run.step(format!("{}, {bytes} bytes, {}", way.row(), direction.name()))?;
             let took = self.pass(way, &task(way, Kind::Stream, probe))?.seconds();
             counts.push(((f64::from(probe) * seconds / took) as u32).clamp(2, MOST));
         }
+
         let figures = in_turns(rounds, Way::ALL.len(), |index, _| {
             let way = Way::ALL[index];
             self.run.step(format!("{}, {bytes} bytes, {}", way.row(), direction.name()))?;
@@ -257,6 +268,7 @@ impl<'a> Session<'a> {
             }
             Ok::<_, Failure>((gbit_s, samples))
         })?;
+
         let row = |(way, rounds): (Way, Vec<(f64, Samples)>)| {
             let gbit_s = median(&rounds.iter().map(|(gbit_s, _)| *gbit_s).collect::<Vec<_>>());
             let mut samples = Samples::default();
@@ -276,6 +288,7 @@ impl<'a> Session<'a> {
                 ..row
             }
         };
+
         Ok(Way::ALL.into_iter().zip(figures).map(row).collect())
     }
 
@@ -285,9 +298,11 @@ impl<'a> Session<'a> {
             Way::Host => (HOST_IO, COMPUTE_OF_HOST),
             _ => (IO, COMPUTE),
         };
+
         self.open(way, task, devices)?;
         let measured = self.go(way)?;
         self.close(way)?;
+
         Ok(measured)
     }
 
@@ -317,6 +332,7 @@ impl<'a> Session<'a> {
                 format!("{}:{PORT}", address(1)).parse().doing(|| "an address".into())?;
             Ok(Order::OpenTcp { side, task, address })
         };
+
         let orders = [order(Side::Io, io)?, order(Side::Compute, compute)?];
         self.both(way, orders).map(drop)
     }
@@ -329,6 +345,7 @@ impl<'a> Session<'a> {
                 answer => return Err(unexpected(&answer)),
             }
         }
+
         Ok(measured)
     }
 
@@ -346,6 +363,7 @@ impl<'a> Session<'a> {
             ("counted-trapped-reads", Access::Read, TRAPPED),
             ("counted-trapped-writes", Access::Write, TRAPPED),
         ];
+
         // The first access wakes the engine.
         self.io.obey(run, &Order::Count { kind: Access::Read, times: 1 })?;
         for (path, kind, times) in kinds {
@@ -357,11 +375,14 @@ impl<'a> Session<'a> {
                 |done| done.posted == posted,
                 || self.io.obey(run, &Order::Count { kind, times }).map(drop),
             )?;
+
             if kind == Access::Posted {
                 self.io.obey(run, &Order::Check)?;
             }
+
             rows.push(counted.figures(self.row(path), u64::from(times)));
         }
+
         self.io.obey(run, &Order::Close)?;
         run.step(counts::PACKETS)?;
         let packets_of_message = (COUNTED_BYTES / PAYLOAD) as u32;
@@ -373,11 +394,13 @@ impl<'a> Session<'a> {
             count: self.extent.counted.div_ceil(packets_of_message),
             lanes: 1,
         };
+
         self.open(Way::Guests, &task, (COUNTED_IO, COUNTED_COMPUTE))?;
         let least = u64::from(task.count * packets_of_message);
         let counted = count(awake, &places, |done| done.packets >= least, || self.go(Way::Guests).map(drop))?;
         self.close(Way::Guests)?;
         rows.push(counted.figures(self.row(counts::PACKETS), counted.done.packets));
+
         Ok(rows)
     }
 }
