@@ -1,14 +1,16 @@
-//! What matching costs, by the number of receives or messages that wait already.
+//! `nicforge bench matching`: the cost of matching by the number of waiting receives or messages.
 //!
-//! A rank sends to itself, so that nothing but matching is in it: no transport, no protocol. One operation is a receive, a send
-//! of 8 bytes, and the taking of both completions. `depth` counts the receives (or messages) in the queue when the search
-//! happens, that of the operation included, which is the last one in the order of a list and so the worst.
+//! A rank sends to itself, so neither a transport nor a protocol takes part. One operation is a
+//! receive, a send of 8 bytes, and both completions. `depth` is the number of receives (or
+//! messages) in the queue during the search, with the operation's own. The operation's own entry is
+//! the last one of a list, which is the worst case.
 //!
-//! - `posted`: the receives name their source and tag, each another tag; the message matches the last;
-//! - `posted-wildcard`: the same with any source, and the last with any source and some ignored bits of the tag;
-//! - `unexpected`: the messages are there first; the receive takes the last;
+//! - `posted`: each receive names its source and another tag; the message matches the last receive;
+//! - `posted-wildcard`: the same from any source; the last receive also ignores some bits of the
+//!   tag;
+//! - `unexpected`: the messages come first; the receive takes the last message;
 //! - `unexpected-wildcard`: the same with a receive from any source;
-//! - `list-posted`: the queue as a plain list, for comparison: what looking through it costs, and nothing else.
+//! - `list-posted`: the search alone, in a plain list, for comparison.
 
 use std::{collections::LinkedList, hint::black_box, time::Instant};
 
@@ -28,13 +30,13 @@ use crate::failure::Failure;
 const DEPTHS: [u32; 5] = [1, 10, 100, 1_000, 10_000];
 /// Bytes of a message.
 const BYTES: usize = 8;
-/// The tag of the operation; the others have smaller ones.
+/// The tag of the operation. The other tags are smaller.
 const TAG: u64 = 1 << 40;
 /// Bits that the wildcards ignore.
 const IGNORE: u64 = 0xff << 48;
-/// Of the goal: how much slower the deepest may be than the shallow ones.
+/// The greatest ratio of the time at the largest depth to the time at small depths.
 const FLAT: f64 = 1.5;
-/// What SeaStar's firmware took for each entry of a list that it looked at, nanoseconds.
+/// Nanoseconds that SeaStar's firmware took for each list entry that it searched.
 const SEASTAR_PER_ENTRY: f64 = 30.0;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,7 +62,7 @@ impl Path {
         }
     }
 
-    /// The selector of a receive for `tag`.
+    /// Returns the selector of a receive for `tag`.
     fn selector(self, tag: u64) -> Selector {
         match self {
             Self::PostedWildcard | Self::UnexpectedWildcard if tag == TAG => {
@@ -84,15 +86,18 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let times = in_turns(rounds, contestants.len(), |contestant, _| {
         let (path, depth) = contestants[contestant];
         run.step(format!("{}, {depth} deep", path.name()))?;
-        // A list of 10,000 takes its time.
+        // The search of a list of 10,000 is slow, so it is repeated less often.
         let operations = if path == Path::List { operations.div_ceil(1 + depth / 100) } else { operations };
         scenes[contestant].measure(operations).map_err(failure)
     })?;
+
     let mut rows = Vec::new();
     let mut medians = Vec::new();
+
     for (&(path, depth), times) in contestants.iter().zip(times) {
         let median = median(&times);
         medians.push((path, depth, median));
+
         rows.push(
             Row {
                 placement: Some(Placement::free().text()),
@@ -104,6 +109,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
             .figure("nanoseconds", median),
         );
     }
+
     let goals = PATHS.iter().filter(|&&path| path != Path::List).map(|&path| goal(path, &medians)).collect();
     let notes = vec![
         "one operation is a receive, a send of the rank to itself, and both completions; list-posted is the search alone".into(),
@@ -113,10 +119,11 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         ),
         "one thread; medians of rounds, taken in turns; the operation's own entries stay in the cache".into(),
     ];
+
     Ok(Outcome { rows, goals, notes })
 }
 
-/// The deepest against the mean of those up to 10.
+/// Compares the largest depth with the mean of depths 1 and 10.
 fn goal(path: Path, medians: &[(Path, u32, f64)]) -> Goal {
     let of = |wanted: u32| {
         medians
@@ -124,6 +131,7 @@ fn goal(path: Path, medians: &[(Path, u32, f64)]) -> Goal {
             .find(|&&(other, depth, _)| other == path && depth == wanted)
             .map_or(f64::NAN, |&(.., nanoseconds)| nanoseconds)
     };
+
     let ratio = of(10_000) / f64::midpoint(of(1), of(10));
     Goal::at_most(format!("{}: time at a depth of 10,000, times that at 1 and 10", path.name()), FLAT, ratio)
 }
@@ -132,24 +140,26 @@ fn failure(error: Error) -> Failure {
     Failure::environment(error.to_string())
 }
 
-/// One queue of a depth.
+/// A queue of one depth.
 enum Scene {
     Endpoint { path: Path, endpoint: Box<Endpoint<FabricPort>>, memory: Vec<Vec<u8>> },
     List { list: LinkedList<Selector> },
 }
 
 impl Scene {
-    /// All but the last of `depth` are in the queue.
+    /// Creates the queue, with all entries but the last of `depth`.
     fn new(path: Path, depth: u32) -> Result<Self, Error> {
         let tags = 1..u64::from(depth);
         if path == Path::List {
             return Ok(Self::List { list: tags.chain([TAG]).map(|tag| path.selector(tag)).collect() });
         }
+
         let (_, mut ports) = Fabric::new(1, Terms::default());
         let port = ports.pop().ok_or(Error::NoSuchPeer { peer: 0, size: 0 })?;
-        // All of the messages that wait may be eager.
+        // The window is large enough for all waiting messages to be eager.
         let config = Config { window: 16 << 20, ..Config::default() };
         let mut endpoint = Box::new(Endpoint::new(port, config)?);
+
         for tag in tags {
             match path {
                 Path::Posted | Path::PostedWildcard => {
@@ -161,14 +171,16 @@ impl Scene {
                 }
             }
         }
+
         let memory = vec![vec![0; BYTES], vec![0; BYTES]];
         let mut scene = Self::Endpoint { path, endpoint, memory };
-        // Tables and pools get their sizes.
+        // Tables and pools grow to their final sizes before the measurement.
         scene.measure(10)?;
+
         Ok(scene)
     }
 
-    /// Nanoseconds that one of so many operations takes.
+    /// Returns the nanoseconds that one of `operations` operations takes on average.
     fn measure(&mut self, operations: u32) -> Result<f64, Error> {
         let start;
         match self {
@@ -202,6 +214,7 @@ impl Scene {
                 }
             }
         }
+
         Ok(start.elapsed().as_nanos() as f64 / f64::from(operations))
     }
 }

@@ -1,13 +1,16 @@
-//! `nicforge bench`: what the machine, the libraries and their peers cost, compared within one run.
+//! `nicforge bench`: the cost of the machine, the libraries and their counterparts, compared within
+//! one run.
 //!
-//! In: a bench's name. Out: rows of figures, and the goals of the project with what was measured for them; a table for
-//! people, JSON for scripts. Everything that is compared is measured in the same run, in turns ([`samples::in_turns`]), and
-//! with the same placement ([`placement`]): on a machine with few processors nothing else can be believed.
+//! The results are rows of figures, and the project's goals with their measured values. They are
+//! shown as a table, or as JSON for scripts. Contestants are measured in the same run, in turns
+//! ([`samples::in_turns`]), and with the same placement ([`placement`]). On a machine with few
+//! processors other comparisons are unreliable.
 //!
-//! - `row.rs`: rows, goals, what a bench gives back; `report.rs`: how they are shown;
-//! - `host.rs`: which machine this is; `placement.rs`: which thread runs where; `samples.rs`: percentiles and turns;
-//! - `counting.rs`: programs that count something, waited for;
-//! - one folder or file a bench.
+//! - `row.rs`: rows, goals, and the outcome of a benchmark; `report.rs`: their output;
+//! - `host.rs`: the host; `placement.rs`: the processors of threads; `samples.rs`: percentiles and
+//!   turns;
+//! - `counting.rs`: running programs that count;
+//! - one folder or file for each benchmark.
 
 pub mod counting;
 pub mod host;
@@ -35,48 +38,49 @@ use crate::{
     signals::Signals,
 };
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// A bench's name, `all` or `list`.
     pub name: String,
-    /// JSON instead of tables, and no progress.
+    /// Print JSON instead of tables, and no progress.
     pub json: bool,
-    /// Markdown instead of tables, for a document.
+    /// Print Markdown instead of tables, for a document.
     pub markdown: bool,
-    /// Fewer repetitions: to see whether it works.
+    /// Make fewer repetitions, to check that the benchmark works.
     pub quick: bool,
     /// End with exit code 1 when a goal is missed.
     pub check: bool,
-    /// How the engines of the benches wait.
+    /// How the engines of the benchmarks wait.
     pub event_loop: EventLoop,
-    /// In a bench's child process: what it is to do, in the bench's own words.
+    /// The task of a benchmark's child process, in the benchmark's own format.
     pub part: Option<String>,
 }
 
-/// What a bench is given.
+/// The parameters of one benchmark's run.
 pub struct Run<'a> {
-    /// Fewer repetitions.
+    /// Make fewer repetitions.
     pub quick: bool,
     /// How engines wait.
     pub event_loop: EventLoop,
-    /// One of all: what can't be measured on this machine is left out with a note, and is no error.
+    /// Set for `all`. What cannot be measured on this host is then left out with a note, and is no
+    /// error.
     pub all: bool,
-    /// Ctrl-C; look at it between measurements ([`Run::step`] does).
+    /// Ctrl-C. It must be checked between measurements, which [`Run::step`] does.
     signals: &'a Signals,
     progress: ProgressBar,
 }
 
 impl Run<'_> {
-    /// So many calls of [`Run::step`] will come.
+    /// Announces the number of calls to [`Run::step`].
     pub fn steps(&self, steps: u64) {
         self.progress.set_length(steps);
     }
 
-    /// The next measurement begins.
+    /// Begins the next measurement.
     ///
     /// # Errors
-    /// When the user has ended the run.
+    /// Returns an error when the user has ended the run.
     pub fn step(&self, what: impl Into<String>) -> Result<(), Failure> {
         self.check()?;
         self.progress.set_message(what.into());
@@ -84,10 +88,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Whether the user has ended the run.
+    /// Checks whether the user has ended the run.
     ///
     /// # Errors
-    /// Then.
+    /// Returns an error when the user has ended the run.
     pub fn check(&self) -> Result<(), Failure> {
         match self.signals.take() {
             Some(_) => Err(Failure::interrupted()),
@@ -95,28 +99,30 @@ impl Run<'_> {
         }
     }
 
-    /// For waiting for child processes.
+    /// Returns the signals, for waits for child processes.
     pub fn signals(&self) -> &Signals {
         self.signals
     }
 }
 
-/// The body of a bench's child process. Gives the exit code.
+/// Runs a benchmark's child process, and returns its exit code.
 type Part = fn(&str) -> Result<u8, Failure>;
 
-/// A bench.
+/// A benchmark.
 struct Bench {
     name: &'static str,
     about: &'static str,
     run: fn(&Run<'_>) -> Result<Outcome, Failure>,
-    /// The body of its child processes, if it has any.
+    /// The function for its child processes, if it has any.
     part: Option<Part>,
 }
 
-/// The one that `all` leaves out: it boots guests, for which some hundred megabytes may have to be downloaded first.
+/// The benchmark that `all` leaves out. It boots guests, which may first need a download of some
+/// hundred megabytes.
 const ALONE: &str = "guest";
 
-/// All there are, in the order of `all`. The machine at rest comes first: what others leave in this process's memory is not its.
+/// All benchmarks, in the order of `all`. The machine at rest comes first, because the others leave
+/// memory allocated in this process.
 const BENCHES: &[Bench] = &[
     Bench {
         name: "rest",
@@ -174,7 +180,7 @@ const BENCHES: &[Bench] = &[
     },
 ];
 
-/// The command.
+/// Runs the command.
 pub fn main(options: &Options) -> Result<u8, Failure> {
     if let Some(part) = &options.part {
         let body = find(&options.name)?
@@ -182,6 +188,7 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
             .ok_or_else(|| Failure::usage(format!("the bench {} has no child processes", options.name)))?;
         return body(part);
     }
+
     match options.name.as_str() {
         "list" => list(options.json),
         "all" => {
@@ -211,6 +218,7 @@ fn list(json: bool) -> Result<u8, Failure> {
             say(format_args!("{:8} {}", bench.name, bench.about))?;
         }
     }
+
     Ok(0)
 }
 
@@ -219,11 +227,13 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
     let machine = host::Host::look();
     let mut reports = Vec::new();
     let mut failure = None;
+
     for bench in benches {
         let progress = if options.json { ProgressBar::hidden() } else { ProgressBar::new(0) };
         if let Ok(style) = ProgressStyle::with_template("{prefix:8} {bar:30} {pos}/{len} {msg}") {
             progress.set_style(style);
         }
+
         progress.set_prefix(bench.name);
         let run = Run {
             quick: options.quick,
@@ -232,6 +242,7 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
             signals: &signals,
             progress,
         };
+
         let outcome = (bench.run)(&run);
         run.progress.finish_and_clear();
         let outcome = match outcome {
@@ -241,14 +252,17 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
                 break;
             }
         };
+
         let report = Report { bench: bench.name, machine: machine.clone(), quick: options.quick, outcome };
         if options.markdown {
             say(report.markdown())?;
         } else if !options.json {
             report.say()?;
         }
+
         reports.push(report);
     }
+
     if options.json {
         match reports.as_slice() {
             // What is finished is worth keeping when a later one fails.
@@ -262,9 +276,11 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
             }
         }
     }
+
     if let Some(failure) = failure {
         return Err(failure);
     }
+
     let missed = reports.iter().any(|report| report.outcome.goals.iter().any(|goal| !goal.met));
     Ok(if options.check && missed { EXIT_RESULT } else { 0 })
 }

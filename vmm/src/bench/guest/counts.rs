@@ -81,7 +81,7 @@ pub(super) fn count(
         std::thread::sleep(LOOK);
     };
 
-    // QEMU writes its trace line by line, before it goes on.
+    // QEMU writes each line of its trace before it continues.
     let exits = exits()? - exits_before;
     let kvm = kvm()?.zip(kvm_before).map(|(after, before)| after.since(before));
     watch(false)?;

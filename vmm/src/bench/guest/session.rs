@@ -170,6 +170,7 @@ pub(super) fn measure(
             places: [&first, &second],
             awake: &awake,
             io: End::in_guest(run, "the first guest", &first.guest)?,
+
             compute: End::in_guest(run, "the second guest", &second.guest)?,
             host: End::on_host(run, "the host", &[usual.socket("io1.core0")])?,
         };

@@ -1,6 +1,6 @@
-//! The device under test: the proof devices' DMA engine with a longer ring.
+//! The device under test: the proof device's DMA engine with a longer ring.
 //!
-//! Its own ring of 64 cells would be full in the middle of a batch. Everything else is the DMA engine's.
+//! The original ring of 64 cells would be full in the middle of a batch.
 
 use nicforge_core::{
     context::Context,
@@ -12,14 +12,14 @@ use nicforge_proof::DmaEngine;
 
 use super::RING_CELLS;
 
-/// See the module.
+/// The DMA engine with a ring of [`RING_CELLS`] cells.
 #[derive(Default)]
 pub(in crate::bench) struct DeepRing(DmaEngine);
 
 impl Device for DeepRing {
     fn spec(&self) -> FunctionSpec {
         let spec = self.0.spec();
-        // The DMA engine has no windows behind its ring: BAR 1 is the ring.
+        // The DMA engine has no windows behind its ring, so BAR 1 is the ring.
         let registers = spec.rings.as_ref().map_or(0, |ring| u64::from(ring.control_offset));
         let vectors = spec.msix.as_ref().map_or(0, |msix| msix.vectors);
         FunctionSpec::nic(spec.identity, spec.attachments, registers, vectors, RING_CELLS, 0, 0x1000)

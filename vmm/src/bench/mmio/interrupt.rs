@@ -1,4 +1,4 @@
-//! Interrupts, and bare eventfds.
+//! Measures interrupts, and eventfds alone.
 
 use std::{
     os::fd::AsFd,
@@ -27,20 +27,21 @@ use crate::{
 /// The BAR of the registers.
 const REGISTERS: u8 = 0;
 
-/// From the posted write that asks an awake engine for an interrupt to the return of a wait that blocks in another thread.
+/// Measures the time from a posted write to an awake engine until a blocking wait in another thread
+/// returns.
 ///
-/// The write is a start of the DMA engine with an empty list, which it answers with an interrupt and nothing else.
+/// The write starts the DMA engine with an empty list. The engine's only answer is an interrupt.
 pub(in crate::bench) struct Irq {
     registers: Bar,
     poster: Poster,
     cancel: Cancel,
-    /// When each wait returned. Gone when the waiter is to end.
+    /// The time at which each wait returned. `None` tells the waiting thread to end.
     returned: Option<Receiver<Result<Instant, nicforge_driver::Error>>>,
     waiter: Option<JoinHandle<()>>,
 }
 
 impl Irq {
-    /// `device` should block at once in its waits.
+    /// Starts the waiting thread. The waits of `device` should block at once.
     pub(in crate::bench) fn new(device: &Device) -> Result<Self, Failure> {
         let interrupt = accessing(device.interrupt(VECTOR_ERROR.into()))?;
         let cancel = accessing(Cancel::new())?;
@@ -52,6 +53,7 @@ impl Irq {
                 move || wait(&interrupt, &cancel, &sender)
             })
             .doing(|| "the thread that waits for interrupts".into())?;
+
         Ok(Self {
             registers: accessing(device.bar(REGISTERS))?,
             poster: accessing(device.poster(0))?,
@@ -89,16 +91,18 @@ impl Contestant for Irq {
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let Some(returned) = &self.returned else { return Ok(Turn::default()) };
         let mut samples = Samples::with_capacity(effort.paced);
+
         for _ in 0..effort.paced {
-            // The waiter blocks by then.
+            // The waiting thread blocks when the pause is over.
             std::thread::sleep(PAUSE);
-            // Wakes the engine.
+            // This read wakes the engine.
             accessing(self.registers.read32(REG_STATUS))?;
             let start = Instant::now();
             accessing(self.poster.post(REGISTERS, REG_START, &1u32.to_le_bytes()))?;
             let returned = returned.recv_timeout(PATIENCE).doing(|| "waiting for an interrupt".into())?;
             samples.add(accessing(returned)? - start);
         }
+
         Ok(Turn { samples, rate_per_s: None })
     }
 }
@@ -106,16 +110,16 @@ impl Contestant for Irq {
 impl Drop for Irq {
     fn drop(&mut self) {
         self.cancel.cancel();
-        // It may wait to hand over a time that nobody took.
+        // The waiting thread may be blocked on a send that was not received.
         self.returned = None;
         if let Some(waiter) = self.waiter.take() {
-            // A waiter that panicked has nothing left to clean up.
+            // A thread that panicked left nothing to clean up.
             let _ = waiter.join();
         }
     }
 }
 
-/// A thread on the server's processor that answers an eventfd by another.
+/// A thread on the server's processor that answers one eventfd with another.
 pub(super) struct EventFds {
     request: Arc<EventFd>,
     reply: Arc<EventFd>,
@@ -133,7 +137,8 @@ impl EventFds {
             .spawn({
                 let (request, reply, stop) = (request.clone(), reply.clone(), stop.clone());
                 move || {
-                    // Elsewhere it would be measured at another placement: better not at all.
+                    // On another processor it would measure another placement, so it then measures
+                    // nothing.
                     if processor.is_none_or(|processor| pin(processor).is_ok()) {
                         while request.read().is_ok()
                             && !stop.load(Ordering::Acquire)
@@ -143,6 +148,7 @@ impl EventFds {
                 }
             })
             .doing(what)?;
+
         Ok(Self { request, reply, stop, thread: Some(thread) })
     }
 }
@@ -155,12 +161,13 @@ impl Contestant for EventFds {
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let what = || "a bare eventfd".into();
         let limit = PollTimeout::try_from(PATIENCE).doing(what)?;
+
         paced(
             effort,
             || Ok(()),
             || {
                 self.request.write(1).doing(what)?;
-                // As the library waits: for readiness, then for the count.
+                // The library waits in the same way: for readiness, and then for the count.
                 let mut fds = [PollFd::new(self.reply.as_fd(), PollFlags::POLLIN)];
                 if poll(&mut fds, limit).doing(what)? == 0 {
                     return Err(Failure::result("nobody answers a bare eventfd"));
@@ -174,7 +181,7 @@ impl Contestant for EventFds {
 impl Drop for EventFds {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Release);
-        // The counter is far from its end.
+        // The counter is far from its limit, so the write does not block.
         let _ = self.request.write(1);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -1,16 +1,25 @@
-//! `nicforge bench mmio`: what a register access costs, and what it would cost without us.
+//! `nicforge bench mmio`: the cost of register accesses, compared with bare sockets, rings and
+//! eventfds.
 //!
-//! In: nothing. Out: rows for the accesses of a served device and for their bare peers, once for each placement. May touch: sockets in
-//! a directory of its own, a child process, eventfds.
+//! The results are rows for the accesses of a served device and for their bare counterparts, once
+//! for each placement. The benchmark uses sockets in a directory of its own, a child process and
+//! eventfds.
 //!
-//! This process is the client. The servers run in a child process, which ends when its standard input does: an engine with the
-//! machine under test, the server of the `vfio_user` crate, and a socket that answers bytes. So the client and the servers share no
-//! address space, as in real use. All contestants of a placement take turns ([`in_turns`]).
+//! This process is the client. The servers run in a child process, which ends when its standard
+//! input is closed. They are an engine with the machine under test, the server of the `vfio_user`
+//! crate, and a socket that answers with bytes. The client and the servers therefore share no
+//! address space, as in real use. All contestants of a placement are measured in turns
+//! ([`in_turns`]).
 //!
-//! - `server.rs`: the child; `device.rs`: the device in it;
-//! - `registers.rs`: reads and writes through the driver library; `interrupt.rs`: interrupts, and bare eventfds;
-//! - `ring.rs`: the posted-write ring without an engine;
-//! - `peers.rs`: bare sockets; `vfio_user_crate.rs`: the crate's server and client.
+//! | file | contents |
+//! | --- | --- |
+//! | `server.rs` | the child process |
+//! | `device.rs` | the device in it |
+//! | `registers.rs` | reads and writes through the driver library |
+//! | `interrupt.rs` | interrupts, and eventfds alone |
+//! | `ring.rs` | the posted-write ring without an engine |
+//! | `peers.rs` | bare sockets |
+//! | `vfio_user_crate.rs` | the crate's server and client |
 
 pub(super) mod device;
 pub(super) mod interrupt;
@@ -35,25 +44,25 @@ use super::{
 };
 use crate::failure::{Doing, Failure};
 
-/// Writes in a batch of posted ones.
+/// Number of posted writes in a batch.
 const BATCH: u32 = 1_000;
-/// Cells of the rings: a batch and more, so that a batch never finds its ring full.
+/// Cells of each ring: more than a batch, so that a batch never finds its ring full.
 const RING_CELLS: u32 = 4_096;
-/// How long the other side is left alone before an access that is to find it asleep. The engine spins for 50 us.
+/// The pause before an access that must find the other side asleep. The engine polls for 50 us.
 const PAUSE: Duration = Duration::from_micros(300);
-/// The longest that anything here waits for the other side.
+/// The longest wait for the other side.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// How much is measured.
+/// The amount of measurements.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
-    /// Turns of each contestant and placement.
+    /// Number of turns of each contestant and placement.
     pub(super) rounds: usize,
-    /// Operations of a turn that each wait for [`PAUSE`] first.
+    /// Number of operations in a turn that each follow a pause of [`PAUSE`].
     pub(super) paced: usize,
-    /// Operations of a turn that follow each other.
+    /// Number of operations in a turn that follow each other without a pause.
     pub(super) in_a_row: usize,
-    /// Batches of [`BATCH`] writes in a turn.
+    /// Number of batches of [`BATCH`] writes in a turn.
     pub(super) batches: usize,
     /// How long a turn writes without a pause.
     pub(super) sustained: Duration,
@@ -64,24 +73,25 @@ const FULL: Effort =
 const QUICK: Effort =
     Effort { rounds: 2, paced: 20, in_a_row: 100, batches: 5, sustained: Duration::from_millis(10) };
 
-/// What a turn of a contestant gives.
+/// The result of one turn of a contestant.
 #[derive(Debug, Default, Serialize, Deserialize)]
 pub(super) struct Turn {
     pub(super) samples: Samples,
     pub(super) rate_per_s: Option<f64>,
 }
 
-/// Something that is measured.
+/// A contestant of the comparison.
 pub(super) trait Contestant {
-    /// Its name in the rows.
+    /// Returns its name in the rows.
     fn path(&self) -> &'static str;
 
-    /// How it reaches a device, if it has one.
+    /// Returns the way to its device, if it has one.
     fn backing(&self) -> Option<Backing> {
         None
     }
 
-    /// Whether its times are those of single stores, and its rate the one of writing without a pause.
+    /// Returns whether its times are those of single stores, and its rate that of writes without a
+    /// pause.
     fn is_posted(&self) -> bool {
         false
     }
@@ -90,25 +100,29 @@ pub(super) trait Contestant {
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure>;
 }
 
-/// Times `operation` again and again without a pause, after some turns that are not counted.
+/// Times `operation` repeatedly without a pause, after some uncounted calls.
 fn in_a_row(effort: &Effort, mut operation: impl FnMut() -> Result<(), Failure>) -> Result<Turn, Failure> {
     for _ in 0..effort.in_a_row / 20 {
         operation()?;
     }
+
     let mut samples = Samples::with_capacity(effort.in_a_row);
     let start = Instant::now();
     let mut before = start;
+
     for _ in 0..effort.in_a_row {
         operation()?;
         let now = Instant::now();
         samples.add(now - before);
         before = now;
     }
+
     let rate = effort.in_a_row as f64 / (before - start).as_secs_f64();
     Ok(Turn { samples, rate_per_s: Some(rate) })
 }
 
-/// Times `operation` with a pause before each, and after the pause `prepare`, which is not timed.
+/// Times `operation` repeatedly. Before each call it pauses, and then calls `prepare`, which is not
+/// timed.
 fn paced(
     effort: &Effort,
     mut prepare: impl FnMut() -> Result<(), Failure>,
@@ -122,10 +136,11 @@ fn paced(
         operation()?;
         samples.add(start.elapsed());
     }
+
     Ok(Turn { samples, rate_per_s: None })
 }
 
-/// The placements that this machine allows.
+/// Returns the placements that are possible on this host.
 fn placements() -> Result<Vec<Placement>, Failure> {
     let processors = placement::processors()?;
     Ok(match processors.as_slice() {
@@ -144,12 +159,14 @@ pub(super) fn part(text: &str) -> Result<u8, Failure> {
 }
 
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
-    // How patient the library is depends on how many processors it may use: ask while it is all of them.
+    // The driver library chooses its waiting times once, by the number of usable processors. The
+    // choice is made here, before this process is pinned.
     let _ = Patience::default();
     let effort = if run.quick { QUICK } else { FULL };
     let placements = placements()?;
     run.steps((placements.len() * effort.rounds) as u64);
     let mut outcome = Outcome::default();
+
     for placement in &placements {
         let server = ServerProcess::start(run.event_loop, placement.of("server"))?;
         let rows = placement.within("client", || measure(run, &effort, placement, &server))?;
@@ -157,6 +174,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         outcome.goals.extend(goals(&rows, &placement.text()));
         outcome.rows.extend(rows);
     }
+
     outcome.notes = notes(&effort, placements.len());
     Ok(outcome)
 }
@@ -174,11 +192,14 @@ fn measure(
         registers::contestants(&open(0, OpenOptions::default())?, &open(1, registers::blocking())?)?;
     contestants.push(Box::new(peers::PingPong::new(server, peers::Waiting::Blocking)));
     contestants.push(Box::new(peers::PingPong::new(server, peers::Waiting::Spinning)));
+
     #[cfg(feature = "bench-peers")]
     contestants.extend(vfio_user_crate::contestants(server)?);
+
     contestants.push(Box::new(ring::BareRing::new(placement.of("server"))));
     contestants.push(Box::new(interrupt::Irq::new(&open(2, registers::blocking())?)?));
     contestants.push(Box::new(interrupt::EventFds::new(placement.of("server"))?));
+
     let text = placement.text();
     let turns = in_turns(effort.rounds, contestants.len(), |contestant, round| {
         if contestant == 0 {
@@ -187,6 +208,7 @@ fn measure(
         run.check()?;
         contestants[contestant].turn(effort)
     })?;
+
     let row = |(contestant, turns): (&dyn Contestant, Vec<Turn>)| {
         let rates: Vec<_> = turns.iter().filter_map(|turn| turn.rate_per_s).collect();
         let mut samples = Samples::default();
@@ -199,36 +221,42 @@ fn measure(
             rate_per_s: (!rates.is_empty()).then(|| median(&rates)),
             ..Row::new(contestant.path())
         };
-        // Hundredths of a microsecond say little of those that take a few nanoseconds.
+        // Microseconds with two decimals are too coarse for times of a few nanoseconds.
         if contestant.is_posted() { row.figure("p50_ns", samples.percentile(50.0)) } else { row }
     };
+
     Ok(contestants.iter().map(AsRef::as_ref).zip(turns).map(row).collect())
 }
 
-/// What is wanted of the rows of one placement.
+/// Returns the goals for the rows of one placement.
 fn goals(rows: &[Row], placement: &str) -> Vec<Goal> {
     let find = |path: &str| rows.iter().find(|row| row.path == path);
     let p50 = |path| find(path).and_then(|row| row.p50_us);
     let rate = |path| find(path).and_then(|row| row.rate_per_s);
     let ratio = |ours: Option<f64>, theirs: Option<f64>| Some(ours? / theirs.filter(|&theirs| theirs > 0.0)?);
     let mut goals = Vec::new();
+
     if let Some(times) = ratio(p50("trapped-read-hot"), p50("vfio_user-crate-read")) {
         let what = format!("a hot trapped read, in medians of the vfio_user crate's; {placement}");
         goals.push(Goal::at_most(what, 0.5, times));
     }
+
     if let Some(times) = ratio(p50("trapped-read"), p50("unix-pingpong")) {
         let what =
             format!("a trapped read of a sleeping engine, in medians of a socket's ping-pong; {placement}");
         goals.push(Goal::at_most(what, 1.15, times));
     }
+
     if let Some(microseconds) = p50("posted-write") {
         let what = format!("a posted write in a batch of {BATCH}, ns; {placement}");
         goals.push(Goal::at_most(what, 20.0, microseconds * 1e3));
     }
+
     if let Some(times) = ratio(rate("posted-write"), rate("bare-ring")) {
         let what = format!("sustained posted writes, in rates of a bare ring; {placement}");
         goals.push(Goal::at_least(what, 0.5, times));
     }
+
     goals
 }
 
@@ -251,16 +279,19 @@ fn notes(effort: &Effort, placements: usize) -> Vec<String> {
              rates those of writing without a pause"
         ),
     ];
+
     if placements == 1 {
         notes.push(
             "this process may use one processor only: the placements that need two were left out".into(),
         );
     }
+
     if cfg!(not(feature = "bench-peers")) {
         notes.push(
             "vfio_user-crate-read was left out: this program was built without its feature bench-peers"
                 .into(),
         );
     }
+
     notes
 }

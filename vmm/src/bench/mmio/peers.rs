@@ -1,4 +1,4 @@
-//! A bare UNIX socket, with messages as long as a region read's request and its reply.
+//! A bare UNIX socket, with messages as long as a region read's request and reply.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -11,20 +11,21 @@ use std::{
 use super::{Contestant, Effort, PATIENCE, Turn, in_a_row, paced, server::ServerProcess};
 use crate::failure::{Doing, Failure};
 
-/// Header, offset, region and length.
+/// Bytes of header, offset, region and length.
 const REQUEST: usize = 32;
-/// The same, and the register.
+/// Bytes of the same fields, and of the register.
 const REPLY: usize = 36;
-/// Looks at a socket before the processor is offered to others between two of them: as our client does.
+/// Number of polls of a socket before the thread yields between two polls, as in the client
+/// library.
 const LOOKS_BEFORE_YIELD: u32 = 8;
 
-/// How both ends wait. The first byte of a connection tells the server.
+/// How both ends wait. The first byte of a connection selects it for the server.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Waiting {
-    /// In the kernel.
+    /// The read blocks in the kernel.
     Blocking = 0,
-    /// By looking again, with the processor offered to others in between.
+    /// The read polls the socket, and yields the processor between polls.
     Spinning = 1,
 }
 
@@ -37,10 +38,11 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
     let listener = UnixListener::bind(socket(directory)).doing(|| "a bare socket".into())?;
     let answer = move || {
         for stream in listener.incoming().flatten() {
-            // The end of a connection is the end of its turn.
+            // The end of a connection ends its turn, and is no error.
             let _ = answer(stream);
         }
     };
+
     std::thread::Builder::new()
         .name("pingpong".into())
         .spawn(answer)
@@ -54,19 +56,22 @@ fn answer(mut stream: UnixStream) -> std::io::Result<()> {
     let waiting = if mode[0] == Waiting::Spinning as u8 { Waiting::Spinning } else { Waiting::Blocking };
     stream.set_nonblocking(waiting == Waiting::Spinning)?;
     let mut request = [0; REQUEST];
+
     loop {
         read(&mut stream, &mut request, waiting)?;
         stream.write_all(&[0; REPLY])?;
     }
 }
 
-/// Reads all of `message`.
+/// Fills `message`.
 fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::io::Result<()> {
     if waiting == Waiting::Blocking {
         return stream.read_exact(message);
     }
+
     let (mut got, mut looks) = (0, 0u32);
     let start = Instant::now();
+
     while got < message.len() {
         match stream.read(&mut message[got..]) {
             Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
@@ -84,10 +89,12 @@ fn read(stream: &mut UnixStream, message: &mut [u8], waiting: Waiting) -> std::i
             Err(error) => return Err(error),
         }
     }
+
     Ok(())
 }
 
-/// The client's end. It connects for each turn, so that the server's end waits in the kernel between two.
+/// The client's end. It connects anew for each turn, so that the server blocks in the kernel
+/// between turns.
 pub(super) struct PingPong {
     socket: PathBuf,
     waiting: Waiting,
@@ -119,6 +126,7 @@ impl Contestant for PingPong {
             stream.write_all(&[0; REQUEST]).doing(what)?;
             read(&mut stream, &mut reply, waiting).doing(what)
         };
+
         match waiting {
             Waiting::Blocking => paced(effort, || Ok(()), exchange),
             Waiting::Spinning => in_a_row(effort, &mut exchange),

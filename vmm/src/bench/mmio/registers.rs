@@ -1,4 +1,4 @@
-//! Reads and writes of registers through the driver library.
+//! Measures reads and writes of registers through the driver library.
 
 use std::{
     sync::atomic::Ordering,
@@ -20,17 +20,18 @@ const REGISTERS: u8 = 0;
 /// The BAR of the mirror.
 const MIRROR: u8 = 2;
 
-/// How a library opens that blocks at once in each wait.
+/// Returns options for a device whose waits block at once.
 pub(in crate::bench) fn blocking() -> OpenOptions {
     OpenOptions { spin: Duration::ZERO, socket_spin: Duration::ZERO, ..OpenOptions::default() }
 }
 
-/// A trapped access of the device failed.
+/// Converts the error of an access to the device.
 pub(in crate::bench) fn accessing<T>(result: Result<T, nicforge_driver::Error>) -> Result<T, Failure> {
     result.doing(|| "accessing the device".into())
 }
 
-/// All of them, by two attachments of the device: one whose library polls, and one whose library blocks.
+/// Returns all contestants with registers. They use two attachments of the device: one whose waits
+/// poll, and one whose waits block.
 pub(in crate::bench) fn contestants(
     polling: &Device,
     blocking: &Device,
@@ -45,7 +46,7 @@ pub(in crate::bench) fn contestants(
     ])
 }
 
-/// Trapped accesses one after the other: the engine finds the next one before it goes to sleep.
+/// Trapped accesses one after the other. The engine finds the next access before it goes to sleep.
 struct Trapped {
     path: &'static str,
     write: bool,
@@ -74,7 +75,7 @@ impl Contestant for Trapped {
     }
 }
 
-/// A word of an attachment's mirror.
+/// Returns a word of an attachment's mirror.
 fn mirror_word(device: &Device, offset: u64) -> Result<SharedU32, Failure> {
     let mirror = accessing(device.bar(MIRROR).and_then(|bar| bar.window(0, mirror::SIZE)))?;
     mirror.u32(offset).doing(|| "the mirror".into())
@@ -89,10 +90,11 @@ fn until_asleep(sleeping: &SharedU32) -> Result<(), Failure> {
         }
         std::thread::sleep(super::PAUSE);
     }
+
     Ok(())
 }
 
-/// Trapped reads that wake the engine, by a client that blocks.
+/// Trapped reads that wake the engine, from a client that blocks.
 struct Asleep {
     bar: Bar,
     sleeping: SharedU32,
@@ -119,7 +121,8 @@ impl Contestant for Asleep {
     }
 }
 
-/// Posted writes one by one, each until the engine has carried it out: by an engine that is awake, or one that the write wakes.
+/// Single posted writes, each measured until the engine has carried it out. The engine is awake, or
+/// the write wakes it.
 struct CarriedOut {
     path: &'static str,
     asleep: bool,
@@ -151,7 +154,7 @@ impl Contestant for CarriedOut {
 
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let Self { sleeping, head, .. } = self;
-        // For this turn only: a ring has one at a time.
+        // A ring has one producer at a time, so the poster is opened for this turn only.
         let mut poster = accessing(self.device.poster(0))?;
         let write = || {
             let before = head.load(Ordering::Acquire);
@@ -165,11 +168,12 @@ impl Contestant for CarriedOut {
             }
             Ok(())
         };
+
         if self.asleep { paced(effort, || until_asleep(sleeping), write) } else { in_a_row(effort, write) }
     }
 }
 
-/// Posted writes of a register: in batches into a ring that was emptied, and without a pause.
+/// Posted writes of a register: in batches into an empty ring, and without a pause.
 pub(in crate::bench) struct Posted {
     device: Device,
     poster: Poster,
@@ -186,19 +190,20 @@ impl Posted {
         self.write(BATCH)
     }
 
-    /// Writes so often. The register holds the count of the writes.
+    /// Writes `times` times. The register holds the number of writes.
     pub(in crate::bench) fn write(&mut self, times: u32) -> Result<(), Failure> {
         for _ in 0..times {
             self.count = self.count.wrapping_add(1);
-            // Not by `accessing`, which would be a call for each write.
+            // A call of `accessing` for each write would slow the loop down.
             if let Err(error) = self.poster.post(REGISTERS, REG_COUNT, &self.count.to_le_bytes()) {
                 return accessing(Err(error));
             }
         }
+
         Ok(())
     }
 
-    /// Whether the register holds what was written last.
+    /// Checks that the register holds the last written value.
     pub(in crate::bench) fn check(&self) -> Result<(), Failure> {
         let found = accessing(self.device.bar(REGISTERS).and_then(|bar| bar.read32(REG_COUNT)))?;
         if found == self.count {
@@ -225,21 +230,24 @@ impl Contestant for Posted {
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let mut samples = Samples::with_capacity(effort.batches);
         for _ in 0..effort.batches {
-            // Empties the ring, and leaves the engine awake.
+            // This empties the ring, and leaves the engine awake.
             accessing(self.device.flush())?;
             let start = Instant::now();
             self.batch()?;
             samples.add_mean(start.elapsed(), BATCH);
         }
+
         self.check()?;
         let (start, mut written) = (Instant::now(), 0);
         while start.elapsed() < effort.sustained {
             self.batch()?;
             written += BATCH;
         }
+
         accessing(self.device.flush())?;
         let rate = f64::from(written) / start.elapsed().as_secs_f64();
         self.check()?;
+
         Ok(Turn { samples, rate_per_s: Some(rate) })
     }
 }

@@ -1,4 +1,5 @@
-//! The posted-write ring without an engine: a thread that writes, and one that adds up what it reads.
+//! The posted-write ring without an engine. One thread writes records, and another one adds up
+//! their data.
 
 use std::{
     sync::{
@@ -19,12 +20,12 @@ use crate::{
     failure::{Doing, Failure},
 };
 
-/// Records that the consumer takes before it says so, as the engine does.
+/// Number of records that the consumer takes before it publishes its count, as the engine does.
 const BUDGET: u32 = 64;
 /// The BAR in the records.
 const BAR: u8 = 0;
 
-/// See the module. The consumer runs on the server's processor.
+/// The ring as a contestant. The consumer runs on the server's processor.
 pub(super) struct BareRing {
     processor: Option<usize>,
 }
@@ -38,7 +39,7 @@ impl BareRing {
 /// The consumer's thread.
 struct Reader {
     stop: Arc<AtomicBool>,
-    /// Gives the sum of what it read.
+    /// The thread returns the sum of the data that it read.
     thread: JoinHandle<Result<u64, Failure>>,
 }
 
@@ -55,10 +56,11 @@ impl Reader {
                 }
             })
             .doing(|| "the thread of a bare ring".into())?;
+
         Ok(Self { stop, thread })
     }
 
-    /// Ends it when the ring is empty.
+    /// Ends the thread when the ring is empty, and returns its sum.
     fn end(self) -> Result<u64, Failure> {
         self.stop.store(true, Ordering::Release);
         self.thread.join().unwrap_or_else(|_| Err(Failure::result("the consumer of a bare ring panicked")))
@@ -68,8 +70,9 @@ impl Reader {
 fn consume(cells: SharedCells, consumed: &SharedU32, stop: &AtomicBool) -> u64 {
     let mut ring = Consumer::new(cells);
     let mut sum = 0u64;
-    // As the engine does: it yields and does not sleep.
+    // The consumer yields and never sleeps, like the engine.
     let mut relax = Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() });
+
     loop {
         let mut taken = 0;
         while taken < BUDGET
@@ -81,6 +84,7 @@ fn consume(cells: SharedCells, consumed: &SharedU32, stop: &AtomicBool) -> u64 {
             ring.pop();
             taken += 1;
         }
+
         if taken > 0 {
             consumed.store(ring.consumed(), Ordering::Release);
             relax.reset();
@@ -106,6 +110,7 @@ impl Writer {
             self.count = self.count.wrapping_add(1);
             self.sum = self.sum.wrapping_add(self.count.into());
             let data = self.count.to_le_bytes();
+
             self.wait_for(|writer| {
                 let consumed = || writer.consumed.load(Ordering::Acquire);
                 match writer.ring.try_push(consumed, BAR, REG_COUNT as u32, &data) {
@@ -115,6 +120,7 @@ impl Writer {
                 }
             })?;
         }
+
         Ok(())
     }
 
@@ -127,6 +133,7 @@ impl Writer {
         if look(self)? {
             return Ok(());
         }
+
         let (deadline, mut relax) = (Deadline::after(PATIENCE), Relax::new());
         while !look(self)? {
             if deadline.has_passed() {
@@ -134,6 +141,7 @@ impl Writer {
             }
             relax.turn().take();
         }
+
         Ok(())
     }
 }
@@ -150,7 +158,7 @@ impl Contestant for BareRing {
     fn turn(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let what = || "the memory of a bare ring".into();
         let bytes = RING_CELLS as usize * CELL;
-        // A page more for the consumer's count.
+        // One more page holds the consumer's count.
         let memory = SharedMemory::create("bench-ring", bytes + 4096).doing(what)?;
         let cells = SharedCells::new(memory.window(0, bytes as u64).doing(what)?).doing(what)?;
         let consumed = memory.u32(bytes as u64).doing(what)?;
@@ -159,6 +167,7 @@ impl Contestant for BareRing {
         let turn = write(&mut writer, effort);
         let sum = reader.end()?;
         let turn = turn?;
+
         if sum == writer.sum {
             Ok(turn)
         } else {
@@ -168,10 +177,11 @@ impl Contestant for BareRing {
 }
 
 fn write(writer: &mut Writer, effort: &Effort) -> Result<Turn, Failure> {
-    // Every page of the ring is touched once before it counts.
+    // Every page of the ring is touched once before the measurement.
     for _ in 0..RING_CELLS.div_ceil(BATCH) {
         writer.batch()?;
     }
+
     let mut samples = Samples::with_capacity(effort.batches);
     for _ in 0..effort.batches {
         writer.drain()?;
@@ -179,12 +189,14 @@ fn write(writer: &mut Writer, effort: &Effort) -> Result<Turn, Failure> {
         writer.batch()?;
         samples.add_mean(start.elapsed(), BATCH);
     }
+
     writer.drain()?;
     let (start, mut written) = (Instant::now(), 0);
     while start.elapsed() < effort.sustained {
         writer.batch()?;
         written += BATCH;
     }
+
     writer.drain()?;
     Ok(Turn { samples, rate_per_s: Some(f64::from(written) / start.elapsed().as_secs_f64()) })
 }

@@ -1,7 +1,8 @@
-//! The servers, in a process of their own.
+//! The servers, in a child process.
 //!
-//! The parent starts it with a text that says how the engine waits, on which processor all of it runs, and in which directory its
-//! sockets go. It says `ready` when they are there, and ends when its standard input does, whatever became of the parent.
+//! The parent's argument names how the engine waits, the processor for all threads, and the
+//! directory for the sockets. The child writes `ready` when the sockets exist. It ends when its
+//! standard input is closed, also when the parent was killed.
 
 use std::{
     io::{BufRead, BufReader, Read},
@@ -23,23 +24,23 @@ use crate::{
     failure::{Doing, Failure, say},
 };
 
-/// Attachments of the device that are served.
+/// Number of served attachments of the device.
 const ATTACHMENTS: u16 = 3;
-/// Said on standard output when the sockets are there.
+/// The line on standard output when the sockets exist.
 const READY: &str = "ready";
-/// Between two looks whether something has ended.
+/// The interval between two checks whether something has ended.
 const LOOK_AGAIN: Duration = Duration::from_millis(2);
-/// The place of a server that may run anywhere.
+/// The word for servers that may run on any processor.
 const ANYWHERE: &str = "any";
 
-/// The child, seen from the parent. Dropping it ends it.
+/// The parent's handle of the child. Dropping it ends the child.
 pub(super) struct ServerProcess {
     child: Child,
     directory: Directory,
 }
 
 impl ServerProcess {
-    /// Starts it on `processor`, or anywhere, and waits until it serves.
+    /// Starts the child on `processor`, or on any, and waits until it serves.
     pub(super) fn start(event_loop: EventLoop, processor: Option<usize>) -> Result<Self, Failure> {
         let name = format!("bench-mmio-{}", std::process::id());
         let directory = Directory::create(&Directory::default_for(&name))?;
@@ -52,12 +53,14 @@ impl ServerProcess {
             .arg(format!("{kind}:{place}:{}", directory.path().display()))
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
-            // Ctrl-C is this process's to act on.
+            // Only the parent acts on Ctrl-C.
             .process_group(0)
             .spawn()
             .doing(|| "can't start the servers".into())?;
+
         let mut server = Self { child, directory };
         server.wait_ready()?;
+
         Ok(server)
     }
 
@@ -66,6 +69,7 @@ impl ServerProcess {
         if let Some(output) = self.child.stdout.take() {
             BufReader::new(output).read_line(&mut line).doing(|| "the servers' process".into())?;
         }
+
         if line.trim_end() == READY {
             Ok(())
         } else {
@@ -73,17 +77,17 @@ impl ServerProcess {
         }
     }
 
-    /// Where the sockets are.
+    /// Returns the directory of the sockets.
     pub(super) fn path(&self) -> &Path {
         self.directory.path()
     }
 
-    /// The socket of attachment `number` of the device.
+    /// Returns the socket of attachment `number` of the device.
     pub(super) fn attachment(&self, number: u16) -> PathBuf {
         attachment_socket(self.path(), number)
     }
 
-    /// Ends it and says whether it was well.
+    /// Ends the child, and returns an error if it has failed.
     pub(super) fn stop(mut self) -> Result<(), Failure> {
         self.end()
     }
@@ -92,15 +96,17 @@ impl ServerProcess {
         drop(self.child.stdin.take());
         let start = Instant::now();
         let mut status = self.child.try_wait().doing(|| "the servers' process".into())?;
+
         while status.is_none() && start.elapsed() < PATIENCE {
             std::thread::sleep(LOOK_AGAIN);
             status = self.child.try_wait().doing(|| "the servers' process".into())?;
         }
+
         match status {
             Some(status) if status.success() => Ok(()),
             Some(status) => Err(Failure::environment(format!("the servers' process ended with {status}"))),
             None => {
-                // It is gone afterwards, one way or the other.
+                // The child has ended after this, whether or not the kill was needed.
                 let _ = self.child.kill();
                 let _ = self.child.wait();
                 Err(Failure::environment("the servers' process did not end when it was told to"))
@@ -111,9 +117,10 @@ impl ServerProcess {
 
 impl Drop for ServerProcess {
     fn drop(&mut self) {
-        // Whoever wants to know how it ended calls `stop`.
+        // A caller that needs the result calls `stop`.
         let _ = self.end();
-        // The bare peers leave their sockets behind. The directory is this process's own, by its name.
+        // The bare peers leave their sockets behind. Only this process uses the directory, because
+        // its name contains the process number.
         let _ = std::fs::remove_dir_all(self.directory.path());
     }
 }
@@ -122,7 +129,7 @@ fn attachment_socket(directory: &Path, number: u16) -> PathBuf {
     directory.join(format!("dma0.{number}"))
 }
 
-/// The child's body.
+/// Runs the child process.
 pub(super) fn main(text: &str) -> Result<u8, Failure> {
     let unknown = || Failure::usage(format!("{text} is not event loop, processor and directory"));
     let mut parts = text.splitn(3, ':');
@@ -131,21 +138,26 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
     };
     let event_loop = EventLoop::from_str(kind, false).map_err(|_| unknown())?;
     let directory = Path::new(directory);
-    // How the engine spins depends on how many processors it may use: ask before it is put on one.
+    // The engine chooses its polling times by the number of usable processors, so this comes before
+    // the pinning.
+
     let config = EngineConfig { event_loop: event_loop.into(), ..EngineConfig::default() };
     if place != ANYWHERE {
         pin(place.parse().map_err(|_| unknown())?)?;
     }
+
     let mut machine = Machine::new();
     let function = machine
         .add_function("dma0", Box::new(DeepRing::default()))
         .doing(|| "the machine under test".into())?;
     let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
+
     for number in 0..ATTACHMENTS {
         engine
             .listen(function, AttachmentId(number), attachment_socket(directory, number))
             .doing(|| "the engine".into())?;
     }
+
     let (stop, handle) = (Stop::new().doing(|| "the engine".into())?, engine.handle());
     let thread = std::thread::Builder::new()
         .name("engine".into())
@@ -154,20 +166,24 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
             move || engine.run(&stop).map_err(|error| error.to_string())
         })
         .doing(|| "the engine's thread".into())?;
+
     // These threads end with the process.
     peers::serve(directory)?;
     #[cfg(feature = "bench-peers")]
     super::vfio_user_crate::serve(directory)?;
+
     say(READY)?;
-    // Nothing is sent; what ends is the parent's end of the pipe.
+    // The parent sends nothing. The read returns when the parent's end of the pipe is closed.
     let _ = std::io::stdin().read_to_end(&mut Vec::new());
+
     wait_until_clients_are_gone(&handle);
     stop.stop();
     let ended = thread.join().unwrap_or_else(|_| Err("the engine's thread panicked".into()));
+
     ended.map(|()| 0).map_err(Failure::environment)
 }
 
-/// The parent has closed its devices just before, which the engine may not have noticed yet.
+/// Waits until the engine has noticed that the parent has closed its devices.
 fn wait_until_clients_are_gone(engine: &EngineHandle) {
     let start = Instant::now();
     while start.elapsed() < PATIENCE

@@ -21,7 +21,7 @@ use crate::{
 
 /// Bytes of the region.
 const SIZE: u64 = 4096;
-/// Where the register is.
+/// Offset of the register.
 const REGISTER: u64 = 8;
 
 fn socket(directory: &Path) -> PathBuf {
@@ -69,7 +69,7 @@ impl ServerBackend for Register {
     }
 }
 
-/// Serves the register, one client after the other, in a thread of its own.
+/// Serves the register to one client after the other, in a thread of its own.
 pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
     let region = ServerRegion {
         region_info: vfio_region_info {
@@ -83,13 +83,15 @@ pub(super) fn serve(directory: &Path) -> Result<(), Failure> {
         sparse_areas: Vec::new(),
         mmap_fd: None,
     };
+
     let server = Server::new(&socket(directory), false, Vec::new(), vec![region])
         .doing(|| "the vfio_user crate's server".into())?;
     let serve = move || {
         let mut register = Register(0);
-        // The error of one connection is not the next one's.
+        // The error of one connection does not concern the next one.
         while server.run(&mut register).is_ok() {}
     };
+
     std::thread::Builder::new()
         .name("vfio_user-crate".into())
         .spawn(serve)
@@ -103,10 +105,11 @@ struct CrateRead {
     asleep: bool,
 }
 
-/// Reads in a row, and with a pause before each. Both block, as the crate always does.
+/// Returns two contestants: reads without a pause, and reads after a pause. Both block, as the
+/// crate always does.
 pub(super) fn contestants(server: &ServerProcess) -> Result<Vec<Box<dyn Contestant>>, Failure> {
     let client = Client::new(&socket(server.path())).doing(|| "the vfio_user crate's client".into())?;
-    // Its server serves one client at a time.
+    // The crate's server serves one client at a time, so both contestants share one.
     let client = Rc::new(RefCell::new(client));
     Ok(vec![
         Box::new(CrateRead { client: Rc::clone(&client), asleep: false }),
