@@ -41,7 +41,7 @@ use crate::{
 /// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// A bench's name, `all` or `list`.
+    /// A benchmark's name, `all` or `list`.
     pub name: String,
     /// Print JSON instead of tables, and no progress.
     pub json: bool,
@@ -265,7 +265,7 @@ fn run_all(benches: &[&Bench], options: &Options) -> Result<u8, Failure> {
 
     if options.json {
         match reports.as_slice() {
-            // What is finished is worth keeping when a later one fails.
+            // When a later benchmark fails, the finished reports are still printed.
             [] => {}
             [report] if benches.len() == 1 => {
                 say(serde_json::to_string_pretty(report).doing(|| "the report".into())?)?

@@ -1,8 +1,9 @@
-//! Which thread runs where.
+//! The placement of threads on processors.
 //!
-//! A placement names a processor for each role of a bench, or leaves it to the kernel (`free`). What is compared gets the same
-//! one: two threads on one processor hand over by the scheduler, on two by a cache line, and the difference is larger than
-//! anything that is measured here.
+//! A placement names a processor for each role of a benchmark, or leaves the choice to the kernel
+//! (`free`). All contestants get the same placement. Two threads on one processor exchange data
+//! through the scheduler, and two threads on two processors through a cache line. The difference is
+//! larger than any difference measured here.
 
 use nix::{
     sched::{CpuSet, sched_getaffinity, sched_setaffinity},
@@ -11,42 +12,43 @@ use nix::{
 
 use crate::failure::{Doing, Failure};
 
-/// The processors this process may use, in ascending order.
+/// Returns the processors that this process may use, in ascending order.
 ///
 /// # Errors
-/// When the kernel does not tell.
+/// Returns an error when the kernel call fails.
 pub fn processors() -> Result<Vec<usize>, Failure> {
     let set = sched_getaffinity(Pid::from_raw(0)).doing(|| "which processors there are".into())?;
     Ok((0..CpuSet::count()).filter(|&processor| set.is_set(processor).unwrap_or(false)).collect())
 }
 
-/// Processors for the roles of a bench.
+/// The processors for the roles of a benchmark.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Placement {
     roles: Vec<(&'static str, Option<usize>)>,
 }
 
 impl Placement {
-    /// The kernel decides for all.
+    /// Returns the placement in which the kernel places all roles.
     pub fn free() -> Self {
         Self { roles: Vec::new() }
     }
 
-    /// `roles` on the processors beside them.
+    /// Returns the placement with each of `roles` on its processor.
     pub fn pinned(roles: &[(&'static str, usize)]) -> Self {
         Self { roles: roles.iter().map(|&(role, processor)| (role, Some(processor))).collect() }
     }
 
-    /// Where `role` runs; `None`: anywhere.
+    /// Returns the processor of `role`, or `None` if it may run anywhere.
     pub fn of(&self, role: &str) -> Option<usize> {
         self.roles.iter().find(|(name, _)| *name == role).and_then(|(_, processor)| *processor)
     }
 
-    /// For a row: `engine@0 application@1`, or `free`.
+    /// Returns the text for a row: `engine@0 application@1`, or `free`.
     pub fn text(&self) -> String {
         if self.roles.is_empty() {
             return "free".into();
         }
+
         let parts: Vec<_> = self
             .roles
             .iter()
@@ -55,14 +57,15 @@ impl Placement {
                 None => format!("{role}@any"),
             })
             .collect();
+
         parts.join(" ")
     }
 
-    /// Runs `body` with the calling thread where `role` belongs; threads and processes that it starts begin there too. The thread's
-    /// own place is restored.
+    /// Runs `body` with the calling thread on the processor of `role`. Threads and processes that
+    /// it starts begin there, too. The thread's earlier affinity is restored afterwards.
     ///
     /// # Errors
-    /// Those of `body`, and when the kernel refuses.
+    /// Returns the errors of `body`, and an error when a kernel call fails.
     pub fn within<T>(&self, role: &str, body: impl FnOnce() -> Result<T, Failure>) -> Result<T, Failure> {
         let Some(processor) = self.of(role) else { return body() };
         let thread = Pid::from_raw(0);
@@ -74,10 +77,10 @@ impl Placement {
     }
 }
 
-/// Keeps the calling thread on `processor`.
+/// Pins the calling thread to `processor`.
 ///
 /// # Errors
-/// When this process may not use it.
+/// Returns an error when this process may not use the processor.
 pub fn pin(processor: usize) -> Result<(), Failure> {
     let mut set = CpuSet::new();
     set.set(processor)

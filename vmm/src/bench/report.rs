@@ -1,4 +1,4 @@
-//! How results are shown: tables for a terminal, or Markdown for a document.
+//! Prints results: tables for a terminal, or Markdown for a document.
 
 use std::fmt::Write;
 
@@ -11,41 +11,44 @@ use super::{
 };
 use crate::failure::{Failure, say};
 
-/// Rows beyond which a document shows bandwidths side by side, a column a path, instead of all rows.
+/// A document with more rows than this shows bandwidths side by side, with a column for each path.
 const LONG: usize = 60;
 
-/// One bench's result.
+/// The result of one benchmark.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
     /// The bench's name.
     pub bench: &'static str,
-    /// Where it ran.
+    /// The host that it ran on.
     pub machine: Host,
-    /// Whether it ran with fewer repetitions than figures to be quoted need.
+    /// Whether it ran with fewer repetitions than quoted figures need.
     pub quick: bool,
-    /// What it gave.
+    /// The rows, goals and notes.
     #[serde(flatten)]
     pub outcome: Outcome,
 }
 
 impl Report {
-    /// Tables on standard output.
+    /// Prints tables on standard output.
     ///
     /// # Errors
-    /// When nobody reads them.
+    /// Returns an error when the output is closed.
     pub fn say(&self) -> Result<(), Failure> {
         say(format_args!("{}: {}", self.bench, self.where_()))?;
         say(rows(&self.outcome.rows).table())?;
         if !self.outcome.goals.is_empty() {
             say(goals(&self.outcome.goals).table())?;
         }
+
         for note in &self.outcome.notes {
             say(format_args!("- {note}"))?;
         }
+
         say("")
     }
 
-    /// A section of a Markdown document. Of many rows which all have a bandwidth it shows the bandwidths side by side.
+    /// Returns a section of a Markdown document. When there are many rows and all have a bandwidth,
+    /// it shows the bandwidths side by side.
     pub fn markdown(&self) -> String {
         let mut text = format!("## `nicforge bench {}`\n\n{}\n\n", self.bench, self.where_());
         let bandwidths = self.outcome.rows.iter().all(|row| row.gbit_s.is_some());
@@ -54,18 +57,22 @@ impl Report {
         } else {
             rows(&self.outcome.rows)
         };
+
         text.push_str(&sheet.markdown());
         if !self.outcome.goals.is_empty() {
             text.push('\n');
             text.push_str(&goals(&self.outcome.goals).markdown());
         }
+
         if !self.outcome.notes.is_empty() {
             text.push('\n');
         }
+
         for note in &self.outcome.notes {
-            // Writing to a string can't fail.
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "- {note}");
         }
+
         text
     }
 
@@ -78,9 +85,9 @@ impl Report {
     }
 }
 
-/// A table, not yet drawn.
+/// The contents of a table.
 struct Sheet {
-    /// Names of the columns, and whether they hold numbers.
+    /// The names of the columns, and whether they hold numbers.
     columns: Vec<(String, bool)>,
     rows: Vec<Vec<String>>,
 }
@@ -90,14 +97,17 @@ impl Sheet {
         let mut table = Table::new();
         table.load_style(presets::UTF8_BORDERS_ONLY);
         table.set_header(self.columns.iter().map(|(name, _)| name));
+
         for row in self.rows {
             table.add_row(row);
         }
+
         for (index, _) in self.columns.iter().enumerate().filter(|(_, (_, number))| *number) {
             if let Some(column) = table.column_mut(index) {
                 column.set_cell_alignment(CellAlignment::Right);
             }
         }
+
         table
     }
 
@@ -106,14 +116,16 @@ impl Sheet {
         let mut text = line(self.columns.iter().map(|(name, _)| name.clone()).collect());
         let rule = |&(_, number): &(String, bool)| if number { "--:" } else { "---" }.to_owned();
         text.push_str(&line(self.columns.iter().map(rule).collect()));
+
         for row in self.rows {
             text.push_str(&line(row));
         }
+
         text
     }
 }
 
-/// How a cell of a column is made; `None` where it does not apply.
+/// Returns the text of a cell, or `None` if the column does not apply to the row.
 type Cell = fn(&Row) -> Option<String>;
 
 fn rows(rows: &[Row]) -> Sheet {
@@ -130,11 +142,14 @@ fn rows(rows: &[Row]) -> Sheet {
         ("p99 us", true, |row| row.p99_us.map(figure)),
         ("rate/s", true, |row| row.rate_per_s.map(figure)),
     ];
+
     let used: Vec<_> =
         fixed.iter().filter(|(_, _, cell)| rows.iter().any(|row| cell(row).is_some())).collect();
     let mut own: Vec<&str> = rows.iter().flat_map(|row| row.figures.keys().copied()).collect();
+
     own.sort_unstable();
     own.dedup();
+
     let mut columns: Vec<_> = used.iter().map(|(name, number, _)| ((*name).to_owned(), *number)).collect();
     columns.extend(own.iter().map(|name| (name.replace('_', " "), true)));
     let cells = |row: &Row| {
@@ -142,21 +157,25 @@ fn rows(rows: &[Row]) -> Sheet {
         let figures = own.iter().map(|name| row.figures.get(name).copied().map(figure));
         fixed.chain(figures).map(|cell| cell.unwrap_or_else(|| "-".into())).collect()
     };
+
     Sheet { columns, rows: rows.iter().map(cells).collect() }
 }
 
-/// Bandwidths in 10^9 bits a second, a column a path; what else distinguishes rows is in front.
+/// Returns a sheet of bandwidths in Gb/s, with a column for each path. The first columns hold the
+/// other properties of a row.
 fn side_by_side(rows: &[Row]) -> Sheet {
     let key = |row: &Row| {
-        // Rows that do not say have one request under way.
+        // Rows without this figure have one outstanding request.
         let outstanding = row.figures.get("outstanding").map_or(1, |&count| count as u64).to_string();
         [row.direction.unwrap_or("-").to_owned(), row.bytes.map_or_else(|| "-".into(), size), outstanding]
     };
+
     let label = |row: &Row| {
         let depth = row.fifo_depth.map(|depth| format!(" {depth}")).unwrap_or_default();
         let backing = if row.backing == Some(Backing::InProcess) { " in process" } else { "" };
         format!("{}{depth}{backing}", row.path)
     };
+
     let (mut keys, mut labels) = (Vec::new(), Vec::new());
     for row in rows.iter().filter(|row| row.gbit_s.is_some()) {
         if !keys.contains(&key(row)) {
@@ -166,6 +185,7 @@ fn side_by_side(rows: &[Row]) -> Sheet {
             labels.push(label(row));
         }
     }
+
     let front = [("direction", false), ("bytes", true), ("outstanding", true)];
     let mut columns: Vec<_> = front.map(|(name, number)| (name.to_owned(), number)).to_vec();
     columns.extend(labels.iter().map(|label| (label.clone(), true)));
@@ -176,6 +196,7 @@ fn side_by_side(rows: &[Row]) -> Sheet {
         };
         wanted.iter().cloned().chain(labels.iter().map(cell)).collect()
     };
+
     Sheet { columns, rows: keys.iter().map(line).collect() }
 }
 
@@ -189,13 +210,14 @@ fn goals(goals: &[Goal]) -> Sheet {
         let met = if goal.met { "met" } else { "MISSED" };
         vec![goal.what.clone(), format!("{sign} {}", figure(goal.limit)), figure(goal.measured), met.into()]
     };
+
     Sheet {
         columns: columns.map(|(name, number)| (name.to_owned(), number)).to_vec(),
         rows: goals.iter().map(line).collect(),
     }
 }
 
-/// Three significant digits, large numbers with a suffix.
+/// Formats a number with three significant digits, and large numbers with a suffix.
 fn figure(value: f64) -> String {
     let (value, suffix) = match value.abs() {
         large if large >= 1e9 => (value / 1e9, " G"),
@@ -203,16 +225,18 @@ fn figure(value: f64) -> String {
         large if large >= 1e4 => (value / 1e3, " k"),
         _ => (value, ""),
     };
+
     let decimals = match value.abs() {
         0.0 => 0,
         small if small < 10.0 => 2,
         middle if middle < 100.0 => 1,
         _ => 0,
     };
+
     format!("{value:.decimals$}{suffix}")
 }
 
-/// Bytes as people say them: 16, 4 K, 1 M.
+/// Formats a number of bytes: 16, 4 K, 1 M.
 fn size(bytes: u64) -> String {
     match bytes {
         mega if mega >= 1 << 20 && mega % (1 << 20) == 0 => format!("{} M", mega >> 20),
@@ -254,10 +278,12 @@ mod tests {
             direction: Some("both"),
             ..Row::new(path)
         };
+
         let text =
             side_by_side(&[row("raw", 16, 1.0), row("unix", 16, 2.0), row("raw", 1 << 20, 3.0)]).markdown();
         let expected = "| direction | bytes | outstanding | raw | unix |\n| --- | --: | --: | --: | --: |\n\
             | both | 16 | 1 | 1.00 | 2.00 |\n| both | 1 M | 1 | 3.00 | - |\n";
+
         assert_eq!(text, expected);
     }
 }

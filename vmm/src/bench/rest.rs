@@ -1,4 +1,4 @@
-//! What a served machine costs while nobody uses it.
+//! `nicforge bench rest`: the cost of a served machine without clients.
 
 use std::{
     fs,
@@ -17,7 +17,7 @@ use crate::{
     serve::Served,
 };
 
-/// Compute nodes of the machine.
+/// Number of compute nodes in the machine.
 const COMPUTE_NODES: u32 = 64;
 
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
@@ -31,16 +31,20 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         .map_err(|error| Failure::usage(error.to_string()))?;
     let served =
         Served::start_description(&description, &ServeOptions { dir: None, event_loop: run.event_loop })?;
-    // The engine cools down from its start.
+
+    // The engine needs some time after its start before it sleeps.
     std::thread::sleep(Duration::from_millis(500));
+
     let (cpu, start) = (cpu_time()?, Instant::now());
     for second in 0..seconds {
         run.step(format!("second {}", second + 1))?;
         std::thread::sleep(Duration::from_secs(1));
     }
+
     let percent = 100.0 * (cpu_time()? - cpu).as_secs_f64() / start.elapsed().as_secs_f64();
     let resident = resident_mb()?;
     served.stop()?;
+
     let row = Row { backing: Some(Backing::VfioUser), ..Row::new("rest") }
         .figure("nodes", f64::from(COMPUTE_NODES + 1))
         .figure("cpu_percent", percent)
@@ -55,13 +59,13 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     })
 }
 
-/// CPU time of this process.
+/// Returns the CPU time of this process.
 fn cpu_time() -> Result<Duration, Failure> {
     let clock = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID;
     clock.now().map(Duration::from).doing(|| "the process's CPU time".into())
 }
 
-/// Resident memory of this process, 10^6 bytes.
+/// Returns the resident memory of this process, in units of 10^6 bytes.
 fn resident_mb() -> Result<f64, Failure> {
     let status = fs::read_to_string("/proc/self/status").doing(|| "/proc/self/status".into())?;
     status

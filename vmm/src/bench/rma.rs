@@ -1,7 +1,9 @@
-//! How fast RMA moves memory, against a copy on the processor of the engine: the one copy that each byte takes is made there.
+//! `nicforge bench rma`: the bandwidth of RMA, compared with a copy on the engine's processor. The
+//! engine makes the only copy of each byte.
 //!
-//! Two ports of one process at two cards of a served machine: what a second process would add is nothing, since the target of a transfer does nothing.
-//! All paths go round buffers of the same size, so that caches help each of them alike.
+//! One process has a port on each of two cards of a served machine. A second process would change
+//! nothing, because the target of a transfer does no work. All paths cycle through buffers of the
+//! same size, so caches help all of them alike.
 
 use std::time::{Duration, Instant};
 
@@ -27,31 +29,31 @@ use crate::{
 const SIZES: [usize; 3] = [64 << 10, 1 << 20, 4 << 20];
 /// Bytes of the buffer at each side.
 const BUFFER: usize = 32 << 20;
-/// Transfers under way at most.
+/// The greatest number of transfers in flight.
 const WINDOW: usize = 8;
-/// What the project wants of large transfers, as a part of a copy's bandwidth.
+/// The goal for large transfers, as a share of a copy's bandwidth.
 const SHARE: f64 = 0.8;
-/// From where on.
+/// The least size of a large transfer, in bytes.
 const LARGE: usize = 1 << 20;
-/// Longer than any transfer takes.
+/// The longest wait for a transfer.
 const LIMIT: Duration = Duration::from_secs(10);
 
 const PATHS: [&str; 3] = ["rma-put", "rma-get", "memcpy"];
 
-/// What moving some bytes took.
+/// The time that some transfers took.
 #[derive(Clone, Copy)]
 struct Took {
     wall: Duration,
-    /// CPU time of whoever moved them: the engine, or the thread that copied.
+    /// CPU time of the thread that moved the bytes: the engine, or the copying thread.
     mover: Duration,
 }
 
-/// CPU time by a clock: of this process, or of this thread.
+/// Returns the CPU time of this process or of this thread, depending on `clock`.
 fn cpu(clock: ClockId) -> Result<Duration, Failure> {
     clock.now().map(Duration::from).doing(|| "CPU time".into())
 }
 
-/// Measures `body`; whoever moves bytes in it is this thread, or all other threads.
+/// Measures `body`. Bytes are moved by this thread, or by all other threads.
 fn timed(this_thread: bool, body: impl FnOnce() -> Result<(), Failure>) -> Result<Took, Failure> {
     let own = ClockId::CLOCK_THREAD_CPUTIME_ID;
     let (all_before, own_before) = (cpu(ClockId::CLOCK_PROCESS_CPUTIME_ID)?, cpu(own)?);
@@ -82,10 +84,12 @@ impl Side {
         let device =
             Device::open_vfio_user(socket, OpenOptions::default()).doing(|| format!("the card of {name}"))?;
         let buffer = device.dma_buffer(BUFFER, HugePages::Never).doing(|| "a buffer".into())?;
-        // Pages are there before anything is measured.
+
+        // All pages are allocated before any measurement.
         touch(buffer.window())?;
         let port = Port::open(&device, Options::default()).doing(|| "a port".into())?;
         let region = port.register(&buffer, Access::READ_WRITE).doing(|| "registering".into())?;
+
         Ok(Self { port, region, _buffer: buffer })
     }
 }
@@ -94,7 +98,7 @@ fn touch(memory: &nicforge_shm::Window) -> Result<(), Failure> {
     memory.zero(0, memory.len()).doing(|| "touching memory".into())
 }
 
-/// Moves `bytes` in pieces of `size`, [`WINDOW`] at a time.
+/// Moves `bytes` in pieces of `size`, with at most [`WINDOW`] in flight.
 fn transfer(
     here: &mut Side,
     target: Target,
@@ -105,6 +109,7 @@ fn transfer(
 ) -> Result<(), Error> {
     let own = here.region.address();
     let (mut posted, mut ended) = (0, 0);
+
     while ended < bytes / size {
         while posted < bytes / size && posted - ended < WINDOW {
             let offset = (posted * size % BUFFER) as u64;
@@ -116,13 +121,15 @@ fn transfer(
             }
             posted += 1;
         }
+
         here.port.next(Deadline::after(LIMIT), None)?;
         ended += 1;
     }
+
     Ok(())
 }
 
-/// As [`transfer`], by a copy of this thread.
+/// Moves the same bytes as [`transfer`] by copies on this thread.
 fn copy(from: &SharedMemory, to: &SharedMemory, size: usize, bytes: usize) -> Result<(), Failure> {
     let (from, to) = (from.whole(), to.whole());
     for piece in 0..bytes / size {
@@ -137,6 +144,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     run.steps((SIZES.len() * rounds * PATHS.len()) as u64);
     let mut notes =
         vec![format!("{WINDOW} transfers under way; buffers of {} MiB at each side", BUFFER >> 20)];
+
     let placement = match processors()?.as_slice() {
         [engine, application, ..] => Placement::pinned(&[("engine", *engine), ("application", *application)]),
         _ => {
@@ -144,14 +152,17 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
             Placement::free()
         }
     };
+
     let text = format!("name = \"bench-rma-{}\"\n[[extoll]]\nmesh = 2\n", std::process::id());
     let description = Description::parse(&text, "the bench's machine")
         .map_err(|error| Failure::usage(error.to_string()))?;
+
     let options = ServeOptions { dir: None, event_loop: run.event_loop };
     let served = placement.within("engine", || Served::start_description(&description, &options))?;
     let result = placement.within("application", || measure(run, &served, &placement, rounds, bytes));
     served.stop()?;
     let (rows, goals) = result?;
+
     Ok(Outcome { rows, goals, notes })
 }
 
@@ -169,13 +180,14 @@ fn measure(
     let (from, to) = (memory()?, memory()?);
     touch(&from.whole())?;
     touch(&to.whole())?;
+
     let (mut rows, mut goals) = (Vec::new(), Vec::new());
     for size in SIZES {
         let times = in_turns(rounds, PATHS.len(), |path, _| {
             run.step(format!("{} of {} KiB", PATHS[path], size >> 10))?;
             match path {
                 2 => {
-                    // The engine is on this processor: it has to fall asleep first.
+                    // The engine runs on this processor, and must fall asleep first.
                     std::thread::sleep(Duration::from_millis(50));
                     placement.within("engine", || timed(true, || copy(&from, &to, size, bytes)))
                 }
@@ -185,12 +197,14 @@ fn measure(
                 }),
             }
         })?;
+
         let rates = |time: fn(&Took) -> Duration| -> Vec<f64> {
             let rate = |took: &Took| bytes as f64 * 8.0 / time(took).as_secs_f64() / 1e9;
             times.iter().map(|times| median(&times.iter().map(rate).collect::<Vec<_>>())).collect()
         };
         let (rates, work) = (rates(|took| took.wall), rates(|took| took.mover));
         let memcpy = rates[2];
+
         for ((path, &rate), &work_rate) in PATHS.iter().zip(&rates).zip(&work) {
             let row = Row {
                 backing: (*path != "memcpy").then_some(Backing::VfioUser),
@@ -200,14 +214,17 @@ fn measure(
                 rate_per_s: Some(rate * 1e9 / 8.0 / size as f64),
                 ..Row::new(*path)
             };
+
             rows.push(
                 row.figure("of_memcpy", rate / memcpy).figure("of_memcpy_by_cpu_time", work_rate / work[2]),
             );
+
             if size >= LARGE && *path != "memcpy" {
                 let what = format!("{path} of {} MiB, times a copy", size >> 20);
                 goals.push(Goal::at_least(what, SHARE, rate / memcpy));
             }
         }
     }
+
     Ok((rows, goals))
 }

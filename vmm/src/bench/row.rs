@@ -1,4 +1,4 @@
-//! What a bench gives back.
+//! The outcome of a benchmark.
 
 use std::collections::BTreeMap;
 
@@ -8,7 +8,7 @@ use serde::Serialize;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Backing {
-    /// A machine in the same process, stepped by whoever waits.
+    /// A machine in the same process, stepped by the waiting threads.
     InProcess,
     /// A served machine, over a socket and mapped memory.
     VfioUser,
@@ -19,7 +19,7 @@ pub enum Backing {
 }
 
 impl Backing {
-    /// As in JSON.
+    /// Returns the name, which is also the one in JSON.
     pub fn name(self) -> &'static str {
         match self {
             Self::InProcess => "in-process",
@@ -30,53 +30,54 @@ impl Backing {
     }
 }
 
-/// One line of a result. What does not apply is absent.
+/// One row of a result. A field that does not apply is absent.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Row {
-    /// What was measured, in the bench's own words.
+    /// The measured path, in the benchmark's own terms.
     pub path: String,
-    /// How the device was reached; absent for peers without a device.
+    /// How the device was reached; absent for contestants without a device.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub backing: Option<Backing>,
     /// How the guests' processors ran, where guests took part: `kvm` or `tcg`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub accelerator: Option<&'static str>,
-    /// Which thread ran where, for example `engine@0 application@1`, or `free`.
+    /// The placement of threads, such as `engine@0 application@1` or `free`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub placement: Option<String>,
     /// Packets in each FIFO.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub fifo_depth: Option<u32>,
-    /// Who sends: `io-to-compute`, `compute-to-io`, `both`.
+    /// The sending node: `io-to-compute`, `compute-to-io` or `both`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub direction: Option<&'static str>,
     /// Bytes of a message.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub bytes: Option<u64>,
-    /// Bandwidth of the user's data, 10^9 bits a second.
+    /// Bandwidth of the payload, in Gb/s.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub gbit_s: Option<f64>,
-    /// Median time of one operation, microseconds.
+    /// Median time of one operation, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p50_us: Option<f64>,
-    /// Its 99th percentile.
+    /// 99th percentile of the time of one operation, in microseconds.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub p99_us: Option<f64>,
-    /// Operations a second.
+    /// Operations per second.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub rate_per_s: Option<f64>,
-    /// Figures that only this bench has, by names that carry their unit, such as `instructions` or `resident_mb`.
+    /// Figures that only this benchmark has. Their names carry the unit, such as `instructions` or
+    /// `resident_mb`.
     #[serde(flatten)]
     pub figures: BTreeMap<&'static str, f64>,
 }
 
 impl Row {
-    /// An empty row.
+    /// Returns a row without figures.
     pub fn new(path: impl Into<String>) -> Self {
         Self { path: path.into(), ..Self::default() }
     }
 
-    /// With a figure of its own.
+    /// Adds a figure of the benchmark's own.
     #[must_use]
     pub fn figure(mut self, name: &'static str, value: f64) -> Self {
         self.figures.insert(name, value);
@@ -84,51 +85,51 @@ impl Row {
     }
 }
 
-/// Which side of its limit a goal wants the figure on.
+/// The side of the limit on which a goal wants the figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Wanted {
     /// Not above the limit.
     AtMost,
-    /// Not below it.
+    /// Not below the limit.
     AtLeast,
 }
 
-/// Something the project wants of itself, and what this run gave.
+/// A goal of the project, and the value that this run measured.
 #[derive(Clone, Debug, Serialize)]
 pub struct Goal {
-    /// What, with its unit or "times".
+    /// The measured quantity, with its unit or "times".
     pub what: String,
-    /// Which side of the limit.
+    /// The wanted side of the limit.
     pub wanted: Wanted,
     /// The limit.
     pub limit: f64,
-    /// What was measured.
+    /// The measured value.
     pub measured: f64,
-    /// Whether it was met.
+    /// Whether the goal was met.
     pub met: bool,
 }
 
 impl Goal {
-    /// `measured` is wanted to be at most `limit`.
+    /// Returns the goal that `measured` is at most `limit`.
     pub fn at_most(what: impl Into<String>, limit: f64, measured: f64) -> Self {
         Self { what: what.into(), wanted: Wanted::AtMost, limit, measured, met: measured <= limit }
     }
 
-    /// `measured` is wanted to be at least `limit`.
+    /// Returns the goal that `measured` is at least `limit`.
     pub fn at_least(what: impl Into<String>, limit: f64, measured: f64) -> Self {
         Self { what: what.into(), wanted: Wanted::AtLeast, limit, measured, met: measured >= limit }
     }
 }
 
-/// All that a bench gives back.
+/// The whole result of a benchmark.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Outcome {
     /// The figures.
     pub rows: Vec<Row>,
-    /// The goals they are measured against.
+    /// The goals, and their measured values.
     pub goals: Vec<Goal>,
-    /// What a reader must know: what was left out and why, what a placement means.
+    /// Facts that a reader must know: omissions with their reasons, and the meaning of a placement.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub notes: Vec<String>,
 }

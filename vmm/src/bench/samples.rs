@@ -11,37 +11,38 @@ pub struct Samples {
 }
 
 impl Samples {
-    /// Room for `count` samples, so that adding them allocates nothing.
+    /// Returns an empty list with room for `count` samples, so that adding them allocates nothing.
     pub fn with_capacity(count: usize) -> Self {
         Self { nanoseconds: Vec::with_capacity(count) }
     }
 
-    /// One operation took `time`.
+    /// Adds the time of one operation.
     pub fn add(&mut self, time: Duration) {
         self.nanoseconds.push(time.as_nanos() as f64);
     }
 
-    /// `operations` in a row took `time`: a sample of their mean.
+    /// Adds the mean of `operations` operations that took `time` together.
     pub fn add_mean(&mut self, time: Duration, operations: u32) {
         self.nanoseconds.push(time.as_nanos() as f64 / f64::from(operations.max(1)));
     }
 
-    /// How many there are.
+    /// Returns the number of samples.
     pub fn len(&self) -> usize {
         self.nanoseconds.len()
     }
 
-    /// Whether there are none.
+    /// Returns whether there are no samples.
     pub fn is_empty(&self) -> bool {
         self.nanoseconds.is_empty()
     }
 
-    /// All of another's too.
+    /// Adds all samples of `other`.
     pub fn append(&mut self, mut other: Self) {
         self.nanoseconds.append(&mut other.nanoseconds);
     }
 
-    /// The sample that `percent` of all do not exceed, in nanoseconds; 0 without samples.
+    /// Returns the sample that `percent` of all samples do not exceed, in nanoseconds. Returns 0
+    /// without samples.
     pub fn percentile(&self, percent: f64) -> f64 {
         let mut sorted = self.nanoseconds.clone();
         sorted.sort_by(f64::total_cmp);
@@ -49,18 +50,18 @@ impl Samples {
         sorted.get(rank.clamp(1, sorted.len().max(1)) - 1).copied().unwrap_or(0.0)
     }
 
-    /// The median, in microseconds.
+    /// Returns the median in microseconds.
     pub fn p50_us(&self) -> f64 {
         self.percentile(50.0) / 1e3
     }
 
-    /// The 99th percentile, in microseconds.
+    /// Returns the 99th percentile in microseconds.
     pub fn p99_us(&self) -> f64 {
         self.percentile(99.0) / 1e3
     }
 }
 
-/// The median of figures such as bandwidths; 0 without any.
+/// Returns the median of `figures`, or 0 if there are none.
 pub fn median(figures: &[f64]) -> f64 {
     let mut sorted = figures.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -71,11 +72,12 @@ pub fn median(figures: &[f64]) -> f64 {
     }
 }
 
-/// Measures `contestants` in turns, `rounds` times each, every second round in the opposite order, and gives the results of each. What the
-/// machine does meanwhile to one of them it does to all.
+/// Measures `contestants` in turns, `rounds` times each, and returns the results of each. Every
+/// second round has the opposite order. A disturbance on the host therefore affects all contestants
+/// alike.
 ///
 /// # Errors
-/// The first one of a measurement.
+/// Returns the first error of a measurement.
 pub fn in_turns<T, E>(
     rounds: usize,
     contestants: usize,
@@ -88,6 +90,7 @@ pub fn in_turns<T, E>(
             results[contestant].push(measure(contestant, round)?);
         }
     }
+
     Ok(results)
 }
 
@@ -101,6 +104,7 @@ mod tests {
         for nanoseconds in [40, 10, 30, 20] {
             samples.add(Duration::from_nanos(nanoseconds));
         }
+
         assert_eq!(samples.percentile(50.0), 20.0);
         assert_eq!(samples.percentile(99.0), 40.0);
         assert_eq!(samples.percentile(0.0), 10.0);

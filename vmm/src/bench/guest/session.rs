@@ -66,7 +66,7 @@ const HOST_IO: usize = 0;
 /// A path of messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Packets without a protocol between the guests.
+    /// Raw packets between the guests.
     Raw,
     /// FCNP between the guests.
     Guests,
@@ -102,21 +102,21 @@ impl Way {
     }
 }
 
-/// A pair of guests and what is on the host.
+/// A pair of guests, and the programs in them and on the host.
 pub(super) struct Session<'a> {
     run: &'a Run<'a>,
     extent: &'a Extent,
     accelerator: Accelerator,
     backing: Backing,
     places: [&'a Place; 2],
-    /// The machine that things are counted on.
+    /// The machine that counts are taken from.
     awake: &'a Machine,
     io: End<'a>,
     compute: End<'a>,
     host: End<'a>,
 }
 
-/// Boots a pair of guests, measures, and gives the rows.
+/// Boots a pair of guests, measures, and returns the rows.
 pub(super) fn measure(
     run: &Run<'_>,
     toolkit: &Toolkit,
@@ -158,9 +158,10 @@ pub(super) fn measure(
         (first, second.join().unwrap_or_else(|_| Err(Failure::environment("a thread of the bench failed"))))
     });
 
-    // A guest that was not booted because of Ctrl-C is no failure.
+    // When Ctrl-C prevented a boot, the run ends here and reports no failure.
     run.check()?;
     let (first, second) = (first?, second?);
+
     let rows = {
         let mut session = Session {
             run,
@@ -170,7 +171,6 @@ pub(super) fn measure(
             places: [&first, &second],
             awake: &awake,
             io: End::in_guest(run, "the first guest", &first.guest)?,
-
             compute: End::in_guest(run, "the second guest", &second.guest)?,
             host: End::on_host(run, "the host", &[usual.socket("io1.core0")])?,
         };
@@ -185,7 +185,7 @@ pub(super) fn measure(
 }
 
 impl<'a> Session<'a> {
-    /// Calls of [`Run::step`] with a pair of guests.
+    /// Returns the number of calls to [`Run::step`] for a pair of guests.
     pub(super) fn steps(extent: &Extent) -> u64 {
         let messages = extent.sizes.len() * extent.directions.len() * (extent.rounds + 1);
         (1 + 4 + 1 + Way::ALL.len() * messages) as u64
@@ -202,7 +202,7 @@ impl<'a> Session<'a> {
         Row { accelerator: Some(self.accelerator.name()), backing: Some(self.backing), ..Row::new(path) }
     }
 
-    /// The device of registers.
+    /// Measures the device of registers.
     fn registers(&mut self) -> Result<Vec<Row>, Failure> {
         self.run.step("registers and interrupts")?;
         self.io.obey(self.run, &Order::OpenRegisters { first: REGISTERS })?;
@@ -232,7 +232,7 @@ impl<'a> Session<'a> {
         Ok(REGISTER_PATHS.iter().zip(turns).map(row).collect())
     }
 
-    /// Bandwidths and latencies.
+    /// Measures bandwidths and latencies.
     fn messages(&mut self) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
         for &direction in self.extent.directions {
@@ -243,7 +243,7 @@ impl<'a> Session<'a> {
         Ok(rows)
     }
 
-    /// All ways in turns.
+    /// Measures all paths in turns.
     fn compare(&mut self, direction: Direction, bytes: usize) -> Result<Vec<Row>, Failure> {
         let &Extent { rounds, seconds, round_trips, .. } = self.extent;
         let task = |way: Way, kind, count| Task { path: way.path(), direction, kind, bytes, count, lanes: 1 };
@@ -307,13 +307,13 @@ impl<'a> Session<'a> {
         Ok(measured)
     }
 
-    /// The two ends of a way.
+    /// Returns the two ends of a path.
     fn ends(&mut self, way: Way) -> (&mut End<'a>, &mut End<'a>) {
         let io = if way == Way::Host { &mut self.host } else { &mut self.io };
         (io, &mut self.compute)
     }
 
-    /// Gives both ends their orders, and takes both answers.
+    /// Sends both ends their orders, and waits for both answers.
     fn both(&mut self, way: Way, orders: [Order; 2]) -> Result<Vec<Answer>, Failure> {
         let run = self.run;
         let what = format!("{way:?}, {:?}", orders[1]);
@@ -354,7 +354,7 @@ impl<'a> Session<'a> {
         self.both(way, [Order::Close, Order::Close]).map(drop)
     }
 
-    /// What the server and QEMU are asked for.
+    /// Counts the work of the server and of QEMU.
     fn counted(&mut self) -> Result<Vec<Row>, Failure> {
         let mut rows = Vec::new();
         let (run, awake, places) = (self.run, self.awake, self.places);
@@ -367,6 +367,7 @@ impl<'a> Session<'a> {
 
         // The first access wakes the engine.
         self.io.obey(run, &Order::Count { kind: Access::Read, times: 1 })?;
+
         for (path, kind, times) in kinds {
             run.step(path)?;
             let posted = if kind == Access::Posted { u64::from(times) } else { 0 };
@@ -385,6 +386,7 @@ impl<'a> Session<'a> {
         }
 
         self.io.obey(run, &Order::Close)?;
+
         run.step(counts::PACKETS)?;
         let packets_of_message = (COUNTED_BYTES / PAYLOAD) as u32;
         let task = Task {

@@ -1,4 +1,4 @@
-//! Starting valgrind, and reading what it has counted.
+//! Starts valgrind, and reads its counts.
 
 use std::{
     env,
@@ -15,21 +15,21 @@ use super::{
 };
 use crate::failure::{Doing, Failure};
 
-/// The program.
+/// The name of the program.
 const VALGRIND: &str = "valgrind";
-/// What the first thread's counts are called behind the name given: callgrind separates threads.
+/// The file name of the first thread's counts. callgrind writes one file for each thread.
 const FIRST_THREAD: &str = "counts-01";
 
-/// A valgrind that can be started.
+/// An installed valgrind.
 pub(super) struct Callgrind {
     version: String,
 }
 
 impl Callgrind {
-    /// Looks for it in `PATH`.
+    /// Looks for valgrind in `PATH`.
     ///
     /// # Errors
-    /// Says what to install.
+    /// Returns an error that names the package to install.
     pub(super) fn find() -> Result<Self, Failure> {
         let output = Command::new(VALGRIND).arg("--version").stdin(Stdio::null()).output().map_err(|error| {
             Failure::environment(format!(
@@ -40,15 +40,16 @@ impl Callgrind {
         Ok(Self { version: String::from_utf8_lossy(&output.stdout).trim().to_owned() })
     }
 
-    /// As it says itself.
+    /// Returns valgrind's version in its own words.
     pub(super) fn version(&self) -> &str {
         &self.version
     }
 
-    /// Instructions that `part` takes for `packets` packets, on the first thread of its process.
+    /// Returns the instructions that `part` takes for `packets` packets, on the first thread of its
+    /// process.
     ///
     /// # Errors
-    /// When the child fails, or what it has left can't be read.
+    /// Returns an error when the child fails, or when its counts cannot be read.
     pub(super) fn count(&self, run: &Run<'_>, part: Part, packets: u64) -> Result<u64, Failure> {
         let directory = TempDir::new().doing(|| "a directory for callgrind's counts".into())?;
         let errors = directory.path().join("errors");
@@ -65,10 +66,12 @@ impl Callgrind {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(File::create(&errors).doing(|| "a file for callgrind's messages".into())?);
+
         let status = counting::status(run, &mut command)?;
         if !status.success() {
             return Err(failed(part, status, &errors));
         }
+
         let text = fs::read_to_string(directory.path().join(FIRST_THREAD))
             .doing(|| format!("what {} counted for {}", self.version, part.name()))?;
         match total(&text) {
@@ -89,8 +92,10 @@ fn failed(part: Part, status: ExitStatus, errors: &Path) -> Failure {
     } else {
         ""
     };
+
     let last: Vec<_> = errors.lines().rev().take(8).collect();
     let last: Vec<_> = last.into_iter().rev().collect();
+
     Failure::environment(format!(
         "{VALGRIND}, counting {}, ended with {status}{hint}:\n{}",
         part.name(),
@@ -98,7 +103,8 @@ fn failed(part: Part, status: ExitStatus, errors: &Path) -> Failure {
     ))
 }
 
-/// The sum of all events in a file of callgrind's: its line `totals: N`, or the sum of its dumps' `summary: N`.
+/// Returns the sum of all events in callgrind's file: its line `totals: N`, or the sum of its
+/// dumps' `summary: N`.
 fn total(text: &str) -> Option<u64> {
     let figure = |line: &str, name: &str| -> Option<u64> {
         line.strip_prefix(name)?.split_whitespace().next()?.parse().ok()

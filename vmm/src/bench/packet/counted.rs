@@ -1,5 +1,6 @@
-//! What is counted. Callgrind counts from the entry of one of these functions to its end, by its name: they are never inlined,
-//! and do nothing but what their figure is about.
+//! The functions whose instructions are counted. callgrind counts from the entry of such a function
+//! to its end, and finds it by its name. They are never inlined, and contain only the work of their
+//! figure.
 
 use nicforge_core::{
     machine::{Machine, Next},
@@ -11,10 +12,11 @@ use nicforge_shm::{MemoryError, Window};
 
 use super::part::{BATCH, Batch};
 
-/// Work per function in one step, as the in-process backing and the engine ask for it.
+/// The work budget of each function in one step, as in the in-process backing and the engine.
 const BUDGET: u32 = 64;
 
-/// Sends a batch. Gives the packets sent: fewer when the lock is taken or the FIFO is full.
+/// Sends a batch. Returns the number of packets sent, which is smaller than the batch when the lock
+/// is taken or the FIFO is full.
 #[inline(never)]
 pub(super) fn send_batch(
     channel: &TreeChannel,
@@ -26,14 +28,16 @@ pub(super) fn send_batch(
     channel.send_batch(held)?.send_data(header, &data.0, BATCH)
 }
 
-/// Receives a batch. Gives the packets received: fewer when there are no more.
+/// Receives a batch. Returns the number of packets received, which is smaller than the batch when
+/// no more have come.
 #[inline(never)]
 pub(super) fn receive_batch(channel: &TreeChannel, owner: u32, out: &mut Batch) -> Result<usize, Error> {
     let Some(held) = channel.receive_lock().try_lock(owner) else { return Ok(0) };
     Ok(channel.receiver(held).take_data(&mut out.0)?.packets)
 }
 
-/// The copies of a batch into shared memory, two packets in one: the least that a checked copy costs beside its moves.
+/// Copies a batch into shared memory, two packets at a time. This is the least cost of a checked
+/// copy.
 #[inline(never)]
 pub(super) fn copy_in(window: &Window, data: &[[u8; 2 * PAYLOAD]; BATCH / 2]) -> Result<(), MemoryError> {
     for (index, packets) in data.iter().enumerate() {
@@ -42,7 +46,7 @@ pub(super) fn copy_in(window: &Window, data: &[[u8; 2 * PAYLOAD]; BATCH / 2]) ->
     Ok(())
 }
 
-/// The copies of a batch out of shared memory.
+/// Copies a batch out of shared memory.
 #[inline(never)]
 pub(super) fn copy_out(window: &Window, out: &mut [[u8; 2 * PAYLOAD]; BATCH / 2]) -> Result<(), MemoryError> {
     for (index, packets) in out.iter_mut().enumerate() {
@@ -51,19 +55,19 @@ pub(super) fn copy_out(window: &Window, out: &mut [[u8; 2 * PAYLOAD]; BATCH / 2]
     Ok(())
 }
 
-/// One step of the machine.
+/// Makes one step of the machine.
 #[inline(never)]
 pub(super) fn step_machine(machine: &mut Machine, now: Nanos) -> Next {
     machine.step(now, BUDGET)
 }
 
-/// A message from the I/O node.
+/// Sends a message from the I/O node.
 #[inline(never)]
 pub(super) fn fcnp_write(io: &IoNode, core: u32, data: &[u8]) -> Result<usize, Error> {
     io.write(core, data)
 }
 
-/// A message to a compute core.
+/// Receives a message on a compute core.
 #[inline(never)]
 pub(super) fn fcnp_read(core: &ComputeCore, buffer: &mut [u8]) -> Result<usize, Error> {
     core.read(buffer)

@@ -1,11 +1,13 @@
-//! `bench packet`: what a packet costs in instructions, in the library and in the machine.
+//! `nicforge bench packet`: the instructions of a packet, in the library and in the machine.
 //!
-//! In: this very program, run again under callgrind, once a figure ([`part`]). Out: instructions a packet. They do not depend on
-//! what else runs, on the processor or on where the threads are, so that they can be compared from one day to the next.
+//! This program runs itself again under callgrind, once for each figure ([`part`]). The results are
+//! instructions of one packet. They do not depend on the processor, on other programs or on the
+//! placement of threads, so results of different days can be compared.
 //!
-//! - `counted.rs`: the functions whose instructions are counted, with everything below them;
-//! - `part.rs`: what runs under callgrind, and what is in a figure; `route.rs`: which nodes the packets run between;
-//! - `callgrind.rs`: starting valgrind, and reading what it has counted.
+//! - `counted.rs`: the functions whose instructions are counted, with all functions that they call;
+//! - `part.rs`: the program under callgrind, and the contents of each figure; `route.rs`: the nodes
+//!   of the packets;
+//! - `callgrind.rs`: starting valgrind, and reading its counts.
 
 mod callgrind;
 mod counted;
@@ -23,9 +25,9 @@ use super::{
 };
 use crate::failure::Failure;
 
-/// What the Blue Gene/L papers call the floor for sending or receiving a packet.
+/// The least instructions for sending or receiving a packet, according to the Blue Gene/L papers.
 const PACKET_GOAL: f64 = 50.0;
-/// What one node's NIC may cost the engine for a packet on its way.
+/// The limit for the engine's instructions for a packet in one node's NIC on the way.
 const HOP_GOAL: f64 = 150.0;
 
 pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
@@ -36,6 +38,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         }
         Err(missing) => return Err(missing),
     };
+
     run.steps(Part::ALL.len() as u64);
     let mut rows = Vec::new();
     let count = |part: Part| -> Result<f64, Failure> {
@@ -44,30 +47,36 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         let instructions = callgrind.count(run, part, packets)? as f64 / packets as f64;
         Ok(instructions)
     };
+
     let send = count(Part::Send)?;
     rows.push(row("send", send).figure("batch", BATCH as f64));
     let receive = count(Part::Receive)?;
     rows.push(row("receive", receive).figure("batch", BATCH as f64));
+
     for (path, part) in [("copy-in", Part::CopyIn), ("copy-out", Part::CopyOut)] {
         rows.push(Row { fifo_depth: None, backing: None, ..row(path, count(part)?) });
     }
+
     let (near, far) = (Route::of(Part::EngineNear)?, Route::of(Part::EngineFar)?);
     let (near_total, far_total) = (count(Part::EngineNear)?, count(Part::EngineFar)?);
     let hop = (far_total - near_total) / f64::from(far.hops - near.hops);
     rows.push(row("engine-hop", hop));
     rows.push(row("engine-ends", near_total - hop * f64::from(near.hops)));
+
     for (path, part) in [("fcnp-send", Part::FcnpSend), ("fcnp-receive", Part::FcnpReceive)] {
         rows.push(row(path, count(part)?));
     }
+
     let goals = vec![
         Goal::at_most("instructions to send a packet of 256 bytes, with its copy", PACKET_GOAL, send),
         Goal::at_most("instructions to receive one, with its copy", PACKET_GOAL, receive),
         Goal::at_most("instructions of the engine for a packet and hop", HOP_GOAL, hop),
     ];
+
     Ok(Outcome { rows, goals, notes: notes(&callgrind, near, far) })
 }
 
-/// The body of a child: `part` says which figure, and of how many packets.
+/// Runs a child process. `part` names the figure and the number of packets.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let usage = || Failure::usage(format!("there is no part {part}"));
     let (name, packets) = part.split_once(':').ok_or_else(usage)?;
@@ -108,13 +117,16 @@ fn notes(callgrind: &Callgrind, near: Route, far: Route) -> Vec<String> {
         ),
         "fcnp-send is IoNode::write, fcnp-receive ComputeCore::read, without the machine's work in their waiting loops".into(),
     ];
+
     if cfg!(debug_assertions) {
         notes.push("not a release build: NOT for quoting".into());
     }
+
     notes
 }
 
-/// Whether the processor moves 32 bytes at once. Callgrind shows it to the program as it is, up to AVX2.
+/// Returns whether the processor moves 32 bytes at once. callgrind emulates the host's processor up
+/// to AVX2.
 fn has_avx() -> bool {
     #[cfg(target_arch = "x86_64")]
     let has = std::arch::is_x86_feature_detected!("avx");
@@ -123,7 +135,7 @@ fn has_avx() -> bool {
     has
 }
 
-/// Architecture and vector instructions that the compiler was allowed to use.
+/// Returns the architecture, and the vector instructions that the compiler was allowed to use.
 fn built_for() -> String {
     let features = [
         ("sse2", cfg!(target_feature = "sse2")),
@@ -134,6 +146,7 @@ fn built_for() -> String {
         ("avx512f", cfg!(target_feature = "avx512f")),
         ("neon", cfg!(target_feature = "neon")),
     ];
+
     let present: Vec<_> = features.iter().filter(|(_, present)| *present).map(|(name, _)| *name).collect();
     format!("{} with {}", std::env::consts::ARCH, present.join(", "))
 }

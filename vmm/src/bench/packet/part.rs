@@ -1,7 +1,8 @@
-//! What runs under callgrind: a figure is counted in a process of its own.
+//! The program under callgrind. Each figure is counted in a process of its own.
 //!
-//! The machine of the packet figures has a clock of its own, which goes on by [`TICK`] a step, so that no node falls asleep
-//! while callgrind makes this program fifty times slower: a sleeping one would be woken by a trapped write now and then.
+//! The machine of the packet figures has a simulated clock, which advances by [`TICK`] in each
+//! step. callgrind makes this program fifty times slower, and with the real clock a node could fall
+//! asleep. A trapped write would then sometimes wake it.
 
 use std::{sync::Arc, thread};
 
@@ -18,39 +19,41 @@ use super::{
 };
 use crate::failure::{Doing, Failure};
 
-/// Packets in a batch: FCNP's.
+/// Number of packets in a batch, as in FCNP.
 pub(super) const BATCH: usize = 8;
-/// Packets in each FIFO: deep enough that nobody waits within a batch.
+/// Number of packets in each FIFO: enough that no sender waits within a batch.
 pub(super) const DEPTH: u32 = 64;
-/// Nanoseconds a step of the machine takes.
+/// The simulated time of one step, in nanoseconds.
 const TICK: u64 = 1_000;
-/// Later than everything that happens in the machine by the real clock.
+/// The first time of the simulated clock. It is later than every time of the real clock in the
+/// machine.
 const START: Nanos = Nanos(1 << 42);
-/// Steps after which news of who is present are everywhere, and nodes that have nothing to do are cold.
+/// Number of steps after which all presence changes are announced, and idle nodes are cold.
 const STEPS_TO_REST: u32 = 1_000;
-/// Steps in which a batch crosses the tree; a node that is idle for 50 ticks goes cold.
+/// Number of steps in which a batch crosses the tree. A node becomes cold after 50 idle ticks.
 const STEPS_TO_ARRIVE: u32 = 20;
-/// Packets that are sent before those that count.
+/// Number of packets that are sent before the counted ones.
 const WARM_UP: u64 = BATCH as u64;
-/// Steps in a row without a packet after which something is wrong.
+/// Number of consecutive steps without a packet that counts as a failure.
 const PATIENCE: u32 = 10_000;
-/// A node that is idle for this long goes cold in the FCNP figures, where the clock is the real one: never.
+/// The idle time after which a node becomes cold in the FCNP figures. The clock is the real one
+/// there, so this is practically never.
 const NEVER_COLD: u64 = 1 << 62;
-/// The class of the packets; point to point, it means nothing.
+/// The class of the packets. It has no effect on point-to-point packets.
 const CLASS: u32 = 15;
-/// Packets of a message of 1 MB.
+/// Number of packets in a message of 1 MB.
 const MESSAGE: u64 = (1 << 20) / PAYLOAD as u64;
 
-/// The data of a batch, aligned as the fastest copies want it.
+/// The data of a batch, aligned for the fastest copies.
 #[repr(align(64))]
 pub(super) struct Batch(pub(super) [u8; BATCH * PAYLOAD]);
 
-/// A figure.
+/// A counted figure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Part {
-    /// Sending.
+    /// Sending a batch.
     Send,
-    /// Receiving.
+    /// Receiving a batch.
     Receive,
     /// The copy into shared memory alone.
     CopyIn,
@@ -58,7 +61,7 @@ pub(super) enum Part {
     CopyOut,
     /// The machine's steps, over one link.
     EngineNear,
-    /// The same over as many as there can be.
+    /// The machine's steps, over the greatest number of links.
     EngineFar,
     /// `IoNode::write`.
     FcnpSend,
@@ -67,7 +70,7 @@ pub(super) enum Part {
 }
 
 impl Part {
-    /// All there are.
+    /// All figures.
     pub(super) const ALL: [Self; 8] = [
         Self::Send,
         Self::Receive,
@@ -79,7 +82,7 @@ impl Part {
         Self::FcnpReceive,
     ];
 
-    /// Its name on the child's command line.
+    /// Returns the figure's name on the child's command line.
     pub(super) fn name(self) -> &'static str {
         match self {
             Self::Send => "send",
@@ -93,10 +96,11 @@ impl Part {
         }
     }
 
-    /// The functions at whose entry callgrind begins or stops to count, and at whose end it does the opposite, as patterns of names.
-    /// They match mangled names too.
+    /// Returns patterns for the names of the functions at which callgrind toggles counting. It
+    /// toggles at their entry and at their end. The patterns match mangled names, too.
     pub(super) fn toggles(self) -> &'static [&'static str] {
-        // In a waiting loop of FCNP the thread steps the machine; that is not the library's work.
+        // In a waiting loop of FCNP the thread also steps the machine, which is not the library's
+        // work.
         const MACHINE: &str = "*LocalAttachment*Backing*relax*";
         match self {
             Self::Send => &["*packet*counted*send_batch*"],
@@ -109,7 +113,7 @@ impl Part {
         }
     }
 
-    /// Packets to count: a multiple of what runs at once.
+    /// Returns the number of packets to count, which is a multiple of a batch or message.
     pub(super) fn packets(self, quick: bool) -> u64 {
         let times = if quick { 1 } else { 8 };
         match self {
@@ -118,10 +122,10 @@ impl Part {
         }
     }
 
-    /// Runs it in this process.
+    /// Runs the figure in this process.
     ///
     /// # Errors
-    /// When the machine can't be built, or does not do what it should.
+    /// Returns an error when the machine cannot be built, or when packets are lost.
     pub(super) fn run(self, packets: u64) -> Result<(), Failure> {
         match self {
             Self::CopyIn | Self::CopyOut => copies(packets),
@@ -131,7 +135,7 @@ impl Part {
     }
 }
 
-/// A machine with a clock of its own.
+/// A machine with a simulated clock.
 struct Stepped {
     machine: Arc<LocalMachine>,
     now: Nanos,
@@ -142,7 +146,7 @@ impl Stepped {
         Self { machine: LocalMachine::new(machine), now: START }
     }
 
-    /// Steps that are not counted.
+    /// Makes steps that are not counted.
     fn rest(&mut self, steps: u32) {
         for _ in 0..steps {
             self.now = self.now.after(TICK);
@@ -156,7 +160,8 @@ impl Stepped {
     }
 }
 
-/// Packets from the I/O node to a compute node: as many as there is room for, a step, and what has arrived.
+/// Streams packets from the I/O node to a compute node. Each step sends as many packets as there is
+/// room for, and receives those that have arrived.
 fn stream(part: Part, packets: u64) -> Result<(), Failure> {
     let route = Route::of(part)?;
     let mut stepped = Stepped::new(route::machine()?.0);
@@ -164,14 +169,17 @@ fn stream(part: Part, packets: u64) -> Result<(), Failure> {
     let receiver = channel(&stepped.machine, &route.name())?;
     let header = Header::point_to_point(CLASS, route.address, false);
     let (data, mut out) = (Batch([0x5a; BATCH * PAYLOAD]), Batch([0; BATCH * PAYLOAD]));
+
     stepped.rest(STEPS_TO_REST);
     warm_up(&mut stepped, (&sender, header, &data), (&receiver, &mut out))?;
+
     let (mut taken, mut sent, mut idle) = (0, 0, 0);
     while taken < packets {
         while (sent - taken) + BATCH as u64 <= u64::from(DEPTH) && sent < packets {
             sent += counted::send_batch(&sender, sender.owner(), header, &data).doing(|| "sending".into())?
                 as u64;
         }
+
         stepped.step();
         idle += 1;
         while received(&receiver, WARM_UP + taken) >= BATCH as u64 {
@@ -179,14 +187,16 @@ fn stream(part: Part, packets: u64) -> Result<(), Failure> {
             taken += got.doing(|| "receiving".into())? as u64;
             idle = 0;
         }
+
         if idle > PATIENCE {
             return Err(Failure::result(format!("{taken} of {packets} packets arrived, and no more")));
         }
     }
+
     if out.0 == data.0 { Ok(()) } else { Err(Failure::result("the packets' content was lost")) }
 }
 
-/// A batch that is not counted: it wakes the nodes on the way, which then stay awake.
+/// Sends an uncounted batch. It wakes the nodes on the way, which then stay awake.
 fn warm_up(
     stepped: &mut Stepped,
     (sender, header, data): (&TreeChannel, Header, &Batch),
@@ -197,17 +207,19 @@ fn warm_up(
         let mut batch = sender.send_batch(held).doing(|| "sending".into())?;
         batch.send_data(header, &data.0, BATCH).doing(|| "sending".into())?;
     }
-    // Fewer than let a node go cold.
+
+    // In so few steps no node becomes cold.
     stepped.rest(STEPS_TO_ARRIVE);
     let held = receiver.receive_lock().try_lock(receiver.owner());
     let taken = held.map(|held| receiver.receiver(held).take_data(&mut out.0).map(|taken| taken.packets));
+
     match taken.transpose().doing(|| "receiving".into())? {
         Some(BATCH) => Ok(()),
         _ => Err(Failure::result("the first packets did not arrive")),
     }
 }
 
-/// Packets that wait for the receiver after it has taken `taken`.
+/// Returns the number of packets that wait for the receiver after it has taken `taken`.
 fn received(channel: &TreeChannel, taken: u64) -> u64 {
     channel.received().wrapping_sub(taken as u32).into()
 }
@@ -221,13 +233,14 @@ fn device(machine: &Arc<LocalMachine>, node: &str) -> Result<Device, Failure> {
     Device::from_backing(backing).doing(|| node.into())
 }
 
-/// The copies of batches in and out.
+/// Copies batches in and out.
 fn copies(packets: u64) -> Result<(), Failure> {
     let size = BATCH * PAYLOAD;
     let memory = SharedMemory::create("bench-copy", size).doing(|| "shared memory".into())?;
     let window = memory.window(0, size as u64).doing(|| "shared memory".into())?;
     let data = Batch([0x5a; BATCH * PAYLOAD]);
     let mut out = Batch([0; BATCH * PAYLOAD]);
+
     for _ in 0..packets / BATCH as u64 {
         if let Some(data) = data.0.as_chunks().0.first_chunk() {
             counted::copy_in(&window, data).doing(|| "copying".into())?;
@@ -236,10 +249,12 @@ fn copies(packets: u64) -> Result<(), Failure> {
             counted::copy_out(&window, out).doing(|| "copying".into())?;
         }
     }
+
     if out.0 == data.0 { Ok(()) } else { Err(Failure::result("the content was lost")) }
 }
 
-/// Messages of 1 MB from the I/O node to a compute core. What is counted runs on this thread, the other side on another one.
+/// Sends messages of 1 MB from the I/O node to a compute core. The counted side runs on this
+/// thread, and the other side on another thread.
 fn messages(part: Part, messages: u64) -> Result<(), Failure> {
     let (mut machine, _) = route::machine()?;
     machine.set_cool_after(NEVER_COLD);
@@ -254,6 +269,7 @@ fn messages(part: Part, messages: u64) -> Result<(), Failure> {
         }
         Ok(())
     };
+
     let read = move || -> Result<(), Failure> {
         let core = ComputeCore::open(core_device, Config::default()).doing(|| "the compute core".into())?;
         let mut buffer = vec![0; MESSAGE as usize * PAYLOAD];
@@ -266,10 +282,11 @@ fn messages(part: Part, messages: u64) -> Result<(), Failure> {
             Err(Failure::result("content was lost"))
         }
     };
+
     if part == Part::FcnpSend { beside(read, write) } else { beside(write, read) }
 }
 
-/// Runs `other` on a thread of its own, and `own` on this one.
+/// Runs `other` on a thread of its own, and `own` on this thread.
 fn beside(
     other: impl FnOnce() -> Result<(), Failure> + Send,
     own: impl FnOnce() -> Result<(), Failure>,

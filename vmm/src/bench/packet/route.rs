@@ -1,4 +1,4 @@
-//! How far apart the nodes of the bench's machine are.
+//! The distances between the nodes of the benchmark's machine.
 
 use std::collections::VecDeque;
 
@@ -11,48 +11,51 @@ use nicforge_machine::{
 use super::part::{DEPTH, Part};
 use crate::failure::{Doing, Failure};
 
-/// Compute nodes of the bench's machine: a whole pset of Blue Gene/L.
+/// Number of compute nodes of the benchmark's machine: a whole pset of Blue Gene/L.
 const COMPUTE_NODES: u32 = 64;
 
-/// The way from the I/O node to a compute node.
+/// The route from the I/O node to a compute node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Route {
     /// The compute node's rank.
     pub(super) rank: u32,
     /// Its address in the tree.
     pub(super) address: u32,
-    /// Links between the two.
+    /// Number of links between the two.
     pub(super) hops: u32,
 }
 
 impl Route {
-    /// The one that a part uses: the longest there is for [`Part::EngineFar`], else a shortest one.
+    /// Returns the route that a part uses: a longest one for [`Part::EngineFar`], and a shortest
+    /// one for the others.
     ///
     /// # Errors
-    /// When the bench's machine can't be built.
+    /// Returns an error when the benchmark's machine cannot be built.
     pub(super) fn of(part: Part) -> Result<Self, Failure> {
         let (mut machine, built) = machine()?;
         let distances = distances(&mut machine, &built);
         let reachable = built.nodes.iter().zip(0..).zip(distances).filter_map(|((node, address), hops)| {
             (node.role == Role::Compute).then_some(Self { rank: node.rank, address, hops: hops? })
         });
+
         let chosen = match part {
             Part::EngineFar => reachable.max_by_key(|route| route.hops),
             _ => reachable.min_by_key(|route| route.hops),
         };
+
         chosen.ok_or_else(|| Failure::environment("no compute node can be reached in the bench's machine"))
     }
 
-    /// The compute node's name.
+    /// Returns the compute node's name.
     pub(super) fn name(&self) -> String {
         format!("cn{}", self.rank)
     }
 }
 
-/// The machine that packets are counted in.
+/// Builds the machine that packets are counted in.
 ///
 /// # Errors
-/// When it can't be built.
+/// Returns an error when it cannot be built.
 pub(super) fn machine() -> Result<(Machine, Built), Failure> {
     let text =
         format!("name = \"bench-packet\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {DEPTH}\n");
@@ -61,17 +64,19 @@ pub(super) fn machine() -> Result<(Machine, Built), Failure> {
     build(&description).doing(|| "the bench's machine".into())
 }
 
-/// Links between the I/O node and each node, in the order of the nodes.
+/// Returns the number of links between the I/O node and each node, in the order of the nodes.
 fn distances(machine: &mut Machine, built: &Built) -> Vec<Option<u32>> {
     let fabric = machine.fabric();
     let links: Vec<_> = (0..fabric.links()).filter_map(|link| fabric.link_ends(LinkId(link)).ok()).collect();
     let place = |function: FunctionId| built.nodes.iter().position(|node| node.function == function);
     let mut distances = vec![None; built.nodes.len()];
     let mut queue = VecDeque::new();
+
     if let Some(start) = built.nodes.iter().position(|node| node.role == Role::Io) {
         distances[start] = Some(0);
         queue.push_back((start, 0));
     }
+
     while let Some((at, hops)) = queue.pop_front() {
         for [a, b] in &links {
             for (from, to) in [(a, b), (b, a)] {
@@ -83,6 +88,7 @@ fn distances(machine: &mut Machine, built: &Built) -> Vec<Option<u32>> {
             }
         }
     }
+
     distances
 }
 

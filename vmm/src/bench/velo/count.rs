@@ -1,6 +1,8 @@
-//! Instructions a message, by the number of pairs: this very program, run again under callgrind with a machine of its own.
+//! Counts the instructions of a message by the number of pairs. This program runs itself again
+//! under callgrind, with a machine of its own.
 //!
-//! The machine is stepped by the same thread that sends and receives, by a clock of its own, so that the count does not depend on when threads run.
+//! The thread that sends and receives also steps the machine, with a simulated clock. The count
+//! therefore does not depend on the scheduling of threads.
 
 use std::{
     fs,
@@ -22,33 +24,36 @@ use super::{
 };
 use crate::failure::{Doing, Failure};
 
-/// How many pairs are counted.
+/// Numbers of pairs for which instructions are counted.
 pub(super) const PAIRS: [usize; 2] = [1, 8];
-/// Messages that are sent and received at a time, by each pair.
+/// Number of messages that each pair sends and receives at a time.
 const BURST: u32 = 32;
-/// Steps after which they have arrived.
+/// Number of steps after which a burst has arrived.
 const STEPS: u32 = 4;
-/// Nanoseconds that a step takes.
+/// The simulated time of one step, in nanoseconds.
 const TICK: u64 = 1_000;
-/// Later than everything that happens by the real clock.
+/// The first time of the simulated clock. It is later than every time of the real clock.
 const START: u64 = 1 << 42;
-/// The function whose instructions count, with everything below it.
+/// The function whose instructions count, with all functions that it calls.
 const COUNTED: &str = "*bench::velo::count::round*";
 
-/// Counts, if there is a valgrind.
+/// Counts instructions, if valgrind is installed.
 pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     let valgrind = || {
         let mut command = Command::new("valgrind");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command
     };
+
     if !valgrind().arg("--version").status().is_ok_and(|status| status.success()) {
         let note = "instructions a message are left out: valgrind can't be started (Debian and Ubuntu: apt install valgrind)";
         return Ok(Outcome { notes: vec![note.into()], ..Outcome::default() });
     }
+
     let program = std::env::current_exe().doing(|| "this program's own file".into())?;
     let messages: u32 = if run.quick { 64 } else { 4096 };
     let mut counts = Vec::new();
+
     for pairs in PAIRS {
         run.step(format!("instructions, {pairs} pairs"))?;
         let directory = tempfile::tempdir().doing(|| "a directory for callgrind's counts".into())?;
@@ -60,6 +65,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
             .arg(format!("--callgrind-out-file={}", file.display()))
             .arg(&program)
             .args(["bench", "velo", "--part", &format!("{pairs}:{messages}")]);
+
         let status = counting::status(run, &mut command)?;
         let text = fs::read_to_string(&file);
         let total = text.ok().filter(|_| status.success()).and_then(|text| {
@@ -69,13 +75,16 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
         let total = total.ok_or_else(|| {
             Failure::environment("valgrind counted nothing: does it know this processor's instructions, and has this program its symbols?")
         })?;
+
         counts.push(total / f64::from(messages) / pairs as f64);
     }
+
     let rows = PAIRS.iter().zip(&counts).map(|(pairs, count)| {
         Row { backing: Some(Backing::InProcess), bytes: Some(BYTES as u64), ..Row::new("velo-instructions") }
             .figure("pairs", *pairs as f64)
             .figure("instructions", *count)
     });
+
     let ratio = counts[PAIRS.len() - 1] / counts[0];
     Ok(Outcome {
         rows: rows.collect(),
@@ -90,7 +99,7 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
     })
 }
 
-/// The body of the child: `PAIRS:MESSAGES`.
+/// Runs the child process for `PAIRS:MESSAGES`.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     let usage = || Failure::usage(format!("there is no part {part}"));
     let (pairs, messages) = part.split_once(':').ok_or_else(usage)?;
@@ -103,31 +112,35 @@ pub(super) fn part(part: &str) -> Result<u8, Failure> {
         let device = Device::from_backing(backing).doing(|| function.to_owned())?;
         Port::open(device, config()).doing(|| format!("VPID {vpid} of {function}"))
     };
+
     let mut pairs = (0..count)
         .map(|vpid| Pair::new(port("ex0", vpid)?, port("ex1", vpid)?))
         .collect::<Result<Vec<_>, _>>()?;
+
     let mut now = START;
-    // The first rounds touch everything once.
+    // The first rounds touch all memory once.
     for _ in 0..8 {
         warm_up(&machine, &mut pairs, &mut now)?;
     }
+
     let mut counted = 0;
     while counted < messages {
         round(&machine, &mut pairs, &mut now)?;
         counted += BURST;
     }
+
     Ok(0)
 }
 
-/// As [`round`], under a name that does not count.
+/// Does the same as [`round`], under a name that does not count.
 #[inline(never)]
 fn warm_up(machine: &LocalMachine, pairs: &mut [Pair], now: &mut u64) -> Result<(), Failure> {
-    // Two functions that do the same may become one, which would count.
+    // The compiler may merge two identical functions, and this one would then count.
     std::hint::black_box("not counted");
     burst(machine, pairs, now)
 }
 
-/// A burst of each pair, sent, delivered and received.
+/// Sends, delivers and receives a burst of each pair.
 #[inline(never)]
 fn round(machine: &LocalMachine, pairs: &mut [Pair], now: &mut u64) -> Result<(), Failure> {
     burst(machine, pairs, now)
@@ -141,6 +154,7 @@ fn burst(machine: &LocalMachine, pairs: &mut [Pair], now: &mut u64) -> Result<()
             return Err(Failure::result(format!("{sent} of {BURST} messages could be sent")));
         }
     }
+
     let mut left = pairs.len() as u32 * BURST;
     for _ in 0..1000 {
         machine.with(|machine| {
@@ -149,13 +163,16 @@ fn burst(machine: &LocalMachine, pairs: &mut [Pair], now: &mut u64) -> Result<()
                 machine.step(Nanos(*now), 64);
             }
         });
+
         for pair in pairs.iter_mut() {
             left -= pair.receive(BURST)?;
             pair.progress()?;
         }
+
         if left == 0 {
             return Ok(());
         }
     }
+
     Err(Failure::result(format!("{left} messages did not arrive")))
 }

@@ -1,4 +1,5 @@
-//! libfabric's own ping-pong over shared memory, where it is installed: `fi_pingpong -p shm`, two processes of somebody else's.
+//! Runs libfabric's own ping-pong over shared memory, `fi_pingpong -p shm`, if it is installed. It
+//! consists of two foreign processes.
 
 use std::{
     env,
@@ -18,20 +19,20 @@ use crate::{
 };
 
 const PROGRAM: &str = "fi_pingpong";
-/// The column with half of a round trip, in microseconds.
+/// The column with half a round trip, in microseconds.
 const COLUMN: &str = "usec/xfer";
-/// Nobody waits longer.
+/// The longest wait for a result.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How often a process is looked at.
+/// The interval between two checks of a process.
 const LOOK: Duration = Duration::from_millis(2);
 
-/// Where it is, if it is installed.
+/// Returns the program's path, if it is installed.
 pub(super) fn find() -> Option<PathBuf> {
     let path = env::var_os("PATH")?;
     env::split_paths(&path).map(|folder| folder.join(PROGRAM)).find(|program| program.is_file())
 }
 
-/// A process that does not outlive this.
+/// A process that is killed when this value is dropped.
 struct Process(Child);
 
 impl Process {
@@ -45,20 +46,23 @@ impl Process {
         Ok(Self(child.doing(|| PROGRAM.into())?))
     }
 
-    /// What it has printed, when it has ended well. `None` when it has not.
+    /// Returns the output of a process that has ended successfully. Returns `None` when it has
+    /// failed, or has not ended at `until`.
     fn output(&mut self, until: Instant) -> Result<Option<String>, Failure> {
         loop {
             if let Some(status) = self.0.try_wait().doing(|| PROGRAM.into())? {
                 let mut text = String::new();
                 if let Some(output) = &mut self.0.stdout {
-                    // A line or two: they fit into the pipe.
+                    // The output is a few lines, which fit into the pipe.
                     output.read_to_string(&mut text).doing(|| PROGRAM.into())?;
                 }
                 return Ok(status.success().then_some(text));
             }
+
             if Instant::now() >= until {
                 return Ok(None);
             }
+
             thread::sleep(LOOK);
         }
     }
@@ -66,13 +70,13 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It may have ended.
+        // The process may already have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// Half of a round trip, the mean of a run; the server has the engine's processor.
+/// Measures half a round trip as the mean of a run. The server runs on the engine's processor.
 pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> Result<Turn, Failure> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "a free port".into())?;
     let port = listener.local_addr().doing(|| "a free port".into())?.port().to_string();
@@ -83,7 +87,8 @@ pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> 
         |more: [&'static str; 1]| common.into_iter().chain(more.map(OsStr::new)).chain([OsStr::new(&port)]);
     let _server = placement.within("engine", || Process::start(program, of(["-B"])))?;
     let until = Instant::now() + LIMIT;
-    // It is refused until the server listens.
+
+    // The client is refused until the server listens.
     while Instant::now() < until {
         let mut client = Process::start(program, of(["-P"]).chain([OsStr::new("127.0.0.1")]))?;
         if let Some(time) = client.output(until)?.as_deref().and_then(half_round_trip) {
@@ -93,10 +98,11 @@ pub(super) fn shm(program: &PathBuf, placement: &Placement, effort: &Effort) -> 
         }
         thread::sleep(LOOK);
     }
+
     Err(Failure::result(format!("{PROGRAM} -p shm has not given a time within {LIMIT:?}")))
 }
 
-/// What its table says.
+/// Reads half a round trip from the program's table.
 fn half_round_trip(text: &str) -> Option<Duration> {
     let mut lines = text.lines().map(|line| line.split_whitespace());
     let at = lines.find_map(|mut line| line.position(|word| word == COLUMN))?;

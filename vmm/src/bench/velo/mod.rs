@@ -1,10 +1,13 @@
-//! `bench velo`: the message rate of VELO through the engine, beside what it is made of and what there is without it.
+//! `nicforge bench velo`: the message rate of VELO through the engine, compared with its parts and
+//! with sockets.
 //!
-//! In: two cards with a link between them, served by an engine thread of this process; one application thread that has both ends of 1 to 8
-//! pairs, each a sender on one card and a receiver on the other. Out: messages a second, the time of one message, and what the same two threads
-//! do with a bare ring, a Unix socket and a TCP connection.
+//! An engine thread of this process serves two cards with a link between them. One application
+//! thread has both ends of 1 to 8 pairs. Each pair is a sender on one card and a receiver on the
+//! other. The results are messages per second, the time of one message, and the same figures for a
+//! bare ring, a Unix socket and a TCP connection between the same two threads.
 //!
-//! - `pairs.rs`: the pairs; `ring.rs`, `sockets.rs`, `libfabric.rs`: what they are compared with; `count.rs`: instructions, counted by callgrind.
+//! - `pairs.rs`: the pairs; `ring.rs`, `sockets.rs`, `libfabric.rs`: the other contestants;
+//!   `count.rs`: instructions, counted by callgrind.
 
 mod count;
 mod libfabric;
@@ -29,30 +32,30 @@ use crate::{cli::ServeOptions, failure::Failure, serve::Served};
 const BYTES: usize = 8;
 /// The path of libfabric's ping-pong.
 const LIBFABRIC: &str = "fi_pingpong-shm";
-/// How many pairs are measured.
+/// Numbers of pairs that are measured.
 const PAIRS: [usize; 4] = [1, 2, 4, 8];
 
-/// What a turn gave.
+/// The result of one turn.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Turn {
-    /// Messages a second.
+    /// Messages per second.
     rate: f64,
-    /// Times of one message, in nanoseconds; empty where only the rate counts.
+    /// Times of single messages, in nanoseconds; empty when only the rate counts.
     samples: Samples,
 }
 
-/// How much a turn does.
+/// The amount of work in a turn.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Effort {
-    /// Time of the measurement of a rate.
+    /// Duration of a measurement of a rate.
     sustained: Duration,
-    /// Messages, one after the other, for a latency.
+    /// Number of messages, one after the other, for a latency.
     single: u32,
-    /// Batches of sends.
+    /// Number of batches of sends.
     batches: u32,
 }
 
-/// What is compared: a row each.
+/// A contestant. Each has a row in the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Contestant {
     Rate(usize),
@@ -83,6 +86,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     } else {
         Effort { sustained: Duration::from_millis(400), single: 20_000, batches: 2_000 }
     };
+
     let rounds = if run.quick { 1 } else { 7 };
     run.steps((CONTESTANTS.len() * rounds + count::PAIRS.len()) as u64);
     let placement = placement()?;
@@ -110,6 +114,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
         served.stop()?;
         Ok(turns)
     })?;
+
     let mut outcome = Outcome { rows: rows(&placement, &turns), ..Outcome::default() };
     outcome.goals = goals(&turns);
     let counted = count::instructions(run)?;
@@ -121,6 +126,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
          records of 8 bytes"
             .into(),
     );
+
     outcome.notes.push(match libfabric {
         Some(_) => {
             "fi_pingpong-shm: half a round trip of two processes, the median of the runs' means".into()
@@ -130,21 +136,23 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
                 .into()
         }
     });
+
     if libfabric.is_none() {
         outcome.rows.retain(|row| row.path != LIBFABRIC);
     }
+
     outcome
         .notes
         .push("unix, tcp: p50 is half a round trip, the rate is one way, a system call a message".into());
     Ok(outcome)
 }
 
-/// The body of a child: what callgrind counts.
+/// Runs the child process under callgrind.
 pub(super) fn part(part: &str) -> Result<u8, Failure> {
     count::part(part)
 }
 
-/// The engine has a processor of its own, if there are two.
+/// Returns a placement with a processor for the engine alone, if there are at least two.
 fn placement() -> Result<Placement, Failure> {
     Ok(match processors()?.as_slice() {
         [first, second, ..] => Placement::pinned(&[("engine", *first), ("application", *second)]),
@@ -152,7 +160,7 @@ fn placement() -> Result<Placement, Failure> {
     })
 }
 
-/// Two cards with a link that takes no time.
+/// Describes two cards with a link without delay.
 fn description() -> Result<Description, Failure> {
     let text = format!("name = \"bench-velo-{}\"\n[[extoll]]\nmesh = 2\nvpids = 16\n", std::process::id());
     Description::parse(&text, "the bench's machine").map_err(|error| Failure::usage(error.to_string()))
@@ -212,6 +220,7 @@ fn goals(turns: &[Vec<Turn>]) -> Vec<Goal> {
     };
     let bare = rate(of(Contestant::BareRing));
     let best = PAIRS.iter().map(|&pairs| rate(of(Contestant::Rate(pairs)))).fold(0.0, f64::max);
+
     vec![
         Goal::at_least(
             "rate of 8-byte messages through the engine, of the bare ring's, times",
