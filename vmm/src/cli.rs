@@ -37,17 +37,18 @@ enum Command {
     Stat(StatArguments),
     /// Reset a node of a served machine, whatever its programs did.
     Reset(ResetArguments),
-    /// Stream a file through an emulated Blue Gene tree network and back, and check what comes back.
+    /// Stream a file through an emulated Blue Gene tree network and back, and check the data that
+    /// returns.
     Demo(DemoArguments),
-    /// Measure: what the devices and libraries cost, beside their peers, in one run.
+    /// Measure the cost of the devices and libraries, beside their peers, in one run.
     Bench(BenchArguments),
 }
 
 /// Where and how to serve.
 #[derive(Clone, Debug, Args)]
 pub struct ServeOptions {
-    /// Directory for the sockets [default: one named after the machine, in $XDG_RUNTIME_DIR/nicforge or the temporary
-    /// directory].
+    /// Directory for the sockets [default: one named after the machine, in
+    /// $XDG_RUNTIME_DIR/nicforge or the temporary directory].
     #[arg(long, value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// How the engine waits for sockets.
@@ -116,7 +117,8 @@ struct BootArguments {
     /// Boot a guest for this node; may be given several times [default: all nodes].
     #[arg(long = "node", value_name = "NODE")]
     nodes: Vec<String>,
-    /// A QEMU that has vfio-user-pci (10.1 or newer) [default: the system's, or one from Debian's packages].
+    /// A QEMU that has vfio-user-pci (10.1 or newer) [default: the system's, or one from Debian's
+    /// packages].
     #[arg(long, value_name = "PROGRAM", env = "NICFORGE_QEMU")]
     qemu: Option<PathBuf>,
     /// A kernel (bzImage) [default: one from Debian's packages].
@@ -131,19 +133,21 @@ struct BootArguments {
     /// A directory of this host that the guests have as /share.
     #[arg(long, value_name = "DIR")]
     share: Option<PathBuf>,
-    /// A program of this host that the guests have in /root, with its libraries; may be given several times.
+    /// A program of this host that the guests have in /root, with its libraries; may be given
+    /// several times.
     #[arg(long = "program", value_name = "FILE")]
     programs: Vec<PathBuf>,
     /// Give the guests a virtual IOMMU.
     #[arg(long)]
     iommu: bool,
-    /// Who drives the functions in the guests; vfio brings --iommu.
+    /// The driver of the functions in the guests; vfio implies --iommu.
     #[arg(long, value_enum, value_name = "DRIVER", default_value_t = boot::DriverChoice::Auto)]
     driver: boot::DriverChoice,
     /// Plug in the admin attachments too.
     #[arg(long)]
     admin: bool,
-    /// Put each function behind a PCIe root port of its own, as a card in a slot is, and not onto the root bus.
+    /// Put each function behind a PCIe root port of its own, like a card in a slot, and not onto
+    /// the root bus.
     #[arg(long)]
     root_ports: bool,
     /// How the guests' processors run.
@@ -155,7 +159,7 @@ struct BootArguments {
     /// Processors of each guest.
     #[arg(long, value_name = "NUMBER", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
     cpus: u32,
-    /// Give up after so many seconds [default: 3600; with --shell a day].
+    /// Give up after this number of seconds [default: 3600; with --shell a day].
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     timeout: Option<Duration>,
     /// Keep the guests' consoles and QEMU's messages here.
@@ -181,6 +185,7 @@ impl From<BootArguments> for boot::Options {
         } else {
             boot::Task::Command(arguments.command)
         };
+
         Self {
             machine: arguments.machine,
             serve: arguments.options,
@@ -208,7 +213,7 @@ impl From<BootArguments> for boot::Options {
     }
 }
 
-/// Which served machine.
+/// The served machine.
 #[derive(Debug, Args)]
 struct Served {
     /// The directory it is served in, or its name.
@@ -220,10 +225,10 @@ struct Served {
 struct StatArguments {
     #[command(flatten)]
     served: Served,
-    /// Again every so many seconds (0.05 to 86400), with rates, until Ctrl-C.
+    /// Repeat at this interval in seconds (0.05 to 86400), with rates, until Ctrl-C.
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     every: Option<Duration>,
-    /// One JSON object a line, with all counters of the devices.
+    /// Print one JSON object for each sample, with all counters of the devices.
     #[arg(long)]
     json: bool,
     /// Show each attachment, not just the nodes.
@@ -255,7 +260,7 @@ struct DemoArguments {
     /// Print the result as JSON, and no progress.
     #[arg(long)]
     json: bool,
-    /// Which part of the demonstration this process is; used by the demonstration itself.
+    /// The part of the demonstration that this process runs; used by the demonstration itself.
     #[arg(long, hide = true, value_enum)]
     part: Option<demo::Part>,
     #[command(flatten)]
@@ -264,7 +269,7 @@ struct DemoArguments {
 
 #[derive(Debug, Args)]
 struct BenchArguments {
-    /// Which one; `list` names them, `all` runs each.
+    /// The name of a benchmark; `list` names them, `all` runs each.
     #[arg(value_name = "NAME|all|list")]
     name: String,
     /// Print the results as JSON, and no progress.
@@ -273,7 +278,7 @@ struct BenchArguments {
     /// Print the results as Markdown.
     #[arg(long, conflicts_with = "json")]
     markdown: bool,
-    /// Fewer repetitions: to see that it works, not for figures to be quoted.
+    /// Make fewer repetitions: to check that it works, not for figures to be quoted.
     #[arg(long)]
     quick: bool,
     /// End with exit code 1 when a goal was missed.
@@ -282,7 +287,7 @@ struct BenchArguments {
     /// How the engines wait for sockets.
     #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
     event_loop: EventLoop,
-    /// What a child process of a bench is to do; used by the benches themselves.
+    /// The task of a benchmark's child process; used by the benchmarks themselves.
     #[arg(long, hide = true)]
     part: Option<String>,
 }
@@ -303,12 +308,12 @@ fn seconds(text: &str) -> Result<Duration, String> {
     }
 }
 
-/// Parse the command line and do what it says. Gives the exit code.
+/// Parses the command line, and runs the command. Returns the exit code.
 pub fn main() -> Result<u8, Failure> {
     let cli = Cli::parse();
     let filter = tracing_subscriber::EnvFilter::try_from_env("NICFORGE_LOG")
         .unwrap_or_else(|_| tracing_subscriber::EnvFilter::new("warn"));
-    // Kept to the end: what is left of the log is written when this is dropped.
+    // The log is kept until the end. Its remaining lines are written when it is dropped.
     let log = Log::start().doing(|| "the log's thread".into())?;
     tracing_subscriber::fmt().with_env_filter(filter).with_writer(log.queue()).init();
 

@@ -1,9 +1,10 @@
-//! The control socket of a served machine: one JSON request a connection, one JSON answer.
+//! The control socket of a served machine. Each connection has one JSON request and one JSON
+//! answer.
 //!
-//! It is in the machine's `admin` folder, for the server's user alone. A request is a line of at
-//! most 4096 bytes. One thread serves several connections at a time, and none of them holds up
-//! another: a client that does not finish its request within a second, or does not take its answer
-//! within five, loses its connection.
+//! The socket is in the machine's `admin` folder, to which only the server's user has access. A
+//! request is a line of at most 4096 bytes. One thread serves several connections at a time, and
+//! none of them delays another. A client must finish its request within one second, and read its
+//! answer within five. Otherwise the server closes the connection.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -33,7 +34,7 @@ use crate::{
 const MAX_REQUEST: usize = 4096;
 /// The longest answer in bytes.
 const MAX_RESPONSE: u64 = 64 << 20;
-/// Connections at a time.
+/// The greatest number of open connections.
 const MAX_CONVERSATIONS: usize = 16;
 /// How long a client waits for the server.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -41,40 +42,41 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long the server waits for a client to take its answer.
 const ANSWER: Duration = Duration::from_secs(5);
-/// How long no connection is accepted after one could not be.
+/// How long no connection is accepted after an accept has failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// What can be asked.
+/// A request to the control socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Request {
-    /// What is going on.
+    /// Return a snapshot of the machine.
     Stat,
     /// Reset a node.
     Reset {
-        /// Its name.
+        /// The node's name.
         node: String,
     },
 }
 
-/// What is answered.
+/// The answer to a request.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Response {
-    /// To [`Request::Stat`].
+    /// The answer to [`Request::Stat`].
     Stat(Snapshot),
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// It was not done.
+    /// The request was not carried out.
     Refused {
-        /// Why.
+        /// The reason.
         message: String,
-        /// Whether there is no such thing as was asked for; else it could not be done now.
+        /// Whether the requested object does not exist. Otherwise the request could not be carried
+        /// out at this time.
         #[serde(default)]
         asked_wrongly: bool,
     },
 }
 
-/// Ask the machine that is served in `directory`.
+/// Sends a request to the machine that is served in `directory`, and waits for the answer.
 pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure> {
     let path = directory.control();
     let what = || {
@@ -83,31 +85,35 @@ pub fn ask(directory: &Directory, request: &Request) -> Result<Response, Failure
             directory.path().display()
         )
     };
+
     let mut stream = UnixStream::connect(&path).doing(what)?;
     stream.set_read_timeout(Some(TIMEOUT)).doing(what)?;
     stream.set_write_timeout(Some(TIMEOUT)).doing(what)?;
+
     let mut line = serde_json::to_vec(request).doing(what)?;
     line.push(b'\n');
     stream.write_all(&line).doing(what)?;
+
     let mut answer = Vec::new();
     stream.take(MAX_RESPONSE).read_to_end(&mut answer).doing(what)?;
+
     serde_json::from_slice(&answer)
         .doing(|| "the server's answer can't be read; is it another version?".into())
 }
 
-/// Answers requests on a thread of its own until it is dropped. The socket is removed then; the
-/// thread ends as soon as the request that it answers is answered, and is not waited for.
+/// Answers requests on a thread of its own. Dropping it removes the socket and tells the thread to
+/// end. The thread ends after its current request, and the drop does not wait for it.
 pub struct ControlServer {
     stop: Arc<EventFd>,
     file: SocketFile,
 }
 
 impl ControlServer {
-    /// Serves `path`. A socket that a dead server left is replaced; a live one is an error.
+    /// Serves `path`. A socket that a dead server left behind is replaced. A live one is an error.
     ///
     /// # Errors
-    /// A [`Failure`] of the surroundings when `path` is in use or a descriptor or thread can't be
-    /// had.
+    /// Returns a [`Failure`] of the environment when `path` is in use, or when no descriptor or
+    /// thread is available.
     pub fn start(
         path: &Path,
         answer: impl Fn(Request) -> Response + Send + 'static,
@@ -119,6 +125,7 @@ impl ControlServer {
             )),
             error => Failure::environment(error.to_string()),
         })?;
+
         let file = SocketFile::of(path)?;
 
         let flags = EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
@@ -131,6 +138,7 @@ impl ControlServer {
                 Conversations { listener, answer: &answer, open: Vec::new(), accept_at: None }.serve(&stop);
             }
         });
+
         thread.doing(|| "the control socket's thread".into())?;
         Ok(Self { stop, file })
     }
@@ -139,24 +147,24 @@ impl ControlServer {
 impl Drop for ControlServer {
     fn drop(&mut self) {
         self.file.remove();
-        // The only failure there is, a counter at its end, leaves the descriptor readable, which is
-        // all that is wanted.
+        // The write fails only when the counter is at its limit. The descriptor is then readable,
+        // which is enough.
         let _ = self.stop.write(1);
     }
 }
 
-/// One client, from its connection to its answer.
+/// The connection of one client, from its start to its answer.
 struct Conversation {
     stream: UnixStream,
     state: State,
-    /// When it loses the connection.
+    /// The time at which the server closes the connection.
     until: Instant,
 }
 
 enum State {
-    /// The part of its request that has come.
+    /// The received part of the request.
     Asking(Vec<u8>),
-    /// Its answer, and how much of that it has taken.
+    /// The answer, and the number of its bytes that were sent.
     Answering { answer: Vec<u8>, taken: usize },
 }
 
@@ -165,7 +173,7 @@ impl Conversation {
         Self { stream: fd.into(), state: State::Asking(Vec::new()), until: now + PATIENCE }
     }
 
-    /// Which event it waits for.
+    /// Returns the event that the connection waits for.
     fn interest(&self) -> PollFlags {
         match self.state {
             State::Asking(_) => PollFlags::POLLIN,
@@ -173,8 +181,8 @@ impl Conversation {
         }
     }
 
-    /// Reads and writes as far as that goes without a wait. Returns whether there is more to do
-    /// later.
+    /// Reads and writes as far as possible without blocking. Returns whether the connection must
+    /// stay open.
     fn advance(&mut self, answer: &dyn Fn(Request) -> Response, now: Instant) -> std::io::Result<bool> {
         if let State::Asking(line) = &mut self.state {
             if !read_request(&mut self.stream, line)? {
@@ -188,6 +196,7 @@ impl Conversation {
                     Response::Refused { message, asked_wrongly: true }
                 }
             };
+
             self.state = State::Answering { answer: serde_json::to_vec(&response)?, taken: 0 };
             self.until = now + ANSWER;
         }
@@ -201,12 +210,13 @@ impl Conversation {
                 Err(error) => return Err(error),
             }
         }
+
         Ok(false)
     }
 }
 
-/// Reads what has come. Returns whether the request is complete: by the end of its line, of
-/// [`MAX_REQUEST`] bytes, or of what the client sends.
+/// Reads the available bytes. Returns whether the request is complete. It ends with a line end,
+/// after [`MAX_REQUEST`] bytes, or when the client closes its side.
 fn read_request(stream: &mut UnixStream, line: &mut Vec<u8>) -> std::io::Result<bool> {
     let mut piece = [0; 512];
     while line.len() < MAX_REQUEST && !line.contains(&b'\n') {
@@ -218,15 +228,16 @@ fn read_request(stream: &mut UnixStream, line: &mut Vec<u8>) -> std::io::Result<
             Err(error) => return Err(error),
         }
     }
+
     Ok(true)
 }
 
-/// The connections there are, the oldest first.
+/// The open connections, the oldest first.
 struct Conversations<'a> {
     listener: Listener,
     answer: &'a dyn Fn(Request) -> Response,
     open: Vec<Conversation>,
-    /// No connection is accepted until then: the process had no descriptor left.
+    /// No connection is accepted before this time, because the process had no free descriptor.
     accept_at: Option<Instant>,
 }
 
@@ -241,7 +252,8 @@ impl Conversations<'_> {
         }
     }
 
-    /// Waits until something is ready or due. `None` when the thread is to end.
+    /// Waits until a connection is ready or its time is over. Returns `None` when the thread must
+    /// end.
     fn wait(&mut self, stop: &EventFd) -> Option<Ready> {
         let now = Instant::now();
         self.accept_at = self.accept_at.filter(|at| *at > now);
@@ -249,8 +261,8 @@ impl Conversations<'_> {
 
         let first = self.open.iter().map(|conversation| conversation.until).chain(self.accept_at).min();
         let timeout = first.map_or(PollTimeout::NONE, |at| {
-            // A millisecond later, for what is left of one: else the wait would end just before the
-            // time.
+            // `poll` counts whole milliseconds. One more is added, so that the wait does not end
+            // just before the time.
             let left = at.saturating_duration_since(now) + Duration::from_millis(1);
             PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX)
         });
@@ -263,20 +275,22 @@ impl Conversations<'_> {
                 .iter()
                 .map(|conversation| PollFd::new(conversation.stream.as_fd(), conversation.interest())),
         );
-        // One that was interrupted found nothing ready.
+
+        // An interrupted poll counts as one that found nothing ready.
         let polled = poll(&mut fds, timeout);
         let is_ready = |fd: &PollFd<'_>| polled.is_ok() && fd.any().unwrap_or(false);
 
         if is_ready(&fds[0]) {
             return None;
         }
+
         Some(Ready {
             listener: accepts && is_ready(&fds[1]),
             conversations: fds[2..].iter().map(is_ready).collect(),
         })
     }
 
-    /// Serves each connection that is ready, and ends those whose time is over.
+    /// Serves each ready connection, and closes those whose time is over.
     fn serve_ready(&mut self, ready: &[bool], now: Instant) {
         let mut ready = ready.iter();
         let answer = self.answer;
@@ -287,8 +301,8 @@ impl Conversations<'_> {
         });
     }
 
-    /// Accepts a client, and answers at once one that has asked already. When there are too many,
-    /// the oldest goes that has not asked, else the oldest.
+    /// Accepts a client, and answers it at once if its request is complete. When there are too many
+    /// connections, one is closed: the oldest without a complete request, or else the oldest.
     fn accept(&mut self, now: Instant) {
         let fd = match self.listener.accept() {
             Ok(Some(fd)) => fd,
@@ -299,7 +313,8 @@ impl Conversations<'_> {
                 return;
             }
         };
-        // A client of another user loses its connection, and nothing else happens.
+
+        // The connection of another user's client is closed without an answer.
         if self.listener.welcome(&fd).is_none() {
             return;
         }
@@ -308,10 +323,12 @@ impl Conversations<'_> {
         if !conversation.advance(self.answer, now).unwrap_or(false) {
             return;
         }
+
         if self.open.len() >= MAX_CONVERSATIONS {
             let silent = |conversation: &Conversation| matches!(conversation.state, State::Asking(_));
             self.open.remove(self.open.iter().position(silent).unwrap_or(0));
         }
+
         self.open.push(conversation);
     }
 }
@@ -319,7 +336,7 @@ impl Conversations<'_> {
 /// The result of one wait.
 struct Ready {
     listener: bool,
-    /// In the order of the connections.
+    /// One entry for each connection, in their order.
     conversations: Vec<bool>,
 }
 

@@ -1,4 +1,5 @@
-//! `nicforge boot`: serve a machine, boot a Linux guest for its nodes with their functions plugged in, run a command in each.
+//! `nicforge boot`: serves a machine, boots a Linux guest for each node with the node's functions
+//! plugged in, and runs a command in each guest.
 
 mod terminal;
 
@@ -22,7 +23,7 @@ use crate::{
     signals::Signals,
 };
 
-/// Shown below the options.
+/// The help text below the options.
 pub const HELP: &str = "\
 The command finds in its environment:
   NICFORGE_SOCKET   how programs open the node's user attachments, with ':'
@@ -41,36 +42,36 @@ Examples: nicforge boot machines/pset.toml --node cn0 --shell
           nicforge boot machines/pset.toml --lspci
           nicforge boot machines/pset.toml --program ./fcnp -- fcnp --fast";
 
-/// How long a command may take unless the user says otherwise.
+/// How long a command may take, unless the user sets a limit.
 const COMMAND: Duration = Duration::from_secs(3600);
-/// The same for a shell.
+/// How long a shell may take, unless the user sets a limit.
 const SHELL: Duration = Duration::from_secs(24 * 3600);
-/// How long the engine may take to see that clients are gone.
+/// How long the engine may take to notice that clients have detached.
 const SETTLE: Duration = Duration::from_secs(2);
-/// How often waits look whether they are to end.
+/// The interval between two checks in a wait.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// What runs in the guests.
+/// The work in the guests.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Task {
     /// A shell on the terminal, in one guest.
     Shell,
-    /// `lspci -vvv` of our functions.
+    /// `lspci -vvv` of the machine's functions.
     Lspci,
     /// A command and its arguments.
     Command(Vec<String>),
 }
 
-/// Who drives the functions in the guests.
+/// The driver of the functions in the guests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum DriverChoice {
-    /// The kernel module where it can be built for the kernel, else nobody.
+    /// The kernel module if it can be built for the kernel, else no driver.
     Auto,
     /// The kernel module of nicforge.
     Shim,
     /// Linux's VFIO (with --iommu).
     Vfio,
-    /// Nobody.
+    /// No driver.
     None,
 }
 
@@ -85,44 +86,44 @@ pub enum AcceleratorChoice {
     Tcg,
 }
 
-/// What the command line said.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The machine file.
     pub machine: PathBuf,
-    /// Where and how to serve it.
+    /// Where and how to serve the machine.
     pub serve: ServeOptions,
-    /// Nodes that get a guest; all when empty.
+    /// Nodes that get a guest. All nodes get one when this is empty.
     pub nodes: Vec<String>,
-    /// QEMU, kernel and so on, where they are not to be found or provisioned.
+    /// Paths of QEMU, the kernel and others that replace the found or downloaded ones.
     pub provision: Provision,
-    /// A directory for `/share`.
+    /// A directory of the host for `/share`.
     pub share: Option<PathBuf>,
     /// Programs of the host for `/root`.
     pub programs: Vec<PathBuf>,
-    /// A virtual IOMMU.
+    /// Whether the guests have a virtual IOMMU.
     pub iommu: bool,
-    /// Who drives the functions.
+    /// The driver of the functions.
     pub driver: DriverChoice,
-    /// Plug in the admin attachments too.
+    /// Whether the admin attachments are plugged in, too.
     pub admin: bool,
-    /// Each function behind a root port of its own.
+    /// Whether each function is behind a root port of its own.
     pub root_ports: bool,
-    /// How the processors run.
+    /// How the guests' processors run.
     pub accelerator: AcceleratorChoice,
-    /// MiB for each guest.
+    /// Memory of each guest in MiB.
     pub memory: u32,
-    /// Processors of each guest.
+    /// Number of processors of each guest.
     pub processors: u32,
     /// How long the task may take.
     pub timeout: Option<Duration>,
-    /// Where consoles and QEMU's messages are kept.
+    /// A directory for the guests' consoles and QEMU's messages.
     pub logs: Option<PathBuf>,
-    /// What to run.
+    /// The work in the guests.
     pub task: Task,
 }
 
-/// The command.
+/// Runs the command.
 pub fn main(options: &Options) -> Result<u8, Failure> {
     let signals =
         Arc::new(Signals::block().map_err(|error| Failure::environment(format!("signals: {error}")))?);
@@ -130,19 +131,23 @@ pub fn main(options: &Options) -> Result<u8, Failure> {
         let signals = signals.clone();
         move || signals.take().is_some()
     });
-    // The machine first: a mistake in its file is told before anything is downloaded.
+    // The machine comes first, so that a mistake in its file is reported before anything is
+    // downloaded.
     let served = Served::start(&options.machine, &options.serve)?;
+
     let result = boot(options, &served, &watch);
     wait_unused(&served);
     let stopped = served.stop();
     let code = result?;
     stopped?;
+
     Ok(code)
 }
 
 fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure> {
     let nodes = chosen(options, served)?;
     let toolkit = options.provision.provide(watch)?;
+
     let (accelerator, reason) = match options.accelerator {
         AcceleratorChoice::Kvm => (Accelerator::Kvm, "as asked for".to_owned()),
         AcceleratorChoice::Tcg => (Accelerator::Tcg, "as asked for".to_owned()),
@@ -151,20 +156,25 @@ fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure
             (choice.accelerator, choice.reason)
         }
     };
+
     let driver = driver(options, &toolkit, watch)?;
+
     let how = match accelerator {
         Accelerator::Kvm => "by the host's processors (KVM)",
         Accelerator::Tcg => "emulated (TCG)",
     };
+
     tell(format_args!(
         "nicforge: QEMU {}, Linux {}; {how}: {reason}",
         toolkit.qemu.version(),
         toolkit.kernel.version
     ));
+
     let mut guests = Vec::new();
     for node in nodes {
         guests.push(configured(options, served, node, accelerator, driver)?);
     }
+
     match &options.task {
         Task::Shell => shell(options, &toolkit, guests, watch),
         Task::Lspci => run_all(options, &toolkit, guests, &Job::shell(LSPCI), watch),
@@ -172,7 +182,8 @@ fn boot(options: &Options, served: &Served, watch: &Watch) -> Result<u8, Failure
     }
 }
 
-/// Gives the engine a moment to see that the guests are gone; else it would tell of clients that it had to send away.
+/// Waits for up to [`SETTLE`] until the engine has noticed that the guests have ended. It would
+/// otherwise report clients that it had to disconnect.
 fn wait_unused(served: &Served) {
     let until = Instant::now() + SETTLE;
     let used = || {
@@ -181,12 +192,13 @@ fn wait_unused(served: &Served) {
             attachments.into_iter().any(|attachment| attachment.pid.is_some())
         })
     };
+
     while Instant::now() < until && used() {
         std::thread::sleep(LOOK);
     }
 }
 
-/// Each of our functions with its name above it.
+/// The script for `--lspci`. It prints each function below its name.
 const LSPCI: &str = "\
 IFS=,
 for device in $NICFORGE_DEVICES; do
@@ -194,17 +206,19 @@ for device in $NICFORGE_DEVICES; do
     lspci -nn -vvv -s \"${device#*=}\" || exit
 done";
 
-/// The nodes that get a guest.
+/// Returns the nodes that get a guest.
 fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Failure> {
     let all = &served.built().nodes;
     let names = || all.iter().take(20).map(|node| node.name.as_str()).collect::<Vec<_>>().join(", ");
     let mut nodes = Vec::new();
+
     for name in &options.nodes {
         match served.built().node(name) {
             Some(node) => nodes.push(node),
             None => return Err(Failure::usage(format!("there is no node {name}; there are {}", names()))),
         }
     }
+
     if nodes.is_empty() {
         nodes.extend(all);
         if options.task == Task::Shell && nodes.len() > 1 {
@@ -212,9 +226,11 @@ fn chosen<'a>(options: &Options, served: &'a Served) -> Result<Vec<&'a Node>, Fa
             tell(format_args!("nicforge: a shell in {} (others: --node, of {})", nodes[0].name, names()));
         }
     }
+
     if options.task == Task::Shell && nodes.len() > 1 {
         return Err(Failure::usage("--shell is for one node"));
     }
+
     Ok(nodes)
 }
 
@@ -232,10 +248,12 @@ fn driver(options: &Options, toolkit: &Toolkit, watch: &Watch) -> Result<Driver,
             Driver::None
         }
     };
+
     if driver == Driver::Shim {
-        // Once, not in each guest's thread.
+        // The module is built once here, and not in each guest's thread.
         toolkit.shim(watch)?;
     }
+
     Ok(driver)
 }
 
@@ -259,6 +277,7 @@ fn configured(
         .env("NICFORGE_RANK", node.rank.to_string())
         .env("NICFORGE_SIZE", size.to_string())
         .env("NICFORGE_MACHINE", &built.name);
+
     for attachment in node.attachments.iter().filter(|attachment| options.admin || !attachment.admin) {
         config = config.function(Function {
             name: format!("{}.{}", node.name, attachment.name),
@@ -267,19 +286,22 @@ fn configured(
             user: !attachment.admin,
         });
     }
+
     for program in &options.programs {
         config = config.program(program);
     }
+
     if let Some(share) = &options.share {
         config = config.share(share);
     }
     if let Some(logs) = &options.logs {
         config = config.logs(logs);
     }
+
     Ok(config)
 }
 
-/// Runs the job in all guests at the same time.
+/// Runs the job in all guests at the same time. Returns the first failure, or 0.
 fn run_all(
     options: &Options,
     toolkit: &Toolkit,
@@ -292,24 +314,29 @@ fn run_all(
     let limit = options.timeout.unwrap_or(COMMAND);
     let (report, reported) = channel();
     let count = guests.len();
+
     std::thread::scope(|scope| {
         // A guest that fails ends the others, and so does Ctrl-C.
+
         let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let ending = {
             let (over, watch) = (over.clone(), watch.clone());
             Watch::silent()
                 .cancelled_by(move || over.load(std::sync::atomic::Ordering::Relaxed) || watch.is_cancelled())
         };
+
         for config in &guests {
             let (report, ending, printer, job) =
                 (report.clone(), ending.clone(), printer.clone(), job.clone());
             scope.spawn(move || {
                 let result = run_one(toolkit, config, job, &printer, limit, &ending);
-                // The other end counts them.
+                // The receiver may already have ended the loop.
                 let _ = report.send((config.node().to_owned(), result));
             });
         }
+
         drop(report);
+
         let mut first: Option<Result<u8, Failure>> = None;
         for _ in 0..count {
             let (node, result) = match reported.recv() {
@@ -341,8 +368,9 @@ fn run_one(
 ) -> Result<u8, GuestError> {
     let guest = Guest::boot(toolkit, config, watch)?;
     let node = guest.node().to_owned();
+
     let until = Instant::now() + limit;
-    // Nobody may read; that must not keep Ctrl-C or the time limit from ending the guest.
+    // A blocked output must not keep Ctrl-C or the time limit from ending the guest.
     let give_up = {
         let watch = watch.clone();
         move || watch.is_cancelled() || Instant::now() >= until
@@ -350,6 +378,7 @@ fn run_one(
     for problem in guest.problems() {
         printer.line(&node, Stream::Error, &problem, &give_up);
     }
+
     let running = guest.start(job.on_line({
         let (node, printer) = (node.clone(), printer.clone());
         Arc::new(move |stream, line: &str| {
@@ -360,6 +389,7 @@ fn run_one(
             printer.line(&node, stream, line, &give_up);
         })
     }))?;
+
     loop {
         if let Some(output) = running.wait_for(LOOK)? {
             return Ok(output.status);
@@ -367,6 +397,7 @@ fn run_one(
         if watch.is_cancelled() {
             return Err(GuestError::Cancelled);
         }
+
         if Instant::now() >= until {
             let what = "the command (--timeout)".to_owned();
             return Err(GuestError::Timeout { node, what, limit, end: guest.log_ends() });

@@ -1,4 +1,5 @@
-//! A guest's shell on this process's terminal: bytes go through as they are, so that Ctrl-C and editing are the guest's.
+//! A guest's shell on this process's terminal. Bytes pass unchanged, so that the guest handles
+//! Ctrl-C and line editing.
 
 use std::{
     io::{self, IsTerminal, Read, Write},
@@ -18,15 +19,15 @@ use crate::{
     lines::{Stream, is_writable},
 };
 
-/// The guest's name of the line.
+/// The serial line's name in the guest.
 const LINE: &str = "/dev/ttyS2";
-/// Ctrl-D twice: the first only ends a line that has no end, if there is one.
+/// Ctrl-D twice. When the last line has no end, the first Ctrl-D only ends that line.
 const END: [u8; 2] = [4; 2];
 const LOOK: u16 = 50;
-/// What the job says when the shell is about to listen.
+/// The job's output when the shell is about to read.
 const READY: &str = "ready";
 
-/// The terminal in raw mode until this is dropped.
+/// The terminal in raw mode. Its settings are restored when this is dropped.
 struct Raw<'a> {
     fd: BorrowedFd<'a>,
     before: Termios,
@@ -44,12 +45,12 @@ impl<'a> Raw<'a> {
 
 impl Drop for Raw<'_> {
     fn drop(&mut self) {
-        // A terminal that is gone has no settings to restore.
+        // A terminal that has been closed has no settings to restore.
         let _ = termios::tcsetattr(self.fd, SetArg::TCSADRAIN, &self.before);
     }
 }
 
-/// Runs a shell until it ends; its exit status.
+/// Runs a shell until it ends, for at most `limit`. Returns its exit status.
 pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, Failure> {
     let Some(mut line) = guest.terminal() else {
         return Err(Failure::environment("the guest has no line for a shell"));
@@ -59,30 +60,33 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
     let raw = fd.is_terminal().then(|| Raw::new(fd)).transpose().doing(|| "the terminal".into())?;
     let (tell, told) = channel();
     let shell = guest.start(Job::shell(script(raw.is_some())).on_line(Arc::new(move |_, line: &str| {
-        // What the guest's line takes before a shell listens is lost.
+        // The guest's line loses bytes that come before the shell reads, so input waits for this.
         let _ = tell.send(line == READY);
     })))?;
+
     let mut listens = false;
     let until = Instant::now() + limit;
     let mut input = true;
     let mut buffer = [0; 4096];
+
     let status = loop {
         let mut fds = vec![PollFd::new(line.as_fd(), PollFlags::POLLIN)];
         listens |= told.try_iter().any(|ready| ready);
         if input && listens {
             fds.push(PollFd::new(fd, PollFlags::POLLIN));
         }
-        // Interrupted waits look again.
+        // An interrupted poll is repeated in the next turn.
         let _ = poll(&mut fds, PollTimeout::from(LOOK));
         let ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
         let (from_guest, from_user) = (ready(0), ready(1));
-        // Nobody may read; that must not keep the time limit from ending the shell.
+        // A blocked output must not keep the time limit from ending the shell.
         if from_guest && is_writable(Stream::Output, Duration::from_millis(LOOK.into())) {
             let length = line.read(&mut buffer).doing(|| "the guest's line".into())?;
             show(&buffer[..length])?;
         }
         if from_user {
-            // Not through the standard library's buffer: what it holds poll does not see.
+            // The read bypasses the standard library's buffer, because `poll` does not see bytes in
+            // that buffer.
             let length = nix::unistd::read(fd, &mut buffer).doing(|| "standard input".into())?;
             let bytes = if length == 0 { &END[..] } else { &buffer[..length] };
             input = length > 0;
@@ -98,11 +102,13 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
             return Err(Failure::environment(format!("the shell was ended after {limit:?} (--timeout)")));
         }
     };
+
     drop(raw);
     Ok(status)
 }
 
-/// Makes the shell the leader of the line's session: with editing, in the size of this terminal, or for input from a file.
+/// Returns the script that makes the shell the leader of the line's session. An interactive shell
+/// has line editing and this terminal's size. Otherwise it reads its input as a file.
 fn script(interactive: bool) -> String {
     let size = std::env::var("LINES").ok().zip(std::env::var("COLUMNS").ok());
     let size = match size {
@@ -111,6 +117,7 @@ fn script(interactive: bool) -> String {
         }
         _ => String::new(),
     };
+
     let (mode, shell) = if interactive { ("", "sh -i") } else { ("-echo -onlcr", "sh -s") };
     format!(
         "exec 4>&1 0<>{LINE} 1>&0 2>&0\nstty 115200 sane -hupcl {mode} {size}\ncd /root\n\

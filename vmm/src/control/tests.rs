@@ -6,8 +6,8 @@ const RESET: &[u8] = b"{\"reset\":{\"node\":\"cn0\"}}\n";
 /// More than a socket holds.
 const LONG: usize = 8 << 20;
 
-/// Answers `cn0` at once, and every other request at such length that it does not fit into a
-/// socket.
+/// Starts a server that answers `cn0` at once. It answers every other request at such length that
+/// the answer does not fit into a socket.
 fn served() -> (tempfile::TempDir, PathBuf, ControlServer) {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("control");
@@ -16,6 +16,7 @@ fn served() -> (tempfile::TempDir, PathBuf, ControlServer) {
         _ => Response::Refused { message: "no".repeat(LONG / 2), asked_wrongly: true },
     })
     .unwrap();
+
     (folder, path, server)
 }
 
@@ -58,7 +59,7 @@ fn a_silent_connection_and_an_unread_answer_hold_up_no_other_request() {
         assert!(matches!(raw(&path, RESET), Response::Done));
     }
 
-    // Both are still served: their time was not over when the others had their answers.
+    // Both connections are still open, because the others were answered before their time was over.
     silent.write_all(&RESET[1..]).unwrap();
     assert!(matches!(answer(&mut silent).unwrap(), Response::Done));
     assert!(
@@ -80,16 +81,19 @@ fn the_oldest_silent_connection_goes_when_there_are_too_many() {
     let (_folder, path, _server) = served();
     let mut connections: Vec<_> =
         (0..=MAX_CONVERSATIONS).map(|_| UnixStream::connect(&path).unwrap()).collect();
-    // It comes behind them all: when it has its answer, they have been accepted.
+
+    // This request is behind all connections, so its answer shows that they have been accepted.
     assert!(matches!(raw(&path, RESET), Response::Done));
 
     let mut last = connections.pop().unwrap();
     last.write_all(RESET).unwrap();
+
     assert!(matches!(answer(&mut last).unwrap(), Response::Done));
     let mut state = connections[..2].iter_mut().map(|connection| {
         connection.set_nonblocking(true).unwrap();
         connection.read(&mut [0; 1])
     });
+
     assert!(matches!(state.next().unwrap(), Ok(0)));
     assert_eq!(state.next().unwrap().unwrap_err().kind(), ErrorKind::WouldBlock);
 }

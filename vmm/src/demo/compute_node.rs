@@ -1,4 +1,4 @@
-//! A compute node of the demonstration: a thread a core.
+//! A compute node of the demonstration, with one thread for each core.
 
 use nicforge_driver::{Device, DeviceAddress, environment};
 use nicforge_fcnp::{ComputeCore, Config};
@@ -19,20 +19,23 @@ pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
             .enumerate()
             .map(|(core, address)| scope.spawn(move || run(plan, address, core == 0)))
             .collect();
-        // All are waited for, so that a failure of one does not hide another's.
+        // All threads are joined, so that the failure of one does not hide another.
         let results: Vec<_> = cores.into_iter().map(|core| core.join()).collect();
         results.into_iter().try_for_each(|result| {
             result.unwrap_or_else(|_| Err(Failure::environment("a core's thread failed")))
         })
     })?;
+
     Ok(0)
 }
 
-/// One core: answer round trips if it is the node's first, then change the stream and send it back.
+/// Runs one core. The node's first core answers round trips. Then each core changes its stream and
+/// sends it back.
 fn run(plan: &Plan, address: &DeviceAddress, first: bool) -> Result<(), Failure> {
     let device = Device::open_at(address, Default::default()).doing(|| address.to_string())?;
     let core = ComputeCore::open(device, Config::default()).doing(|| "opening FCNP".into())?;
     let rank = core.rank();
+
     if first {
         let mut message = [0; ROUND_TRIP_BYTES];
         for _ in 0..ROUND_TRIPS {
@@ -40,21 +43,27 @@ fn run(plan: &Plan, address: &DeviceAddress, first: bool) -> Result<(), Failure>
             core.write(&message).doing(|| "a round trip".into())?;
         }
     }
+
     let change = Plan::change(rank);
+
     let (mut bytes, mut digest) = (0, Sha256::new());
     let mut buffer = vec![0; plan.message];
+
     loop {
         let length = core.read(&mut buffer).doing(|| "reading".into())?;
         if length == 0 {
             break;
         }
+
         digest.update(&buffer[..length]);
         bytes += length as u64;
         for byte in &mut buffer[..length] {
             *byte = byte.wrapping_add(change);
         }
+
         core.write(&buffer[..length]).doing(|| "writing".into())?;
     }
+
     Message::Digest { rank, view: View::Received, bytes, digest: super::hexadecimal(&digest.finalize()) }
         .say();
     Ok(())

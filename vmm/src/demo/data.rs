@@ -1,4 +1,4 @@
-//! Which data is streamed: a file, or enough of the libraries that any machine with this toolchain has.
+//! The streamed data: a file, or libraries of the toolchain and the system.
 
 use std::{
     fs::File,
@@ -9,19 +9,20 @@ use std::{
 
 use crate::failure::{Doing, Failure};
 
-/// At least this much is streamed when no file was named.
+/// The least number of bytes that are streamed when no file is named.
 const ENOUGH: u64 = 256 << 20;
-/// How many entries of a folder tree are looked at.
+/// The greatest number of entries of a folder tree that are examined.
 const MAX_ENTRIES: usize = 200_000;
 
-/// The data, as files read one after the other.
+/// The data: files that are read one after the other.
 pub(super) struct Data {
     named: Option<PathBuf>,
     files: Vec<(PathBuf, u64)>,
 }
 
 impl Data {
-    /// `file`, or libraries. The choice is the same in every process of a demonstration.
+    /// Returns `file`, or a choice of libraries. The choice is the same in every process of a
+    /// demonstration.
     pub(super) fn choose(file: Option<&Path>) -> Result<Self, Failure> {
         if let Some(file) = file {
             let named = |error: io::Error| Failure::usage(format!("{}: {error}", file.display()));
@@ -29,20 +30,25 @@ impl Data {
             if !metadata.is_file() {
                 return Err(Failure::usage(format!("{} is not a file", file.display())));
             }
-            // Whether it may be read is found out before anything is started.
+            // A file that cannot be read is reported before anything is started.
             File::open(file).map_err(named)?;
             return Ok(Self { named: Some(file.to_owned()), files: vec![(file.to_owned(), metadata.len())] });
         }
+
         let mut files: Vec<(PathBuf, u64)> = Vec::new();
         let mut bytes = 0;
+
         for folder in folders() {
             if bytes >= ENOUGH {
                 break;
             }
+
             let mut found = Vec::new();
             collect(&folder, &mut found);
-            // Large ones first, by name among equals: the order must not depend on the file system.
+            // The largest files come first, and equal sizes are sorted by name, so that the order
+            // does not depend on the file system.
             found.sort_by(|a, b| b.1.cmp(&a.1).then_with(|| a.0.cmp(&b.0)));
+
             for (path, length) in found {
                 if bytes >= ENOUGH {
                     break;
@@ -53,23 +59,25 @@ impl Data {
                 }
             }
         }
+
         if files.is_empty() {
             return Err(Failure::usage("no libraries were found to stream; name a file: nicforge demo FILE"));
         }
+
         Ok(Self { named: None, files })
     }
 
-    /// The file that was named.
+    /// Returns the file that the user named.
     pub(super) fn file(&self) -> Option<&Path> {
         self.named.as_deref()
     }
 
-    /// Bytes in all.
+    /// Returns the total number of bytes.
     pub(super) fn bytes(&self) -> u64 {
         self.files.iter().map(|(_, length)| length).sum()
     }
 
-    /// A line for people.
+    /// Returns a description for the terminal.
     pub(super) fn describe(&self) -> String {
         let megabytes = self.bytes() as f64 / 1e6;
         match self.files.as_slice() {
@@ -83,20 +91,20 @@ impl Data {
         }
     }
 
-    /// Everything, from the start.
+    /// Returns a reader from the start of the data.
     pub(super) fn reader(&self) -> Reader<'_> {
         Reader { rest: &self.files, current: None }
     }
 }
 
-/// Reads the files one after the other, each as long as it was when it was chosen.
+/// Reads the files one after the other, each with the length that it had when it was chosen.
 pub(super) struct Reader<'a> {
     rest: &'a [(PathBuf, u64)],
     current: Option<io::Take<File>>,
 }
 
 impl Reader<'_> {
-    /// Fill `buffer` as far as there is data.
+    /// Fills `buffer` as far as there is data. Returns the number of bytes.
     pub(super) fn fill(&mut self, buffer: &mut [u8]) -> Result<usize, Failure> {
         let mut filled = 0;
         while filled < buffer.len() {
@@ -109,6 +117,7 @@ impl Reader<'_> {
                     self.current.insert(file.take(*length))
                 }
             };
+
             match current.read(&mut buffer[filled..]).doing(|| "reading the data".into())? {
                 0 if current.limit() > 0 => {
                     return Err(Failure::environment("a file became shorter while it was read"));
@@ -117,11 +126,12 @@ impl Reader<'_> {
                 count => filled += count,
             }
         }
+
         Ok(filled)
     }
 }
 
-/// Where libraries are: the toolchain's, then the system's.
+/// Returns the folders with libraries: those of the toolchain, and then those of the system.
 fn folders() -> Vec<PathBuf> {
     let mut folders = Vec::new();
     let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
@@ -131,13 +141,15 @@ fn folders() -> Vec<PathBuf> {
         folders.push(PathBuf::from(String::from_utf8_lossy(&output.stdout).trim()).join("lib"));
     }
     folders.extend(["/usr/lib", "/usr/bin", "/lib"].map(PathBuf::from));
+
     folders
 }
 
-/// Regular files below `folder`, links not followed.
+/// Collects the regular files below `folder`. It does not follow links.
 fn collect(folder: &Path, found: &mut Vec<(PathBuf, u64)>) {
     let mut folders = vec![folder.to_owned()];
     let mut seen = 0;
+
     while let Some(folder) = folders.pop() {
         let Ok(entries) = std::fs::read_dir(&folder) else { continue };
         for entry in entries.flatten() {
@@ -145,6 +157,7 @@ fn collect(folder: &Path, found: &mut Vec<(PathBuf, u64)>) {
             if seen > MAX_ENTRIES {
                 return;
             }
+
             let Ok(metadata) = entry.path().symlink_metadata() else { continue };
             if metadata.is_dir() {
                 folders.push(entry.path());

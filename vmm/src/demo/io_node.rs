@@ -1,4 +1,4 @@
-//! The I/O node of the demonstration: one thread sends, one receives.
+//! The I/O node of the demonstration. One thread sends, and one receives.
 
 use std::{
     collections::BTreeMap,
@@ -16,7 +16,7 @@ use super::{
 };
 use crate::failure::{Doing, Failure};
 
-/// How often the parent hears of progress.
+/// The interval between two progress messages to the parent.
 const PROGRESS: Duration = Duration::from_millis(100);
 
 pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
@@ -25,11 +25,15 @@ pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
     let device = Device::open_at(address, Default::default()).doing(|| address.to_string())?;
     let mode = if plan.interrupts { Mode::Interrupt } else { Mode::Polling };
     let node = IoNode::open(device, Config { mode, ..Config::default() }).doing(|| "opening FCNP".into())?;
+
     measure_latency(&node)?;
+
     let cancel = Cancel::new().doing(|| "starting".into())?;
+
     let start = Instant::now();
     let bytes = std::thread::scope(|scope| {
-        // Neither half waits for what the other one, having failed, will not send.
+        // A half that fails cancels the other one, which would otherwise wait for data that does
+        // not come.
         let sender = scope.spawn(|| send(&node, plan, data, &cancel).inspect_err(|_| cancel.cancel()));
         let received = receive(&node, plan, data.bytes(), &cancel).inspect_err(|_| cancel.cancel());
         let sent = sender.join().unwrap_or_else(|_| Err(Failure::environment("the sending thread failed")));
@@ -38,36 +42,44 @@ pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
             (sent, received) => sent.and(received),
         }
     })?;
+
     let nanoseconds = start.elapsed().as_nanos() as u64;
     Message::Streamed { bytes, nanoseconds }.say();
+
     Ok(0)
 }
 
-/// Small messages to and fro with each node's first core, before anything else is on the network.
+/// Measures round trips of small messages with each node's first core, before the network has other
+/// traffic.
 fn measure_latency(node: &IoNode) -> Result<(), Failure> {
     for compute_node in 0..super::COMPUTE_NODES {
         let rank = compute_node * 4;
         let mut times = Vec::with_capacity(ROUND_TRIPS as usize);
         let mut message = [0; ROUND_TRIP_BYTES];
+
         for _ in 0..ROUND_TRIPS {
             let start = Instant::now();
             node.write(rank, &message).doing(|| format!("to core {rank}"))?;
             node.read(rank, &mut message).doing(|| format!("from core {rank}"))?;
             times.push(start.elapsed());
         }
+
         times.sort();
         let half_round_trip_ns = times[times.len() / 2].as_nanos() as u64 / 2;
+
         Message::Latency { rank, half_round_trip_ns }.say();
     }
+
     Ok(())
 }
 
-/// Each message to the next core in turn; an empty one ends a core's stream.
+/// Sends each message to the next core in turn. An empty message ends a core's stream.
 fn send(node: &IoNode, plan: &Plan, data: &Data, cancel: &Cancel) -> Result<(), Failure> {
     let ranks = plan.ranks();
     let mut digests = Digests::new(&ranks);
     let mut reader = data.reader();
     let mut buffer = vec![0; plan.message];
+
     for &rank in ranks.iter().cycle() {
         let length = reader.fill(&mut buffer)?;
         if length == 0 {
@@ -77,25 +89,29 @@ fn send(node: &IoNode, plan: &Plan, data: &Data, cancel: &Cancel) -> Result<(), 
         node.write_until(rank, &buffer[..length], Deadline::never(), Some(cancel))
             .doing(|| format!("to core {rank}"))?;
     }
+
     for &rank in &ranks {
         node.write_until(rank, &[], Deadline::never(), Some(cancel))
             .doing(|| format!("ending core {rank}'s stream"))?;
     }
+
     digests.say(View::Sent);
     Ok(())
 }
 
-/// What comes back, in the order it was sent.
+/// Receives the changed data in the order in which it was sent.
 fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u64, Failure> {
     let ranks = plan.ranks();
     let mut digests = Digests::new(&ranks);
     let mut buffer = vec![0; plan.message];
     let mut bytes = 0;
     let mut last = Instant::now();
+
     for &rank in ranks.iter().cycle() {
         if bytes >= total {
             break;
         }
+
         let length = node
             .read_until(rank, &mut buffer, Deadline::never(), Some(cancel))
             .doing(|| format!("from core {rank}"))?;
@@ -103,6 +119,7 @@ fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u6
         for byte in &mut buffer[..length] {
             *byte = byte.wrapping_sub(change);
         }
+
         digests.add(rank, &buffer[..length]);
         bytes += length as u64;
         if last.elapsed() >= PROGRESS {
@@ -110,11 +127,12 @@ fn receive(node: &IoNode, plan: &Plan, total: u64, cancel: &Cancel) -> Result<u6
             Message::Progress { bytes }.say();
         }
     }
+
     digests.say(View::Returned);
     Ok(bytes)
 }
 
-/// A digest a core.
+/// A digest for each core.
 struct Digests(BTreeMap<u32, (u64, Sha256)>);
 
 impl Digests {

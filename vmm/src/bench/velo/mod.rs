@@ -190,6 +190,7 @@ fn rows(placement: &Placement, turns: &[Vec<Turn>]) -> Vec<Row> {
             let samples = samples(turns);
             let rate = Some(rate(turns)).filter(|rate| *rate > 0.0);
             let timed = !samples.is_empty();
+
             let row = |path: &str, backing| Row {
                 backing,
                 placement: Some(placement.text()),
@@ -199,7 +200,9 @@ fn rows(placement: &Placement, turns: &[Vec<Turn>]) -> Vec<Row> {
                 p99_us: timed.then(|| samples.p99_us()),
                 ..Row::new(path)
             };
+
             let served = Some(Backing::VfioUser);
+
             match contestant {
                 Contestant::Rate(pairs) => row("velo-rate", served).figure("pairs", *pairs as f64),
                 Contestant::Send => row("velo-send", served).figure("batch", f64::from(pairs::BATCH)),
@@ -207,7 +210,7 @@ fn rows(placement: &Placement, turns: &[Vec<Turn>]) -> Vec<Row> {
                 Contestant::BareRing => row("bare-ring", None),
                 Contestant::Unix => row("unix", None),
                 Contestant::Tcp => row("tcp", None),
-                // Each of its samples is a mean.
+                // Each of its samples is a mean, so a percentile has no meaning.
                 Contestant::Libfabric => Row { p99_us: None, ..row(LIBFABRIC, None) },
             }
         })

@@ -1,4 +1,4 @@
-//! Pairs of ports, both ends in one thread.
+//! Pairs of ports, with both ends in one thread.
 
 use std::time::{Duration, Instant};
 
@@ -12,18 +12,18 @@ use crate::{
     serve::Served,
 };
 
-/// Sends in a batch whose time is taken.
+/// Number of sends in a timed batch.
 pub(super) const BATCH: u32 = 32;
-/// Messages that are sent, and then looked for, at a time.
+/// Number of messages that are sent, and then polled for, at a time.
 const BURST: u32 = 64;
-/// Messages of a pair that may be under way.
+/// The greatest number of messages of a pair in flight.
 const WINDOW: u32 = 256;
-/// Slots of a receiver's ring.
+/// Number of slots in a receiver's ring.
 const SLOTS: u32 = 2048;
-/// No message takes longer.
+/// The longest wait for a message.
 const LIMIT: Duration = Duration::from_secs(10);
 
-/// A sender and a receiver.
+/// A sender and its receiver.
 pub(super) struct Pair {
     sender: Port,
     receiver: Port,
@@ -32,17 +32,18 @@ pub(super) struct Pair {
     received: u64,
 }
 
-/// How a port of the bench is opened.
+/// Returns the configuration of the benchmark's ports.
 pub(super) fn config() -> Config {
     Config { slots: Some(SLOTS), window: WINDOW, ..Config::default() }
 }
 
-/// A link with credit.
+/// Connects a sender to a receiver, and waits until the receiver has granted credits.
 pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink, Failure> {
     let address = receiver.address();
     let link =
         sender.connect(address, Deadline::after(LIMIT), None).doing(|| format!("connecting {address}"))?;
     let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
+
     while sender.credits(link) == Some(0) {
         receiver.progress().doing(|| "a receiver".into())?;
         sender.progress().doing(|| "a sender".into())?;
@@ -51,6 +52,7 @@ pub(super) fn connect(sender: &mut Port, receiver: &mut Port) -> Result<PeerLink
             return Err(Failure::result(format!("{address} promises nothing")));
         }
     }
+
     Ok(link)
 }
 
@@ -60,7 +62,7 @@ impl Pair {
         Ok(Self { sender, receiver, link, sent: 0, received: 0 })
     }
 
-    /// Sends up to `most` messages. Gives how many.
+    /// Sends up to `most` messages. Returns the number of messages sent.
     #[inline]
     pub(super) fn send(&mut self, most: u32) -> Result<u32, Failure> {
         let mut sent = 0;
@@ -74,37 +76,42 @@ impl Pair {
             self.sent += 1;
             sent += 1;
         }
+
         Ok(sent)
     }
 
-    /// Takes up to `most` messages, and looks whether they are what was sent. Gives how many.
+    /// Receives up to `most` messages, and checks their contents. Returns the number of messages
+    /// received.
     #[inline]
     pub(super) fn receive(&mut self, most: u32) -> Result<u32, Failure> {
         let mut received = 0;
         while received < most {
-            // The error apart: handing the whole result on would copy each message.
+            // The error is handled apart. Passing the whole result on would copy each message.
             let message = match self.receiver.poll() {
                 Ok(Some(message)) => message,
                 Ok(None) => break,
                 Err(error) => return Err(error).doing(|| "a receiver".into()),
             };
+
             if message.quadword(0) != self.received {
                 let (found, expected) = (message.quadword(0), self.received);
                 return Err(Failure::result(format!("message {found} came instead of {expected}")));
             }
+
             self.received += 1;
             received += 1;
         }
+
         Ok(received)
     }
 
-    /// Takes credit that came.
+    /// Takes returned credits.
     #[inline]
     pub(super) fn progress(&mut self) -> Result<(), Failure> {
         self.sender.progress().doing(|| "a sender".into())
     }
 
-    /// Takes all that is under way.
+    /// Receives all messages in flight.
     fn drain(&mut self) -> Result<(), Failure> {
         let (deadline, mut relax) = (Deadline::after(LIMIT), awake());
         while self.received < self.sent {
@@ -115,14 +122,15 @@ impl Pair {
                 self.sender.device().relax(&mut relax).doing(|| "the machine".into())?;
             }
         }
+
         self.progress()
     }
 }
 
-/// The pairs of a served machine: sender `n` on the first card, receiver `n` on the second.
+/// The pairs of a served machine: sender `n` on the first card, and receiver `n` on the second.
 pub(super) struct Pairs(Vec<Pair>);
 
-/// A waiting loop that never sleeps, as the engine's.
+/// Returns a waiting loop that never sleeps, like the engine's.
 fn awake() -> Relax {
     Relax::with_patience(Patience { yields: u32::MAX, ..Patience::default() })
 }
@@ -139,17 +147,19 @@ impl Pairs {
             let device = Device::open_vfio_user(socket, OpenOptions::default()).doing(|| name)?;
             Port::open(device, config()).doing(|| address.to_string())
         };
+
         let pairs = (0..count as u16)
             .map(|vpid| Pair::new(port(Address { node: 0, vpid })?, port(Address { node: 1, vpid })?));
         pairs.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Messages as fast as they go, on `count` pairs in turns.
+    /// Measures the message rate of the first `count` pairs, in turns.
     pub(super) fn rate(&mut self, count: usize, effort: &Effort) -> Result<Turn, Failure> {
         let pairs = &mut self.0[..count];
         let before: u64 = pairs.iter().map(|pair| pair.received).sum();
         let start = Instant::now();
         let mut idle = awake();
+
         loop {
             let mut moved = 0;
             for _ in 0..64 {
@@ -159,6 +169,7 @@ impl Pairs {
                     pair.progress()?;
                 }
             }
+
             if moved == 0 {
                 idle.turn().take();
             }
@@ -166,15 +177,17 @@ impl Pairs {
                 break;
             }
         }
+
         let received = pairs.iter().map(|pair| pair.received).sum::<u64>() - before;
         let rate = received as f64 / start.elapsed().as_secs_f64();
         for pair in pairs {
             pair.drain()?;
         }
+
         Ok(Turn { rate, samples: Samples::default() })
     }
 
-    /// The time of a send in a batch into a ring that is not full.
+    /// Measures the time of one send in a batch into a ring that is not full.
     pub(super) fn send(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let pair = &mut self.0[0];
         let mut samples = Samples::with_capacity(effort.batches as usize);
@@ -184,26 +197,31 @@ impl Pairs {
             samples.add_mean(start.elapsed(), sent);
             pair.drain()?;
         }
+
         Ok(Turn { rate: 0.0, samples })
     }
 
-    /// The time from the send of a message until its receiver has it.
+    /// Measures the time from the send of a message until its receiver has it.
     pub(super) fn latency(&mut self, effort: &Effort) -> Result<Turn, Failure> {
         let pair = &mut self.0[0];
         let mut samples = Samples::with_capacity(effort.single as usize);
+
         for _ in 0..effort.single {
             let start = Instant::now();
             while pair.send(1)? == 0 {
                 pair.progress()?;
             }
+
             while pair.receive(1)? == 0 {
                 std::hint::spin_loop();
                 if start.elapsed() > LIMIT {
                     return Err(Failure::result("a message does not come"));
                 }
             }
+
             samples.add(start.elapsed());
         }
+
         pair.drain()?;
         Ok(Turn { rate: 0.0, samples })
     }

@@ -1,4 +1,5 @@
-//! The same messages over sockets of the kernel: half a round trip, and the rate one way, a system call a message.
+//! The same messages over sockets of the kernel: half a round trip, and the one-way rate with one
+//! system call for each message.
 
 use std::{
     io::{Read, Write},
@@ -14,14 +15,14 @@ use crate::{
     failure::{Doing, Failure},
 };
 
-/// Nobody waits longer.
+/// The longest wait for a message.
 const LIMIT: Duration = Duration::from_secs(10);
-/// What a message says to the other end.
+/// The contents of a message: the far end echoes it, counts it, or ends.
 const ECHO: u64 = 0;
 const COUNT: u64 = 1;
 const END: u64 = 2;
 
-/// A stream of Unix sockets.
+/// Measures a pair of Unix sockets.
 pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
     let (near, far) = UnixStream::pair().doing(|| "a pair of sockets".into())?;
     for end in [&near, &far] {
@@ -30,24 +31,27 @@ pub(super) fn unix(processor: Option<usize>, effort: &Effort) -> Result<Turn, Fa
     exchange(near, far, processor, effort)
 }
 
-/// A TCP connection over the loopback.
+/// Measures a TCP connection over loopback.
 pub(super) fn tcp(processor: Option<usize>, effort: &Effort) -> Result<Turn, Failure> {
     let listener =
         TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).doing(|| "listening on the loopback".into())?;
     let address = listener.local_addr().doing(|| "the listener's address".into())?;
     let near = TcpStream::connect(address).doing(|| "connecting over the loopback".into())?;
     let (far, _) = listener.accept().doing(|| "accepting over the loopback".into())?;
+
     for end in [&near, &far] {
         end.set_nodelay(true).doing(|| "TCP_NODELAY".into())?;
         end.set_read_timeout(Some(LIMIT)).doing(|| "a socket's limit".into())?;
     }
+
     exchange(near, far, processor, effort)
 }
 
-/// The far end: echoes, or counts and answers once when it is told to end.
+/// Runs the far end. It echoes or counts messages, and answers once when it must end.
 fn serve(mut socket: impl Read + Write, processor: Option<usize>) -> Result<(), Failure> {
     processor.map_or(Ok(()), pin)?;
     let mut message = [0; BYTES];
+
     loop {
         socket.read_exact(&mut message).doing(|| "the far end".into())?;
         let what = u64::from_le_bytes(message);
@@ -71,7 +75,7 @@ fn exchange(
         let turn = measure(&mut near, effort);
         drop(near);
         let served = server.join().unwrap_or_else(|_| Err(Failure::result("the far end panicked")));
-        // The near end's failure is the cause of the far one's.
+        // A failure of the near end causes one of the far end, so the near end's is returned.
         turn.and_then(|turn| served.map(|()| turn))
     })
 }
@@ -85,6 +89,7 @@ fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Turn, Fail
         near.read_exact(&mut answer).doing(|| "the near end".into())?;
         samples.add_mean(start.elapsed(), 2);
     }
+
     let (start, mut sent) = (Instant::now(), 0_u64);
     while start.elapsed() < effort.sustained {
         for _ in 0..64 {
@@ -92,7 +97,9 @@ fn measure(near: &mut (impl Read + Write), effort: &Effort) -> Result<Turn, Fail
         }
         sent += 64;
     }
+
     near.write_all(&END.to_le_bytes()).doing(|| "the near end".into())?;
     near.read_exact(&mut answer).doing(|| "the near end".into())?;
+
     Ok(Turn { rate: sent as f64 / start.elapsed().as_secs_f64(), samples })
 }
