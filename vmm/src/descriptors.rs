@@ -1,4 +1,5 @@
-//! The limit on open files: raised for this process, and as it was for the programs that it starts.
+//! The limit on open files. It is raised for this process, and restored for the programs that it
+//! starts.
 
 #![allow(unsafe_code, reason = "what a child does between fork and exec can only be said by an unsafe call")]
 
@@ -10,14 +11,15 @@ use nix::{
     sys::resource::{Resource, getrlimit, setrlimit},
 };
 
-/// Descriptors that this process may want at most: the kernel keeps a table of as many.
+/// The greatest limit that this process sets. The kernel allocates a table for the open
+/// descriptors.
 const MOST: rlim_t = 1 << 20;
 
 /// Soft and hard limit before [`raise`] changed them.
 static BEFORE: OnceLock<(rlim_t, rlim_t)> = OnceLock::new();
 
-/// Raises the soft limit to the hard limit, or to 2^20 where that is higher. Each attachment has a
-/// socket, and with a client a connection, windows, interrupts and registered memory.
+/// Raises the soft limit to the hard limit, or to 2^20 if the hard limit is higher. Each attachment
+/// has a socket. With a client it also has a connection, windows, interrupts and registered memory.
 pub fn raise() {
     if let Err(errno) = raise_to(MOST) {
         tracing::warn!(%errno, "the limit on open files could not be raised");
@@ -31,13 +33,14 @@ fn raise_to(most: rlim_t) -> Result<(), Errno> {
         return Ok(());
     }
 
-    // A second machine in this process finds the limit raised; what counts is how it was at first.
+    // A second machine in this process finds the limit already raised. The first value is the one
+    // to restore.
     BEFORE.get_or_init(|| (soft, hard));
     setrlimit(Resource::RLIMIT_NOFILE, wanted, hard)
 }
 
-/// Makes a program start with the limit that this process was started with: some programs close
-/// every number up to it, and `select` knows no number above 1023.
+/// Makes a program start with the limit that this process was started with. Some programs close
+/// every number up to the limit, and `select` cannot handle numbers above 1023.
 pub fn restore_in(command: &mut Command) {
     let Some(&(soft, hard)) = BEFORE.get() else { return };
     let restore = move || setrlimit(Resource::RLIMIT_NOFILE, soft, hard).map_err(io::Error::from);

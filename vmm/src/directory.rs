@@ -1,4 +1,5 @@
-//! The directory of a served machine: user sockets in it, control and admin sockets in `admin/`.
+//! The directory of a served machine. It contains the user sockets, and the control and admin
+//! sockets in `admin/`.
 
 use std::{
     fs::{DirBuilder, File, Permissions},
@@ -17,23 +18,23 @@ use crate::failure::{Doing, Failure};
 
 /// The longest path that fits into a socket address.
 const MAX_SOCKET_PATH: usize = 107;
-/// How often to begin anew when others that end here take a directory away again.
+/// The greatest number of attempts to create a directory that ending servers remove again.
 const TRIES: usize = 16;
 
-/// A served machine's directory. What [`Directory::create`] has made is removed when this is dropped, unless somebody's files are in
-/// it; sockets are removed by who bound them.
+/// A served machine's directory. Dropping it removes the directories that [`Directory::create`] has
+/// made, unless there are other files in them. The sockets are removed by the code that bound them.
 #[derive(Debug)]
 pub struct Directory {
     path: PathBuf,
-    /// The directories that were made, in this order.
+    /// The directories that were created, in this order.
     made: Vec<PathBuf>,
-    /// Held by who serves in it.
+    /// The lock, which the serving process holds.
     _lock: Option<Flock<File>>,
 }
 
 impl Directory {
-    /// Where a machine called `name` is served unless the user says otherwise: in the user's runtime directory if there is
-    /// one, else below the directory for temporary files.
+    /// Returns the default directory of a machine called `name`. It is in the user's runtime
+    /// directory if there is one, and otherwise below the directory for temporary files.
     pub fn default_for(name: &str) -> PathBuf {
         match std::env::var_os("XDG_RUNTIME_DIR") {
             Some(runtime) if !runtime.is_empty() => PathBuf::from(runtime).join("nicforge").join(name),
@@ -41,16 +42,19 @@ impl Directory {
         }
     }
 
-    /// Make the directory, and `admin/` in it, for this user alone, to serve in it. What is there already must be this user's, and
-    /// writable by nobody else: who can write a directory can put sockets of their own in the place of ours.
+    /// Creates the directory and `admin/` in it, for this user alone, and locks it for serving. An
+    /// existing directory must belong to this user, and must not be writable by others. A user who
+    /// can write to a directory could replace our sockets.
     ///
-    /// Only one can serve in it: a server that is about to listen looks like one that is dead, and its socket would be replaced.
+    /// Only one server can use a directory. A server that does not listen yet looks like a dead
+    /// one, and its socket would be replaced.
     pub fn create(path: &Path) -> Result<Self, Failure> {
         let path = std::path::absolute(path).doing(|| path.display().to_string())?;
         let mut directory = Self { path: path.clone(), made: Vec::new(), _lock: None };
         if let Some(parent) = path.parent().filter(|parent| *parent == Self::parent_in_temporary()) {
             directory.make(parent)?;
         }
+
         for _ in 0..TRIES {
             directory.make(&path)?;
             directory._lock = lock(&path)?;
@@ -59,18 +63,20 @@ impl Directory {
                 return Ok(directory);
             }
         }
+
         Err(Failure::environment(format!("{} is taken away again and again", path.display())))
     }
 
-    /// Makes a directory, and those that it is in, and says whether it is this user's alone.
+    /// Creates a directory and its missing parents, and checks that only this user can write to it.
     fn make(&mut self, path: &Path) -> Result<(), Failure> {
         let mut tries = 0..TRIES;
         while let Err(error) = self.make_missing(path) {
-            // Another server has removed one that it had made.
+            // Another server has removed a directory that it had created.
             if error.kind() != ErrorKind::NotFound || tries.next().is_none() {
                 return Err(error).doing(|| format!("can't make the directory {}", path.display()));
             }
         }
+
         check_private(path)
     }
 
@@ -83,6 +89,7 @@ impl Directory {
                 Err(error) => return Err(error),
             }
         }
+
         Ok(())
     }
 
@@ -90,7 +97,7 @@ impl Directory {
         std::env::temp_dir().join(format!("nicforge-{}", geteuid()))
     }
 
-    /// A directory that is there already.
+    /// Opens an existing directory.
     pub fn open(path: &Path) -> Result<Self, Failure> {
         let path = std::path::absolute(path).doing(|| path.display().to_string())?;
         let metadata = std::fs::metadata(&path).doing(|| {
@@ -102,20 +109,21 @@ impl Directory {
                 path.display()
             )));
         }
+
         Ok(Self { path, made: Vec::new(), _lock: None })
     }
 
-    /// Whether a machine is, or was, served in a directory.
+    /// Returns whether a machine is, or was, served in a directory.
     pub fn is_served(path: &Path) -> bool {
         path.join("admin/control").symlink_metadata().is_ok()
     }
 
-    /// The directory itself.
+    /// Returns the directory's path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// The socket of an attachment. The admin attachments are in a folder of their own.
+    /// Returns the socket of an attachment. The admin attachments' sockets are in `admin/`.
     pub fn socket(&self, node: &str, attachment: &str, admin: bool) -> Result<PathBuf, Failure> {
         let name = format!("{node}.{attachment}");
         let path = if admin { self.path.join("admin").join(name) } else { self.path.join(name) };
@@ -125,21 +133,23 @@ impl Directory {
                 path.display()
             )));
         }
+
         Ok(path)
     }
 
-    /// The control socket.
+    /// Returns the control socket.
     pub fn control(&self) -> PathBuf {
         self.path.join("admin").join("control")
     }
 }
 
 impl Directory {
-    /// Lets every user of the host through what was made, except `admin/`: they can reach sockets
-    /// that are given to them, and cannot see which there are. `owners` are the users among them.
+    /// Lets every user of the host pass through the created directories, except `admin/`. Other
+    /// users can then reach the sockets that are given to them, but cannot list the directory.
+    /// `owners` are the users that sockets are given to.
     ///
     /// # Errors
-    /// A [`Failure`] that names the directory on the way that only its own user can enter.
+    /// Returns a [`Failure`] that names a parent directory which only its own user can enter.
     pub fn let_others_through(&self, owners: &[Uid]) -> Result<(), Failure> {
         let admin = self.path.join("admin");
         for made in self.made.iter().filter(|made| **made != admin) {
@@ -157,15 +167,17 @@ impl Directory {
                 )));
             }
         }
+
         Ok(())
     }
 
-    /// Removes what was made, unless there are files of others in it. Calling it again does no
-    /// harm.
+    /// Removes the created directories, unless there are other files in them. Further calls have no
+    /// effect.
     pub fn remove_made(&mut self) {
-        // Each only once: another server may make one of that name at once.
+        // Each is removed only once, because another server may create one of the same name at any
+        // time.
         for made in self.made.drain(..).rev() {
-            // It stays when there is something in it.
+            // The removal of a directory with files fails, and the directory stays.
             let _ = std::fs::remove_dir(made);
         }
     }
@@ -177,8 +189,8 @@ impl Drop for Directory {
     }
 }
 
-/// The file of a socket that this process listens on, to be removed while another thread still has
-/// the socket.
+/// The file of a socket that this process listens on. It can be removed while another thread still
+/// uses the socket.
 #[derive(Debug)]
 pub struct SocketFile {
     path: PathBuf,
@@ -187,16 +199,16 @@ pub struct SocketFile {
 }
 
 impl SocketFile {
-    /// The file that is at `path` now.
+    /// Returns the file that is at `path` now.
     ///
     /// # Errors
-    /// A [`Failure`] of the surroundings when there is none.
+    /// Returns a [`Failure`] of the environment when there is none.
     pub fn of(path: &Path) -> Result<Self, Failure> {
         let metadata = path.symlink_metadata().doing(|| path.display().to_string())?;
         Ok(Self { path: path.to_owned(), file: (metadata.dev(), metadata.ino()) })
     }
 
-    /// Removes it, unless something else has its place.
+    /// Removes the file, unless another file has replaced it.
     pub fn remove(&self) {
         let ours =
             self.path.symlink_metadata().is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.file);
@@ -206,13 +218,14 @@ impl SocketFile {
     }
 }
 
-/// Locks a directory. `None` when it is not the one at `path` any more.
+/// Locks a directory. Returns `None` when `path` no longer leads to the locked directory.
 fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
     let what = || format!("can't lock the directory {}", path.display());
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
         file => file.doing(what)?,
     };
+
     let lock = match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
         Ok(lock) => lock,
         Err((_, Errno::EWOULDBLOCK)) => {
@@ -223,13 +236,15 @@ fn lock(path: &Path) -> Result<Option<Flock<File>>, Failure> {
         }
         Err((_, errno)) => return Err(errno).doing(what),
     };
+
     let locked = lock.metadata().doing(what)?;
     let same =
         path.symlink_metadata().is_ok_and(|there| (there.dev(), there.ino()) == (locked.dev(), locked.ino()));
+
     Ok(same.then_some(lock))
 }
 
-/// Whether nobody but this user can change what is in a directory.
+/// Checks that only this user can change the contents of a directory.
 fn check_private(path: &Path) -> Result<(), Failure> {
     let metadata = std::fs::symlink_metadata(path).doing(|| path.display().to_string())?;
     let problem = if !metadata.is_dir() {
@@ -241,6 +256,7 @@ fn check_private(path: &Path) -> Result<(), Failure> {
     } else {
         return Ok(());
     };
+
     Err(Failure::environment(format!("{} {problem}; choose another directory with --dir", path.display())))
 }
 
@@ -255,6 +271,7 @@ mod tests {
         std::fs::create_dir(&path).unwrap();
         std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o777)).unwrap();
         let failure = Directory::create(&path).unwrap_err();
+
         assert!(failure.message.contains("can be written by other users"), "{failure}");
         assert!(path.exists());
         assert!(!path.join("admin").exists());
@@ -266,12 +283,15 @@ mod tests {
         let (own, path) = (folder.path().join("own"), folder.path().join("own/a/b"));
         std::fs::create_dir(&own).unwrap();
         drop(Directory::create(&path).unwrap());
+
         assert!(own.exists() && !own.join("a").exists());
         drop(Directory::create(&own).unwrap());
+
         assert!(own.exists() && !own.join("admin").exists());
         let directory = Directory::create(&path).unwrap();
         std::fs::write(own.join("a/file"), "").unwrap();
         drop(directory);
+
         assert!(own.join("a/file").exists() && !path.exists());
     }
 
@@ -284,6 +304,7 @@ mod tests {
 
         std::fs::set_permissions(folder.path(), Permissions::from_mode(0o700)).unwrap();
         let failure = directory.let_others_through(&[]).unwrap_err();
+
         assert!(
             failure.message.contains(&format!("{} can be entered", folder.path().display())),
             "{failure}"
@@ -302,9 +323,11 @@ mod tests {
         let listener = std::os::unix::net::UnixListener::bind(&path).unwrap();
         let file = SocketFile::of(&path).unwrap();
         file.remove();
+
         assert!(!path.exists());
         std::fs::write(&path, "another's").unwrap();
         file.remove();
+
         assert!(path.exists());
         drop(listener);
     }
@@ -315,9 +338,11 @@ mod tests {
         let path = folder.path().join("m");
         let first = Directory::create(&path).unwrap();
         let failure = Directory::create(&path).unwrap_err();
+
         assert!(failure.message.contains("served already"), "{failure}");
         assert!(path.join("admin").exists());
         drop(first);
+
         assert!(!path.exists());
         assert!(Directory::create(&path).is_ok());
     }

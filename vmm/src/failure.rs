@@ -1,4 +1,4 @@
-//! How a command fails: a message for a person and an exit code for a script.
+//! The failure of a command: a message for the user, and an exit code for scripts.
 
 use std::{io::Write, process::ExitCode, time::Duration};
 
@@ -6,56 +6,57 @@ use thiserror::Error;
 
 use crate::lines::{Stream, is_writable};
 
-/// How long a message waits for somebody to read standard error.
+/// How long a message waits until standard error is writable.
 const PATIENCE: Duration = Duration::from_millis(300);
 
-/// The work was done and the result is bad (digests differ, a program failed).
+/// The command has run, and its result is bad: digests differ, or a program failed.
 pub const EXIT_RESULT: u8 = 1;
 /// The command line or a machine file is wrong. (clap uses the same.)
 pub const EXIT_USAGE: u8 = 2;
-/// Something around it failed: a socket is taken, a process can't be started, a server is gone.
+/// Something outside the command failed: a socket is taken, a process cannot be started, or a
+/// server is gone.
 pub const EXIT_ENVIRONMENT: u8 = 3;
-/// The engine did not end in time: a client holds it up. The sockets are removed.
+/// The engine did not end in time, because a client holds it. The sockets are removed.
 pub const EXIT_HELD: u8 = 4;
-/// Ended by Ctrl-C or SIGTERM, as shells count it (128 + SIGINT).
+/// The command was ended by Ctrl-C or SIGTERM. The value is the shells' one (128 + SIGINT).
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// Nobody reads standard output any more; as shells count it (128 + SIGPIPE).
+/// The reader of standard output has closed it. The value is the shells' one (128 + SIGPIPE).
 pub const EXIT_UNREAD: u8 = 141;
 
-/// Why a command ended early.
+/// The reason why a command ended early.
 #[derive(Clone, Debug, Error)]
 #[error("{message}")]
 pub struct Failure {
-    /// What happened and what to do.
+    /// A description of the problem, and of what to do.
     pub message: String,
     /// The process's exit code.
     pub code: u8,
 }
 
 impl Failure {
-    /// The command line or a file that the user wrote is wrong.
+    /// Returns a failure of the command line, or of a file that the user wrote.
     pub fn usage(message: impl Into<String>) -> Self {
         Self { message: message.into(), code: EXIT_USAGE }
     }
 
-    /// The surroundings failed.
+    /// Returns a failure of the environment.
     pub fn environment(message: impl Into<String>) -> Self {
         Self { message: message.into(), code: EXIT_ENVIRONMENT }
     }
 
-    /// The result is bad.
+    /// Returns a failure because of a bad result.
     pub fn result(message: impl Into<String>) -> Self {
         Self { message: message.into(), code: EXIT_RESULT }
     }
 
-    /// Ended by the user.
+    /// Returns the failure of a command that the user has ended.
     pub fn interrupted() -> Self {
         Self { message: "interrupted".into(), code: EXIT_INTERRUPTED }
     }
 }
 
-/// The exit code of a command, after its failure was written to standard error.
+/// Writes a failure to standard error. Returns the command's exit code.
 pub fn report(result: Result<u8, Failure>) -> ExitCode {
     match result {
         Ok(code) => ExitCode::from(code),
@@ -68,7 +69,8 @@ pub fn report(result: Result<u8, Failure>) -> ExitCode {
     }
 }
 
-/// Write a line to standard output. A reader that is gone, as in `nicforge stat ... | head`, ends the command without a word.
+/// Writes a line to standard output. A reader that has closed it, as in `nicforge stat ... | head`,
+/// ends the command without a message.
 pub fn say(line: impl std::fmt::Display) -> Result<(), Failure> {
     let mut out = std::io::stdout().lock();
     writeln!(out, "{line}").and_then(|()| out.flush()).map_err(|error| match error.kind() {
@@ -79,17 +81,18 @@ pub fn say(line: impl std::fmt::Display) -> Result<(), Failure> {
     })
 }
 
-/// Write a line to standard error, if that can be done: a message never decides how a command ends.
+/// Writes a line to standard error, if that is possible. An error here never changes how a command
+/// ends.
 pub fn tell(line: impl std::fmt::Display) {
     if is_writable(Stream::Error, PATIENCE) {
-        // It may be closed, or on a disk that is full.
+        // Standard error may be closed, or on a full disk.
         let _ = std::io::stderr().write_all(format!("{line}\n").as_bytes());
     }
 }
 
-/// Attach what was being done to an error.
+/// Adds a description of the failed action to an error.
 pub trait Doing<T> {
-    /// A failure of the surroundings: "`what`: error".
+    /// Returns a failure of the environment with the message "`what`: error".
     fn doing(self, what: impl FnOnce() -> String) -> Result<T, Failure>;
 }
 

@@ -1,7 +1,9 @@
-//! The program `nicforge`: serve a machine, run programs on it, boot guests with it, look at it, and the demonstration.
+//! The program `nicforge`. It serves machines, runs programs on them, boots guests with them, shows
+//! their state, and measures them.
 //!
-//! In: machine files, command lines, signals. Out: sockets in a directory, processes, tables.
-//! May touch everything below it. Each command is a module; `main.rs` only parses and dispatches.
+//! Its input is machine files, command lines and signals. Its output is sockets in a directory,
+//! processes and tables. It may use all crates below it. Each command is a module. `main.rs` only
+//! parses and dispatches.
 
 pub mod access;
 pub mod bench;

@@ -1,7 +1,8 @@
-//! Lines of programs: taken out of their pipes, and put onto this process's own outputs behind the program's name.
+//! Reads the lines of programs from their pipes, and prints them behind the program's name.
 //!
-//! A program may leave its pipe to a process that lives on, and nobody may read what is written here. Neither is waited for longer
-//! than the caller likes: [`pass_on`] ends when it is told to, and [`Printer`] gives up when it may.
+//! A program may leave its pipe open in a process that outlives it, and this process's own output
+//! may be blocked. Both waits are bounded by the caller: [`pass_on`] ends when `over` is closed,
+//! and [`Printer`] gives up when `give_up` returns true.
 
 use std::{
     fs::File,
@@ -20,17 +21,17 @@ use nix::{
     poll::{PollFd, PollFlags, PollTimeout, poll},
 };
 
-/// The longest line that is passed on in one piece, in bytes.
+/// The longest line that is passed on as one line, in bytes.
 const MAX_LINE: usize = 64 * 1024;
-/// What a pipe that is ready for writing takes without a wait, in bytes.
+/// The number of bytes that a writable pipe takes without blocking.
 const PIECE: usize = 4096;
-/// How often a writer that waits for a reader looks whether it may give up.
+/// The interval between two checks whether a blocked writer may give up.
 const LOOK: Duration = Duration::from_millis(50);
 
-/// Where the lines of the programs go: the program's name, which of its outputs, the line.
+/// Receives the lines of programs: the program's name, the output stream, and the line.
 pub type LineSink = Arc<dyn Fn(&str, Stream, &str) + Send + Sync>;
 
-/// Which of a program's outputs.
+/// An output stream of a program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Stream {
     /// Standard output.
@@ -47,20 +48,22 @@ pub struct Printer {
 }
 
 impl Printer {
-    /// Names get `width` columns.
+    /// Returns a printer whose names have `width` columns.
     pub fn new(width: usize) -> Self {
         Self { width, one_at_a_time: Mutex::new(()), given_up: AtomicBool::new(false) }
     }
 
-    /// Writes a line. While nobody reads, it asks `give_up`; when that has said so once, this line and all that come are dropped.
+    /// Writes a line. While the output is blocked, it calls `give_up` repeatedly. Once that returns
+    /// true, this line and all later ones are dropped.
     pub fn line(&self, name: &str, stream: Stream, line: &str, give_up: &dyn Fn() -> bool) {
         let text = format!("{name:width$} | {line}\n", width = self.width);
         let _one_at_a_time = self.one_at_a_time.lock();
+
         for piece in text.as_bytes().chunks(PIECE) {
             while !self.given_up.load(Ordering::Relaxed) && !is_writable(stream, LOOK) {
                 self.given_up.fetch_or(give_up(), Ordering::Relaxed);
             }
-            // Nobody may be left to read; the programs still run to their end.
+            // The reader may have closed the output. The programs still run to their end.
             if self.given_up.load(Ordering::Relaxed) || write(stream, piece).is_err() {
                 return;
             }
@@ -68,15 +71,16 @@ impl Printer {
     }
 }
 
-/// Whether something can be written to an output of this process without a wait, or soon will.
+/// Returns whether an output of this process is writable, or becomes so within the given time.
 pub fn is_writable(stream: Stream, within: Duration) -> bool {
     let (out, err) = (std::io::stdout(), std::io::stderr());
     let fd = match stream {
         Stream::Output => out.as_fd(),
         Stream::Error => err.as_fd(),
     };
+
     let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
-    // What can't be asked is tried.
+    // When the poll fails, the write is attempted.
     poll(&mut fds, PollTimeout::try_from(within).unwrap_or(PollTimeout::ZERO)).map_or(true, |ready| ready > 0)
 }
 
@@ -91,12 +95,15 @@ fn write(stream: Stream, piece: &[u8]) -> std::io::Result<()> {
     }
 }
 
-/// Passes on the lines out of `pipe` until it ends; or, once the other end of `over` is closed, until it is empty.
+/// Passes on the lines from `pipe` until it is closed. Once the other end of `over` is closed, it
+/// ends when the pipe is empty.
 pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
     let mut pipe = File::from(pipe);
     let mut buffer = vec![0; 16 * 1024];
     let mut pending = Vec::new();
-    // What was in the pipe when it was over, at most; who still writes to it is not waited for.
+    // After `over` is closed, at most one pipe's capacity is read. A process that still writes to
+    // the pipe cannot prolong the loop.
+
     let mut left = usize::MAX;
     while left > 0 {
         let (readable, is_over) = match wait(pipe.as_fd(), over.as_fd()) {
@@ -104,12 +111,15 @@ pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
             Err(Errno::EINTR) => continue,
             Err(_) => break,
         };
+
         if is_over && left == usize::MAX {
             left = fcntl(&pipe, FcntlArg::F_GETPIPE_SZ).map_or(MAX_LINE, |size| size as usize);
         }
+
         if !readable {
             break;
         }
+
         let wanted = buffer.len().min(left);
         let got = match pipe.read(&mut buffer[..wanted]) {
             Ok(0) => break,
@@ -117,9 +127,11 @@ pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
             Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
             Err(_) => break,
         };
+
         if is_over {
             left -= got;
         }
+
         for piece in buffer[..got].split_inclusive(|&byte| byte == b'\n') {
             if pending.len() + piece.len() > MAX_LINE {
                 line(&text(&pending));
@@ -132,12 +144,13 @@ pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
             }
         }
     }
+
     if !pending.is_empty() {
         line(&text(&pending));
     }
 }
 
-/// Waits until there is something in the pipe, its end included, or it is over: whether each is so.
+/// Waits until the pipe is readable or closed, or `over` is closed. Returns whether each is so.
 fn wait(pipe: BorrowedFd<'_>, over: BorrowedFd<'_>) -> Result<(bool, bool), Errno> {
     let mut fds = [PollFd::new(pipe, PollFlags::POLLIN), PollFd::new(over, PollFlags::POLLIN)];
     poll(&mut fds, PollTimeout::NONE)?;
@@ -161,6 +174,7 @@ mod tests {
         let mut lines = Vec::new();
         pass_on(reader.into(), &over, |line| lines.push(line.to_owned()));
         drop(writer);
+
         lines
     }
 
@@ -180,6 +194,7 @@ mod tests {
         let mut lines = Vec::new();
         pass_on(reader.into(), &over, |line| lines.push(line.len()));
         thread.join().unwrap();
+
         assert!(lines.iter().all(|&length| length <= MAX_LINE), "{lines:?}");
         assert_eq!(lines.iter().sum::<usize>(), 3 * MAX_LINE);
     }

@@ -1,9 +1,9 @@
 //! The log on standard error, written by a thread of its own.
 //!
-//! In: lines from `tracing`, on any thread. Out: standard error. A thread that logs only puts its
-//! line into a bounded queue, so that a pipe that is full and unread holds neither the engine nor
-//! the end of the process. Lines that find the queue full are dropped and counted; the log says how
-//! many.
+//! The input is lines from `tracing`, on any thread. The output is standard error. A thread that
+//! logs only puts its line into a bounded queue. A full pipe that is not read therefore delays
+//! neither the engine nor the end of the process. Lines that find the queue full are dropped and
+//! counted, and the log reports their number.
 
 use std::{
     io::{self, Write},
@@ -21,17 +21,17 @@ use tracing_subscriber::fmt::MakeWriter;
 
 use crate::lines::{Stream, is_writable};
 
-/// Lines that wait to be written at most.
+/// The greatest number of lines in the queue.
 const MAX_WAITING: usize = 1024;
-/// The longest line in bytes; the rest of it is cut off. A pipe that is ready for writing takes as
-/// much without a wait.
+/// The longest line in bytes. The rest of a longer line is cut off. A writable pipe takes this many
+/// bytes without blocking.
 const MAX_LINE: usize = 4096;
-/// How long the end of the process waits for the lines that are left.
+/// How long the end of the process waits for the remaining lines.
 const LAST_LINES: Duration = Duration::from_millis(200);
-/// How long one wait of the writing thread for its reader takes.
+/// The longest single wait of the writing thread for a writable output.
 const LOOK: Duration = Duration::from_secs(60);
 
-/// Where threads put their lines. Clones have the same queue.
+/// The queue that threads put their lines into. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct LogQueue {
     lines: SyncSender<Vec<u8>>,
@@ -39,7 +39,7 @@ pub struct LogQueue {
 }
 
 impl LogQueue {
-    /// Returns a queue and the end that lines are taken out of.
+    /// Returns a queue and its receiving end.
     fn new(capacity: usize) -> (Self, Waiting) {
         let (lines, waiting) = mpsc::sync_channel(capacity);
         let dropped = Arc::new(AtomicU64::new(0));
@@ -66,7 +66,7 @@ impl<'a> MakeWriter<'a> for LogQueue {
     }
 }
 
-/// Takes one line, which `tracing` writes in one piece.
+/// Takes one line. `tracing` writes each line with one call.
 #[derive(Debug)]
 pub struct LogLine<'a>(&'a LogQueue);
 
@@ -81,19 +81,21 @@ impl Write for LogLine<'_> {
     }
 }
 
-/// The other end of a [`LogQueue`].
+/// The receiving end of a [`LogQueue`].
 struct Waiting {
     lines: Receiver<Vec<u8>>,
     dropped: Arc<AtomicU64>,
 }
 
 impl Waiting {
-    /// Writes lines until an empty one comes, which marks the end, or no sender is left.
+    /// Writes lines until an empty one comes, which marks the end, or until all senders are
+    /// dropped.
     fn write_all(&self, mut write: impl FnMut(&[u8])) {
         while let Ok(line) = self.lines.recv() {
             if line.is_empty() {
                 break;
             }
+
             write(&line);
             let dropped = self.dropped.swap(0, Ordering::Relaxed);
             if dropped > 0 {
@@ -106,27 +108,27 @@ impl Waiting {
     }
 }
 
-/// The log of this process. When it is dropped, lines that still wait are written if their reader
-/// takes them within 200 ms.
+/// The log of this process. Dropping it writes the remaining lines, if the reader takes them within
+/// 200 ms.
 #[derive(Debug)]
 pub struct Log {
     queue: LogQueue,
-    /// Its other end is dropped when all has been written.
+    /// The other end is dropped when all lines have been written.
     written: Receiver<()>,
 }
 
 impl Log {
-    /// Starts the thread that writes. It is never joined: the process may end while it waits for a
-    /// reader.
+    /// Starts the writing thread. It is never joined, because the process may end while the thread
+    /// waits for a reader.
     ///
     /// # Errors
-    /// As `std::thread::Builder::spawn`.
+    /// Returns the errors of `std::thread::Builder::spawn`.
     pub fn start() -> io::Result<Self> {
         let (queue, waiting) = LogQueue::new(MAX_WAITING);
         let (all_written, written) = mpsc::sync_channel(0);
 
-        // A thread has the mask of the one that starts it. Signals are for the thread that waits
-        // for them, which may block them later.
+        // A thread inherits the signal mask of its parent. All signals are blocked here, because
+        // another thread will wait for them.
         let mask = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK)?;
         let started = thread::Builder::new().name("log".into()).spawn(move || {
             waiting.write_all(write_when_read);
@@ -134,10 +136,11 @@ impl Log {
         });
         mask.thread_set_mask()?;
         started?;
+
         Ok(Self { queue, written })
     }
 
-    /// The writer for `tracing`.
+    /// Returns the writer for `tracing`.
     pub fn queue(&self) -> LogQueue {
         self.queue.clone()
     }
@@ -145,8 +148,7 @@ impl Log {
 
 impl Drop for Log {
     fn drop(&mut self) {
-        // A queue that is full belongs to a reader that takes nothing: waiting for it would help
-        // only a reader that comes back.
+        // When the queue is full, its reader takes nothing, so the process does not wait for it.
         let asked = self.queue.lines.try_send(Vec::new()).is_ok();
         let wait = if asked { LAST_LINES } else { Duration::ZERO };
         match self.written.recv_timeout(wait) {
@@ -155,11 +157,11 @@ impl Drop for Log {
     }
 }
 
-/// Writes a line to standard error once it takes one without a wait, so that the lock of standard
-/// error is held for a moment only.
+/// Writes a line to standard error once that is writable. The lock of standard error is therefore
+/// held only for a moment.
 fn write_when_read(line: &[u8]) {
     while !is_writable(Stream::Error, LOOK) {}
-    // It may be closed, or on a disk that is full.
+    // Standard error may be closed, or on a full disk.
     let _ = io::stderr().write_all(line);
 }
 
@@ -179,8 +181,10 @@ mod tests {
         for line in ["one\n", "two\n", "three\n", "four\n"] {
             queue.make_writer().write_all(line.as_bytes()).unwrap();
         }
+
         drop(queue);
         let lines = written(&waiting);
+
         assert_eq!(lines[0], "one\n");
         assert!(lines[1].contains("2 lines of the log were dropped"), "{lines:?}");
         assert_eq!(lines[2..], ["two\n"]);

@@ -1,7 +1,9 @@
-//! Starting programs, one a node or core, with their output passed on; ending all of them when one fails.
+//! Starts one program for each node or core, passes on their output, and ends all of them when one
+//! fails.
 //!
-//! A program is a process group: what it starts belongs to it, and is ended with it. A program has ended when the process that was
-//! started for it has; neither a descendant nor a pipe that somebody keeps open delays that.
+//! Each program has a process group of its own. Its descendants belong to the group and are ended
+//! with it. A program has ended when its own process has. Neither a descendant nor a pipe that
+//! another process keeps open delays that.
 
 use std::{
     io::{PipeReader, PipeWriter},
@@ -34,20 +36,20 @@ use crate::{
     signals::Signals,
 };
 
-/// How long programs get between SIGTERM and SIGKILL.
+/// The time between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(3);
-/// How long output that is left may take when nobody wants to wait for it any more.
+/// How long the remaining output may take after an interrupt or when the programs are dropped.
 const LAST_LINES: Duration = Duration::from_secs(1);
-/// How often signals and groups are looked at.
+/// The interval between two checks of signals and process groups.
 const LOOK: Duration = Duration::from_millis(50);
 
 /// A program to start.
 pub struct Program {
-    /// What its output is prefixed with.
+    /// The prefix of its output lines.
     pub name: String,
     /// Program and arguments; must not be empty.
     pub command: Vec<String>,
-    /// Added to its environment.
+    /// Variables that are added to its environment.
     pub environment: Vec<(String, String)>,
 }
 
@@ -57,22 +59,23 @@ struct Started {
     child: Child,
     /// Its process group, of its own number; `None` when nothing is left in it.
     group: Option<Pid>,
-    /// Whether its process was reaped. Until then nobody else can get its number.
+    /// Whether its process was reaped. Until then the kernel does not reuse its number.
     ended: bool,
 }
 
-/// Running programs. They are ended when this is dropped.
+/// Running programs. Dropping this ends them.
 pub struct Processes {
     programs: Vec<Started>,
-    /// Which program has ended; closed when all have, and all their output has been passed on.
+    /// Receives the index of each program that has ended. It is closed when all programs have ended
+    /// and all output has been passed on.
     ended: Receiver<usize>,
-    /// Closed when nothing more is expected in the pipes than what is in them.
+    /// Closed when no more output is awaited than the pipes already contain.
     over: Option<PipeWriter>,
-    /// Set when output that nobody reads is not to be waited for.
+    /// Set when output that is not read must be dropped.
     give_up: Arc<AtomicBool>,
 }
 
-/// What the threads of a program need.
+/// The channels and sinks for the threads of a program.
 struct Ends {
     report: Sender<usize>,
     over: Arc<PipeReader>,
@@ -80,7 +83,8 @@ struct Ends {
 }
 
 impl Processes {
-    /// Start all programs, each in a process group of its own, with their lines written behind their names.
+    /// Starts all programs, each in a process group of its own. Their lines are printed behind
+    /// their names.
     pub fn start_prefixed(programs: Vec<Program>) -> Result<Self, Failure> {
         let width = programs.iter().map(|program| program.name.len()).max().unwrap_or(0);
         let (printer, give_up) = (Printer::new(width), Arc::new(AtomicBool::new(false)));
@@ -91,7 +95,7 @@ impl Processes {
         Self::start_with(programs, sink, give_up)
     }
 
-    /// Start all programs, each in a process group of its own, with their lines given to `sink`.
+    /// Starts all programs, each in a process group of its own. Their lines are passed to `sink`.
     pub fn start(programs: Vec<Program>, sink: LineSink) -> Result<Self, Failure> {
         Self::start_with(programs, sink, Arc::default())
     }
@@ -101,9 +105,11 @@ impl Processes {
         let (is_over, over) = std::io::pipe().doing(|| "a pipe".into())?;
         let ends = Ends { report, over: Arc::new(is_over), sink };
         let mut processes = Self { programs: Vec::new(), ended, over: Some(over), give_up };
+
         for program in programs {
             processes.start_one(program, &ends)?;
         }
+
         Ok(processes)
     }
 
@@ -119,6 +125,7 @@ impl Processes {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .process_group(0);
+
         descriptors::restore_in(&mut command);
         let mut child = command.spawn().doing(|| format!("can't start {executable} for {}", program.name))?;
 
@@ -132,26 +139,33 @@ impl Processes {
         if let Some(pipe) = err {
             ends.read(pipe.into(), &program.name, Stream::Error)?;
         }
+
         let waiter = std::thread::Builder::new().spawn(move || {
-            // It is reaped by who sends signals, so that none goes to somebody else with its number.
+            // This thread does not reap the process. The thread that sends signals reaps it, so
+            // that no signal goes to a new process with the same number.
             while waitid(Id::Pid(pid), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT) == Err(Errno::EINTR) {}
-            // Nobody waits any more when the whole was given up.
+            // The receiver is gone when the programs were dropped.
             let _ = report.send(index);
         });
+
         waiter.doing(|| format!("a thread for {}", program.name))?;
         Ok(())
     }
 
-    /// Wait until all programs have ended. When one fails or a signal comes, the others are ended too; what programs that have
-    /// ended left behind is ended when all have. Gives the exit code of the first that failed (128 and the signal's number for
-    /// one that was killed), or 0.
+    /// Waits until all programs have ended.
+    ///
+    /// When one fails or a signal comes, the others are ended, too. When all have ended, their
+    /// remaining descendants are ended. Returns the exit code of the first program that failed, or
+    /// 0. A killed program's code is 128 and the signal's number.
     pub fn wait(&mut self, signals: &Signals) -> Result<u8, Failure> {
         let mut code = 0;
         let mut kill_at: Option<Instant> = None;
         let mut killed = false;
         let mut leave_at: Option<Instant> = None;
+
         loop {
             let mut all_read = false;
+
             match self.ended.recv_timeout(LOOK) {
                 Ok(index) => {
                     let ended = self.programs[index].reap()?;
@@ -169,21 +183,26 @@ impl Processes {
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => all_read = true,
             }
+
             if signals.take().is_some() && code != EXIT_INTERRUPTED {
                 code = EXIT_INTERRUPTED;
                 self.signal_all(Signal::SIGTERM);
                 kill_at = Some(Instant::now() + GRACE);
             }
+
             if kill_at.is_some_and(|at| Instant::now() >= at) {
                 self.signal_all(Signal::SIGKILL);
                 killed = true;
                 kill_at = Some(Instant::now() + GRACE);
             }
+
             if self.programs.iter().any(|program| !program.ended) {
                 continue;
             }
+
             self.programs.iter_mut().for_each(Started::look_for_rest);
-            // What was killed is not waited for: who is to reap it may not do so.
+            // After SIGKILL the groups are not awaited, because a descendant's parent may never
+            // reap it.
             if !killed && self.programs.iter().any(|program| program.group.is_some()) {
                 if kill_at.is_none() {
                     self.signal_all(Signal::SIGTERM);
@@ -194,11 +213,13 @@ impl Processes {
                 }
                 continue;
             }
+
             self.over = None;
             if code == EXIT_INTERRUPTED {
                 self.give_up.store(true, Ordering::Relaxed);
                 leave_at.get_or_insert_with(|| Instant::now() + LAST_LINES);
             }
+
             if all_read || leave_at.is_some_and(|at| Instant::now() >= at) {
                 return Ok(code);
             }
@@ -207,14 +228,14 @@ impl Processes {
 
     fn signal_all(&self, signal: Signal) {
         for group in self.programs.iter().filter_map(|program| program.group) {
-            // It may have ended in this moment.
+            // The group may have ended in this moment.
             let _ = killpg(group, signal);
         }
     }
 }
 
 impl Started {
-    /// Takes the status of a process that has ended.
+    /// Reaps a process that has ended, and returns its status.
     fn reap(&mut self) -> Result<ExitStatus, Failure> {
         let status = self.child.wait().doing(|| format!("can't wait for {}", self.name))?;
         self.ended = true;
@@ -222,7 +243,8 @@ impl Started {
         Ok(status)
     }
 
-    /// Forgets the group of a program that has ended once there is nobody in it: its number may become somebody else's then.
+    /// Forgets the group of an ended program once it is empty. The kernel may then reuse the
+    /// group's number.
     fn look_for_rest(&mut self) {
         if let Some(group) = self.group
             && self.ended
@@ -238,33 +260,38 @@ impl Drop for Processes {
         self.programs.iter_mut().for_each(Started::look_for_rest);
         self.signal_all(Signal::SIGKILL);
         for program in &mut self.programs {
-            // One that can't be waited for is gone.
+            // The wait fails only when the process no longer exists.
             let _ = program.child.wait();
         }
+
         self.over = None;
         self.give_up.store(true, Ordering::Relaxed);
-        // The threads end soon; one that still waits for a reader of its output is left to do so.
+        // The threads end soon. A thread that is still blocked on its output is not awaited any
+        // longer.
         let until = Instant::now() + LAST_LINES;
+
         while self.ended.recv_timeout(until.saturating_duration_since(Instant::now())).is_ok() {}
     }
 }
 
 impl Ends {
-    /// Passes on what comes out of a pipe, on a thread of its own.
+    /// Starts a thread that passes on the output of a pipe.
     fn read(&self, pipe: OwnedFd, program: &str, stream: Stream) -> Result<(), Failure> {
         let (name, sink, over, report) =
             (program.to_owned(), self.sink.clone(), self.over.clone(), self.report.clone());
         let reader = std::thread::Builder::new().spawn(move || {
             pass_on(pipe, &over, |line| sink(&name, stream, line));
-            // Its end of the channel is what tells that all has been passed on.
+            // The channel is closed when the last report is dropped, which tells that all output
+            // has been passed on.
             drop(report);
         });
+
         reader.doing(|| format!("a thread for {program}"))?;
         Ok(())
     }
 }
 
-/// A status as a shell would give it.
+/// Returns the exit code of a status, as shells compute it.
 pub fn exit_code(status: ExitStatus) -> u8 {
     match (status.code(), status.signal()) {
         (Some(code), _) => code as u8,

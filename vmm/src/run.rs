@@ -1,7 +1,8 @@
-//! `nicforge run`: serve a machine and start programs on its nodes.
+//! `nicforge run`: serves a machine and starts programs on its nodes.
 //!
-//! The programs after the options are sections separated by `:`. A section starts with `--ROLE` or `--NODE` (a role or the
-//! name of a node) and says what runs there; a single section without one runs on every node that no other section names.
+//! The programs after the options are sections separated by `:`. A section starts with `--ROLE` or
+//! `--NODE`, the role or name of a node, and contains the command for it. A single section without
+//! a target runs on every node that no other section names.
 
 use std::path::Path;
 
@@ -15,7 +16,7 @@ use crate::{
     signals::Signals,
 };
 
-/// Shown below the options.
+/// The help text below the options.
 pub const HELP: &str = "\
 Programs:
   ./a 1 2                     the same on every node
@@ -42,12 +43,12 @@ Examples: nicforge run machines/pset.toml -- --io ./reader : --compute ./writer
 /// One section of the programs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Section {
-    /// A role or a node; `None` for "every other node".
+    /// A role or a node. `None` stands for every other node.
     target: Option<String>,
     command: Vec<String>,
 }
 
-/// The command.
+/// Runs the command.
 pub fn main(
     machine: &Path,
     options: &ServeOptions,
@@ -62,6 +63,7 @@ pub fn main(
     let code = processes.wait(&signals)?;
     drop(processes);
     served.stop()?;
+
     Ok(code)
 }
 
@@ -74,20 +76,24 @@ fn parse(arguments: &[String]) -> Result<Vec<Section>, Failure> {
             }
             _ => (None, part),
         };
+
         if command.is_empty() {
             let place = target.map_or_else(|| "a section".to_owned(), |target| format!("--{target}"));
             return Err(Failure::usage(format!("{place} has no program; see `nicforge run --help`")));
         }
+
         if sections.iter().any(|section: &Section| section.target == target) {
             let which = target.map_or_else(|| "the other nodes".to_owned(), |target| format!("--{target}"));
             return Err(Failure::usage(format!("there are two programs for {which}")));
         }
+
         sections.push(Section { target, command: command.to_vec() });
     }
+
     Ok(sections)
 }
 
-/// The section for a node: by its name, by its role, or the one for the rest.
+/// Returns the section for a node: the one for its name, for its role, or for the rest.
 fn section<'a>(sections: &'a [Section], node: &Node) -> Option<&'a Section> {
     let by = |name: Option<&str>| sections.iter().find(|section| section.target.as_deref() == name);
     by(Some(&node.name)).or_else(|| by(Some(node.role.name()))).or_else(|| by(None))
@@ -108,13 +114,16 @@ fn assign(
             )));
         }
     }
+
     let mut programs = Vec::new();
     for node in &built.nodes {
         let Some(section) = section(sections, node) else { continue };
+
         let sockets: Vec<String> = node
             .users()
             .map(|attachment| served.socket(node, attachment).map(|path| path.display().to_string()))
             .collect::<Result<_, _>>()?;
+
         let size = built.nodes.iter().filter(|other| other.role == node.role).count();
         let environment = |sockets: &str| {
             vec![
@@ -127,6 +136,7 @@ fn assign(
                 ("NICFORGE_DIR".to_owned(), served.directory().path().display().to_string()),
             ]
         };
+
         if per_core {
             for (core, socket) in sockets.iter().enumerate() {
                 let mut variables = environment(socket);
@@ -143,6 +153,7 @@ fn assign(
             });
         }
     }
+
     Ok(programs)
 }
 

@@ -1,4 +1,5 @@
-//! `nicforge serve`: a machine on sockets, and the same for the commands that serve one while they run.
+//! `nicforge serve`: serves a machine on sockets. Other commands use the same code to serve one
+//! while they run.
 
 use std::{
     path::{Path, PathBuf},
@@ -29,10 +30,10 @@ use crate::{
     stat::{AttachmentSnapshot, LongestTurn, NodeSnapshot, Snapshot},
 };
 
-/// How long the engine may take to answer. It looks between two steps.
+/// How long the engine may take to answer. It answers between two steps.
 const PATIENCE: Duration = Duration::from_secs(1);
 
-/// How long the engine may take to end before it is left behind.
+/// How long the engine may take to end before its thread is abandoned.
 const LAST_TURN: Duration = Duration::from_millis(1200);
 
 /// A machine that is being served by a thread of this process.
@@ -47,11 +48,11 @@ pub struct Served {
     engine: Option<EngineThread>,
 }
 
-/// The engine's thread. It is never joined: a system call that a client holds up may keep it for
-/// ever.
+/// The engine's thread. It is never joined, because a client may hold it in a system call for ever.
 struct EngineThread {
     thread: JoinHandle<()>,
-    /// How it ended. The other end is dropped without a word when the thread panicked.
+    /// The result of the engine. The other end is dropped without a message when the thread
+    /// panicked.
     ended: Receiver<Result<(), String>>,
 }
 
@@ -61,14 +62,15 @@ impl EngineThread {
         let thread = std::thread::Builder::new().name("engine".into()).spawn(move || {
             let result = engine.run(&stop).map_err(|error| error.to_string());
             drop(engine);
-            // No reader is left when the engine was left behind.
+            // The receiver is gone when the thread was abandoned.
             let _ = report.send(result);
         });
+
         Ok(Self { thread: thread.doing(|| "the engine's thread".into())?, ended })
     }
 
-    /// Waits for the end of the thread, which was asked to end. A thread that does not is left
-    /// behind.
+    /// Waits until the thread has ended, for at most [`LAST_TURN`]. A thread that does not end is
+    /// abandoned.
     fn wait(self) -> Result<(), Failure> {
         match self.ended.recv_timeout(LAST_TURN) {
             Ok(result) => result.map_err(Failure::environment),
@@ -88,7 +90,7 @@ impl Served {
     /// Serves the machine of a file, with sockets for this user alone.
     ///
     /// # Errors
-    /// A [`Failure`] of usage when the file is wrong, else of the surroundings.
+    /// Returns a [`Failure`] of usage when the file is wrong, and of the environment otherwise.
     pub fn start(machine: &Path, options: &ServeOptions) -> Result<Self, Failure> {
         Self::start_description(&read(machine)?, options)
     }
@@ -96,7 +98,7 @@ impl Served {
     /// Serves a described machine, with sockets for this user alone.
     ///
     /// # Errors
-    /// As [`Served::start`].
+    /// Returns the errors of [`Served::start`].
     pub fn start_description(description: &Description, options: &ServeOptions) -> Result<Self, Failure> {
         Self::start_for(description, options, &[], &[])
     }
@@ -104,7 +106,8 @@ impl Served {
     /// Serves a described machine, with sockets that are given to users and groups.
     ///
     /// # Errors
-    /// As [`Served::start`]; of usage also when there is no such user, group or attachment.
+    /// Returns the errors of [`Served::start`], and a [`Failure`] of usage when a user, group or
+    /// attachment does not exist.
     pub fn start_for(
         description: &Description,
         options: &ServeOptions,
@@ -118,10 +121,12 @@ impl Served {
         if !rules.is_empty() {
             directory.let_others_through(&rules.owners())?;
         }
+
         Self::start_in(directory, machine, Arc::new(built), options, &rules)
     }
 
-    /// When it fails, what was started ends before the directory is given up.
+    /// Starts the engine and the control socket in `directory`. When it fails, both end before the
+    /// directory is removed.
     fn start_in(
         directory: Directory,
         machine: Machine,
@@ -142,7 +147,9 @@ impl Served {
         let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
         let stop = Stop::new().doing(|| "the engine".into())?;
         let handle = engine.handle();
-        // The control socket comes first: by it another server shows that it serves here.
+
+        // The control socket comes first, because it shows other servers that this one uses the
+        // directory.
         let control = ControlServer::start(&directory.control(), {
             let (built, handle) = (built.clone(), handle.clone());
             move |request| answer(&built, &handle, &request)
@@ -155,53 +162,55 @@ impl Served {
                 .doing(|| format!("can't serve {}", path.display()))?;
             sockets.push(SocketFile::of(path)?);
         }
+
         let event_loop = engine.event_loop_name();
         let engine = Some(EngineThread::start(engine, stop.clone())?);
+
         Ok(Self { built, directory, sockets, event_loop, stop, handle, control: Some(control), engine })
     }
 
-    /// Who is in it.
+    /// Returns the nodes of the machine.
     pub fn built(&self) -> &Built {
         &self.built
     }
 
-    /// Where its sockets are.
+    /// Returns the directory of its sockets.
     pub fn directory(&self) -> &Directory {
         &self.directory
     }
 
-    /// How the engine waits.
+    /// Returns the name of the engine's event loop.
     pub fn event_loop(&self) -> &'static str {
         self.event_loop
     }
 
-    /// The socket of an attachment.
+    /// Returns the socket of an attachment.
     pub fn socket(&self, node: &Node, attachment: &NodeAttachment) -> Result<PathBuf, Failure> {
         self.directory.socket(&node.name, &attachment.name, attachment.admin)
     }
 
-    /// What it is doing.
+    /// Returns a snapshot of the machine's counters and clients.
     pub fn snapshot(&self) -> Result<Snapshot, Failure> {
         snapshot(&self.built, &self.handle).map_err(Failure::environment)
     }
 
-    /// Whether the engine has ended by itself, which it never should.
+    /// Returns whether the engine has ended by itself, which it never should.
     fn has_failed(&self) -> bool {
         self.engine.as_ref().is_none_or(|engine| engine.thread.is_finished())
     }
 
-    /// Stops serving and removes the sockets and the directory. Returns within 1.2 s, whatever a
-    /// client holds.
+    /// Stops serving, and removes the sockets and the directory. It returns within 1.2 s, whatever
+    /// a client does.
     ///
     /// # Errors
-    /// A [`Failure`] when the engine was not well; with [`EXIT_HELD`] when it does not end. Its
-    /// thread is then left behind, and the caller ends the process soon.
+    /// Returns a [`Failure`] when the engine has failed, and one with [`EXIT_HELD`] when it does
+    /// not end. Its thread is then abandoned, and the caller should end the process soon.
     pub fn stop(mut self) -> Result<(), Failure> {
         self.end()
     }
 
     fn end(&mut self) -> Result<(), Failure> {
-        // First of all no further client finds its way here.
+        // The sockets are removed first, so that no further client connects.
         self.control = None;
         self.sockets.drain(..).for_each(|socket| socket.remove());
         self.directory.remove_made();
@@ -213,7 +222,7 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
-        // A caller that wants to know how it ended calls `stop`.
+        // A caller that needs the result calls `stop`.
         let _ = self.end();
     }
 }
@@ -222,11 +231,12 @@ fn read(machine: &Path) -> Result<Description, Failure> {
     Description::read(machine).map_err(|error| Failure::usage(error.to_string()))
 }
 
-/// The command.
+/// Runs the command.
 pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[Word]) -> Result<u8, Failure> {
     let signals = Signals::block().doing(|| "signals".into())?;
     let served = Served::start_for(&read(machine)?, options, owners, groups)?;
     say(welcome(&served))?;
+
     loop {
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
         let ready = poll(&mut fds, PollTimeout::from(500u16));
@@ -237,11 +247,12 @@ pub fn main(machine: &Path, options: &ServeOptions, owners: &[Word], groups: &[W
             break;
         }
     }
+
     served.stop()?;
     Ok(0)
 }
 
-/// What is where, for a person.
+/// Returns the description of the served machine for the terminal.
 fn welcome(served: &Served) -> String {
     let directory = served.directory.path().display();
     let mut text = format!(
@@ -250,6 +261,7 @@ fn welcome(served: &Served) -> String {
         served.built.nodes.len(),
         served.event_loop
     );
+
     for node in served.built.nodes.iter().take(8) {
         let users: Vec<_> = node.users().map(|attachment| attachment.name.as_str()).collect();
         text.push_str(&format!(
@@ -259,9 +271,11 @@ fn welcome(served: &Served) -> String {
             node.role.name()
         ));
     }
+
     if served.built.nodes.len() > 8 {
         text.push_str(&format!("  ... and {} more nodes\n", served.built.nodes.len() - 8));
     }
+
     text.push_str(&format!(
         "  {directory}/admin   admin attachments and the control socket\nlook at it: nicforge stat {directory}   end it: Ctrl-C"
     ));
@@ -326,6 +340,7 @@ fn snapshot(built: &Built, handle: &EngineHandle) -> Result<Snapshot, String> {
                 .collect(),
         })
         .collect();
+
     Ok(Snapshot {
         machine: built.name.clone(),
         uptime_ms: raw.uptime.as_millis() as u64,
@@ -368,6 +383,7 @@ mod tests {
         let description = Description::parse(text, "a test's machine").unwrap();
         let options = ServeOptions { dir: Some(folder.path().join("m")), event_loop: EventLoop::Auto };
         let served = Served::start_description(&description, &options).unwrap();
+
         assert!(folder.path().join("m/fifo0.user0").exists());
         let (held, is_held) = mpsc::channel();
         let (release, released) = mpsc::channel::<()>();
@@ -376,6 +392,7 @@ mod tests {
             // It ends with the test.
             let _ = released.recv();
         };
+
         served.handle.send(hold).unwrap();
         is_held.recv_timeout(SOON).unwrap();
 
@@ -385,6 +402,7 @@ mod tests {
         assert!(since.elapsed() < IN_TIME, "{:?}", since.elapsed());
         assert_eq!(failure.code, EXIT_HELD);
         assert!(!folder.path().join("m").exists(), "the directory is left behind");
+
         drop(release);
     }
 }

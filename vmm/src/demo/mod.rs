@@ -1,14 +1,15 @@
-//! `nicforge demo`: real data through an emulated Blue Gene/P tree network and back.
+//! `nicforge demo`: streams real data through an emulated Blue Gene/P tree network and back.
 //!
-//! The parent serves a pset and starts one process for the I/O node and one for each of four compute nodes. The I/O node
-//! streams the data to the compute cores over FCNP in turn; a core digests what it gets, changes every byte, and streams it
-//! back while the next core is being sent to. Three digests a core must agree: what was sent, what the core got, what came back
-//! with the change undone.
+//! The parent serves a pset. It starts one process for the I/O node, and one for each of four
+//! compute nodes. The I/O node streams the data to the compute cores over FCNP, one message to each
+//! core in turn. A core digests its data, changes every byte, and sends it back while the I/O node
+//! sends to the next core. For each core three digests must agree: of the sent data, of the data
+//! that the core received, and of the returned data with the change undone.
 //!
 //! - `mod.rs`: the parent;
-//! - `data.rs`: which data;
+//! - `data.rs`: the choice of data;
 //! - `io_node.rs`, `compute_node.rs`: the two kinds of child;
-//! - `report.rs`: what children tell the parent, and the table.
+//! - `report.rs`: the children's messages to the parent, and the table.
 
 mod compute_node;
 mod data;
@@ -43,7 +44,7 @@ const ROUND_TRIPS: u32 = 200;
 /// Bytes in a message of a round trip.
 const ROUND_TRIP_BYTES: usize = 16;
 
-/// Which part a process plays.
+/// The part of the demonstration that a process runs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Part {
     /// The I/O node.
@@ -52,26 +53,26 @@ pub enum Part {
     Compute,
 }
 
-/// What was asked for.
+/// The options of the command line.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// The file to stream.
     pub file: Option<PathBuf>,
     /// Bytes in a message.
     pub message: usize,
-    /// Interrupt mode on the I/O node.
+    /// Whether the I/O node uses interrupt mode.
     pub interrupts: bool,
     /// Packets in each FIFO.
     pub fifo_depth: u32,
-    /// JSON instead of a table.
+    /// Whether the result is printed as JSON instead of a table.
     pub json: bool,
-    /// Set in the children.
+    /// The part, which is set in child processes only.
     pub part: Option<Part>,
-    /// Where and how to serve.
+    /// Where and how to serve the machine.
     pub serve: ServeOptions,
 }
 
-/// What parent and children agree on.
+/// The settings that parent and children share.
 #[derive(Clone, Copy, Debug)]
 struct Plan {
     /// Compute cores in use on each node.
@@ -81,7 +82,8 @@ struct Plan {
 }
 
 impl Plan {
-    /// Four cores a node, as on the machine; two where processors are few, which still need the hand-over between cores.
+    /// Returns the plan. It uses four cores of each node, as on the real machine, or two on a host
+    /// with few processors. Two cores still exercise the hand-over between cores.
     fn new(options: &Options) -> Self {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         Self {
@@ -91,18 +93,19 @@ impl Plan {
         }
     }
 
-    /// Ranks in the pset of the cores in use, in the order they are sent to: each node's first core, then the second.
+    /// Returns the ranks of the used cores in their sending order: the first core of each node, and
+    /// then the second.
     fn ranks(&self) -> Vec<u32> {
         (0..self.cores).flat_map(|core| (0..COMPUTE_NODES).map(move |node| node * 4 + core)).collect()
     }
 
-    /// What core `rank` adds to every byte.
+    /// Returns the number that core `rank` adds to every byte.
     fn change(rank: u32) -> u8 {
         rank as u8 + 1
     }
 }
 
-/// The command, or one of its children.
+/// Runs the command, or one of its children.
 pub fn main(options: &Options) -> Result<u8, Failure> {
     let plan = Plan::new(options);
     match options.part {
@@ -120,6 +123,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
         std::process::id(),
         options.fifo_depth
     );
+
     let description = Description::parse(&text, "the demonstration's machine")
         .map_err(|error| Failure::usage(error.to_string()))?;
 
@@ -134,6 +138,7 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
             options.fifo_depth
         ));
     }
+
     let bar = if options.json { ProgressBar::hidden() } else { ProgressBar::new(data.bytes()) };
     if let Ok(style) =
         ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {binary_bytes_per_sec}, {eta} left")
@@ -160,10 +165,11 @@ fn parent(options: &Options, plan: &Plan) -> Result<u8, Failure> {
     report::print(&collected, &snapshot?, plan, options.json)
 }
 
-/// This program again, once a node.
+/// Returns the child programs: this program itself, once for each node.
 fn programs(options: &Options, data: &Data, served: &Served) -> Result<Vec<Program>, Failure> {
     let this = std::env::current_exe().doing(|| "this program's own file".into())?;
     let mut programs = Vec::new();
+
     for node in &served.built().nodes {
         let part = if node.rank == 0 && node.name.starts_with("io") { "io" } else { "compute" };
         let mut command = vec![this.display().to_string(), "demo".into(), "--part".into(), part.into()];
@@ -174,6 +180,7 @@ fn programs(options: &Options, data: &Data, served: &Served) -> Result<Vec<Progr
         if let Some(file) = data.file() {
             command.extend(["--".into(), file.display().to_string()]);
         }
+
         let sockets: Vec<_> = node
             .users()
             .map(|attachment| served.socket(node, attachment).map(|path| path.display().to_string()))
@@ -182,12 +189,14 @@ fn programs(options: &Options, data: &Data, served: &Served) -> Result<Vec<Progr
             ("NICFORGE_SOCKET".to_owned(), sockets.join(":")),
             ("NICFORGE_NODE".to_owned(), node.name.clone()),
         ];
+
         programs.push(Program { name: node.name.clone(), command, environment });
     }
+
     Ok(programs)
 }
 
-/// Takes what children report; other lines of theirs are shown.
+/// Collects the messages of children, and prints their other lines.
 fn collector(collected: &Arc<Mutex<Collected>>, bar: &ProgressBar) -> LineSink {
     let (collected, bar) = (collected.clone(), bar.clone());
     Arc::new(move |name, stream, line| {
@@ -203,7 +212,7 @@ fn collector(collected: &Arc<Mutex<Collected>>, bar: &ProgressBar) -> LineSink {
 fn hexadecimal(bytes: &[u8]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::new(), |mut text, byte| {
-        // Writing to a string can't fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{byte:02x}");
         text
     })

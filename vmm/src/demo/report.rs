@@ -1,4 +1,5 @@
-//! What the children tell the parent, a JSON object a line, and what the parent prints at the end.
+//! The children's messages to the parent, one JSON object in each line, and the parent's final
+//! output.
 
 use std::{collections::BTreeMap, io::Write};
 
@@ -11,14 +12,14 @@ use crate::{
     stat::Snapshot,
 };
 
-/// Marks a line of a child as meant for the parent.
+/// Marks a child's line as a message to the parent.
 const MARK: &str = "@nicforge-demo ";
 
-/// What a child tells.
+/// A message from a child.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", tag = "kind")]
 pub(super) enum Message {
-    /// So much has come back.
+    /// The number of bytes that have returned.
     Progress {
         /// Bytes so far.
         bytes: u64,
@@ -27,57 +28,57 @@ pub(super) enum Message {
     Latency {
         /// The core's rank in the pset.
         rank: u32,
-        /// Half a round trip.
+        /// Half a round trip in nanoseconds.
         half_round_trip_ns: u64,
     },
-    /// A digest of all that one core was sent, got or gave back.
+    /// A digest of all data that was sent to a core, received by it, or returned from it.
     Digest {
         /// The core's rank in the pset.
         rank: u32,
-        /// Whose view.
+        /// The node whose view of the data was digested.
         view: View,
-        /// Bytes.
+        /// Number of digested bytes.
         bytes: u64,
         /// SHA-256, in hexadecimal.
         digest: String,
     },
     /// The streaming is over.
     Streamed {
-        /// Bytes each way.
+        /// Number of bytes in each direction.
         bytes: u64,
-        /// From the first byte sent to the last byte back.
+        /// Time from the first sent byte to the last returned byte.
         nanoseconds: u64,
     },
 }
 
-/// Whose view of the data a digest is.
+/// A view of the data for a digest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum View {
-    /// The I/O node's, as it was sent.
+    /// The I/O node's view of the sent data.
     Sent,
-    /// The core's, as it arrived.
+    /// The core's view of the received data.
     Received,
-    /// The I/O node's, as it came back, the change undone.
+    /// The I/O node's view of the returned data, with the change undone.
     Returned,
 }
 
 impl Message {
-    /// A line for the parent.
+    /// Prints the message as a line for the parent.
     pub(super) fn say(&self) {
         if let Ok(json) = serde_json::to_string(self) {
-            // A parent that is gone ends this process soon by other means.
+            // A parent that has ended also ends this process soon.
             let _ = writeln!(std::io::stdout(), "{MARK}{json}");
         }
     }
 
-    /// A message, if the line is one.
+    /// Parses a line. Returns `None` if it is no message.
     pub(super) fn parse(line: &str) -> Option<Self> {
         serde_json::from_str(line.strip_prefix(MARK)?).ok()
     }
 }
 
-/// All that was told.
+/// All collected messages.
 #[derive(Debug, Default)]
 pub(super) struct Collected {
     digests: BTreeMap<u32, BTreeMap<View, (u64, String)>>,
@@ -99,7 +100,7 @@ impl Collected {
         }
     }
 
-    /// Ranks whose three digests do not agree.
+    /// Returns the ranks whose three digests do not agree.
     fn wrong(&self, plan: &Plan) -> Vec<u32> {
         let agree = |rank: &u32| {
             self.digests.get(rank).is_some_and(|views| {
@@ -110,7 +111,7 @@ impl Collected {
     }
 }
 
-/// One node's row.
+/// The row of one node.
 #[derive(Debug, Serialize)]
 struct Row {
     node: String,
@@ -123,7 +124,7 @@ struct Row {
     interrupts: u64,
 }
 
-/// Print the result. The exit code says whether all digests agree.
+/// Prints the result. Returns the exit code, which tells whether all digests agree.
 pub(super) fn print(
     collected: &Collected,
     snapshot: &Snapshot,
@@ -133,10 +134,12 @@ pub(super) fn print(
     let Some((bytes, nanoseconds)) = collected.streamed else {
         return Err(Failure::result("the I/O node did not say how long the streaming took"));
     };
+
     let seconds = (nanoseconds as f64 / 1e9).max(1e-9);
     let wrong = collected.wrong(plan);
     let rows: Vec<Row> = snapshot.nodes.iter().map(|node| row(collected, node, seconds)).collect();
     let total = bytes as f64 * 8.0 / seconds / 1e9;
+
     if json {
         let report = serde_json::json!({
             "demo": { "bytes": bytes, "seconds": seconds, "gbit_s_each_way": total, "message": plan.message,
@@ -156,6 +159,7 @@ pub(super) fn print(
             ranks => say(format_args!("DIGESTS DIFFER for the cores of rank {ranks:?}"))?,
         }
     }
+
     Ok(if wrong.is_empty() { 0 } else { EXIT_RESULT })
 }
 
@@ -168,6 +172,7 @@ fn row(collected: &Collected, node: &crate::stat::NodeSnapshot, seconds: f64) ->
         .filter(|(rank, _)| is_io || ranks.contains(rank))
         .filter_map(|(_, views)| views.get(&View::Received).map(|(bytes, _)| bytes))
         .sum();
+
     Row {
         node: node.name.clone(),
         bytes,
@@ -196,6 +201,7 @@ fn table(rows: &[Row]) -> Table {
         "stalls",
         "interrupts",
     ]);
+
     for row in rows {
         table.add_row(vec![
             row.node.clone(),
@@ -208,11 +214,13 @@ fn table(rows: &[Row]) -> Table {
             row.interrupts.to_string(),
         ]);
     }
+
     for column in 1..8 {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
+
     table
 }
 
