@@ -57,7 +57,7 @@ pub struct Program {
 struct Started {
     name: String,
     child: Child,
-    /// Its process group, of its own number; `None` when nothing is left in it.
+    /// Its process group, which has the number of its process. `None` when the group is empty.
     group: Option<Pid>,
     /// Whether its process was reaped. Until then the kernel does not reuse its number.
     ended: bool,

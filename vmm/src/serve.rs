@@ -371,9 +371,9 @@ mod tests {
     use super::*;
     use crate::cli::EventLoop;
 
-    /// Longer than anything here takes.
+    /// The longest wait for anything in these tests.
     const SOON: Duration = Duration::from_secs(60);
-    /// Within this time a server ends on a signal.
+    /// The time within which a server must end after a signal.
     const IN_TIME: Duration = Duration::from_secs(2);
 
     #[test]
@@ -389,7 +389,7 @@ mod tests {
         let (release, released) = mpsc::channel::<()>();
         let hold = move |_: &mut nicforge_engine::Control<'_>| {
             held.send(()).unwrap();
-            // It ends with the test.
+            // The receive ends with the test.
             let _ = released.recv();
         };
 

@@ -1,8 +1,8 @@
-//! Ctrl-C and SIGTERM, as something a thread can wait for.
+//! Ctrl-C and SIGTERM as events that a thread can wait for.
 //!
-//! The signals are blocked in the whole process (so this must be called before other threads start) and read from a file
-//! descriptor; nothing runs in a signal handler. A program that is started does not inherit the mask: the standard library's
-//! `Command` empties it.
+//! The signals are blocked in the whole process and read from a file descriptor, so no code runs in
+//! a signal handler. They must be blocked before other threads start. A started program does not
+//! inherit the mask, because the standard library's `Command` empties it.
 
 #![allow(unsafe_code, reason = "the disposition of a signal can only be asked for by its raw call")]
 
@@ -23,8 +23,10 @@ pub struct Signals {
 }
 
 impl Signals {
-    /// Block SIGINT, SIGTERM and SIGHUP for this thread and those it starts. SIGHUP stays ignored when it is at the start, as `nohup`
-    /// has it; SIGINT does not: scripts ignore it for what they start in the background, and it still has to clean up when it is told.
+    /// Blocks SIGINT, SIGTERM and SIGHUP for this thread and the threads that it starts.
+    ///
+    /// SIGHUP stays ignored when it is ignored at the start, as with `nohup`. SIGINT does not:
+    /// scripts ignore it for background programs, which must still clean up on the signal.
     pub fn block() -> Result<Self, Errno> {
         let mut set = SigSet::empty();
         for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGHUP] {
@@ -32,17 +34,18 @@ impl Signals {
                 set.add(signal);
             }
         }
+
         set.thread_block()?;
         Ok(Self { fd: SignalFd::with_flags(&set, SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK)? })
     }
 
-    /// A signal that has come, if any.
+    /// Takes a signal that has come, if there is one.
     pub fn take(&self) -> Option<Signal> {
         let info = self.fd.read_signal().ok().flatten()?;
         Signal::try_from(info.ssi_signo as i32).ok()
     }
 
-    /// Readable when a signal has come.
+    /// Returns a descriptor that is readable when a signal has come.
     pub fn fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
@@ -55,7 +58,8 @@ fn is_ignored(signal: Signal) -> bool {
         sa_flags: 0,
         sa_restorer: None,
     };
-    // SAFETY: nothing is set, and `action` is a structure of the call's that it may write.
+
+    // SAFETY: the call sets nothing, and `action` is a valid structure that the call may write.
     let asked = unsafe { libc::sigaction(signal as i32, std::ptr::null(), &mut action) };
     asked == 0 && action.sa_sigaction == libc::SIG_IGN
 }

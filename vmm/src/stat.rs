@@ -1,4 +1,4 @@
-//! `nicforge stat` and `nicforge reset`: ask a served machine over its control socket.
+//! `nicforge stat` and `nicforge reset`: send requests to a served machine over its control socket.
 
 use std::{
     io::IsTerminal,
@@ -17,18 +17,18 @@ use crate::{
     signals::Signals,
 };
 
-/// What a machine is doing.
+/// The state of a machine.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Snapshot {
     /// The machine's name.
     pub machine: String,
-    /// Milliseconds since it was started.
+    /// Milliseconds since the start of the machine.
     pub uptime_ms: u64,
-    /// How the engine waits: `io_uring` or `epoll`.
+    /// The engine's event loop: `io_uring` or `epoll`.
     pub event_loop: String,
-    /// Nodes whose memory the engine looks at all the time just now.
+    /// Number of nodes that are awake: the engine polls their memory all the time.
     pub awake: usize,
-    /// The longest time that the engine was busy with one thing, by the wall clock.
+    /// The longest time that the engine was busy with one turn, by the wall clock.
     #[serde(default)]
     pub longest_turn: LongestTurn,
     /// Its nodes.
@@ -38,7 +38,7 @@ pub struct Snapshot {
 /// The longest time that the engine was busy with one client, or with one step of the machine.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct LongestTurn {
-    /// Microseconds.
+    /// Duration in microseconds.
     pub us: u64,
     /// The client's node and attachment; `None` for a step of the machine.
     pub attachment: Option<String>,
@@ -56,24 +56,24 @@ impl std::fmt::Display for LongestTurn {
     }
 }
 
-/// What a node is doing.
+/// The state of a node.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct NodeSnapshot {
-    /// Name.
+    /// The node's name.
     pub name: String,
-    /// Role.
+    /// The node's role.
     pub role: String,
-    /// Number in its role.
+    /// Its number among the nodes of its role.
     pub rank: u32,
-    /// What the device counts, in its order.
+    /// The device's counters, in the device's order.
     pub counters: Vec<(String, u64)>,
     /// Its attachments.
     pub attachments: Vec<AttachmentSnapshot>,
 }
 
 impl NodeSnapshot {
-    /// The sum of the device's counters called `name`, for all its virtual channels (`vc0_name`, `vc1_name`, ...). `None` when
-    /// it has none.
+    /// Returns the sum of the device's counters called `name` over all its virtual channels
+    /// (`vc0_name`, `vc1_name`, ...). Returns `None` when it has none.
     pub fn counter_if_any(&self, name: &str) -> Option<u64> {
         let matches = |counter: &str| match counter.strip_prefix("vc").and_then(|rest| rest.split_once('_')) {
             Some((_, rest)) => rest == name,
@@ -83,21 +83,21 @@ impl NodeSnapshot {
         found.next().map(|first| found.fold(first, u64::wrapping_add))
     }
 
-    /// The sum of several. `None` when it has none of them.
+    /// Returns the sum of several counters. Returns `None` when the device has none of them.
     pub fn sum_if_any(&self, names: &[&str]) -> Option<u64> {
         names.iter().filter_map(|name| self.counter_if_any(name)).reduce(u64::wrapping_add)
     }
 
-    /// The same, 0 when it has none.
+    /// Returns the same as [`Self::counter_if_any`], or 0 when the device has no such counter.
     pub fn counter(&self, name: &str) -> u64 {
         self.counter_if_any(name).unwrap_or(0)
     }
 }
 
-/// What an attachment is doing.
+/// The state of an attachment.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 pub struct AttachmentSnapshot {
-    /// Name.
+    /// The attachment's name.
     pub name: String,
     /// The client's process, if there is one.
     pub pid: Option<i32>,
@@ -116,16 +116,18 @@ pub struct AttachmentSnapshot {
     pub longest_turn_us: u64,
 }
 
-/// `nicforge stat`.
+/// Runs `nicforge stat`.
 pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: bool) -> Result<u8, Failure> {
     let directory = find(directory)?;
     let signals = Signals::block().doing(|| "signals".into())?;
     let mut last: Option<(Instant, Snapshot)> = None;
+
     loop {
         let snapshot = match ask(&directory, &Request::Stat)? {
             Response::Stat(snapshot) => snapshot,
             other => return Err(unexpected(&other)),
         };
+
         let now = Instant::now();
         if json {
             say(serde_json::to_string(&snapshot).doing(|| "the answer".into())?)?;
@@ -134,8 +136,11 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
             let since = last.as_ref().map(|(time, old)| (now.duration_since(*time), old));
             say(format_args!("{clear}{}", render(&snapshot, since, attachments)))?;
         }
+
         let Some(every) = every else { return Ok(0) };
+
         last = Some((now, snapshot));
+
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(every).unwrap_or(PollTimeout::MAX);
         if poll(&mut fds, timeout).is_ok_and(|ready| ready > 0) && signals.take().is_some() {
@@ -144,7 +149,7 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
     }
 }
 
-/// `nicforge reset`.
+/// Runs `nicforge reset`.
 pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
     match ask(&find(directory)?, &Request::Reset { node: node.to_owned() })? {
         Response::Done => Ok(0),
@@ -153,10 +158,10 @@ pub fn reset(directory: &Path, node: &str) -> Result<u8, Failure> {
     }
 }
 
-/// A directory, or the name of a machine in its usual place.
+/// Returns a machine's directory, from its path or from the machine's name.
 fn find(given: &Path) -> Result<Directory, Failure> {
     match given.to_str() {
-        // A folder of that name need not be a machine's.
+        // A folder of that name may belong to something else, so it must contain a served machine.
         Some(name) if !name.contains('/') && !Directory::is_served(given) => {
             Directory::open(&Directory::default_for(name))
         }
@@ -171,7 +176,7 @@ fn unexpected(response: &Response) -> Failure {
     }
 }
 
-/// Columns of the node table: title, and the names that the devices have for their counters of it.
+/// Columns of the node table: the title, and the names of the devices' counters for it.
 const COLUMNS: [(&str, &[&str]); 7] = [
     ("send fill", &["send_fill"]),
     ("recv fill", &["recv_fill"]),
@@ -182,9 +187,9 @@ const COLUMNS: [(&str, &[&str]); 7] = [
     ("errors", &["errors"]),
 ];
 
-/// Packets of the tree, messages of VELO.
+/// Counters of sent packets: of the tree, and of VELO.
 const SENT: &[&str] = &["sent", "velo_sent"];
-/// The same that came.
+/// Counters of received packets: of the tree, and of VELO.
 const RECEIVED: &[&str] = &["received", "velo_received"];
 
 fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments: bool) -> String {
@@ -192,12 +197,15 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
     table.load_style(presets::UTF8_BORDERS_ONLY);
     let mut header = vec!["node".to_owned(), "clients".to_owned()];
     header.extend(COLUMNS.iter().map(|(title, _)| (*title).to_owned()));
+
     header.extend(["interrupts".to_owned(), "posted".to_owned(), "trapped".to_owned()]);
     if since.is_some() {
         header.push("packets/s".to_owned());
     }
+
     let columns = header.len();
     table.set_header(header);
+
     for (index, node) in snapshot.nodes.iter().enumerate() {
         let clients = node.attachments.iter().filter(|attachment| attachment.pid.is_some()).count();
         let sum = |f: fn(&AttachmentSnapshot) -> u64| node.attachments.iter().map(f).sum::<u64>();
@@ -205,14 +213,17 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
         row.extend(COLUMNS.iter().map(|(_, counters)| {
             node.sum_if_any(counters).map_or_else(|| "-".into(), |value| value.to_string())
         }));
+
         row.push(sum(|attachment| attachment.interrupts).to_string());
         row.push(sum(|attachment| attachment.posted).to_string());
         row.push(sum(|attachment| attachment.trapped).to_string());
+
         if let Some((time, old)) = since {
             let before = old.nodes.get(index).map_or(0, packets);
             let rate = packets(node).saturating_sub(before) as f64 / time.as_secs_f64().max(1e-9);
             row.push(format!("{rate:.0}"));
         }
+
         table.add_row(row);
         if attachments {
             for attachment in &node.attachments {
@@ -225,18 +236,22 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
                     "errors" => attachment.errors.to_string(),
                     _ => String::new(),
                 }));
+
                 row.push(attachment.interrupts.to_string());
                 row.push(attachment.posted.to_string());
                 row.push(attachment.trapped.to_string());
+
                 table.add_row(row);
             }
         }
     }
+
     for column in 2..columns {
         if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }
+
     format!(
         "{} ({}), up {:.1} s, {} of {} nodes awake, longest turn {}\n{table}",
         snapshot.machine,
@@ -297,6 +312,7 @@ mod tests {
         let mut old = snapshot();
         old.nodes[0].counters[0].1 = 1;
         let text = render(&snapshot(), Some((Duration::from_millis(500), &old)), true);
+
         assert!(text.contains("io0") && text.contains("1/1") && text.contains("pid 7"), "{text}");
         assert!(
             text.lines().any(|line| line.contains("io0") && line.trim_end_matches(['│', ' ']).ends_with('2')),

@@ -1,4 +1,5 @@
-//! The benches of the program, run quickly: that they work and what their results look like. Nothing here depends on time.
+//! Quick runs of all benchmarks. They check that the benchmarks work, and the contents of their
+//! reports. No result depends on time.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests")]
 
@@ -6,7 +7,7 @@ use std::{collections::BTreeSet, process::Command};
 
 use serde_json::Value;
 
-/// Runs a bench quickly and gives its report.
+/// Runs a benchmark quickly and returns its report.
 fn quick(name: &str) -> Value {
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
         .args(["bench", name, "--quick", "--json"])
@@ -17,11 +18,12 @@ fn quick(name: &str) -> Value {
     serde_json::from_slice(&output.stdout).expect("the report is JSON")
 }
 
-/// Asserts what every report has, and that it has a row for each of `paths`.
+/// Asserts the common parts of a report, and that it has a row for each of `paths`.
 fn assert_report(report: &Value, name: &str, paths: &[&str]) {
     assert_eq!(report["bench"], name);
     assert!(report["machine"]["processors"].as_u64().unwrap() >= 1);
     let rows = report["rows"].as_array().unwrap();
+
     for path in paths {
         assert!(rows.iter().any(|row| row["path"] == *path), "no row of {path} in {report:#}");
     }
@@ -40,15 +42,17 @@ fn the_machine_at_rest_is_measured() {
 #[test]
 fn a_packets_instructions_are_counted() {
     if Command::new("valgrind").arg("--version").output().is_err() {
-        // The other test is about that.
+        // Another test checks the message without valgrind.
         return;
     }
+
     let report = quick("packet");
     let paths =
         ["send", "receive", "copy-in", "copy-out", "engine-hop", "engine-ends", "fcnp-send", "fcnp-receive"];
+
     assert_report(&report, "packet", &paths);
     for row in report["rows"].as_array().unwrap() {
-        // What is counted is a packet's work, and not nothing or the whole program's.
+        // The count is the work of one packet, and neither zero nor the work of the whole program.
         let instructions = row["instructions"].as_f64().unwrap();
         assert!((10.0..100_000.0).contains(&instructions), "{row:#}");
         assert_eq!(row["bytes"], 256);
@@ -59,6 +63,7 @@ fn a_packets_instructions_are_counted() {
 fn matching_is_measured_at_every_depth() {
     let report = quick("matching");
     let paths = ["posted", "posted-wildcard", "unexpected", "unexpected-wildcard", "list-posted"];
+
     assert_report(&report, "matching", &paths);
     for path in paths {
         let depths: Vec<_> = report["rows"]
@@ -83,13 +88,16 @@ fn messages_over_extoll_are_measured_by_pairs_and_sizes() {
         .collect();
     let expected: BTreeSet<_> =
         [1, 2, 4, 8].into_iter().flat_map(|pairs| (0..=12).map(move |power| (pairs, 1 << power))).collect();
+
     assert_eq!(rates, expected);
     assert!(of("message-rate").chain(of("velo")).all(|row| row["rate_per_s"].as_f64().unwrap() > 0.0));
     assert!(of("ping-pong").all(|row| row["p50_us"].as_f64() > Some(0.0)));
+
     for row in of("random-access") {
         assert!(row["gups"].as_f64().unwrap() > 0.0 && row["wrong_percent"] == 0.0, "{row:#}");
     }
-    // None where there is no valgrind.
+
+    // There are no such rows without valgrind.
     for row in of("mpi-instructions") {
         let parts = ["program", "requests", "match", "protocol", "transport", "velo", "posting", "machine"];
         let counts = parts.map(|part| row[part].as_f64().unwrap());
@@ -107,12 +115,13 @@ fn without_valgrind_the_packet_bench_says_what_to_install() {
         .env("PATH", nothing.path())
         .output()
         .unwrap();
+
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(3), "{said}");
     assert!(said.contains("valgrind") && said.contains("install"), "{said}");
 }
 
-/// What `mmio` and `guest` measure of a device of registers.
+/// The paths of a device of registers that `mmio` and `guest` measure.
 const REGISTER_PATHS: [&str; 7] = [
     "trapped-read",
     "trapped-read-hot",
@@ -128,10 +137,12 @@ fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
     let report = quick("mmio");
     let ours = REGISTER_PATHS;
     let bare = ["bare-ring", "unix-pingpong", "unix-pingpong-spinning", "eventfd-pingpong"];
+
     assert_report(&report, "mmio", &[ours.as_slice(), &bare].concat());
     if cfg!(feature = "bench-peers") {
         assert_report(&report, "mmio", &["vfio_user-crate-read"]);
     }
+
     let rows = report["rows"].as_array().unwrap();
     for row in rows {
         let path = row["path"].as_str().unwrap();
@@ -141,15 +152,19 @@ fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
             "{row:#}"
         );
         let device = ours.contains(&path) || path.starts_with("vfio_user-crate");
+
         assert_eq!(row["backing"] == "vfio-user", device, "{row:#}");
         if ["posted-write", "bare-ring", "trapped-read-hot", "trapped-write"].contains(&path) {
             assert!(row["rate_per_s"].as_f64() > Some(0.0), "{row:#}");
         }
     }
+
     let placements: BTreeSet<_> = rows.iter().map(|row| row["placement"].as_str().unwrap()).collect();
     let of_each_path = |path: &str| rows.iter().filter(|row| row["path"] == path).count();
+
     assert!(ours.iter().chain(&bare).all(|path| of_each_path(path) == placements.len()), "{report:#}");
     let goals = if cfg!(feature = "bench-peers") { 4 } else { 3 };
+
     assert_eq!(report["goals"].as_array().unwrap().len(), goals * placements.len());
 }
 
@@ -158,6 +173,7 @@ fn fcnp_is_measured_beside_packets_and_sockets() {
     let report = quick("fcnp");
     let trees = ["raw", "fcnp-poll", "fcnp-irq"];
     let sockets = ["unix", "tcp", "unix-relayed", "tcp-relayed", "unix-forwarded", "tcp-forwarded"];
+
     assert_report(&report, "fcnp", &[&trees[..], &sockets[..]].concat());
     let rows = report["rows"].as_array().unwrap();
     for row in rows {
@@ -165,6 +181,7 @@ fn fcnp_is_measured_beside_packets_and_sockets() {
         let has_latency = row["bytes"] == 16 && row["direction"] != "both";
         assert_eq!(row["p50_us"].is_number(), has_latency, "{row:#}");
     }
+
     for path in trees {
         for depth in [8, 256] {
             for direction in ["io-to-compute", "compute-to-io", "both"] {
@@ -175,6 +192,7 @@ fn fcnp_is_measured_beside_packets_and_sockets() {
             }
         }
     }
+
     let two = rows.iter().find(|row| row["path"] == "fcnp-poll" && row["outstanding"] == 2.0);
     assert_eq!(two.unwrap()["bytes"], 65536);
 }
@@ -186,11 +204,13 @@ fn guests_write_and_send_without_the_server_and_without_an_exit() {
     let messages = ["raw", "fcnp-poll", "virtio-net-tcp"];
     let counted = ["counted-posted-writes", "counted-packets"];
     let trapped = ["counted-trapped-reads", "counted-trapped-writes"];
+
     assert_report(&report, "guest", &[&registers[..], &messages, &counted, &trapped].concat());
     for row in report["rows"].as_array().unwrap() {
         let path = row["path"].as_str().unwrap();
         assert!(["kvm", "tcg"].contains(&row["accelerator"].as_str().unwrap()), "{row:#}");
         assert_eq!(row["backing"] == "vfio", path != "virtio-net-tcp", "{row:#}");
+
         if registers.contains(&path) {
             assert!(row["p50_us"].as_f64() > Some(0.0), "{row:#}");
         } else if messages.contains(&path) {
@@ -198,19 +218,22 @@ fn guests_write_and_send_without_the_server_and_without_an_exit() {
         } else if counted.contains(&path) {
             assert!(row["operations"].as_f64() >= Some(50_000.0), "{row:#}");
         } else {
-            // What is counted for the others is counted for these.
+            // The counters that must be zero for the other rows must not be zero for these.
             assert!(row["exits"].as_f64() >= row["operations"].as_f64(), "{row:#}");
             assert!(row["server_messages"].as_f64() >= row["operations"].as_f64(), "{row:#}");
         }
     }
+
     for end in ["io@guest", "io@host"] {
         let of_end = |row: &&Value| row["placement"].as_str().is_some_and(|place| place.starts_with(end));
         assert!(report["rows"].as_array().unwrap().iter().any(|row| of_end(&row)), "{end}");
     }
+
     let goals = report["goals"].as_array().unwrap();
     assert_eq!(goals.len(), 2 * counted.len());
     for goal in goals {
-        // Nothing by the operation. An engine that gets no processor for a quarter of a second is asked whether it lives.
+        // No operation may be counted. The limit allows for heartbeat checks, which come when the
+        // engine gets no processor for a quarter of a second.
         assert!(goal["measured"].as_f64() <= Some(20.0), "{goal:#}");
     }
 }
@@ -221,6 +244,7 @@ fn the_list_names_every_bench_and_an_unknown_one_is_refused_with_the_names() {
         Command::new(env!("CARGO_BIN_EXE_nicforge")).args(["bench", "list", "--json"]).output().unwrap();
     let list: Value = serde_json::from_slice(&list.stdout).unwrap();
     let refused = Command::new(env!("CARGO_BIN_EXE_nicforge")).args(["bench", "nothing"]).output().unwrap();
+
     assert_eq!(refused.status.code(), Some(2));
     let said = String::from_utf8_lossy(&refused.stderr).into_owned();
     for bench in list["benches"].as_array().unwrap() {

@@ -1,4 +1,4 @@
-//! `nicforge boot` as a user meets it.
+//! Tests of `nicforge boot` through its command line.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -44,6 +44,7 @@ impl Boot {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped());
+
         command
     }
 
@@ -51,7 +52,7 @@ impl Boot {
         self.command(arguments).output().unwrap()
     }
 
-    /// Waits until no QEMU of this folder is left.
+    /// Waits until no QEMU process of this folder exists.
     fn wait_for_no_guest(&self) {
         let start = Instant::now();
         let folder = self.folder.path().to_str().unwrap();
@@ -62,6 +63,7 @@ impl Boot {
                 line.contains("qemu-system") && line.contains(folder)
             })
         };
+
         while runs() {
             assert!(start.elapsed() < LIMIT, "a guest is left");
         }
@@ -80,10 +82,11 @@ fn wait(child: &mut Child) -> Option<i32> {
         }
         std::thread::yield_now();
     }
+
     panic!("the program did not end");
 }
 
-/// Starts a guest whose command says that it runs, and waits for that.
+/// Starts a guest whose command reports that it runs, and waits for the report.
 fn started(boot: &Boot) -> Child {
     let mut child =
         boot.command(&["--node", "cn0", "--", "sh", "-c", "echo runs; sleep 1000"]).spawn().unwrap();
@@ -119,11 +122,13 @@ fn commands_run_in_two_guests_and_the_exit_code_is_that_of_the_first_that_failed
         "-c",
         script,
     ]);
+
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(5), "{said}{errors}");
     assert!(said.contains("io0 | from the host\n") && said.contains("cn1 | from the host\n"), "{said}");
     let devices =
         "cn1 | cn1.core0=0000:00:03.0,cn1.core1=0000:00:04.0,cn1.core2=0000:00:05.0,cn1.core3=0000:00:06.0\n";
+
     assert!(said.contains(devices), "{said}");
     assert!(errors.contains("cn1 | well\n"), "{errors}");
     assert!(errors.contains("the command in cn1 ended with 5; ending the other guests"), "{errors}");
@@ -131,6 +136,7 @@ fn commands_run_in_two_guests_and_the_exit_code_is_that_of_the_first_that_failed
     assert_eq!(std::fs::read_to_string(share.join("io0")).unwrap(), "yes\n");
     assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
     assert!(logs.join("cn1.console.log").exists() && logs.join("io0.qemu.log").exists());
+
     boot.wait_for_no_guest();
 }
 
@@ -140,15 +146,18 @@ fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest()
     let boot = Boot::new();
     let mut child = started(&boot);
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+
     assert_eq!(wait(&mut child), Some(130));
     assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
     boot.wait_for_no_guest();
     let left = std::fs::read_dir(boot.folder.path().join("tmp")).unwrap().count();
+
     assert_eq!(left, 0, "temporary files are left");
 
     let mut child = started(&boot);
     child.kill().unwrap();
     child.wait().unwrap();
+
     boot.wait_for_no_guest();
 }
 
@@ -166,8 +175,10 @@ fn a_shell_takes_commands_and_its_exit_code_is_that_of_the_program() {
             b"lspci -n -d 1efc: | wc -l\necho at $NICFORGE_NODE with $(nproc): $NICFORGE_DEVICES\nexit 4",
         )
         .unwrap();
+
     let output = child.wait_with_output().unwrap();
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
+
     assert_eq!(output.status.code(), Some(4), "{said}{errors}");
     assert!(said.contains("at cn2 with 2: cn2.core0=0000:01:00.0,cn2.core1=0000:02:00.0,"), "{said}{errors}");
     assert!(said.lines().any(|line| line.trim_end().ends_with('4')), "{said}");
@@ -178,12 +189,14 @@ fn a_command_that_takes_too_long_is_ended() {
     toolkit();
     let boot = Boot::new();
     let output = boot.run(&["--node", "cn0", "--timeout", "1", "--", "sleep", "1000"]);
+
     assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
     assert!(
         text(&output.stderr).contains("the command (--timeout) took longer than 1s"),
         "{}",
         text(&output.stderr)
     );
+
     boot.wait_for_no_guest();
 }
 
@@ -195,6 +208,7 @@ fn ctrl_c_and_the_time_limit_end_guests_whose_output_nobody_reads() {
         let (_reader, writer) = std::io::pipe().unwrap();
         let arguments = ["--node", "cn0", "--timeout", limit, "--", "yes", "that nobody reads"];
         let mut child = boot.command(&arguments).stdout(writer.try_clone().unwrap()).spawn().unwrap();
+
         if let Some(signal) = signal {
             let start = Instant::now();
             let mut fds = [PollFd::new(writer.as_fd(), PollFlags::POLLOUT)];
@@ -204,8 +218,10 @@ fn ctrl_c_and_the_time_limit_end_guests_whose_output_nobody_reads() {
             }
             kill(Pid::from_raw(child.id() as i32), signal).unwrap();
         }
+
         assert_eq!(wait(&mut child), Some(code));
         assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
+
         boot.wait_for_no_guest();
     }
 }
@@ -222,6 +238,7 @@ fn what_can_not_be_is_said_before_anything_is_downloaded() {
             assert!(errors.contains(word), "{word:?} is not in {errors}");
         }
     };
+
     fails(&mut boot.command(&[]), 2, &["--shell", "--lspci"]);
     fails(&mut boot.command(&["--node", "cn9", "--", "true"]), 2, &["there is no node cn9", "cn3"]);
     fails(&mut boot.command(&["--shell", "--node", "cn0", "--node", "cn1"]), 2, &["--shell is for one node"]);
@@ -231,23 +248,27 @@ fn what_can_not_be_is_said_before_anything_is_downloaded() {
         2,
         &["has no device vfio-user-pci", "10.1"],
     );
+
     fails(&mut boot.command(&["--kernel", "/no/kernel", "--", "true"]), 2, &["/no/kernel: is not a file"]);
-    // A host without apt, without QEMU, without anything.
+    // The host has no apt and no QEMU in this `PATH`.
     let nothing = boot.folder.path().join("bin");
     let words = ["there is no QEMU here", "no relative of Debian", "--qemu", "--kernel"];
     fails(boot.command(&["--", "true"]).env("PATH", nothing), 3, &words);
-    // A mirror that is none.
+
+    // The mirror does not exist.
     let mirror = format!("file:{}/mirror", boot.folder.path().display());
     let words = ["no mirror of Debian gave its lists", "NICFORGE_DEBIAN_MIRROR"];
     let mut command = boot.command(&["--", "true"]);
+
     fails(command.env("NICFORGE_DEBIAN_MIRROR", mirror).env("PATH", path_without_qemu(&boot)), 3, &words);
 }
 
-/// The host's programs but QEMU, which may be there and new enough.
+/// Returns a `PATH` without QEMU, because the host's QEMU may be new enough.
 fn path_without_qemu(boot: &Boot) -> std::ffi::OsString {
     let folder = boot.folder.path().join("programs");
     std::fs::create_dir(&folder).unwrap();
     let path = std::env::var_os("PATH").unwrap();
+
     for program in ["apt-get", "sh"] {
         let found =
             std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.exists());
@@ -255,5 +276,6 @@ fn path_without_qemu(boot: &Boot) -> std::ffi::OsString {
             std::os::unix::fs::symlink(found, folder.join(program)).unwrap();
         }
     }
+
     folder.into_os_string()
 }

@@ -1,4 +1,5 @@
-//! The C example of VELO and RMA together, linked both ways, under a sanitizer, and run on a torus.
+//! Tests the C example of VELO and RMA together: linked with the archive and the shared library,
+//! under a sanitizer, on a torus.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -9,7 +10,7 @@ use self::c_program::{CApi, run, sanitizers, workspace};
 
 const EXTOLL: CApi = CApi { room: "userlib/extoll-c", package: "nicforge-extoll-c" };
 
-/// Its header includes those of both libraries.
+/// Returns include options for both libraries, whose headers the example's header includes.
 fn headers() -> Vec<String> {
     let room = |name| format!("-I{}", workspace().join("userlib").join(name).join("c-api/include").display());
     ["rma", "velo"].map(room).to_vec()

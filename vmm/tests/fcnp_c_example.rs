@@ -1,4 +1,5 @@
-//! FCNP's C examples, linked both ways, under a sanitizer, and run on a machine; and the hardware's header.
+//! Tests FCNP's C examples on a machine, linked with the archive and the shared library and under a
+//! sanitizer, and the hardware's header.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -46,6 +47,7 @@ fn hardware_header_compiles_and_agrees_with_the_layouts() {
          _Static_assert(sizeof(struct nicforge_pci_attachment_capability) == 28, \"capability\");\n",
     )
     .unwrap();
+
     for standard in ["-std=c11", "-std=gnu99"] {
         let output = Command::new("cc")
             .args([standard, "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-I"])

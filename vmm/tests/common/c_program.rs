@@ -1,5 +1,5 @@
-//! The C examples of the libraries: built with the system's compiler against the generated headers, and linked with the libraries beside the program
-//! under test.
+//! Builds the libraries' C examples with the system's compiler against the generated headers. They
+//! are linked with the libraries in the target folder of the program under test.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
@@ -17,7 +17,8 @@ pub(crate) struct CApi {
 }
 
 impl CApi {
-    /// Builds the library; the folder that it is in. A test's own package is built for it, and nothing else.
+    /// Builds the library, and returns its folder. cargo builds only a test's own package, so the
+    /// library is built here.
     fn libraries(&self) -> PathBuf {
         let folder = Path::new(env!("CARGO_BIN_EXE_nicforge")).parent().unwrap().to_owned();
         let status = Command::new(std::env::var("CARGO").unwrap())
@@ -26,6 +27,7 @@ impl CApi {
             .current_dir(workspace())
             .status()
             .unwrap();
+
         assert!(status.success(), "{} was not built", self.package);
         folder
     }
@@ -50,7 +52,7 @@ impl CApi {
         ]
     }
 
-    /// Compiles an example into a folder; the program's path.
+    /// Compiles an example into a folder, and returns the program's path.
     pub(crate) fn compile(&self, example: &str, into: &Path, options: &[String]) -> String {
         let room = workspace().join(self.room);
         let program = into.join(example);
@@ -64,6 +66,7 @@ impl CApi {
             .args(options)
             .output()
             .unwrap();
+
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         program.display().to_string()
     }
@@ -73,8 +76,8 @@ pub(crate) fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Runs programs on a machine that comes with the project, as `nicforge run` takes them, with a directory below `folder` for its sockets: what they
-/// said. They must all have ended well.
+/// Runs programs on one of the project's machines with `nicforge run`, with the sockets below
+/// `folder`. Returns their output. All programs must end successfully.
 pub(crate) fn run(machine: &str, folder: &Path, programs: &[&str]) -> String {
     let output: Output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
         .arg("run")
@@ -82,18 +85,21 @@ pub(crate) fn run(machine: &str, folder: &Path, programs: &[&str]) -> String {
         .arg("--dir")
         .arg(folder.join("m"))
         .args(programs)
-        // An error, or memory that is lost, ends the program that a sanitizer is in with a code of its own.
+        // With these settings a memory error or a leak ends a sanitized program with a code of its
+        // own.
         .env("ASAN_OPTIONS", "exitcode=86:detect_leaks=1:detect_stack_use_after_return=1")
         .env("UBSAN_OPTIONS", "halt_on_error=1:print_stacktrace=1:exitcode=87")
         .output()
         .unwrap();
+
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
+
     out.into_owned()
 }
 
-/// The compiler's options for its sanitizers of addresses and of undefined behaviour, tried on a program that is right and on
-/// one that is not.
+/// Returns the compiler's options for AddressSanitizer and UndefinedBehaviorSanitizer. It tries
+/// them on a correct program and on a faulty one.
 pub(crate) fn sanitizers() -> Vec<String> {
     let options = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-g"].map(str::to_owned);
     let folder = tempfile::tempdir().unwrap();
@@ -106,17 +112,21 @@ pub(crate) fn sanitizers() -> Vec<String> {
                     free(bytes);\n\
                     return words == 0 || found == 86;\n\
                 }\n";
+
     std::fs::write(&source, text).unwrap();
     let output = Command::new("cc").args(&options).arg(&source).arg("-o").arg(&program).output().unwrap();
+
     assert!(
         output.status.success(),
         "cc has no AddressSanitizer: install its runtime (with gcc it is libasan and libubsan, with clang compiler-rt)\n{}",
         String::from_utf8_lossy(&output.stderr)
     );
+
     let right = Command::new(&program).status().unwrap();
     assert!(right.success(), "a program with AddressSanitizer does not run here: {right}");
     let wrong = Command::new(&program).arg("read past the end").output().unwrap();
     let said = String::from_utf8_lossy(&wrong.stderr);
+
     assert!(said.contains("heap-buffer-overflow"), "AddressSanitizer has missed an error: {said}");
     options.into()
 }

@@ -1,4 +1,5 @@
-//! `nicforge serve`, as tests hold it: started in a directory of its own, and killed when it is dropped.
+//! A `nicforge serve` process for tests. It is started in a directory of its own, and killed when
+//! it is dropped.
 
 #![allow(dead_code, reason = "no test needs all of it")]
 
@@ -25,7 +26,7 @@ pub(crate) struct Server {
 }
 
 impl Server {
-    /// Serves a machine that `text` describes, with an event loop: `auto` or `epoll`.
+    /// Serves the machine that `text` describes, with an event loop: `auto` or `epoll`.
     pub(crate) fn of_text(text: &str, event_loop: &str) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("machine.toml");
@@ -33,13 +34,13 @@ impl Server {
         Self::start_in(folder, &file, &["--event-loop", event_loop])
     }
 
-    /// Serves a machine of those that come with the project, with more options.
+    /// Serves one of the project's machines, with further options.
     pub(crate) fn of_machine(name: &str, more: &[&str]) -> Self {
         let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../machines").join(name);
         Self::start_in(tempfile::tempdir().unwrap(), &file, more)
     }
 
-    /// Serves a machine file in directory `m` of a folder, and returns when it is served.
+    /// Serves a machine file in directory `m` of a folder. It returns when the sockets exist.
     pub(crate) fn start_in(folder: TempDir, file: &Path, more: &[&str]) -> Self {
         let mut child = Command::new(env!("CARGO_BIN_EXE_nicforge"))
             .arg("serve")
@@ -51,19 +52,21 @@ impl Server {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
-        // It prints where things are once they are there.
+
+        // The server prints a line once its sockets exist.
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+
         assert!(line.starts_with("serving "), "{line}");
         Self { child, folder }
     }
 
-    /// Where its sockets are.
+    /// Returns the directory of the sockets.
     pub(crate) fn directory(&self) -> PathBuf {
         self.folder.path().join("m")
     }
 
-    /// A socket by its name, as in `cn0.core1`.
+    /// Returns a socket by its name, such as `cn0.core1`.
     pub(crate) fn socket(&self, name: &str) -> PathBuf {
         self.directory().join(name)
     }
@@ -76,14 +79,15 @@ impl Server {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Stops it, and returns when all of its threads have stopped.
+    /// Stops the server, and returns when all its threads have stopped.
     pub(crate) fn stop(&self) {
         self.signal(Signal::SIGSTOP);
         let status = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap();
         assert_eq!(status, WaitStatus::Stopped(self.pid(), Signal::SIGSTOP));
     }
 
-    /// Kills it, and gives the time at which that was done. It may still be dying when this returns.
+    /// Kills the server, and returns the time of the kill. The process may still be ending when
+    /// this returns.
     pub(crate) fn kill(&mut self) -> Instant {
         let at = Instant::now();
         self.child.kill().unwrap();

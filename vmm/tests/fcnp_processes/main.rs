@@ -1,10 +1,10 @@
-//! FCNP between real processes of a served pset, which are killed and stopped at the worst moments.
+//! FCNP between processes of a served pset. The tests kill and stop processes during transfers.
 //!
-//! The test binary itself is the program on the nodes: [`part`] run alone.
+//! The test binary itself is the program on the nodes, when it runs only [`part`].
 //!
-//! - `packets.rs`: the other channel;
-//! - `program.rs`: what runs on the nodes;
-//! - `rig.rs`: the served machine and the processes, as the tests hold them.
+//! - `packets.rs`: packets of the system channel;
+//! - `program.rs`: the program on the nodes;
+//! - `rig.rs`: the served machine and the processes, as the tests use them.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -32,16 +32,16 @@ use self::{
     rig::{Process, Server, eventually},
 };
 
-/// Long enough that a transfer of it is still on when its first packets have been seen.
+/// A transfer of this size is still in progress when its first packets have been seen.
 const LARGE: usize = 64 << 20;
 
-/// Not a test of its own: the program on a node, when the environment says so.
+/// This is no test. It is the program on a node when the environment selects a role.
 #[test]
 fn part() {
     program::run();
 }
 
-/// Messages there and back between this process's I/O node and a core's process.
+/// Exchanges messages between this process's I/O node and a core's process.
 fn all_is_well(io: &Side, core: &mut Process, rank: u32) {
     core.say(&format!("exchange {rank} {}", SIZES.len()));
     let mut buffer = vec![0; 100_000];
@@ -55,7 +55,8 @@ fn gone(rank: u32) -> Error {
     Error::PeerGone { peer: Peer::Core { rank } }
 }
 
-/// The pset's I/O node in this process, in `mode`, reads from core 0 whose process is killed in its write.
+/// An I/O node in this process, in `mode`, reads from core 0, whose process is killed during its
+/// write.
 fn writer_killed(mode: Mode) {
     let server = Server::start(2);
     let io = Side::Io(server.io_node(mode));
@@ -70,6 +71,7 @@ fn writer_killed(mode: Mode) {
         assert_eq!(read.join().unwrap(), Err(gone(0)));
         assert!(killed.elapsed() < Duration::from_secs(5));
     });
+
     all_is_well(&io, &mut other, 6);
     all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
 }
@@ -96,17 +98,19 @@ fn core_killed_in_its_read_ends_the_write_and_its_node_goes_on() {
         let write = scope.spawn(|| io.write(0, &data));
         reader.say(&format!("read 0 {LARGE}"));
         reader.expect("moving");
-        // Another core of the node waits meanwhile, without the right to receive.
+        // Another core of the node waits at the same time, without the right to receive.
         others[0].say("read 1 1000");
         reader.kill();
         let killed = Instant::now();
         assert_eq!(write.join().unwrap(), Err(gone(0)));
         assert!(killed.elapsed() < Duration::from_secs(5));
     });
+
     assert_eq!(io.write(1, &pattern(1, 1000)), Ok(1000));
     assert_eq!(others[0].expect("read ok"), "1000 good");
     all_is_well(&io, &mut others[0], 1);
     all_is_well(&io, &mut others[1], 4);
+
     all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
 }
 
@@ -117,26 +121,33 @@ fn io_node_killed_in_transfers_both_ways_ends_them_and_its_successor_serves() {
     let mut writer = Process::start(&server, "compute", "cn0", 0);
     let mut reader = Process::start(&server, "compute", "cn1", 1);
     io.expect("ready");
+
     for command in ["read 0", "write 5"] {
         io.say(&format!("{command} {LARGE}"));
     }
+
     writer.say(&format!("write 0 {LARGE}"));
     writer.expect("moving");
-    // So that it does not end while the other one begins.
+    // The writer is stopped so that its transfer does not end while the other one begins.
     writer.signal(Signal::SIGSTOP);
     reader.say(&format!("read 5 {LARGE}"));
     reader.expect("moving");
     io.kill();
     writer.signal(Signal::SIGCONT);
+
     assert_eq!(writer.expect_within("write", Duration::from_secs(5)), "peer gone");
     assert_eq!(reader.expect_within("read", Duration::from_secs(5)), "peer gone");
-    // The other direction of each is told too, once, whoever is there by now.
+    // Each process gets the error once for its other direction, too, also when a new I/O node has
+    // attached.
     writer.say("read 0 10");
+
     assert_eq!(writer.expect("read"), "peer gone");
     let io = Side::Io(server.io_node(Mode::Polling));
     reader.say("write 5 10");
+
     assert_eq!(reader.expect("write"), "peer gone");
     all_is_well(&io, &mut writer, 0);
+
     all_is_well(&io, &mut reader, 5);
 }
 
@@ -147,10 +158,12 @@ fn core_is_told_in_each_direction_that_the_io_node_was_killed_between_its_calls(
     let mut core = Process::start(&server, "compute", "cn0", 0);
     io.kill();
     let io = Side::Io(server.io_node(Mode::Polling));
+
     for (command, name) in [("write 0 10", "write"), ("read 0 10", "read")] {
         core.say(command);
         assert_eq!(core.expect(name), "peer gone");
     }
+
     all_is_well(&io, &mut core, 0);
 }
 
@@ -160,9 +173,11 @@ fn cores_of_a_node_in_processes_of_their_own_hand_acknowledgements_over() {
     let io = Side::Io(server.io_node(Mode::Interrupt));
     let mut cores: Vec<_> = (0..4).map(|core| Process::start(&server, "compute", "cn0", core)).collect();
     let times = 10 * SIZES.len();
+
     for (rank, core) in cores.iter_mut().enumerate() {
         core.say(&format!("exchange {rank} {times}"));
     }
+
     thread::scope(|scope| {
         for rank in 0..4 {
             let io = &io;
@@ -174,6 +189,7 @@ fn cores_of_a_node_in_processes_of_their_own_hand_acknowledgements_over() {
             });
         }
     });
+
     let hand_overs: u64 =
         cores.iter_mut().map(|core| core.expect("exchange ok").parse::<u64>().unwrap()).sum();
     assert!(hand_overs > 0);
@@ -191,12 +207,12 @@ fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
         reader.say(&format!("read 0 {LARGE}"));
         reader.expect("moving");
         reader.stop();
-        // The way is full when the writer has stalled for a while.
+        // The path is full when the writer has stalled for a while.
         let stalls = io.statistics().stalls;
         eventually("the writer stalls", || io.statistics().stalls > stalls + 200);
         let sent = io.statistics().packets_sent;
-        // The other direction is free: a write is only acknowledged behind what is stuck, so nobody begins one; but what
-        // the I/O node is asked for still gets through to it.
+        // The other direction is free. A write is acknowledged only behind the stuck data, so no
+        // core begins one. The request itself still reaches the I/O node.
         other.say("write 4 1000");
         let stalls = io.statistics().stalls;
         eventually("the writer goes on stalling", || io.statistics().stalls > stalls + 200);
@@ -205,14 +221,17 @@ fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
         reader.signal(Signal::SIGCONT);
         assert_eq!(write.join().unwrap(), Ok(LARGE));
     });
+
     assert_eq!(reader.expect("read ok"), format!("{LARGE} good"));
     let mut buffer = [0; 1000];
+
     assert_eq!(io.read(4, &mut buffer), Ok(1000));
     assert!(buffer[..] == pattern(4, 1000));
+
     other.expect("write ok");
 }
 
-/// The system channel goes through the same link as what the stopped process does not take.
+/// The system channel uses the same link as the data that the stopped process does not take.
 #[test]
 fn stopped_reader_leaves_the_other_channel_alone() {
     const PACKETS: u32 = 10_000;
@@ -231,12 +250,13 @@ fn stopped_reader_leaves_the_other_channel_alone() {
         let sent = io.statistics().packets_sent;
         let [first, second] = &mut admins;
         both_ways([first, second], [0, 1], PACKETS);
-        // Nothing of the stopped reader's channel has moved meanwhile.
+        // No packet of the stopped reader's channel has moved in the meantime.
         assert!(io.statistics().packets_sent <= sent + 1);
         assert!(!write.is_finished());
         reader.signal(Signal::SIGCONT);
         assert_eq!(write.join().unwrap(), Ok(LARGE));
     });
+
     assert_eq!(reader.expect("read ok"), format!("{LARGE} good"));
 }
 
@@ -262,21 +282,24 @@ fn stopped_io_node_holds_the_writer_up_and_loses_nothing() {
         io.signal(Signal::SIGCONT);
         assert_eq!(write.join().unwrap(), Ok(LARGE));
     });
+
     assert_eq!(io.expect("read ok"), format!("{LARGE} good"));
 }
 
-/// How soon a call knows that the server was killed: within a second, and here on a machine that has other things to do. The
-/// heartbeat alone would take ten.
+/// The time within which a call must notice that the server was killed. It usually takes less than
+/// a second, and the limit allows for a busy host. The heartbeat alone would take ten seconds.
 const SOON: Duration = Duration::from_secs(4);
 
-/// The server is killed while a call waits on the I/O node, whose mode is given, and two on a compute core.
+/// The server is killed during one call on the I/O node, in the given mode, and two calls on a
+/// compute core.
 fn server_killed(role: &str, event_loop: &str) {
     let mut server = Server::start_with(1, event_loop);
     let mut io = Process::spawn(&server, role, "io0", 0);
     let mut idle = Process::start(&server, "compute", "cn0", 0);
     let mut waiting = Process::start(&server, "compute", "cn0", 1);
     io.expect("ready");
-    // A message shows that the processes are in their calls, or about to be.
+
+    // A message shows that the processes are in their calls, or about to make them.
     io.say("read 0 1000");
     idle.say("write 0 1000");
     idle.expect("write ok");
@@ -287,15 +310,19 @@ fn server_killed(role: &str, event_loop: &str) {
     server.kill();
     let killed = Instant::now();
     ends_soon(&mut io, "read", killed, &format!("{role}, {event_loop}: a read of the I/O node"));
+
     for call in ["read", "write"] {
         ends_soon(&mut waiting, call, killed, &format!("{role}, {event_loop}: a {call} of a core"));
     }
+
     let called = Instant::now();
     idle.say("write 0 10");
+
     ends_soon(&mut idle, "write", called, &format!("{role}, {event_loop}: a later write"));
 }
 
-/// The process's call that is named ends because the device is lost; says with `--nocapture` how long that took.
+/// Asserts that the named call of a process ends because the device is lost. Prints the time that
+/// it took, for `--nocapture`.
 fn ends_soon(process: &mut Process, call: &str, since: Instant, what: &str) {
     process.expect(&format!("{call} gone"));
     let took = since.elapsed();
@@ -303,7 +330,7 @@ fn ends_soon(process: &mut Process, call: &str, since: Instant, what: &str) {
     assert!(took < SOON, "{what} took {took:?}");
 }
 
-/// The server is killed while messages go both ways.
+/// The server is killed during messages in both directions.
 fn server_killed_in_transfers(role: &str, event_loop: &str) {
     let mut server = Server::start_with(1, event_loop);
     let mut io = Process::spawn(&server, role, "io0", 0);
@@ -317,6 +344,7 @@ fn server_killed_in_transfers(role: &str, event_loop: &str) {
     second.expect("moving");
     server.kill();
     let killed = Instant::now();
+
     for (process, what) in [(&mut io, "serve"), (&mut first, "persist"), (&mut second, "persist")] {
         ends_soon(process, what, killed, &format!("{role}, {event_loop}: {what}"));
     }
@@ -334,7 +362,8 @@ fn killed_server_ends_all_calls_soon_with_interrupts() {
     server_killed_in_transfers("io-interrupt", "epoll");
 }
 
-/// The kernel takes an io_uring down some time after its process has died, and holds the sockets open until then.
+/// The kernel removes an io_uring some time after its process has ended, and keeps the sockets open
+/// until then.
 #[test]
 fn killed_server_with_any_event_loop_ends_all_calls_soon() {
     for role in ["io", "io-interrupt"] {
@@ -357,13 +386,15 @@ fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_goes_on() {
         server.reset("cn0");
         assert_eq!(write.join().unwrap(), Err(gone(0)));
     });
+
     reader.expect_within("read gone", Duration::from_secs(5));
     drop(reader);
     all_is_well(&io, &mut other, 4);
+
     all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
 }
 
-/// Numbers that look random, the same in each run.
+/// A pseudo-random generator that yields the same numbers in each run.
 struct Seeded(u64);
 
 impl Seeded {
@@ -375,7 +406,7 @@ impl Seeded {
     }
 }
 
-/// Lets time pass without a relation to anything, up to where a process is to be killed.
+/// Waits for a pseudo-random time of at most `most`. A process is killed after it.
 fn some_time(most: Duration, seeded: &mut Seeded) {
     let until = Instant::now() + Duration::from_micros(seeded.below(most.as_micros() as u64));
     while Instant::now() < until {
@@ -392,7 +423,7 @@ fn processes_killed_at_random_leave_nothing_behind() {
     let unexpected = Mutex::new(Vec::new());
     let mut seeded = Seeded(0x9e37_79b9_7f4a_7c15);
     thread::scope(|scope| {
-        // cn0: cores 0 and 1 die and come again beside core 2, which stays; cn1: core 0 stays.
+        // On cn0 cores 0 and 1 end and start again beside core 2, which stays. On cn1 core 0 stays.
         for rank in [0, 1, 2, 4] {
             let (io, stop, unexpected) = (&io, &stop, &unexpected);
             scope.spawn(move || {
@@ -423,7 +454,7 @@ fn processes_killed_at_random_leave_nothing_behind() {
             }
             let core = (number % 2) as u32;
             let mut victim = Process::spawn(&server, "compute", "cn0", core);
-            // One in four dies while it opens.
+            // One process in four is killed while it opens the device.
             if number % 4 != 3 {
                 victim.expect("ready");
                 victim.say(&format!("exchange {core} 1000000"));
@@ -433,7 +464,7 @@ fn processes_killed_at_random_leave_nothing_behind() {
             for process in &mut stay {
                 process.expect("exchange ok");
             }
-            // The allocator has what it needs for one after the other.
+            // By now the allocator holds the memory for one process after the other.
             if number == KILLS / 10 {
                 memory = server.memory();
             }
@@ -446,10 +477,11 @@ fn processes_killed_at_random_leave_nothing_behind() {
             process.say(&format!("exchange {core} 8"));
             process.expect("exchange ok");
         }
-        // The calls that wait now end with their cores' processes.
+        // The waiting calls end when their cores' processes are killed.
         stop.store(true, Ordering::Relaxed);
         last.into_iter().chain(stay).for_each(Process::kill);
     });
+
     assert_eq!(unexpected.into_inner().unwrap(), []);
 }
 
@@ -462,16 +494,19 @@ fn io_node_killed_at_random_is_followed_by_one_that_serves_all() {
     let mut cores = places.map(|(node, core, _)| Process::spawn(&server, "compute", node, core));
     io.expect("ready");
     io.say("serve 0 8");
+
     for (core, (.., rank)) in cores.iter_mut().zip(places) {
         core.expect("ready");
         core.say(&format!("persist {rank} 400"));
     }
+
     for _ in 0..15 {
         some_time(Duration::from_millis(50), &mut seeded);
         io.kill();
         io = Process::start(&server, "io", "io0", 0);
         io.say("serve 0 8");
     }
+
     let lost: u64 = cores.iter_mut().map(|core| core.expect("persist ok").parse::<u64>().unwrap()).sum();
     assert!(lost > 0);
 }

@@ -1,4 +1,5 @@
-//! Packets of the system channel, by the slots alone: what FCNP, which has the user channel, cannot delay.
+//! Packets of the system channel, sent and received directly in the slots. FCNP uses the user
+//! channel and cannot delay them.
 
 use std::{path::Path, sync::atomic::Ordering, time::Instant};
 
@@ -10,7 +11,7 @@ use nicforge_shm::Window;
 
 use crate::program::{LIMIT, device};
 
-/// The admin of a node.
+/// A node's admin attachment.
 pub(crate) struct Admin {
     window: Window,
     mirror: Window,
@@ -42,6 +43,7 @@ impl Admin {
         if self.sent.wrapping_sub(self.word(mirror::SEND_HEAD)) >= depth {
             return false;
         }
+
         let slot = window::SEND + u64::from(self.sent % depth) * SLOT;
         let header = Header::point_to_point(0, target, false);
         self.window.write(slot + SLOT_PAYLOAD, &payload(self.sent)).unwrap();
@@ -50,22 +52,26 @@ impl Admin {
         self.window.store_u64_release(slot + SLOT_CONTROL, control).unwrap();
         self.window.store_u32_release(window::SEND_TAIL, self.sent).unwrap();
         self.doorbell.after_store().unwrap();
+
         true
     }
 
-    /// Takes the next packet, which is checked.
+    /// Takes the next packet and checks its contents. Returns false when there is none.
     fn try_receive(&mut self) -> bool {
         let slot = mirror::RECV + u64::from(self.received % self.word(mirror::RECV_DEPTH)) * SLOT;
         let control = self.mirror.load_u64_acquire(slot + SLOT_CONTROL).unwrap();
         if control as u32 != self.received + 1 {
             return false;
         }
+
         let mut found = [0; PAYLOAD];
         self.mirror.read(slot + SLOT_PAYLOAD, &mut found).unwrap();
+
         assert!(found == payload(self.received), "packet {} is missing or changed", self.received);
         self.received += 1;
         self.window.store_u32_release(window::RECV_HEAD, self.received).unwrap();
         self.doorbell.after_store().unwrap();
+
         true
     }
 }
@@ -74,10 +80,12 @@ fn payload(number: u32) -> [u8; PAYLOAD] {
     std::array::from_fn(|index| (number.wrapping_mul(167) >> (index % 24)) as u8 ^ index as u8)
 }
 
-/// Sends `count` packets each way between two admins, whose nodes have these addresses. All arrive, in order.
+/// Sends `count` packets in each direction between two admins, whose nodes have these addresses.
+/// All must arrive in order.
 pub(crate) fn both_ways(admins: [&mut Admin; 2], addresses: [u32; 2], count: u32) {
     let [first, second] = admins;
     let (ends, started) = ([first.sent + count, second.sent + count], Instant::now());
+
     while first.received < ends[1] || second.received < ends[0] {
         let mut moved = first.sent < ends[0] && first.try_send(addresses[1]);
         moved |= second.sent < ends[1] && second.try_send(addresses[0]);

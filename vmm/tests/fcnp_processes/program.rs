@@ -1,4 +1,4 @@
-//! The program that the tests run on the nodes.
+//! The program that the tests start on the nodes.
 
 use std::{
     path::Path,
@@ -9,12 +9,12 @@ use std::{
 use nicforge_driver::{Device, OpenOptions};
 use nicforge_fcnp::{ComputeCore, Config, Error, IoNode, Mode, Statistics};
 
-/// No wait takes longer.
+/// The longest wait.
 pub(crate) const LIMIT: Duration = Duration::from_secs(60);
-/// Packets after which a transfer is surely past its beginning.
+/// Number of packets after which a transfer is well past its beginning.
 const MOVING: u64 = 64;
 
-/// A side of FCNP; a core number means nothing on a compute core.
+/// A side of FCNP. A compute core ignores the core number.
 pub(crate) enum Side {
     Compute(Box<ComputeCore>),
     Io(IoNode),
@@ -55,7 +55,8 @@ impl Side {
     }
 }
 
-/// Opens the attachment behind `socket`; the server notices only after a while that the last client has gone.
+/// Opens the attachment behind `socket`. It retries, because the server notices the end of the last
+/// client only after some time.
 pub(crate) fn device(socket: impl AsRef<Path>) -> Device {
     let started = Instant::now();
     loop {
@@ -67,7 +68,8 @@ pub(crate) fn device(socket: impl AsRef<Path>) -> Device {
     }
 }
 
-/// The message of `size` bytes that core `rank` sends or gets; it differs from place to place.
+/// Returns the message of `size` bytes that core `rank` sends or receives. Its bytes depend on
+/// their position.
 pub(crate) fn pattern(rank: u32, size: usize) -> Vec<u8> {
     let start = (rank as usize).wrapping_mul(101).wrapping_add(size);
     (0..size).map(|at| (start + at + (at >> 8) * 3 + (at >> 16)) as u8).collect()
@@ -83,12 +85,12 @@ pub(crate) fn outcome(name: &str, result: Result<String, Error>) -> String {
     }
 }
 
-/// Whether a failed call may be made again.
+/// Returns whether a failed call may be repeated.
 pub(crate) fn is_survivable(error: &Error) -> bool {
     matches!(error, Error::PeerGone { .. } | Error::Aborted { .. })
 }
 
-/// Messages there and back, of sizes that repeat. The core's calls.
+/// Makes the core's calls of an exchange: it sends a message and receives it back.
 pub(crate) fn exchange(side: &Side, rank: u32, size: usize) -> Result<(), Error> {
     let data = pattern(rank, size);
     let mut buffer = vec![0; size];
@@ -98,16 +100,16 @@ pub(crate) fn exchange(side: &Side, rank: u32, size: usize) -> Result<(), Error>
     Ok(())
 }
 
-/// Messages back and there: the I/O node's calls that belong to [`exchange`], until `stop` or an error.
+/// Makes the I/O node's calls of an [`exchange`]: it receives a message and sends it back.
 pub(crate) fn answer(io: &Side, rank: u32, buffer: &mut [u8]) -> Result<(), Error> {
     let size = io.read(rank, buffer)?;
     assert!(buffer[..size] == pattern(rank, size), "core {rank} sent something else in {size} bytes");
     io.write(rank, &buffer[..size]).map(drop)
 }
 
-/// Bytes in the messages to a core that persists.
+/// Bytes of the messages of a core that persists.
 const INDEPENDENT: usize = 30_000;
-/// Bytes in the others.
+/// Bytes of the messages in an exchange.
 pub(crate) const SIZES: [usize; 8] = [1, 240, 255, 256, 4096, 65_536 + 250, 1000, 30_000];
 
 pub(crate) fn command(side: &Side, words: &[&str]) -> String {
@@ -128,7 +130,7 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
                 }),
             )
         }
-        // `exchange rank times`: ends early on an error.
+        // `exchange rank times` ends early on an error.
         "exchange" => {
             let sizes = SIZES.iter().cycle().take(number(2));
             let result = sizes.into_iter().try_for_each(|&size| exchange(side, number(1) as u32, size));
@@ -188,6 +190,7 @@ pub(crate) fn run() {
     let (Ok(role), Ok(socket)) = (std::env::var("FCNP_PART"), std::env::var("FCNP_SOCKET")) else { return };
     let side = Side::open(&role, &socket);
     eprintln!("> ready");
+
     thread::scope(|scope| {
         for line in std::io::stdin().lines() {
             let (line, before, side) = (line.unwrap(), side.statistics(), &side);
