@@ -101,15 +101,15 @@ pub struct AttachmentSnapshot {
     pub name: String,
     /// The client's process, if there is one.
     pub pid: Option<i32>,
-    /// Trapped reads and writes.
+    /// Number of trapped reads and writes.
     pub trapped: u64,
-    /// Records out of posted-write rings.
+    /// Number of records from posted-write rings.
     pub posted: u64,
-    /// Writes that had to wait.
+    /// Number of writes that were stalled.
     pub stalls: u64,
-    /// Interrupts raised.
+    /// Number of interrupts raised.
     pub interrupts: u64,
-    /// DMA that failed and records that made no sense.
+    /// Number of failed DMA accesses and malformed records.
     pub errors: u64,
     /// The longest turn of a client, in microseconds.
     #[serde(default)]

@@ -10,7 +10,7 @@ use guest_support::{LIMIT, Server, boot, logs, run, toolkit};
 use nicforge_guest::{Function, GuestConfig};
 use nicforge_machine::{build::build, description::Description};
 
-/// One of each kind.
+/// One function of each kind.
 const MACHINE: &str = r#"
 name = "kinds"
 [[pset]]
@@ -32,7 +32,7 @@ name = "gpio0"
 kind = "idio-16"
 "#;
 
-/// What `lspci` and its library say of what they can't make sense of.
+/// Words in the output of `lspci` and its library for anything that they cannot decode.
 const COMPLAINTS: [&str; 14] = [
     "lspci:",
     "pcilib:",
@@ -57,8 +57,9 @@ fn lspci_decodes_every_kind_of_function_without_a_complaint() {
     let (_, built) = build(&Description::parse(MACHINE, "kinds.toml").unwrap()).unwrap();
     let mut config = GuestConfig::new("guest").boot_deadline(LIMIT);
     let mut names = Vec::new();
+
     for node in &built.nodes {
-        // The admin attachment, if there is one, and the first of the users.
+        // The admin attachment, if there is one, and the first user attachment.
         let admin = node.attachments.iter().find(|attachment| attachment.admin);
         for attachment in node.users().take(1).chain(admin) {
             let name = format!("{}.{}", node.name, attachment.name);
@@ -67,16 +68,20 @@ fn lspci_decodes_every_kind_of_function_without_a_complaint() {
             names.push(name);
         }
     }
+
     let guest = boot(&toolkit(), config, &logs);
     let said = run(
         &guest,
         "IFS=,\nfor device in $NICFORGE_DEVICES; do\n\
          echo \"== ${device%%=*}\"\nlspci -nn -vvv -s \"${device#*=}\" 2>&1\ndone",
     );
+
     std::fs::write(logs.join("lspci.txt"), &said).unwrap();
     let sections: Vec<&str> = said.split("== ").skip(1).collect();
+
     assert_eq!(sections.len(), names.len(), "{said}");
     let mut memory = Vec::new();
+
     for (name, section) in names.iter().zip(sections) {
         assert!(section.starts_with(name.as_str()), "{section}");
         for complaint in COMPLAINTS {
@@ -87,6 +92,7 @@ fn lspci_decodes_every_kind_of_function_without_a_complaint() {
         check_msix(section, &bars);
         memory.extend(bars.into_iter().filter(|bar| bar.memory).map(|bar| bar.range));
     }
+
     memory.sort_by_key(|range| range.start);
     for pair in memory.windows(2) {
         assert!(pair[0].end <= pair[1].start, "{pair:x?} overlap in\n{said}");
@@ -99,7 +105,7 @@ struct Bar {
     range: Range<u64>,
 }
 
-/// From lines such as `Region 0: Memory at febf0000 (32-bit, non-prefetchable) [size=16K]`.
+/// Parses lines such as `Region 0: Memory at febf0000 (32-bit, non-prefetchable) [size=16K]`.
 fn regions(section: &str) -> Vec<Bar> {
     let regions = section.lines().filter_map(|line| line.trim().strip_prefix("Region "));
     regions
@@ -123,7 +129,7 @@ fn regions(section: &str) -> Vec<Bar> {
         .collect()
 }
 
-/// Table and pending bits lie in their BARs, and not on each other.
+/// Checks that the vector table and the pending bits are within their BARs, and do not overlap.
 fn check_msix(section: &str, bars: &[Bar]) {
     let Some((_, msix)) = section.split_once("MSI-X: ") else { return };
     let number = |text: &str, key: &str, radix: u32| {
@@ -131,6 +137,7 @@ fn check_msix(section: &str, bars: &[Bar]) {
         let end = rest.find(|character: char| !character.is_digit(radix)).unwrap_or(rest.len());
         u64::from_str_radix(&rest[..end], radix).unwrap()
     };
+
     let count = number(msix, "Count=", 10);
     let place = |key: &str, length: u64| {
         let text = msix.split_once(key).unwrap().1;
@@ -139,7 +146,9 @@ fn check_msix(section: &str, bars: &[Bar]) {
         assert!(offset + length <= size.end - size.start, "{key} ends outside of BAR {bar}\n{section}");
         (bar, offset..offset + length)
     };
+
     let (table, pending) = (place("Vector table: ", count * 16), place("PBA: ", count.div_ceil(64) * 8));
     let apart = table.0 != pending.0 || table.1.end <= pending.1.start || pending.1.end <= table.1.start;
+
     assert!(apart, "the MSI-X table and its pending bits overlap\n{section}");
 }

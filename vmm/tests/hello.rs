@@ -1,4 +1,4 @@
-//! The program of the book's first page, on every machine file with a pset that comes with the project.
+//! Tests the program of the book's first page on every machine file of the project with a pset.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -11,7 +11,8 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// The example, built beside the program under test: a test's own package is built for it, and nothing else.
+/// Builds the example beside the program under test, and returns its path. cargo builds only a
+/// test's own package.
 fn hello() -> PathBuf {
     let folder = Path::new(env!("CARGO_BIN_EXE_nicforge")).parent().unwrap();
     let status = Command::new(std::env::var("CARGO").unwrap())
@@ -20,6 +21,7 @@ fn hello() -> PathBuf {
         .current_dir(workspace())
         .status()
         .unwrap();
+
     assert!(status.success(), "the example was not built");
     folder.join("examples/hello")
 }
@@ -35,6 +37,7 @@ fn everybody_greets(machine: &str, compute_nodes: usize) {
         .arg(hello())
         .output()
         .unwrap();
+
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
     for node in 0..compute_nodes {

@@ -1,4 +1,5 @@
-//! The C example of matching, linked both ways, under a sanitizer, and run on a torus.
+//! Tests the C example of matching: linked with the archive and the shared library, under a
+//! sanitizer, on a torus.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

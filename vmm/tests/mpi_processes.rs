@@ -1,7 +1,7 @@
-//! Matching over the EXTOLL card between real processes: one is killed in the middle of a rendezvous, and its neighbours go on. And the programs that
-//! come with the transport, as `nicforge run` starts them.
+//! Matching over the EXTOLL card between processes. One is killed during a rendezvous, and its
+//! neighbours must continue. Other tests run the transport's programs with `nicforge run`.
 //!
-//! The test binary itself is the process that is killed: [`part`] run alone.
+//! The test binary itself is the process that is killed, when it runs only [`part`].
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -24,27 +24,29 @@ use nicforge_velo::Address;
 
 use self::server::Server;
 
-/// What is served: two cards.
+/// The served machine: two cards.
 const MACHINE: &str = "name = \"mpi\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
-/// No wait takes longer.
+/// The longest wait.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Times that the process is killed, in each role.
+/// Number of times that the process is killed in each role.
 const ROUNDS: u64 = 3;
-/// Bytes of the messages that it is killed in.
+/// Bytes of the messages during which it is killed.
 const LONG: usize = 8 << 20;
-/// Messages that it exchanges before.
+/// Number of messages that it exchanges before.
 const BEFORE: u64 = 3;
-/// The ranks: the victim's is 1.
+/// The addresses of the ranks. The victim has rank 1.
 const RANKS: [Address; 3] =
     [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 0 }, Address { node: 1, vpid: 1 }];
 
 type Rank = Endpoint<ExtollTransport>;
 
-/// Opens a rank; the server notices only after a while that its last process has gone.
+/// Opens a rank. It retries, because the server notices the end of the rank's last process only
+/// after some time.
 fn open(folder: &Path, rank: usize) -> Rank {
     let Address { node, vpid } = RANKS[rank];
     let socket = folder.join(format!("ex{node}.vpid{vpid}"));
     let started = Instant::now();
+
     loop {
         match Device::open_vfio_user(&socket, OpenOptions::default()) {
             Ok(device) => {
@@ -66,7 +68,8 @@ fn receive(rank: &mut Rank, from: u32, tag: u64, length: usize) -> Request {
     rank.irecv(Selector::exact(from, 0, tag), vec![0; length], 0).unwrap()
 }
 
-/// Not a test of its own: the process that is killed, when the environment says so. It sends long messages, or receives them, until then.
+/// This is no test. It is the process that is killed, when the environment selects a role. It sends
+/// or receives long messages until then.
 #[test]
 fn part() {
     let (Some(folder), Ok(role)) = (std::env::var_os("MPI_FOLDER"), std::env::var("MPI_ROLE")) else {
@@ -74,12 +77,14 @@ fn part() {
     };
     let mut rank = open(Path::new(&folder), 1);
     let mut data = vec![0x5a; LONG];
+
     for number in 0.. {
         let request = if role == "source" {
             send(&mut rank, 0, 0, data)
         } else {
             rank.irecv(Selector::exact(0, 0, 0), data, 0).unwrap()
         };
+
         let done = rank.wait(request, Deadline::after(LIMIT), None).unwrap();
         done.result.unwrap();
         data = done.buffer.into_vec().unwrap();
@@ -106,6 +111,7 @@ impl Victim {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+
         let (sender, lines) = channel();
         let output = BufReader::new(child.stderr.take().unwrap());
         thread::spawn(move || {
@@ -116,11 +122,12 @@ impl Victim {
                 }
             }
         });
+
         Self { child, lines }
     }
 
     fn kill(&mut self) {
-        // SIGKILL.
+        // This is SIGKILL.
         self.child.kill().unwrap();
         self.child.wait().unwrap();
     }
@@ -133,10 +140,10 @@ impl Drop for Victim {
     }
 }
 
-/// A pair that exchanges short and long messages all the while.
+/// A pair of ranks that continuously exchange short and long messages.
 struct Neighbours {
     ranks: [Rank; 2],
-    /// What is under way: the send of the first, the receive of the second.
+    /// The pending requests: the send of the first rank, and the receive of the second.
     pending: [Option<Request>; 2],
     exchanged: u64,
 }
@@ -146,13 +153,15 @@ impl Neighbours {
         [8, 2048, 100_000][self.exchanged as usize % 3]
     }
 
-    /// A turn of both; what they exchange is looked at.
+    /// Makes a turn of both ranks, and checks the exchanged messages.
     fn turn(&mut self) {
         for rank in &mut self.ranks {
             rank.progress().unwrap();
         }
+
         let tag = 1 + self.exchanged;
         let [zero, two] = &mut self.ranks;
+
         for (rank, pending) in [zero, two].into_iter().zip(&mut self.pending) {
             let Some(request) = *pending else { continue };
             if let Some(done) = rank.test(request).unwrap() {
@@ -161,13 +170,14 @@ impl Neighbours {
                 *pending = None;
             }
         }
+
         if self.pending == [None, None] {
             self.exchanged += 1;
             self.start();
         }
     }
 
-    /// The next message.
+    /// Starts the next message.
     fn start(&mut self) {
         let (tag, length) = (1 + self.exchanged, self.length());
         let [zero, two] = &mut self.ranks;
@@ -194,10 +204,12 @@ impl Neighbours {
     }
 }
 
-/// Long messages with the victim until one fails. It is killed when it says that it is in the middle.
+/// Exchanges long messages with the victim until one fails. The victim is killed during a message,
+/// once it has reported its progress.
 fn until_killed(pair: &mut Neighbours, victim: &mut Victim, source: bool) -> Completion {
     let mut killed = false;
     let mut data = vec![0x5a; LONG];
+
     for number in 0.. {
         let before = pair.ranks[0].transport().statistics();
         let request = if source {
@@ -205,6 +217,7 @@ fn until_killed(pair: &mut Neighbours, victim: &mut Victim, source: bool) -> Com
         } else {
             send(&mut pair.ranks[0], 1, 0, data)
         };
+
         let done = pair.until("end of a long message", |pair| {
             let under_way = !source || pair.ranks[0].transport().statistics().gets > before.gets;
             if !killed && under_way && number > BEFORE && victim.lines.try_recv().is_ok() {
@@ -213,21 +226,26 @@ fn until_killed(pair: &mut Neighbours, victim: &mut Victim, source: bool) -> Com
             }
             pair.ranks[0].test(request).unwrap()
         });
+
         if done.result.is_err() {
             assert!(killed, "{:?}", done.result);
             return done;
         }
+
         if source {
             assert!(done.buffer.as_slice().iter().all(|byte| *byte == 0x5a), "message {number}");
         }
+
         data = done.buffer.into_vec().unwrap();
     }
+
     unreachable!("numbers do not end")
 }
 
 fn killed_in_the_middle(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let folder = server.directory();
+
     for round in 0..2 * ROUNDS {
         let source = round % 2 == 0;
         let ranks = [open(&folder, 0), open(&folder, 2)];
@@ -237,22 +255,27 @@ fn killed_in_the_middle(event_loop: &str) {
         pair.exchange(10);
         let done = until_killed(&mut pair, &mut victim, source);
         let error = done.result.unwrap_err();
-        // A get that was under way may be what fails first.
+
+        // A get in flight may be the first operation that fails.
         assert!(error.is_peer() || matches!(error, Error::Transport(_)), "{error}");
         let gone = Err(Error::PeerGone { peer: 1, why: Loss::Ended });
-        // An eager send that leaves before the news come is complete; after them nothing is.
+        // An eager send before the report of the end is complete. After the report every operation
+        // fails.
         let attempts: [fn(&mut Rank) -> Request; 3] = [
             |rank| receive(rank, 1, 9, 8),
             |rank| send(rank, 1, 9, vec![0; 8]),
             |rank| send(rank, 1, 9, vec![0; LONG]),
         ];
+
         for attempt in attempts {
             let request = attempt(&mut pair.ranks[0]);
             let done = pair.until("news of its end", |pair| pair.ranks[0].test(request).unwrap());
             assert_eq!(done.result, gone);
         }
+
         let named = receive(&mut pair.ranks[1], 1, 9, 8);
         let done = pair.until("news of its end", |pair| pair.ranks[1].test(named).unwrap());
+
         assert_eq!(done.result, gone);
         pair.exchange(30);
     }
@@ -272,10 +295,10 @@ fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// What an example prints, started on each node of a machine.
+/// Runs an example on each node of a machine, and returns its output.
 fn run(example: &str, arguments: &[&str]) -> String {
     let folder = Path::new(env!("CARGO_BIN_EXE_nicforge")).parent().unwrap();
-    // A test's own package is built for it, and nothing else.
+    // cargo builds only a test's own package, so the example is built here.
     let status = Command::new(std::env::var("CARGO").unwrap())
         .args(["build", "--quiet", "--package", "nicforge-extoll-transport", "--example", example])
         .arg("--target-dir")
@@ -283,6 +306,7 @@ fn run(example: &str, arguments: &[&str]) -> String {
         .current_dir(workspace())
         .status()
         .unwrap();
+
     assert!(status.success(), "{example} was not built");
     let directory = tempfile::tempdir().unwrap();
     let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
@@ -295,12 +319,14 @@ fn run(example: &str, arguments: &[&str]) -> String {
         .args(arguments)
         .output()
         .unwrap();
+
     let (out, err) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     assert_eq!(output.status.code(), Some(0), "{out}{err}");
+
     out.into_owned()
 }
 
-/// The columns of the lines that begin with numbers.
+/// Returns the columns of the lines that begin with numbers.
 fn table(text: &str) -> Vec<Vec<f64>> {
     let columns = |line: &str| -> Option<Vec<f64>> {
         line.split_once('|')?.1.split_whitespace().map(|word| word.parse().ok()).collect()

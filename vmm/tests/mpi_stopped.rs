@@ -1,7 +1,7 @@
-//! A rank that stands still is not a rank that is gone: its process is stopped for longer than the card's watchdog, and then goes on. And one that is
-//! killed while it is stopped is gone.
+//! A stopped rank is not a lost rank: its process is stopped for longer than the card's watchdog,
+//! and then continues. A rank that is killed while it is stopped is lost.
 //!
-//! The test binary itself is the process that is stopped: [`part`] run alone.
+//! The test binary itself is the process that is stopped, when it runs only [`part`].
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -28,15 +28,15 @@ use nix::{
 
 use self::server::Server;
 
-/// Two cards; the watchdog is the default of 500 ms.
+/// Two cards with the default watchdog of 500 ms.
 const MACHINE: &str = "name = \"stopped\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
-/// For so long the process stands still: four times the watchdog.
+/// How long the process is stopped: four times the watchdog.
 const STILL: Duration = Duration::from_secs(2);
-/// No wait takes longer.
+/// The longest wait.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Messages that are under way at a time: more than a rank is promised.
+/// The greatest number of messages in flight. It exceeds the credits that a rank is granted.
 const AHEAD: u64 = 200;
-/// Messages before it is stopped, and in all.
+/// Number of messages before the process is stopped, and in total.
 const BEFORE: u64 = 300;
 const ALL: u64 = 3_000;
 /// The tag of the answers.
@@ -44,7 +44,7 @@ const ANSWER: u64 = 1 << 40;
 
 type Rank = Endpoint<ExtollTransport>;
 
-/// Bytes of a message: short ones, some in pieces, some that are fetched.
+/// Returns the bytes of a message. Most are short, some are sent in pieces, and some are fetched.
 fn length(number: u64) -> usize {
     match number % 50 {
         49 => 100_000,
@@ -69,16 +69,20 @@ fn open(folder: &Path, rank: u32) -> Rank {
         }
         std::thread::yield_now();
     };
+
     let mut transport = ExtollTransport::open(device, &Job::of_nodes(2, 1), Config::default()).unwrap();
     transport.wait_for_all(Deadline::after(LIMIT), None).unwrap();
+
     Endpoint::new(transport, Default::default()).unwrap()
 }
 
-/// Not a test of its own: the process that is stopped, when the environment says so. It receives messages in their order and answers each.
+/// This is no test. It is the process that is stopped, when the environment names a folder. It
+/// receives messages in order and answers each.
 #[test]
 fn part() {
     let Some(folder) = std::env::var_os("STOPPED_FOLDER") else { return };
     let mut rank = open(Path::new(&folder), 1);
+
     for number in 0..ALL {
         let receive = rank.irecv(Selector::exact(0, 0, 0), vec![0; 100_000], 0).unwrap();
         let done = rank.wait(receive, Deadline::after(LIMIT), None).unwrap();
@@ -88,7 +92,9 @@ fn part() {
         let done = rank.wait(answer.unwrap(), Deadline::after(LIMIT), None).unwrap();
         done.result.unwrap();
     }
-    // The other end has all when it ends.
+
+    // The process waits for a last message, so that the other end has all answers when this one
+    // ends.
     let last = rank.irecv(Selector::exact(0, 0, 1), vec![0; 8], 0).unwrap();
     let _ = rank.wait(last, Deadline::after(LIMIT), None);
 }
@@ -106,8 +112,10 @@ impl Other {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+
         let output = BufReader::new(child.stderr.take().unwrap());
         std::thread::spawn(move || output.lines().map_while(Result::ok).for_each(|line| eprintln!("{line}")));
+
         Self(child)
     }
 
@@ -115,7 +123,7 @@ impl Other {
         Pid::from_raw(self.0.id() as i32)
     }
 
-    /// Returns when it has stopped.
+    /// Stops the process, and returns when it has stopped.
     fn stop(&self) {
         kill(self.pid(), Signal::SIGSTOP).unwrap();
         let stopped = waitpid(self.pid(), Some(WaitPidFlag::WUNTRACED)).unwrap();
@@ -129,13 +137,13 @@ impl Other {
 
 impl Drop for Other {
     fn drop(&mut self) {
-        // SIGKILL; it may have ended.
+        // This is SIGKILL. The process may already have ended.
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
 }
 
-/// This side: sends as many as may be under way, and takes the answers.
+/// The sending side. It sends up to [`AHEAD`] messages ahead, and takes the answers.
 struct Source {
     rank: Rank,
     sends: Vec<Request>,
@@ -155,13 +163,14 @@ impl Source {
         rank.irecv(Selector::exact(1, 0, ANSWER), vec![0; 8], 0).unwrap()
     }
 
-    /// A turn; the error of the first request that fails.
+    /// Makes a turn. Returns the error of the first request that fails.
     fn turn(&mut self, relax: &mut Relax) -> Result<(), Error> {
         while self.sent < ALL && self.sent < self.answered + AHEAD {
             let send = self.rank.isend(Envelope::new(1, 0, 0), Mode::Standard, data(self.sent), 0).unwrap();
             self.sends.push(send);
             self.sent += 1;
         }
+
         self.rank.progress().unwrap();
         let rank = &mut self.rank;
         let mut failed = Ok(());
@@ -172,6 +181,7 @@ impl Source {
             }
             None => true,
         });
+
         failed?;
         while let Some(done) = self.rank.test(self.answer).unwrap() {
             done.result?;
@@ -179,11 +189,12 @@ impl Source {
             self.answered += 1;
             self.answer = Self::expect(&mut self.rank);
         }
+
         self.rank.transport_mut().relax(relax).unwrap();
         Ok(())
     }
 
-    /// Turns until so many were answered.
+    /// Makes turns until `answered` messages were answered.
     fn until(&mut self, answered: u64) {
         let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
         while self.answered < answered {
@@ -199,19 +210,25 @@ fn stopped_and_going_on(event_loop: &str) {
     let folder = server.directory();
     let other = Other::start(&folder);
     let mut source = Source::open(&folder);
+
     for stop in 1..=2 {
         source.until(stop * BEFORE);
         other.stop();
         let (still, mut relax) = (Instant::now(), Relax::new());
+
         while still.elapsed() < STILL {
             source.turn(&mut relax).unwrap();
         }
-        // What it had answered has come; what it was promised waits for it.
+
+        // All answers of the stopped process have come. Messages within its granted credits wait
+        // for it.
         let answered = source.answered;
         assert!(source.sent > answered);
         other.go_on();
+
         source.until(answered + 1);
     }
+
     source.until(ALL);
     assert_eq!(
         source.rank.transport().velo_statistics().stalls,
@@ -240,11 +257,13 @@ fn a_rank_that_is_killed_while_it_stands_still_is_gone() {
     other.stop();
     kill(other.pid(), Signal::SIGKILL).unwrap();
     let (deadline, mut relax) = (Deadline::after(LIMIT), Relax::new());
+
     let error = loop {
         assert!(!deadline.has_passed(), "a killed rank is not given up");
         if let Err(error) = source.turn(&mut relax) {
             break error;
         }
     };
+
     assert_eq!(error, Error::PeerGone { peer: 1, why: Loss::Ended });
 }

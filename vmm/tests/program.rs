@@ -1,4 +1,5 @@
-//! The program as a user meets it: its commands, exit codes, output, and what it leaves behind.
+//! Tests the program through its command line: its commands, exit codes, output, and the files that
+//! it leaves behind.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -63,6 +64,7 @@ fn wait(child: &mut Child) -> Option<i32> {
         }
         std::thread::yield_now();
     }
+
     panic!("the program did not end");
 }
 
@@ -74,6 +76,7 @@ fn serve_makes_private_sockets_and_removes_them_on_sigterm() {
         let mode = std::fs::metadata(directory.join(socket)).unwrap().permissions().mode();
         assert_eq!(mode & 0o777, 0o600, "{socket}");
     }
+
     server.signal(Signal::SIGTERM);
     assert_eq!(wait(&mut server.child), Some(0));
     assert!(!directory.exists(), "the directory is left behind");
@@ -105,11 +108,14 @@ fn serve_takes_over_what_a_killed_server_left() {
     let mut server = Server::of_machine("proof.toml", &[]);
     server.signal(Signal::SIGKILL);
     server.child.wait().unwrap();
+
     for socket in ["fifo0.user0", "admin/control"] {
         assert!(server.directory().join(socket).exists(), "{socket}");
     }
+
     let folder = std::mem::replace(&mut server.folder, tempfile::tempdir().unwrap());
     let again = Server::start_in(folder, Path::new(&machine("proof.toml")), &[]);
+
     assert_eq!(stat(&again)["machine"], "proof");
 }
 
@@ -128,11 +134,13 @@ fn stat_shows_all_nodes_as_a_table_and_as_json() {
     let server = Server::of_machine("pset.toml", &[]);
     let directory = server.directory();
     let table = output(&mut nicforge(&["stat", directory.to_str().unwrap(), "--attachments"]));
+
     assert!(table.status.success());
     let table = text(&table.stdout);
     for word in ["io0", "cn3", "core2", "admin", "recv fill", "stalls", "interrupts", "errors"] {
         assert!(table.contains(word), "{word} is not in\n{table}");
     }
+
     assert_eq!(stat(&server)["nodes"].as_array().unwrap().len(), 5);
 }
 
@@ -145,10 +153,12 @@ fn stat_whose_reader_is_gone_ends_without_a_word() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
+
     drop(child.stdout.take());
     assert_eq!(wait(&mut child), Some(141));
     let mut said = String::new();
     child.stderr.take().unwrap().read_to_string(&mut said).unwrap();
+
     assert_eq!(said, "");
 }
 
@@ -178,6 +188,7 @@ fn run(programs: &[&str]) -> Output {
     let mut arguments = vec!["run", &file, "--dir", &directory];
     arguments.extend(programs);
     let output = output(&mut nicforge(&arguments));
+
     assert!(!folder.path().join("m").exists(), "the directory is left behind");
     output
 }
@@ -190,6 +201,7 @@ fn run_starts_a_program_on_each_node_and_prefixes_its_output() {
         "-c",
         "echo $NICFORGE_ROLE $NICFORGE_RANK of $NICFORGE_SIZE; test -S ${NICFORGE_SOCKET%%:*}",
     ]);
+
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let mut lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
     lines.sort();
@@ -200,6 +212,7 @@ fn run_starts_a_program_on_each_node_and_prefixes_its_output() {
         "cn3 | compute 3 of 4",
         "io0 | io 0 of 1",
     ];
+
     assert_eq!(lines, expected);
 }
 
@@ -220,9 +233,11 @@ fn run_gives_roles_and_nodes_their_own_programs() {
         "-c",
         "echo rest",
     ]);
+
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     let mut lines: Vec<_> = text(&output.stdout).lines().map(str::to_owned).collect();
     lines.sort();
+
     assert_eq!(lines, ["cn0 | rest", "cn1 | rest", "cn2 | two", "cn3 | rest", "io0 | io"]);
 }
 
@@ -265,11 +280,13 @@ fn run_ends_its_programs_and_removes_its_sockets_on_ctrl_c() {
         .stdout(Stdio::piped())
         .spawn()
         .unwrap();
+
     let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
     let pids: Vec<i32> = (0..5)
         .map(|_| lines.next().unwrap().unwrap().split(" | ").nth(1).unwrap().parse().unwrap())
         .collect();
     kill(Pid::from_raw(child.id() as i32), Signal::SIGINT).unwrap();
+
     assert_eq!(wait(&mut child), Some(130));
     assert!(!Path::new(&directory).exists());
     for pid in pids {

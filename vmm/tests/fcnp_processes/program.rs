@@ -136,7 +136,8 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
             let result = sizes.into_iter().try_for_each(|&size| exchange(side, number(1) as u32, size));
             outcome("exchange", result.map(|()| side.statistics().hand_overs.to_string()))
         }
-        // `persist rank times`: messages each way that do not depend on each other, again after an error that says so.
+        // `persist rank times` exchanges independent messages in both directions. It repeats a
+        // message after an error that allows it.
         "persist" => {
             let (rank, mut done, mut lost) = (number(1) as u32, 0, 0);
             let (expected, mut buffer) = (pattern(rank, INDEPENDENT), vec![0; INDEPENDENT]);
@@ -153,8 +154,9 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
             }
             format!("persist ok {lost}")
         }
-        // `serve first end`: the other side of `persist` for some cores, until the device is gone. A core's write succeeds
-        // when its data are sent, so a process that comes new cannot know whose turn it is: the directions are apart.
+        // `serve first end` is the other side of `persist` for a range of cores, until the device
+        // is gone. A core's write succeeds when its data is sent. A new process therefore cannot
+        // know which direction is next, so each direction has a thread.
         "serve" => {
             let again = |result: Result<usize, Error>| result.as_ref().err().is_none_or(is_survivable);
             thread::scope(|scope| {
@@ -184,8 +186,8 @@ pub(crate) fn command(side: &Side, words: &[&str]) -> String {
     }
 }
 
-/// The program on a node, when the environment says that this process is one: takes commands on standard input, answers on
-/// standard error.
+/// Runs the program on a node, if the environment selects a role. It reads commands from standard
+/// input, and answers on standard error.
 pub(crate) fn run() {
     let (Ok(role), Ok(socket)) = (std::env::var("FCNP_PART"), std::env::var("FCNP_SOCKET")) else { return };
     let side = Side::open(&role, &socket);

@@ -1,4 +1,4 @@
-//! A served machine and processes on its nodes, as the tests hold them.
+//! A served machine and the processes on its nodes.
 
 use std::{
     collections::VecDeque,
@@ -40,6 +40,7 @@ impl Process {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+
         let (sender, lines) = channel();
         let output = BufReader::new(child.stderr.take().unwrap());
         thread::spawn(move || {
@@ -50,6 +51,7 @@ impl Process {
                 }
             }
         });
+
         let input = child.stdin.take().unwrap();
         Self { child, input, lines, early: VecDeque::new() }
     }
@@ -64,12 +66,14 @@ impl Process {
         writeln!(self.input, "{command}").unwrap();
     }
 
-    /// The rest of the next line that begins with `start`, within `limit`.
+    /// Waits for the next line that begins with `start`, for at most `limit`. Returns the rest of
+    /// the line.
     pub(crate) fn expect_within(&mut self, start: &str, limit: Duration) -> String {
         let begun = Instant::now();
         if let Some(at) = self.early.iter().position(|line| line.starts_with(start)) {
             return self.early.remove(at).unwrap()[start.len()..].trim().to_owned();
         }
+
         loop {
             let left = limit.saturating_sub(begun.elapsed());
             match self.lines.recv_timeout(left) {
@@ -92,7 +96,7 @@ impl Process {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Stops the process and returns when it has stopped.
+    /// Stops the process, and returns when it has stopped.
     pub(crate) fn stop(&self) {
         self.signal(Signal::SIGSTOP);
         eventually("the process stops", || {
@@ -128,7 +132,7 @@ impl Server {
         Self::start_with(compute_nodes, "auto")
     }
 
-    /// With an event loop of one's own choice.
+    /// Starts a server with the given event loop.
     pub(crate) fn start_with(compute_nodes: u32, event_loop: &str) -> Self {
         let text = format!("name = \"pset\"\n[[pset]]\ncompute_nodes = {compute_nodes}\n");
         Self(server::Server::of_text(&text, event_loop))
@@ -138,7 +142,7 @@ impl Server {
         self.0.socket(&format!("{node}.core{core}"))
     }
 
-    /// The socket of a node's admin, who has the system channel.
+    /// Returns the socket of a node's admin attachment, which has the system channel.
     pub(crate) fn admin_socket(&self, node: &str) -> PathBuf {
         self.0.socket(&format!("admin/{node}.admin"))
     }
@@ -165,7 +169,7 @@ impl Server {
         self.0.child.wait().unwrap();
     }
 
-    /// What the server holds of the kernel.
+    /// Returns the kernel objects that the server holds.
     pub(crate) fn holdings(&self) -> Holdings {
         let process = PathBuf::from(format!("/proc/{}", self.0.pid()));
         let targets: Vec<_> = std::fs::read_dir(process.join("fd"))
@@ -173,9 +177,11 @@ impl Server {
             .flatten()
             .filter_map(|entry| std::fs::read_link(entry.path()).ok())
             .collect();
+
         let files =
             |start: &str| targets.iter().filter(|target| target.to_string_lossy().starts_with(start)).count();
         let maps = std::fs::read_to_string(process.join("maps")).unwrap();
+
         Holdings {
             descriptors: targets.len(),
             sockets: files("socket:"),
@@ -184,7 +190,7 @@ impl Server {
         }
     }
 
-    /// Resident memory in KiB, without what it shares.
+    /// Returns the resident memory in KiB, without shared memory.
     pub(crate) fn memory(&self) -> u64 {
         let status = std::fs::read_to_string(format!("/proc/{}/status", self.0.pid())).unwrap();
         let line = status.lines().find(|line| line.starts_with("RssAnon:")).unwrap();
@@ -192,7 +198,7 @@ impl Server {
     }
 }
 
-/// Descriptors and mappings of a process.
+/// Numbers of descriptors and mappings of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Holdings {
     pub(crate) descriptors: usize,
@@ -201,7 +207,7 @@ pub(crate) struct Holdings {
     pub(crate) mapped_files: usize,
 }
 
-/// Spins, with a limit, until `condition` holds.
+/// Polls `condition` until it holds, for at most [`LIMIT`].
 pub(crate) fn eventually(what: &str, mut condition: impl FnMut() -> bool) {
     let started = Instant::now();
     while !condition() {

@@ -1,5 +1,5 @@
-//! What the tests with guests share: a server in a process of its own, a place for the logs, and what is shown of them when a
-//! test fails.
+//! Helpers for tests with guests: a server process, folders for logs, and the output of the
+//! server's log when a test fails.
 
 #![allow(clippy::unwrap_used, clippy::panic, dead_code, reason = "helpers of tests; each test uses some")]
 
@@ -17,10 +17,10 @@ use nix::{
     unistd::Pid,
 };
 
-/// Nothing takes longer, also emulated on a machine that has much else to do.
+/// The longest wait, also for an emulated guest on a busy host.
 pub(crate) const LIMIT: Duration = Duration::from_secs(300);
 
-/// A fresh folder for a test's logs, in `target/guest-logs`.
+/// Returns an empty folder for a test's logs, in `target/guest-logs`.
 pub(crate) fn logs(test: &str) -> PathBuf {
     let folder = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("guest-logs").join(test);
     let _ = std::fs::remove_dir_all(&folder);
@@ -28,12 +28,12 @@ pub(crate) fn logs(test: &str) -> PathBuf {
     folder
 }
 
-/// QEMU, kernel and so on; without them a test fails and says why.
+/// Returns QEMU, a kernel and so on. Without them a test fails with the reason.
 pub(crate) fn toolkit() -> Toolkit {
     Provision::from_environment().provide(&Watch::on_stderr()).unwrap_or_else(|error| panic!("{error}"))
 }
 
-/// Boots a guest with the logs in the test's folder.
+/// Boots a guest, with its logs in the test's folder.
 pub(crate) fn boot(toolkit: &Toolkit, config: GuestConfig, logs: &Path) -> Guest {
     let guest = Guest::boot(toolkit, &config.logs(logs), &Watch::silent());
     let guest = guest.unwrap_or_else(|error| panic!("{error}"));
@@ -41,14 +41,15 @@ pub(crate) fn boot(toolkit: &Toolkit, config: GuestConfig, logs: &Path) -> Guest
     guest
 }
 
-/// Runs a script in a guest, which must end well, and gives its standard output.
+/// Runs a script in a guest, and returns its standard output. The script must succeed.
 pub(crate) fn run(guest: &Guest, script: &str) -> String {
     let output = guest.run(script, LIMIT).unwrap_or_else(|error| panic!("{error}"));
     assert_eq!(output.status, 0, "{script}\n{}{}", output.stdout, output.stderr);
     output.stdout
 }
 
-/// The checks of the kernel module (`tests/guest/shim`), compiled into a program `shim-checks` in `folder`.
+/// Compiles the checks of the kernel module (`tests/guest/shim`) into a program `shim-checks` in
+/// `folder`.
 pub(crate) fn shim_checks(folder: &Path) -> PathBuf {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let (sources, headers) = (root.join("tests/guest/shim"), root.join("kmod-shim/include"));
@@ -65,11 +66,12 @@ pub(crate) fn shim_checks(folder: &Path) -> PathBuf {
         .arg(&program)
         .output()
         .unwrap();
+
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
     program
 }
 
-/// `nicforge serve` with its trace in the test's folder.
+/// A `nicforge serve` process, with its log in the test's folder.
 pub(crate) struct Server {
     child: Child,
     directory: PathBuf,
@@ -95,8 +97,10 @@ impl Server {
             .stderr(File::create(&log).unwrap())
             .spawn()
             .unwrap();
+
         let mut line = String::new();
         BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+
         assert!(line.starts_with("serving "), "{line}");
         Self { child, directory, log, _folder: folder }
     }
@@ -110,13 +114,13 @@ impl Server {
         self.child.wait().unwrap();
     }
 
-    /// Ends it as Ctrl-C does.
+    /// Ends the server as Ctrl-C does.
     pub(crate) fn stop(&mut self) {
         kill(Pid::from_raw(self.child.id().cast_signed()), Signal::SIGINT).unwrap();
         assert!(self.child.wait().unwrap().success());
     }
 
-    /// Whether somebody is connected to a node's attachment.
+    /// Returns whether a client is connected to a node's attachment.
     fn is_used(&self, node: &str, attachment: &str) -> bool {
         let output = Command::new(env!("CARGO_BIN_EXE_nicforge"))
             .args(["stat", self.directory.to_str().unwrap(), "--json"])
@@ -126,10 +130,11 @@ impl Server {
         let named = |list: &serde_json::Value, name: &str| {
             list.as_array().unwrap().iter().find(|entry| entry["name"] == name).unwrap().clone()
         };
+
         !named(&named(&stat["nodes"], node)["attachments"], attachment)["pid"].is_null()
     }
 
-    /// Waits until nobody is connected to a node's attachment.
+    /// Waits until no client is connected to a node's attachment.
     pub(crate) fn wait_unused(&self, node: &str, attachment: &str) {
         let start = Instant::now();
         while self.is_used(node, attachment) {
@@ -142,6 +147,7 @@ impl Drop for Server {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+
         if std::thread::panicking() {
             let text = std::fs::read_to_string(&self.log).unwrap_or_default();
             let lines: Vec<_> = text.lines().collect();

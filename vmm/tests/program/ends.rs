@@ -1,4 +1,5 @@
-//! How `nicforge run` ends: by its programs, whatever these leave behind, and by a signal, whatever hangs.
+//! The end of `nicforge run`: when its programs end, whatever they leave behind, and after a
+//! signal, whatever hangs.
 
 use std::{
     fs::File,
@@ -17,10 +18,11 @@ use nix::{
 
 use super::{machine, nicforge, wait};
 
-/// Longer than anything here takes, and shorter than what is started here sleeps.
+/// The longest wait. It is shorter than the sleeps of the started programs.
 const SOON: Duration = Duration::from_secs(60);
 
-/// `nicforge run` of three nodes, in a folder of its own. What wrote its process number into a file there is killed at the end.
+/// A `nicforge run` of three nodes in a folder of its own. Processes that wrote their number into a
+/// file there are killed at the end.
 struct Run {
     folder: tempfile::TempDir,
     child: Child,
@@ -38,6 +40,7 @@ impl Run {
             .stderr(stderr)
             .spawn()
             .unwrap();
+
         Self { folder, child, started: Instant::now() }
     }
 
@@ -49,14 +52,14 @@ impl Run {
         self.folder.path().join(name)
     }
 
-    /// The process that writes its number into a file.
+    /// Returns the process that wrote its number into a file.
     fn pid(&self, name: &str) -> Pid {
         until("a process number", || std::fs::read_to_string(self.file(name)).ok()?.trim().parse().ok())
             .map(Pid::from_raw)
             .unwrap()
     }
 
-    /// Its exit code, and that it left no sockets behind.
+    /// Waits for the end and returns the exit code. Asserts that no sockets are left behind.
     fn end(&mut self) -> Option<i32> {
         let code = wait(&mut self.child);
         assert!(self.started.elapsed() < SOON);
@@ -77,7 +80,7 @@ impl Drop for Run {
     }
 }
 
-/// Looks again and again until there is something.
+/// Calls `look` repeatedly until it returns a value, for at most [`SOON`].
 fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     let start = Instant::now();
     loop {
@@ -89,7 +92,7 @@ fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> Option<T> {
     }
 }
 
-/// Whether a process runs; one that nobody has reaped yet does not.
+/// Returns whether a process runs. A process that has ended but was not reaped does not.
 fn runs(pid: Pid) -> bool {
     let state = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     let state = state.rsplit_once(") ").map_or("", |(_, rest)| rest);
@@ -147,7 +150,8 @@ fn run_ends_on_ctrl_c_although_nobody_reads_its_output() {
     let error = writer.try_clone().unwrap();
     let mut run = Run::start(&["--", "yes"], writer.into(), error.into());
     let size = fcntl(&reader, FcntlArg::F_GETPIPE_SZ).unwrap();
-    // A pipe that can't be written to is full.
+
+    // A pipe that is not writable is full.
     let full = File::options().write(true).open(format!("/proc/self/fd/{}", reader.as_raw_fd())).unwrap();
     until(&format!("{size} bytes that nobody reads"), || {
         use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -155,6 +159,7 @@ fn run_ends_on_ctrl_c_although_nobody_reads_its_output() {
         let mut fds = [PollFd::new(full.as_fd(), PollFlags::POLLOUT)];
         (poll(&mut fds, PollTimeout::ZERO) == Ok(0)).then_some(())
     });
+
     kill(Pid::from_raw(run.child.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(run.end(), Some(130));
 }

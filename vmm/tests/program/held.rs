@@ -1,4 +1,5 @@
-//! Clients and readers that hold on to what the server gives them: it goes on, and ends in time.
+//! Tests with clients and readers that block the server. It must continue to serve, and end in
+//! time.
 
 use std::{
     fs::File,
@@ -21,14 +22,14 @@ use nix::{
 
 use super::{machine, nicforge, output, server::Server, text, wait};
 
-/// Within this time a server ends on a signal. A machine that is busy with other things needs
-/// longer than two seconds.
+/// The time within which a server must end after a signal. On a busy host it needs more than two
+/// seconds.
 const IN_TIME: Duration = Duration::from_secs(4);
-/// Connections that each make the server log. Their lines are many times what a pipe and the log's
-/// queue hold.
+/// Number of connections that each make the server log. Their lines are many times what a pipe and
+/// the log's queue hold.
 const NOISE: usize = 3000;
 
-/// A server that logs much to a pipe that is not read.
+/// Starts a server that logs to a pipe that is not read.
 fn serve_unread() -> (Server, PipeReader) {
     let folder = tempfile::tempdir().unwrap();
     let (reader, writer) = std::io::pipe().unwrap();
@@ -39,19 +40,21 @@ fn serve_unread() -> (Server, PipeReader) {
         .stderr(writer)
         .spawn()
         .unwrap();
+
     let mut line = String::new();
     BufReader::new(child.stdout.as_mut().unwrap()).read_line(&mut line).unwrap();
+
     assert!(line.starts_with("serving "), "{line}");
     (Server { child, folder }, reader)
 }
 
-/// Makes the server log: a client whose first message is none.
+/// Makes the server log, with a client whose first message is malformed.
 fn annoy(socket: &Path) {
     let mut stream = UnixStream::connect(socket).unwrap();
     stream.set_read_timeout(Some(super::LIMIT)).unwrap();
     stream.write_all(&[0xff; 16]).unwrap();
     let mut rest = Vec::new();
-    // The server hangs up, with or without a word.
+    // The server closes the connection, with or without an answer.
     let _ = stream.read_to_end(&mut rest);
 }
 
@@ -70,11 +73,13 @@ fn serve_whose_log_is_not_read_serves_on_and_ends_on_sigterm() {
     for _ in 0..NOISE {
         annoy(&server.socket("io0.core0"));
     }
+
     assert!(is_full(&pipe));
     registers.read32(REG_INT_ENABLE).unwrap();
 
     let since = Instant::now();
     server.signal(Signal::SIGTERM);
+
     assert_eq!(wait(&mut server.child), Some(0));
     assert!(since.elapsed() < IN_TIME, "{:?}", since.elapsed());
     assert!(!server.directory().exists());
@@ -92,6 +97,7 @@ fn reset_and_stat_are_answered_while_other_control_connections_say_nothing() {
         let output = output(&mut nicforge(&arguments));
         assert!(output.status.success(), "{}", text(&output.stderr));
     }
+
     drop(silent);
 }
 
@@ -105,12 +111,15 @@ fn programs_of_run_have_the_limit_on_open_files_that_run_was_started_with() {
         .arg(folder.path().join("m"))
         .args(["--", "sh", "-c", "ulimit -Sn; ulimit -Hn; grep 'open files' /proc/$PPID/limits"]);
     let output = output(&mut command);
+
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
 
     let said = text(&output.stdout);
     let lines: Vec<_> = said.lines().filter_map(|line| line.strip_prefix("fifo0 | ")).collect();
+
     assert_eq!(lines[0], "500");
     let hard: u64 = lines[1].parse().unwrap_or(u64::MAX);
     let own: u64 = lines[2].split_whitespace().nth(3).unwrap().parse().unwrap();
+
     assert_eq!(own, hard.min(1 << 20), "{said}");
 }

@@ -1,5 +1,5 @@
-//! Sockets that are given to other users and groups: who gets in, who does not, and what is
-//! refused.
+//! Sockets that are given to other users and groups: the clients that can connect, those that
+//! cannot, and the refused options.
 
 #![allow(
     unsafe_code,
@@ -23,12 +23,12 @@ use nix::{
 
 use super::{machine, nicforge, output, server::Server, text};
 
-/// Numbers that no user and group of the host is likely to have.
+/// Numbers that no user or group of the host is likely to have.
 const ALICE: u32 = 71_001;
 const BOB: u32 = 71_002;
 const TENANTS: u32 = 71_003;
 
-/// A folder that other users can pass, as the temporary directory is.
+/// Returns a folder that other users can pass, like the temporary directory.
 fn passable() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711)).unwrap();
@@ -39,8 +39,9 @@ fn serve(options: &[&str]) -> Server {
     Server::start_in(passable(), Path::new(&machine("pset.toml")), options)
 }
 
-/// How a process with these credentials is received at a socket: `Ok` when it gets an answer to its
-/// first message, `EACCES` when the kernel keeps it out, and `ECONNRESET` when the server hangs up.
+/// Connects to a socket with the given credentials. Returns `Ok` when the server answers the first
+/// message, `EACCES` when the kernel refuses the connection, and `ECONNRESET` when the server
+/// closes it.
 fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
     let groups = groups.to_vec();
     let visit = move || {
@@ -53,26 +54,28 @@ fn received(user: u32, groups: &[u32], socket: PathBuf) -> Result<(), Errno> {
         stream.write_all(&message)?;
         stream.read_exact(&mut [0; 16])
     };
+
     std::thread::spawn(visit)
         .join()
         .unwrap()
         .map_err(|error: std::io::Error| error.raw_os_error().map_or(Errno::ECONNRESET, Errno::from_raw))
 }
 
-/// Takes credentials for the calling thread alone.
+/// Takes credentials for the calling thread only.
 fn become_user(user: u32, groups: &[u32]) {
     let own = groups.first().copied().unwrap_or(user);
     // SAFETY: the call reads `groups`, of the length given.
     let groups = unsafe { libc::syscall(libc::SYS_setgroups, groups.len(), groups.as_ptr()) };
     // SAFETY: the call touches no memory of this process.
     let group = unsafe { libc::syscall(libc::SYS_setresgid, own, own, own) };
+
     // SAFETY: as above.
     let user = unsafe { libc::syscall(libc::SYS_setresuid, user, user, user) };
     assert_eq!([groups, group, user], [0; 3]);
 }
 
-/// Whether this process can give files away and become another user; else a test that needs that
-/// has nothing to do.
+/// Returns whether this process can give files away and become another user. A test that needs this
+/// passes without a check otherwise.
 fn is_root() -> bool {
     geteuid().is_root()
 }
@@ -82,6 +85,7 @@ fn a_socket_of_another_user_is_for_that_user_alone() {
     if !is_root() {
         return;
     }
+
     let server =
         serve(&["--socket-owner", &format!("cn0={ALICE}"), "--socket-owner", &format!("cn1.core2={BOB}")]);
 
@@ -97,9 +101,11 @@ fn a_socket_that_its_owner_opens_to_others_is_still_for_the_owner_alone() {
     if !is_root() {
         return;
     }
+
     let server = serve(&["--socket-owner", &ALICE.to_string()]);
     let socket = server.socket("cn0.core0");
     std::fs::set_permissions(&socket, std::fs::Permissions::from_mode(0o777)).unwrap();
+
     assert_eq!(received(BOB, &[], socket.clone()), Err(Errno::ECONNRESET));
     assert_eq!(received(ALICE, &[], socket), Ok(()));
 }
@@ -109,13 +115,16 @@ fn a_socket_of_a_group_is_for_its_members_whatever_group_is_their_first() {
     if !is_root() {
         return;
     }
+
     let server = serve(&["--socket-group", &TENANTS.to_string()]);
-    // More than the server first has room for.
+    // These are more groups than the server's first buffer has room for.
     let many: Vec<u32> = (72_000..72_100).chain([TENANTS]).collect();
+
     assert_eq!(received(ALICE, &[TENANTS], server.socket("cn0.core0")), Ok(()));
     assert_eq!(received(ALICE, &many, server.socket("cn0.core1")), Ok(()));
     assert_eq!(received(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::EACCES));
     std::fs::set_permissions(server.socket("cn0.core2"), std::fs::Permissions::from_mode(0o777)).unwrap();
+
     assert_eq!(received(BOB, &many[..100], server.socket("cn0.core2")), Err(Errno::ECONNRESET));
 }
 
@@ -145,6 +154,7 @@ fn users_that_are_not_there_and_directories_that_others_can_not_enter_are_refuse
     assert_eq!(unknown.status.code(), Some(2));
     assert!(text(&unknown.stderr).contains("there is no user no-such-user"), "{}", text(&unknown.stderr));
     let shut = refused(&closed.join("m"), "--socket-group", &getegid().to_string());
+
     assert_eq!(shut.status.code(), Some(3));
     assert!(
         text(&shut.stderr).contains("closed can be entered by its own user only"),
