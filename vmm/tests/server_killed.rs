@@ -1,5 +1,6 @@
-//! A server that is killed ends every kind of wait of its clients within a second, also where the kernel holds the sockets of
-//! the dead process open. With `--nocapture` it says how long each took.
+//! A killed server ends every kind of wait of its clients within a second, also when the kernel
+//! keeps the dead process's sockets open. With `--nocapture` the tests print how long each wait
+//! took.
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -21,25 +22,25 @@ use nix::{
 
 use self::server::Server;
 
-/// No wait of a test takes longer.
+/// The longest wait of a test.
 const LIMIT: Duration = Duration::from_secs(20);
-/// How soon a client knows: within a second, and here on a machine that has other things to do. The heartbeat alone would take
-/// ten.
+/// The time within which a client must notice the server's end. It usually takes less than a
+/// second, and the limit allows for a busy host. The heartbeat alone would take ten seconds.
 const SOON: Duration = Duration::from_secs(4);
-/// Servers killed in a test.
+/// Number of servers that a test kills.
 const ROUNDS: usize = 4;
 
 /// A pset of one compute node.
 const MACHINE: &str = "name = \"pset\"\n[[pset]]\ncompute_nodes = 1\n";
 
-/// The core at one of eight places: four of the I/O node, four of the compute node.
+/// Opens one of eight cores: four of the I/O node, and four of the compute node.
 fn open(server: &Server, place: usize) -> Device {
     let node = ["io0", "cn0"][place / 4];
     let socket = server.socket(&format!("{node}.core{}", place % 4));
     Device::open_vfio_user(socket, OpenOptions::default()).unwrap()
 }
 
-/// Something that goes on until the device is lost.
+/// A wait that continues until the device is lost.
 type Wait = fn(&Device) -> Result<(), Error>;
 
 const WAITS: [(&str, Wait); 8] = [
@@ -83,6 +84,7 @@ fn every_wait_ends(event_loop: &str) {
         let mut server = Server::of_text(MACHINE, event_loop);
         let devices: Vec<_> = (0..WAITS.len()).map(|place| open(&server, place)).collect();
         let (started, (ended, ends)) = (Barrier::new(WAITS.len() + 1), mpsc::channel());
+
         thread::scope(|scope| {
             for (device, (what, wait)) in devices.iter().zip(WAITS) {
                 let (started, ended) = (&started, ended.clone());
@@ -93,7 +95,7 @@ fn every_wait_ends(event_loop: &str) {
                 });
             }
             started.wait();
-            // Most of them block by now; whether all do is a matter of chance, as it is for programs.
+            // Most threads block by now. Whether all do is a matter of chance, as in real programs.
             thread::yield_now();
             let killed = server.kill();
             for _ in WAITS {
@@ -117,19 +119,20 @@ fn every_wait_ends_soon_with_epoll() {
     every_wait_ends("epoll");
 }
 
-/// Whether the thread sleeps in the kernel.
+/// Returns whether the thread sleeps in the kernel.
 fn is_asleep(thread: Pid) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/self/task/{thread}/stat")).unwrap();
     stat.rsplit(')').next().is_some_and(|rest| rest.trim_start().starts_with('S'))
 }
 
-/// The server is stopped first, so that it surely dies between the request and its reply.
+/// The server is stopped first, so that it is killed between the request and its reply.
 fn outstanding_access_ends(event_loop: &str) {
     for _ in 0..ROUNDS {
         let mut server = Server::of_text(MACHINE, event_loop);
         let device = open(&server, 0);
         let (thread_ids, ids) = mpsc::channel();
         server.stop();
+
         thread::scope(|scope| {
             let read = scope.spawn(|| {
                 thread_ids.send(gettid()).unwrap();
@@ -161,7 +164,7 @@ fn outstanding_access_ends_soon_with_epoll() {
     outstanding_access_ends("epoll");
 }
 
-/// A stopped server is not a dead one: nothing of it is given up but what has a deadline.
+/// A stopped server is not a dead one. Only waits with a deadline end.
 #[test]
 fn stopped_server_is_waited_for() {
     let server = Server::of_text(MACHINE, "auto");

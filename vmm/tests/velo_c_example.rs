@@ -1,4 +1,5 @@
-//! VELO's C example, linked both ways, under a sanitizer, and run on a torus.
+//! Tests VELO's C example: linked with the archive and the shared library, under a sanitizer, on a
+//! torus.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

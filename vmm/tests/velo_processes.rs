@@ -1,6 +1,7 @@
-//! VELO between real processes of a served machine: one is killed while its neighbours send to it, and its VPID gets a new owner.
+//! VELO between processes of a served machine. One is killed while its neighbours send to it, and
+//! its VPID gets a new owner.
 //!
-//! The test binary itself is the program on the node: [`part`] run alone.
+//! The test binary itself is the program on the node, when it runs only [`part`].
 
 #![allow(clippy::unwrap_used, clippy::panic, reason = "helpers of tests")]
 
@@ -22,18 +23,19 @@ use nicforge_velo::{Address, Config, Error, Filter, Port};
 
 use self::server::Server;
 
-/// No wait takes longer.
+/// The longest wait.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Times that the process is killed.
+/// Number of times that the process is killed.
 const ROUNDS: u64 = 8;
-/// The VPID that is killed.
+/// The address of the process that is killed.
 const VICTIM: Address = Address { node: 1, vpid: 0 };
 
 fn soon() -> Deadline {
     Deadline::after(LIMIT)
 }
 
-/// Opens a VPID; the server notices only after a while that its last client has gone.
+/// Opens a VPID. It retries, because the server notices the end of the last client only after some
+/// time.
 fn open(socket: &Path) -> Port {
     let started = Instant::now();
     loop {
@@ -45,7 +47,8 @@ fn open(socket: &Path) -> Port {
     }
 }
 
-/// Not a test of its own: the process on the node, when the environment says so. It takes messages of its own round until it is killed.
+/// This is no test. It is the process on the node, when the environment selects it. It receives
+/// messages of its own round until it is killed.
 #[test]
 fn part() {
     let (Some(socket), Ok(round)) = (std::env::var_os("VELO_SOCKET"), std::env::var("VELO_ROUND")) else {
@@ -56,14 +59,16 @@ fn part() {
     eprintln!("> ready");
     let mut counts = BTreeMap::<Address, u32>::new();
     let mut moving = false;
+
     loop {
         let message = port.recv(Filter::ANY, soon(), None).unwrap();
         if message.quadword(0) != round {
             eprintln!("> old: {}", message.quadword(0));
             return;
         }
+
         *counts.entry(message.from).or_default() += 1;
-        // Both neighbours are in the middle of it.
+        // Both neighbours are in the middle of sending.
         if !moving && counts.len() == 2 && counts.values().all(|count| *count >= 300) {
             moving = true;
             eprintln!("> moving");
@@ -88,6 +93,7 @@ impl Victim {
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
+
         let (sender, lines) = channel();
         let output = BufReader::new(child.stderr.take().unwrap());
         thread::spawn(move || {
@@ -98,6 +104,7 @@ impl Victim {
                 }
             }
         });
+
         Self { child, lines }
     }
 
@@ -108,13 +115,13 @@ impl Victim {
 
 impl Drop for Victim {
     fn drop(&mut self) {
-        // SIGKILL; it may have ended already.
+        // This is SIGKILL. The process may already have ended.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Two cards.
+/// A machine with two cards.
 const MACHINE: &str = "name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = 4\n";
 
 fn socket(server: &Server, at: Address) -> PathBuf {
@@ -124,33 +131,36 @@ fn socket(server: &Server, at: Address) -> PathBuf {
 /// Sends messages of a round until the victim is gone.
 fn send_until_gone(port: &mut Port, round: u64) {
     let deadline = soon();
-    // The first calls may still be told of the victim before.
+    // The first calls may still report the end of the previous victim.
     let link = loop {
         if let Some(link) = unless_of_victim(port.connect(VICTIM, soon(), None)) {
             break link;
         }
         assert!(!deadline.has_passed(), "told of the victim before again and again");
     };
+
     while unless_of_victim(port.send(link, 1, &round.to_le_bytes(), soon(), None)).is_some()
         || port.is_up(VICTIM)
     {
         assert!(!deadline.has_passed(), "it is not gone");
     }
-    // The card may have dropped some of them: that is reported, as the same, or not at all.
+    // The card may have dropped some messages. It reports that with the same error, or not at all.
     let deadline = soon();
     let mut relax = Relax::new();
+
     while port.is_up(VICTIM) {
         assert!(!deadline.has_passed(), "the directory does not tell");
         unless_of_victim(port.progress());
         port.device().relax(&mut relax).unwrap();
     }
+
     match port.check() {
         Ok(()) => {}
         Err(error) => assert_eq!(error, Error::PeerGone { address: VICTIM }),
     }
 }
 
-/// What a call gave, unless it was told of the victim's end, which it is once.
+/// Returns the value of a call, or `None` when the call reports the victim's end.
 fn unless_of_victim<T>(result: Result<T, Error>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
@@ -165,6 +175,7 @@ fn killed_while_neighbours_send(event_loop: &str) {
     let server = Server::of_text(MACHINE, event_loop);
     let neighbours = [Address { node: 0, vpid: 0 }, Address { node: 1, vpid: 1 }];
     let mut ports = neighbours.map(|at| open(&socket(&server, at)));
+
     for round in 1..=ROUNDS {
         let victim = Victim::start(&socket(&server, VICTIM), round);
         victim.expect("ready");
@@ -177,7 +188,9 @@ fn killed_while_neighbours_send(event_loop: &str) {
                 sender.join().unwrap();
             }
         });
-        // They still reach each other. What the card dropped of the last messages to the victim may be told at any of these calls.
+
+        // The neighbours still reach each other. Any of these calls may report messages to the
+        // victim that the card dropped.
         let (one, two) = ports.split_at_mut(1);
         let deadline = soon();
         let link = loop {
@@ -186,6 +199,7 @@ fn killed_while_neighbours_send(event_loop: &str) {
             }
             assert!(!deadline.has_passed(), "told of the victim again and again");
         };
+
         loop {
             match one[0].send_nb(link, 2, &round.to_le_bytes()) {
                 Ok(()) => break,
@@ -196,12 +210,14 @@ fn killed_while_neighbours_send(event_loop: &str) {
             unless_of_victim(one[0].progress());
             unless_of_victim(two[0].progress());
         }
+
         let message = loop {
             if let Some(message) = unless_of_victim(two[0].recv(Filter::from(neighbours[0]), soon(), None)) {
                 break message;
             }
             assert!(!deadline.has_passed(), "told of the victim again and again");
         };
+
         assert_eq!(message.quadword(0), round);
     }
 }

@@ -1,4 +1,5 @@
-//! Where machines are served: whose directories are taken, what is left of them, and who comes second.
+//! The directories of served machines: which are refused, what is left of them, and what a second
+//! server gets.
 
 use std::{
     io::{BufRead, BufReader},
@@ -30,6 +31,7 @@ fn a_directory_that_is_refused_is_left_there() {
     std::fs::create_dir(&directory).unwrap();
     std::fs::set_permissions(&directory, std::fs::Permissions::from_mode(0o775)).unwrap();
     let refused = serve(&directory);
+
     assert_eq!(refused.status.code(), Some(3));
     assert!(text(&refused.stderr).contains("can be written by other users"), "{}", text(&refused.stderr));
     assert!(directory.exists());
@@ -58,10 +60,12 @@ fn the_socket_of_a_server_that_does_not_listen_yet_is_left_to_it() {
     let folder = tempfile::tempdir().unwrap();
     let directory = folder.path().join("m");
     std::fs::create_dir_all(directory.join("admin")).unwrap();
+
     for part in [directory.clone(), directory.join("admin")] {
         std::fs::set_permissions(part, std::fs::Permissions::from_mode(0o700)).unwrap();
     }
-    // As a server that is about to start has it.
+
+    // A server that is about to start holds the directory in this way.
     let lock =
         Flock::lock(std::fs::File::open(&directory).unwrap(), FlockArg::LockExclusiveNonblock).unwrap();
     let bound = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
@@ -73,14 +77,17 @@ fn the_socket_of_a_server_that_does_not_listen_yet_is_left_to_it() {
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    // One that serves says so; one that is refused ends.
+
+    // A server that serves prints a line, and one that is refused ends.
     let mut said = String::new();
     BufReader::new(second.stdout.take().unwrap()).read_line(&mut said).unwrap();
     if !said.is_empty() {
         second.kill().unwrap();
     }
+
     assert_eq!(wait(&mut second), Some(3), "{said}");
     assert!(control.exists());
+
     drop(lock);
 }
 
@@ -95,13 +102,15 @@ fn stat_of_a_name_is_not_led_astray_by_a_folder_of_that_name() {
         command.current_dir(folder.path()).env("XDG_RUNTIME_DIR", folder.path().join("runtime"));
         command
     };
+
     let mut server = here(&["serve", "machine.toml"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut said = String::new();
-    // Kept: a server whose reader has gone ends.
+    // The reader is kept, because a server whose output is closed ends.
     let mut reader = BufReader::new(server.stdout.take().unwrap());
     reader.read_line(&mut said).unwrap();
     let stat = output(&mut here(&["stat", "proof", "--json"]));
     kill(Pid::from_raw(server.id() as i32), Signal::SIGTERM).unwrap();
+
     assert_eq!(wait(&mut server), Some(0), "{said}");
     assert_eq!(stat.status.code(), Some(0), "{}", text(&stat.stderr));
     assert!(!folder.path().join("runtime").exists(), "what was made for it is left behind");
@@ -119,19 +128,23 @@ fn serve_under_nohup_goes_on_when_its_terminal_is_closed() {
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
+
     let mut server = Server { child, folder };
     let mut said = String::new();
-    // Kept: a server whose reader has gone ends.
+    // The reader is kept, because a server whose output is closed ends.
     let mut reader = BufReader::new(server.child.stdout.take().unwrap());
     reader.read_line(&mut said).unwrap();
+
     assert!(said.starts_with("serving "), "{said}");
     server.signal(Signal::SIGHUP);
-    // One that reads the signal ends by it at once.
+    // A server that handled the signal would end at once.
     let since = Instant::now();
+
     while since.elapsed() < Duration::from_secs(2) {
         assert_eq!(server.child.try_wait().unwrap(), None);
         std::thread::sleep(Duration::from_millis(20));
     }
+
     server.signal(Signal::SIGTERM);
     assert_eq!(wait(&mut server.child), Some(0));
 }
