@@ -251,8 +251,8 @@ mod tests {
     #[test]
     fn users_groups_and_targets_that_are_not_there_are_refused() {
         assert!(matches!(refused(&["4294967295"], &[]), AccessError::UnknownUser { .. }));
-        let name = "no-such-name".to_owned();
 
+        let name = "no-such-name".to_owned();
         assert_eq!(refused(&["no-such-name"], &[]), AccessError::UnknownUser { name: name.clone() });
         assert_eq!(refused(&[], &["cn0=no-such-name"]), AccessError::UnknownGroup { name });
 

@@ -402,7 +402,6 @@ mod tests {
         assert!(since.elapsed() < IN_TIME, "{:?}", since.elapsed());
         assert_eq!(failure.code, EXIT_HELD);
         assert!(!folder.path().join("m").exists(), "the directory is left behind");
-
         drop(release);
     }
 }

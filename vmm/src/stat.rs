@@ -240,7 +240,6 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
                 row.push(attachment.interrupts.to_string());
                 row.push(attachment.posted.to_string());
                 row.push(attachment.trapped.to_string());
-
                 table.add_row(row);
             }
         }

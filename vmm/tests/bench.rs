@@ -151,8 +151,8 @@ fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
             row["p50_us"].as_f64() > Some(0.0) && row["p99_us"].as_f64() >= row["p50_us"].as_f64(),
             "{row:#}"
         );
-        let device = ours.contains(&path) || path.starts_with("vfio_user-crate");
 
+        let device = ours.contains(&path) || path.starts_with("vfio_user-crate");
         assert_eq!(row["backing"] == "vfio-user", device, "{row:#}");
         if ["posted-write", "bare-ring", "trapped-read-hot", "trapped-write"].contains(&path) {
             assert!(row["rate_per_s"].as_f64() > Some(0.0), "{row:#}");
@@ -163,8 +163,8 @@ fn register_accesses_are_measured_beside_their_peers_at_each_placement() {
     let of_each_path = |path: &str| rows.iter().filter(|row| row["path"] == path).count();
 
     assert!(ours.iter().chain(&bare).all(|path| of_each_path(path) == placements.len()), "{report:#}");
-    let goals = if cfg!(feature = "bench-peers") { 4 } else { 3 };
 
+    let goals = if cfg!(feature = "bench-peers") { 4 } else { 3 };
     assert_eq!(report["goals"].as_array().unwrap().len(), goals * placements.len());
 }
 

@@ -126,9 +126,9 @@ fn commands_run_in_two_guests_and_the_exit_code_is_that_of_the_first_that_failed
     let (said, errors) = (text(&output.stdout), text(&output.stderr));
     assert_eq!(output.status.code(), Some(5), "{said}{errors}");
     assert!(said.contains("io0 | from the host\n") && said.contains("cn1 | from the host\n"), "{said}");
+
     let devices =
         "cn1 | cn1.core0=0000:00:03.0,cn1.core1=0000:00:04.0,cn1.core2=0000:00:05.0,cn1.core3=0000:00:06.0\n";
-
     assert!(said.contains(devices), "{said}");
     assert!(errors.contains("cn1 | well\n"), "{errors}");
     assert!(errors.contains("the command in cn1 ended with 5; ending the other guests"), "{errors}");
@@ -221,7 +221,6 @@ fn ctrl_c_and_the_time_limit_end_guests_whose_output_nobody_reads() {
 
         assert_eq!(wait(&mut child), Some(code));
         assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
-
         boot.wait_for_no_guest();
     }
 }

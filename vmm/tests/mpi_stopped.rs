@@ -225,7 +225,6 @@ fn stopped_and_going_on(event_loop: &str) {
         let answered = source.answered;
         assert!(source.sent > answered);
         other.go_on();
-
         source.until(answered + 1);
     }
 

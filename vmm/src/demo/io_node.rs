@@ -66,7 +66,6 @@ fn measure_latency(node: &IoNode) -> Result<(), Failure> {
 
         times.sort();
         let half_round_trip_ns = times[times.len() / 2].as_nanos() as u64 / 2;
-
         Message::Latency { rank, half_round_trip_ns }.say();
     }
 

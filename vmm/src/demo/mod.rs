@@ -189,7 +189,6 @@ fn programs(options: &Options, data: &Data, served: &Served) -> Result<Vec<Progr
             ("NICFORGE_SOCKET".to_owned(), sockets.join(":")),
             ("NICFORGE_NODE".to_owned(), node.name.clone()),
         ];
-
         programs.push(Program { name: node.name.clone(), command, environment });
     }
 

@@ -223,8 +223,8 @@ fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
     });
 
     assert_eq!(reader.expect("read ok"), format!("{LARGE} good"));
-    let mut buffer = [0; 1000];
 
+    let mut buffer = [0; 1000];
     assert_eq!(io.read(4, &mut buffer), Ok(1000));
     assert!(buffer[..] == pattern(4, 1000));
 

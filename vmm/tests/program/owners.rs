@@ -153,8 +153,8 @@ fn users_that_are_not_there_and_directories_that_others_can_not_enter_are_refuse
     let unknown = refused(&folder.path().join("m"), "--socket-owner", "cn0=no-such-user");
     assert_eq!(unknown.status.code(), Some(2));
     assert!(text(&unknown.stderr).contains("there is no user no-such-user"), "{}", text(&unknown.stderr));
-    let shut = refused(&closed.join("m"), "--socket-group", &getegid().to_string());
 
+    let shut = refused(&closed.join("m"), "--socket-group", &getegid().to_string());
     assert_eq!(shut.status.code(), Some(3));
     assert!(
         text(&shut.stderr).contains("closed can be entered by its own user only"),

@@ -75,7 +75,6 @@ pub(super) fn instructions(run: &Run<'_>) -> Result<Outcome, Failure> {
         let total = total.ok_or_else(|| {
             Failure::environment("valgrind counted nothing: does it know this processor's instructions, and has this program its symbols?")
         })?;
-
         counts.push(total / f64::from(messages) / pairs as f64);
     }
 
