@@ -138,7 +138,6 @@ impl ControlServer {
                 Conversations { listener, answer: &answer, open: Vec::new(), accept_at: None }.serve(&stop);
             }
         });
-
         thread.doing(|| "the control socket's thread".into())?;
         Ok(Self { stop, file })
     }

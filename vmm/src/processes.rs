@@ -147,7 +147,6 @@ impl Processes {
             // The receiver is gone when the programs were dropped.
             let _ = report.send(index);
         });
-
         waiter.doing(|| format!("a thread for {}", program.name))?;
         Ok(())
     }
@@ -285,7 +284,6 @@ impl Ends {
             // has been passed on.
             drop(report);
         });
-
         reader.doing(|| format!("a thread for {program}"))?;
         Ok(())
     }

@@ -140,7 +140,6 @@ pub fn main(directory: &Path, every: Option<Duration>, json: bool, attachments: 
         let Some(every) = every else { return Ok(0) };
 
         last = Some((now, snapshot));
-
         let mut fds = [PollFd::new(signals.fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(every).unwrap_or(PollTimeout::MAX);
         if poll(&mut fds, timeout).is_ok_and(|ready| ready > 0) && signals.take().is_some() {
@@ -197,7 +196,6 @@ fn render(snapshot: &Snapshot, since: Option<(Duration, &Snapshot)>, attachments
     table.load_style(presets::UTF8_BORDERS_ONLY);
     let mut header = vec!["node".to_owned(), "clients".to_owned()];
     header.extend(COLUMNS.iter().map(|(title, _)| (*title).to_owned()));
-
     header.extend(["interrupts".to_owned(), "posted".to_owned(), "trapped".to_owned()]);
     if since.is_some() {
         header.push("packets/s".to_owned());

@@ -58,7 +58,6 @@ impl Watched {
             let sleeps = ((after.0 - before.0) as f64 / time) as u64;
             (sleeps, after.1 - before.1)
         });
-
         let seconds: Vec<_> = seconds.collect();
         (
             seconds.iter().map(|second| second.0).min().unwrap(),
@@ -87,7 +86,6 @@ fn rests(event_loop: &str) {
         .collect();
 
     let (sleeps, ticks) = server.activity_of_a_second();
-
     let memory = server.status("VmRSS");
     println!("{event_loop}: with 65 idle clients {sleeps} sleeps and {ticks} ticks a second, {memory} KiB");
 

@@ -150,8 +150,8 @@ fn ctrl_c_ends_guests_and_removes_sockets_and_a_killed_program_leaves_no_guest()
     assert_eq!(wait(&mut child), Some(130));
     assert!(!boot.folder.path().join("m").exists(), "the sockets are left");
     boot.wait_for_no_guest();
-    let left = std::fs::read_dir(boot.folder.path().join("tmp")).unwrap().count();
 
+    let left = std::fs::read_dir(boot.folder.path().join("tmp")).unwrap().count();
     assert_eq!(left, 0, "temporary files are left");
 
     let mut child = started(&boot);
@@ -247,7 +247,6 @@ fn what_can_not_be_is_said_before_anything_is_downloaded() {
         2,
         &["has no device vfio-user-pci", "10.1"],
     );
-
     fails(&mut boot.command(&["--kernel", "/no/kernel", "--", "true"]), 2, &["/no/kernel: is not a file"]);
     // The host has no apt and no QEMU in this `PATH`.
     let nothing = boot.folder.path().join("bin");
@@ -258,7 +257,6 @@ fn what_can_not_be_is_said_before_anything_is_downloaded() {
     let mirror = format!("file:{}/mirror", boot.folder.path().display());
     let words = ["no mirror of Debian gave its lists", "NICFORGE_DEBIAN_MIRROR"];
     let mut command = boot.command(&["--", "true"]);
-
     fails(command.env("NICFORGE_DEBIAN_MIRROR", mirror).env("PATH", path_without_qemu(&boot)), 3, &words);
 }
 

@@ -368,7 +368,6 @@ fn run_one(
 ) -> Result<u8, GuestError> {
     let guest = Guest::boot(toolkit, config, watch)?;
     let node = guest.node().to_owned();
-
     let until = Instant::now() + limit;
     // A blocked output must not keep Ctrl-C or the time limit from ending the guest.
     let give_up = {

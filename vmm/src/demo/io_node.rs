@@ -29,7 +29,6 @@ pub(super) fn main(plan: &Plan, data: &Data) -> Result<u8, Failure> {
     measure_latency(&node)?;
 
     let cancel = Cancel::new().doing(|| "starting".into())?;
-
     let start = Instant::now();
     let bytes = std::thread::scope(|scope| {
         // A half that fails cancels the other one, which would otherwise wait for data that does

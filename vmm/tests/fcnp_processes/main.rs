@@ -110,7 +110,6 @@ fn core_killed_in_its_read_ends_the_write_and_its_node_goes_on() {
     assert_eq!(others[0].expect("read ok"), "1000 good");
     all_is_well(&io, &mut others[0], 1);
     all_is_well(&io, &mut others[1], 4);
-
     all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
 }
 
@@ -140,14 +139,11 @@ fn io_node_killed_in_transfers_both_ways_ends_them_and_its_successor_serves() {
     // Each process gets the error once for its other direction, too, also when a new I/O node has
     // attached.
     writer.say("read 0 10");
-
     assert_eq!(writer.expect("read"), "peer gone");
     let io = Side::Io(server.io_node(Mode::Polling));
     reader.say("write 5 10");
-
     assert_eq!(reader.expect("write"), "peer gone");
     all_is_well(&io, &mut writer, 0);
-
     all_is_well(&io, &mut reader, 5);
 }
 
@@ -227,7 +223,6 @@ fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
     let mut buffer = [0; 1000];
     assert_eq!(io.read(4, &mut buffer), Ok(1000));
     assert!(buffer[..] == pattern(4, 1000));
-
     other.expect("write ok");
 }
 
@@ -390,7 +385,6 @@ fn operators_reset_of_a_node_ends_its_transfer_and_a_new_process_goes_on() {
     reader.expect_within("read gone", Duration::from_secs(5));
     drop(reader);
     all_is_well(&io, &mut other, 4);
-
     all_is_well(&io, &mut Process::start(&server, "compute", "cn0", 0), 0);
 }
 

@@ -166,7 +166,6 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     };
 
     let tried = bench.choose_placement(&candidates, &extent)?;
-
     let mut results = Results::new(bench.placement.text());
     let start = Instant::now();
     for (index, comparison) in comparisons.iter().enumerate() {

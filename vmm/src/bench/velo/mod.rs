@@ -3,8 +3,8 @@
 //!
 //! An engine thread of this process serves two cards with a link between them. One application
 //! thread has both ends of 1 to 8 pairs. Each pair is a sender on one card and a receiver on the
-//! other. The results are messages per second, the time of one message, and the same figures for a
-//! bare ring, a Unix socket and a TCP connection between the same two threads.
+//! other. The results are messages per second, and the time of one message. The same two threads
+//! also measure a bare ring, a Unix socket and a TCP connection.
 //!
 //! - `pairs.rs`: the pairs; `ring.rs`, `sockets.rs`, `libfabric.rs`: the other contestants;
 //!   `count.rs`: instructions, counted by callgrind.

@@ -31,7 +31,6 @@ pub(super) fn rate(processor: Option<usize>, effort: &Effort) -> Result<Turn, Fa
     // One more page holds the consumer's count.
     let memory = SharedMemory::create("bench-ring", bytes + 4096).doing(what)?;
     let cells = SharedCells::new(memory.window(0, bytes as u64).doing(what)?).doing(what)?;
-
     let consumed = memory.u32(bytes as u64).doing(what)?;
 
     let stop = Arc::new(AtomicBool::new(false));
