@@ -235,7 +235,7 @@ impl<'a> Ports<'a> {
 
         arrival = arrival.max(lane.last_arrival);
         lane.push(arrival, packet);
-        fabric.at(self.now, arrival, Event::Arrival { lane: index as u32 });
+        fabric.carry_out_at(self.now, arrival, Event::Arrival { lane: index as u32 });
     }
 
     /// Returns the statistics of a virtual channel out of a port, which include the link errors.
@@ -266,7 +266,7 @@ impl<'a> Ports<'a> {
         let lane = &mut self.fabric.lanes[index];
         let packet = lane.pop_arrived(&mut self.fabric.nodes)?;
         let back = self.now.after(lane.delay);
-        self.fabric.at(self.now, back, Event::Credit { lane: index as u32 });
+        self.fabric.carry_out_at(self.now, back, Event::Credit { lane: index as u32 });
         Some(packet)
     }
 
