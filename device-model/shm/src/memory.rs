@@ -99,7 +99,7 @@ impl Mapping {
 
     /// Maps the file to `[offset, offset + len)` of the range. `file_offset` is the offset in the
     /// file of the start of the range.
-    fn place(
+    fn map_file_at(
         &mut self,
         fd: BorrowedFd<'_>,
         file_offset: u64,
@@ -148,7 +148,7 @@ const UNMAP_PIECE: usize = 32 << 20;
 impl Mapping {
     /// Removes the pages from the address space piece by piece, so that [`munmap`] has no work
     /// left.
-    fn empty(&self) {
+    fn remove_pages(&self) {
         let pieces = (0..self.mapped).step_by(UNMAP_PIECE);
         for start in pieces.filter(|_| self.mapped > UNMAP_PIECE) {
             let len = UNMAP_PIECE.min(self.mapped - start);
@@ -170,7 +170,7 @@ impl Drop for Mapping {
         // The range must leave the table before the kernel can give its addresses to another
         // mapping.
         self.guard = None;
-        self.empty();
+        self.remove_pages();
         // SAFETY: `mmap` returned this range to this value alone, and every holder of an address in
         // it held this value.
         let unmapped = unsafe { munmap(self.address.cast(), self.mapped) };
@@ -324,7 +324,7 @@ impl SharedMemory {
         sigbus::install_sigbus_guard()?;
         let mut mapping = Mapping::reserve(len, page_size(), access)?;
         for &(offset, bytes) in areas {
-            mapping.place(fd, file_offset, offset, bytes)?;
+            mapping.map_file_at(fd, file_offset, offset, bytes)?;
         }
 
         mapping.guard = Some(Guard::new(mapping.address, mapping.mapped, access)?);
