@@ -86,7 +86,8 @@ pub struct Machine {
     shared: Shared,
     /// Functions to run in the next turns.
     hot: VecDeque<FunctionId>,
-    /// Timers of the functions, earliest first. Some entries are stale: see [`FunctionSlot::timer`].
+    /// Timers of the functions, earliest first. Some entries are stale: see
+    /// [`FunctionSlot::timer`].
     timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
     /// Time without work after which a function goes cold, in nanoseconds.
     cool_after: u64,

@@ -112,18 +112,18 @@ impl Machine {
     #[inline]
     pub(super) fn update_timer(&mut self, function: FunctionId) {
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return };
-        let wish = std::mem::replace(&mut slot.state.wake_at, Nanos::NEVER);
-        if wish < slot.timer {
-            slot.timer = wish;
-            self.add_timer(wish, function);
+        let request = std::mem::replace(&mut slot.state.wake_at, Nanos::NEVER);
+        if request < slot.timer {
+            slot.timer = request;
+            self.add_timer(request, function);
         }
     }
 
-    /// Adds a timer. It is apart from [`Machine::update_timer`], which every step calls and which rarely
-    /// needs it.
+    /// Adds a timer. It is apart from [`Machine::update_timer`], which every step calls and which
+    /// rarely needs it.
     #[inline(never)]
-    fn add_timer(&mut self, wish: Nanos, function: FunctionId) {
-        self.timers.push(Reverse((wish, function)));
+    fn add_timer(&mut self, request: Nanos, function: FunctionId) {
+        self.timers.push(Reverse((request, function)));
 
         // Stale entries leave when their time comes, or here when there are many of them.
         if self.timers.len() > 2 * self.slots.len() + 64 {
@@ -211,8 +211,8 @@ impl Machine {
         busy |= slot.device.step(&mut context, budget) == Progress::Busy;
 
         // Most steps set no timer and finish no DMA.
-        let (wishes, ended) = (slot.state.wake_at < Nanos::NEVER, !slot.state.completions.is_empty());
-        if wishes {
+        let (requested, ended) = (slot.state.wake_at < Nanos::NEVER, !slot.state.completions.is_empty());
+        if requested {
             self.update_timer(function);
         }
 
