@@ -242,8 +242,7 @@ impl SharedMemory {
         ftruncate(&fd, size).map_err(|errno| MemoryError::Resize { len: rounded as u64, errno })?;
         let mut mapping = Mapping::new(fd.as_fd(), 0, rounded, page, Access::ReadWrite)?;
 
-        // The seals come after the mapping, because `F_SEAL_FUTURE_WRITE` would also refuse this
-        // one.
+        // `F_SEAL_FUTURE_WRITE` would refuse this mapping too, so the seals come after it.
         let seals = seals | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(|errno| MemoryError::Seal { errno })?;
         mapping.fd = Some(fd);
@@ -368,8 +367,7 @@ impl SharedMemory {
         SharedMemory { all: unsafe { Window::from_raw(address, len, Arc::new(mapping)) } }
     }
 
-    /// Returns the size in bytes: the requested length, rounded up to whole pages by the `create`
-    /// functions.
+    /// Returns the size in bytes, which the `create` functions round up to whole pages.
     #[allow(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.all.len() as usize
@@ -380,8 +378,7 @@ impl SharedMemory {
         self.all.mapping().access
     }
 
-    /// Returns the file's descriptor, to be sent to a peer. It exists for memory that was created
-    /// here or mapped with [`SharedMemory::map`].
+    /// Returns the file's descriptor, for sending to a peer. Guarded mappings keep none.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.all.mapping().fd.as_ref().map(OwnedFd::as_fd)
     }
@@ -395,8 +392,7 @@ impl SharedMemory {
     /// Returns whether an access has met the end of the file since it was mapped. Only guarded
     /// mappings detect this.
     ///
-    /// The memory is private to this process afterwards. It holds zeros and later writes of this
-    /// process.
+    /// Afterwards the memory is private to this process: zeros, and its own later writes.
     pub fn faulted(&self) -> bool {
         self.all.faulted()
     }
