@@ -138,7 +138,7 @@ impl<'a> Ports<'a> {
     }
 
     /// Returns the way out of a port on a virtual channel, for sending several packets at once.
-    /// Returns `None` if the lane is not instant or takes no packets. The caller must then use
+    /// Returns `None` if packets take time there, or none can be sent. The caller must then use
     /// [`Ports::send`].
     #[inline]
     pub fn run(&mut self, port: u8, channel: usize) -> Option<Run<'_>> {
