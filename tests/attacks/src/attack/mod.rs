@@ -25,12 +25,15 @@ pub struct Attack {
     pub environment: &'static [(&'static str, &'static str)],
     /// The server's log is a pipe that is never read.
     pub log_is_unread: bool,
+    /// The kernel keeps the server's process while a descriptor of the attacker is being closed, whatever the process
+    /// does: only its sockets are expected to go in time.
+    pub kernel_keeps_process: bool,
     /// Carries it out until the arena's time is up.
     pub run: fn(&Arena) -> Round,
 }
 
 const fn attack(name: &'static str, after: &'static str, run: fn(&Arena) -> Round) -> Attack {
-    Attack { name, after, environment: &[], log_is_unread: false, run }
+    Attack { name, after, environment: &[], log_is_unread: false, kernel_keeps_process: false, run }
 }
 
 /// All attacks there are.
@@ -38,7 +41,10 @@ pub const ATTACKS: &[Attack] = &[
     attack("close-socket", "the thread that closes descriptors", closing::sockets),
     attack("close-memory", "the thread that closes descriptors", closing::memory),
     attack("unmap-memory", "the thread that unmaps memory", closing::mapped),
-    attack("close-fuse", "the thread that closes descriptors", fuse::files),
+    Attack {
+        kernel_keeps_process: true,
+        ..attack("close-fuse", "the thread that closes descriptors", fuse::files)
+    },
     attack("reset-reconnect", "turns for a client that has gone", reconnect::resets),
     attack("read-reconnect", "turns for a client that has gone", reconnect::reads),
     attack("cut-transfers", "look-ahead behind a deferred request", cut::transfers),
