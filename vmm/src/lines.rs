@@ -101,9 +101,9 @@ pub fn pass_on(pipe: OwnedFd, over: &PipeReader, mut line: impl FnMut(&str)) {
     let mut pipe = File::from(pipe);
     let mut buffer = vec![0; 16 * 1024];
     let mut pending = Vec::new();
+
     // After `over` is closed, at most one pipe's capacity is read. A process that still writes to
     // the pipe cannot prolong the loop.
-
     let mut left = usize::MAX;
     while left > 0 {
         let (readable, is_over) = match wait(pipe.as_fd(), over.as_fd()) {

@@ -189,6 +189,7 @@ impl Processes {
                 kill_at = Some(Instant::now() + GRACE);
             }
 
+            // Programs that ignore SIGTERM are killed after the grace period.
             if kill_at.is_some_and(|at| Instant::now() >= at) {
                 self.signal_all(Signal::SIGKILL);
                 killed = true;
@@ -199,7 +200,9 @@ impl Processes {
                 continue;
             }
 
+            // All programs have ended. Their remaining descendants are ended next.
             self.programs.iter_mut().for_each(Started::look_for_rest);
+
             // After SIGKILL the groups are not awaited, because a descendant's parent may never
             // reap it.
             if !killed && self.programs.iter().any(|program| program.group.is_some()) {
@@ -213,6 +216,7 @@ impl Processes {
                 continue;
             }
 
+            // The readers now end when their pipes are empty.
             self.over = None;
             if code == EXIT_INTERRUPTED {
                 self.give_up.store(true, Ordering::Relaxed);

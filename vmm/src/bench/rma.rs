@@ -87,6 +87,7 @@ impl Side {
 
         // All pages are allocated before any measurement.
         touch(buffer.window())?;
+
         let port = Port::open(&device, Options::default()).doing(|| "a port".into())?;
         let region = port.register(&buffer, Access::READ_WRITE).doing(|| "registering".into())?;
 

@@ -317,7 +317,6 @@ fn run_all(
 
     std::thread::scope(|scope| {
         // A guest that fails ends the others, and so does Ctrl-C.
-
         let over = Arc::new(std::sync::atomic::AtomicBool::new(false));
         let ending = {
             let (over, watch) = (over.clone(), watch.clone());

@@ -75,15 +75,19 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
         if input && listens {
             fds.push(PollFd::new(fd, PollFlags::POLLIN));
         }
+
         // An interrupted poll is repeated in the next turn.
         let _ = poll(&mut fds, PollTimeout::from(LOOK));
+
         let ready = |index: usize| fds.get(index).is_some_and(|fd| fd.any().unwrap_or(false));
         let (from_guest, from_user) = (ready(0), ready(1));
+
         // A blocked output must not keep the time limit from ending the shell.
         if from_guest && is_writable(Stream::Output, Duration::from_millis(LOOK.into())) {
             let length = line.read(&mut buffer).doing(|| "the guest's line".into())?;
             show(&buffer[..length])?;
         }
+
         if from_user {
             // The read bypasses the standard library's buffer, because `poll` does not see bytes in
             // that buffer.
@@ -92,6 +96,7 @@ pub(super) fn run(guest: &Guest, limit: Duration, watch: &Watch) -> Result<u8, F
             input = length > 0;
             line.write_all(bytes).doing(|| "the guest's line".into())?;
         }
+
         if !from_guest && let Some(output) = shell.wait_for(Duration::ZERO)? {
             break output.status;
         }

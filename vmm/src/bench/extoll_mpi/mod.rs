@@ -90,10 +90,12 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let contestants = contestants();
     run.steps((contestants.len() * turns_each + count::PAIRS.len()) as u64);
     let placement = placement()?;
+
     let turns = placement.within("application", || {
         let served = placement.within("engine", || serve(run))?;
         let mut ranks = Ranks::open(|address| ranks::device(&served, address), PAIRS[PAIRS.len() - 1])?;
         let mut bare = Bare::open(&served, BARE_PAIRS)?;
+
         let turns = in_turns(turns_each, contestants.len(), |number, _| {
             let contestant = contestants[number];
             run.step(format!("{contestant:?}"))?;
@@ -104,6 +106,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
                 Contestant::Velo => bare.rate(&effort),
             }
         })?;
+
         drop((ranks, bare));
         served.stop()?;
         Ok(turns)

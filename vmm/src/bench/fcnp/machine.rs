@@ -114,30 +114,36 @@ impl Local {
                     let endpoint = pinned
                         .and_then(|()| self.devices(side, task.lanes))
                         .and_then(|devices| tree::open(side, task, devices, cancel));
+
                     // No side sends before both are open.
                     opened.wait();
                     let measured = match &endpoint {
                         Ok(endpoint) => flow::run(endpoint.as_ref(), side, task),
                         Err(failure) => Err(failure.clone()),
                     };
+
                     let failed = measured.is_err();
                     // The receiving end exists until this scope ends.
                     let _ = report.send(measured);
                     if failed {
                         cancel.cancel();
                     }
+
                     // No side closes before both have finished.
                     opened.wait();
                 });
             }
+
             let start = Instant::now();
             let mut all = Ok(Measured::default());
             let mut missing = 2;
+
             while missing > 0 {
                 if let Ok(measured) = results.recv_timeout(LOOK) {
                     missing -= 1;
                     all = all.and_then(|all: Measured| Ok(all.and(measured?)));
                 }
+
                 let stopped = run
                     .check()
                     .and_then(|()| if start.elapsed() < PATIENCE { Ok(()) } else { Err(late(task)) });

@@ -61,8 +61,8 @@ impl Machine {
         };
 
         let engine = || "the engine".to_owned();
-        // The directory is created before the engine, so that it is removed after it.
 
+        // The directory is created before the engine, so that it is removed after it.
         let directory = Directory::create(&Directory::default_for(&name))?;
         let (mut serving, stop) = (Engine::new(machine, config).doing(engine)?, Stop::new().doing(engine)?);
         let users =

@@ -138,9 +138,9 @@ pub(super) fn main(text: &str) -> Result<u8, Failure> {
     };
     let event_loop = EventLoop::from_str(kind, false).map_err(|_| unknown())?;
     let directory = Path::new(directory);
+
     // The engine chooses its polling times by the number of usable processors, so this comes before
     // the pinning.
-
     let config = EngineConfig { event_loop: event_loop.into(), ..EngineConfig::default() };
     if place != ANYWHERE {
         pin(place.parse().map_err(|_| unknown())?)?;

@@ -91,9 +91,11 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     run.steps((CONTESTANTS.len() * rounds + count::PAIRS.len()) as u64);
     let placement = placement()?;
     let libfabric = libfabric::find();
+
     let turns = placement.within("application", || {
         let served = placement.within("engine", || serve(run))?;
         let mut pairs = Pairs::open(&served, PAIRS[PAIRS.len() - 1])?;
+
         let turns = in_turns(rounds, CONTESTANTS.len(), |number, _| {
             let contestant = CONTESTANTS[number];
             run.step(format!("{contestant:?}"))?;
@@ -110,6 +112,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
                 },
             }
         })?;
+
         drop(pairs);
         served.stop()?;
         Ok(turns)
