@@ -113,6 +113,7 @@ fn regions(section: &str) -> Vec<Bar> {
             let (number, rest) = line.split_once(": ").unwrap();
             let (kind, rest) = rest.split_once(" at ").unwrap();
             let start = u64::from_str_radix(rest.split(' ').next().unwrap(), 16).unwrap();
+
             let size = rest.split_once("[size=").unwrap().1.trim_end_matches(']');
             let (digits, unit) = size.split_at(size.trim_end_matches(char::is_alphabetic).len());
             let unit = match unit {
@@ -122,6 +123,7 @@ fn regions(section: &str) -> Vec<Bar> {
                 "G" => 1 << 30,
                 other => panic!("unit {other} in {line}"),
             };
+
             let size: u64 = digits.parse::<u64>().unwrap() * unit;
             assert_eq!(start % size, 0, "{line}: not aligned to its size");
             Bar { number: number.parse().unwrap(), memory: kind == "Memory", range: start..start + size }

@@ -97,6 +97,7 @@ fn every_wait_ends(event_loop: &str) {
             started.wait();
             // Most threads block by now. Whether all do is a matter of chance, as in real programs.
             thread::yield_now();
+
             let killed = server.kill();
             for _ in WAITS {
                 let (what, at, result) = ends.recv_timeout(LIMIT).unwrap();
@@ -138,16 +139,19 @@ fn outstanding_access_ends(event_loop: &str) {
                 thread_ids.send(gettid()).unwrap();
                 (device.bar(0).unwrap().read32(REG_INT_ENABLE), Instant::now())
             });
+
             let reader = ids.recv_timeout(LIMIT).unwrap();
             let begun = Instant::now();
             while !is_asleep(reader) {
                 assert!(begun.elapsed() < LIMIT, "the read does not block");
                 thread::yield_now();
             }
+
             let killed = server.kill();
             let (result, at) = read.join().unwrap();
             let took = at.saturating_duration_since(killed);
             eprintln!("{event_loop}: an outstanding read: {} ms", took.as_millis());
+
             assert_eq!(result, Err(Error::DeviceGone { cause: GoneCause::HungUp }));
             assert!(took < SOON, "{event_loop}: it took {took:?}");
         });

@@ -197,6 +197,7 @@ impl Scene {
                     let (incoming, outgoing) =
                         (memory.pop().unwrap_or_default(), memory.pop().unwrap_or_default());
                     let to = Envelope::new(0, 0, TAG);
+
                     if matches!(path, Path::Posted | Path::PostedWildcard) {
                         endpoint.irecv(path.selector(TAG), incoming, 0)?;
                         endpoint.isend(to, Mode::Standard, outgoing, 0)?;
@@ -204,6 +205,7 @@ impl Scene {
                         endpoint.isend(to, Mode::Standard, outgoing, 0)?;
                         endpoint.irecv(path.selector(TAG), incoming, 0)?;
                     }
+
                     for _ in 0..2 {
                         let Some(Completion { result, buffer, .. }) = endpoint.next_completion() else {
                             return Err(Error::Timeout { what: "a message of a rank to itself" });

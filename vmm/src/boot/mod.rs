@@ -342,15 +342,18 @@ fn run_all(
                 Ok(reported) => reported,
                 Err(_) => break,
             };
+
             if matches!(result, Ok(0)) || first.is_some() {
                 continue;
             }
+
             over.store(true, std::sync::atomic::Ordering::Relaxed);
             if let (Ok(code), true) = (&result, count > 1) {
                 tell(format_args!(
                     "nicforge: the command in {node} ended with {code}; ending the other guests"
                 ));
             }
+
             first = Some(result.map_err(Failure::from));
         }
         first.unwrap_or(Ok(0))

@@ -19,6 +19,7 @@ pub(super) fn main(plan: &Plan) -> Result<u8, Failure> {
             .enumerate()
             .map(|(core, address)| scope.spawn(move || run(plan, address, core == 0)))
             .collect();
+
         // All threads are joined, so that the failure of one does not hide another.
         let results: Vec<_> = cores.into_iter().map(|core| core.join()).collect();
         results.into_iter().try_for_each(|result| {

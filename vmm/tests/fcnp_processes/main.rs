@@ -203,17 +203,21 @@ fn stopped_reader_holds_the_writer_up_and_loses_nothing() {
         reader.say(&format!("read 0 {LARGE}"));
         reader.expect("moving");
         reader.stop();
+
         // The path is full when the writer has stalled for a while.
         let stalls = io.statistics().stalls;
         eventually("the writer stalls", || io.statistics().stalls > stalls + 200);
         let sent = io.statistics().packets_sent;
+
         // The other direction is free. A write is acknowledged only behind the stuck data, so no
         // core begins one. The request itself still reaches the I/O node.
         other.say("write 4 1000");
         let stalls = io.statistics().stalls;
         eventually("the writer goes on stalling", || io.statistics().stalls > stalls + 200);
+
         assert!(io.statistics().packets_sent <= sent + 1 && (sent as usize) < LARGE / 256);
         assert!(!write.is_finished());
+
         reader.signal(Signal::SIGCONT);
         assert_eq!(write.join().unwrap(), Ok(LARGE));
     });
@@ -240,14 +244,18 @@ fn stopped_reader_leaves_the_other_channel_alone() {
         reader.say(&format!("read 0 {LARGE}"));
         reader.expect("moving");
         reader.stop();
+
         let stalls = io.statistics().stalls;
         eventually("the writer stalls", || io.statistics().stalls > stalls + 200);
         let sent = io.statistics().packets_sent;
+
         let [first, second] = &mut admins;
         both_ways([first, second], [0, 1], PACKETS);
+
         // No packet of the stopped reader's channel has moved in the meantime.
         assert!(io.statistics().packets_sent <= sent + 1);
         assert!(!write.is_finished());
+
         reader.signal(Signal::SIGCONT);
         assert_eq!(write.join().unwrap(), Ok(LARGE));
     });
@@ -267,13 +275,16 @@ fn stopped_io_node_holds_the_writer_up_and_loses_nothing() {
         io.say(&format!("read 3 {LARGE}"));
         io.expect("moving");
         io.stop();
+
         let stalls = core.statistics().stalls;
         eventually("the writer stalls", || core.statistics().stalls > stalls + 200);
         let sent = core.statistics().packets_sent;
         let stalls = core.statistics().stalls;
         eventually("the writer goes on stalling", || core.statistics().stalls > stalls + 200);
+
         assert_eq!(core.statistics().packets_sent, sent);
         assert!(!write.is_finished());
+
         io.signal(Signal::SIGCONT);
         assert_eq!(write.join().unwrap(), Ok(LARGE));
     });
@@ -434,43 +445,53 @@ fn processes_killed_at_random_leave_nothing_behind() {
                 }
             });
         }
+
         let mut stay =
             [Process::start(&server, "compute", "cn0", 2), Process::start(&server, "compute", "cn1", 0)];
         for (process, rank) in stay.iter_mut().zip([2, 4]) {
             process.say(&format!("exchange {rank} 4"));
             process.expect("exchange ok");
         }
+
         let before = server.holdings();
         let mut memory = 0;
         for number in 0..KILLS {
             for (process, rank) in stay.iter_mut().zip([2, 4]) {
                 process.say(&format!("exchange {rank} 4"));
             }
+
             let core = (number % 2) as u32;
             let mut victim = Process::spawn(&server, "compute", "cn0", core);
+
             // One process in four is killed while it opens the device.
             if number % 4 != 3 {
                 victim.expect("ready");
                 victim.say(&format!("exchange {core} 1000000"));
             }
+
             some_time(Duration::from_millis(15), &mut seeded);
             victim.kill();
+
             for process in &mut stay {
                 process.expect("exchange ok");
             }
+
             // By now the allocator holds the memory for one process after the other.
             if number == KILLS / 10 {
                 memory = server.memory();
             }
         }
+
         eventually("the server has let go of what the dead had", || server.holdings() == before);
         let after = server.memory();
         assert!(after < memory + 4096, "anonymous memory grew from {memory} to {after} KiB");
+
         let mut last = [0, 1].map(|core| Process::start(&server, "compute", "cn0", core));
         for (core, process) in last.iter_mut().enumerate() {
             process.say(&format!("exchange {core} 8"));
             process.expect("exchange ok");
         }
+
         // The waiting calls end when their cores' processes are killed.
         stop.store(true, Ordering::Relaxed);
         last.into_iter().chain(stay).for_each(Process::kill);

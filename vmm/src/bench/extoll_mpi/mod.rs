@@ -174,12 +174,14 @@ fn rows(contestants: &[Contestant], placement: &Placement, turns: &[Vec<Turn>]) 
     let row = |(contestant, turns): (&Contestant, &Vec<Turn>)| {
         let mut samples = Samples::default();
         turns.iter().for_each(|turn| samples.append(turn.samples.clone()));
+
         let rate = rate(turns);
         let row = |path: &str| Row {
             backing: Some(Backing::VfioUser),
             placement: Some(placement.text()),
             ..Row::new(path)
         };
+
         match *contestant {
             Contestant::Rate { pairs, bytes } => {
                 let row = Row {

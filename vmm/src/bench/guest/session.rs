@@ -274,6 +274,7 @@ impl<'a> Session<'a> {
             let gbit_s = median(&rounds.iter().map(|(gbit_s, _)| *gbit_s).collect::<Vec<_>>());
             let mut samples = Samples::default();
             rounds.into_iter().for_each(|(_, more)| samples.append(more));
+
             let device = way != Way::Tcp;
             let row = self.row(way.row());
             Row {

@@ -213,6 +213,7 @@ fn measure(
         let rates: Vec<_> = turns.iter().filter_map(|turn| turn.rate_per_s).collect();
         let mut samples = Samples::default();
         turns.into_iter().for_each(|turn| samples.append(turn.samples));
+
         let row = Row {
             backing: contestant.backing(),
             placement: Some(text.clone()),
@@ -221,6 +222,7 @@ fn measure(
             rate_per_s: (!rates.is_empty()).then(|| median(&rates)),
             ..Row::new(contestant.path())
         };
+
         // Microseconds with two decimals are too coarse for times of a few nanoseconds.
         if contestant.is_posted() { row.figure("p50_ns", samples.percentile(50.0)) } else { row }
     };
