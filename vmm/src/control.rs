@@ -44,6 +44,7 @@ const PATIENCE: Duration = Duration::from_secs(1);
 const ANSWER: Duration = Duration::from_secs(5);
 /// How long no connection is accepted after an accept has failed.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
 /// A request to the control socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
