@@ -126,6 +126,7 @@ impl Served {
                 (machine.name(id).expect("the function is there").to_owned(), attachments)
             })
             .collect();
+
         let mut engine = Engine::new(machine, config).expect("an engine");
         for (number, (function, attachments)) in names.iter().enumerate() {
             for (who, attachment) in attachments.iter().enumerate() {
@@ -133,12 +134,14 @@ impl Served {
                 engine.listen(FunctionId(number as u32), AttachmentId(who as u16), &path).expect("a socket");
             }
         }
+
         let (handle, stop) = (engine.handle(), Stop::new().expect("an eventfd"));
         let ours = stop.clone();
         let thread = std::thread::Builder::new()
             .name("engine".to_owned())
             .spawn(move || engine.run(&ours).expect("the engine runs until it is stopped"))
             .expect("a thread");
+
         Self { directory, handle, stop, engine: Some(thread), names }
     }
 
@@ -179,6 +182,7 @@ impl Rig for Served {
     fn open(&self, function: &str, attachment: &str) -> Device {
         // The server notices only after a while that the last client has gone.
         let deadline = soon();
+
         loop {
             match self.try_open(function, attachment) {
                 Ok(device) => return device,
@@ -201,6 +205,7 @@ impl Rig for Served {
         let id = self.function(function);
         let who = self.names[id.0 as usize].1.iter().position(|name| name == attachment);
         let who = AttachmentId(who.unwrap_or_else(|| panic!("there is no attachment {attachment}")) as u16);
+
         assert!(
             self.handle.evict(id, who, LIMIT).expect("the engine answers"),
             "the attachment has a client"

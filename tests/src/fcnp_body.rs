@@ -72,6 +72,7 @@ fn echo(io: &IoNode, core: &ComputeCore, sizes: &[usize]) {
                 assert_eq!(io.write(rank, &buffer[..*size]).unwrap(), *size);
             }
         });
+
         for (seed, size) in sizes.iter().enumerate() {
             let sent = pattern(seed, *size);
             let mut received = vec![0; *size];
@@ -112,6 +113,7 @@ pub fn messages_arrive_unchanged(rig: &dyn Rig) {
 /// Buffers at all offsets from an aligned address, on both sides.
 pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
     const SIZES: [usize; 3] = [17, 256 + 240, 256 * 2 + 255];
+
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let combinations =
         || SIZES.into_iter().flat_map(|size| (0..32 * 32).map(move |both| (size, both / 32, both % 32)));
@@ -123,6 +125,7 @@ pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
                 assert_eq!(io.write(0, &buffer[offset..offset + size]).unwrap(), size);
             }
         });
+
         let (sent, mut received) = (pattern(1, 1024), vec![0; 1024]);
         for (size, offset, _) in combinations() {
             let range = offset..offset + size;
@@ -140,6 +143,7 @@ pub fn every_alignment_arrives_unchanged(rig: &dyn Rig) {
 /// The lesser of the sizes of both sides is transferred, and nothing else is touched.
 pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
     const SIZES: [usize; 14] = [0, 1, 16, 239, 240, 241, 255, 256, 257, 496, 511, 512, 1000, 5000];
+
     let (io, core) = (io_node(rig), compute_core(rig, 1));
     let pairs = || SIZES.into_iter().flat_map(|ours| SIZES.map(|theirs| (ours, theirs)));
     thread::scope(|scope| {
@@ -153,6 +157,7 @@ pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
                 assert_eq!(io.write(1, &pattern(4, size)).unwrap(), count);
             }
         });
+
         for (size, theirs) in pairs() {
             let lesser = size.min(theirs);
             assert_eq!(core.write(&pattern(3, size)).unwrap(), lesser);
@@ -169,10 +174,12 @@ pub fn unequal_sizes_transfer_the_lesser(rig: &dyn Rig) {
 /// writes' acknowledgements interrupt data.
 pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
     const MESSAGES: usize = 20;
+
     let io = io_node(rig);
     let cores: Vec<_> = (0..NODES * 4).map(|rank| compute_core(rig, rank)).collect();
     let size = |rank: u32, message: usize| (rank as usize * 997 + message * 1013) % 9000;
     let seed = |rank: u32, message: usize| rank as usize * 1000 + message;
+
     thread::scope(|scope| {
         for core in &cores {
             let (io, rank) = (&io, core.rank());
@@ -182,6 +189,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
                     assert_eq!(core.write(&sent).unwrap(), sent.len());
                 })
             });
+
             scope.spawn(move || {
                 (0..MESSAGES).for_each(|message| {
                     let mut received = vec![0; 10_000];
@@ -189,6 +197,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
                     assert!(received[..count] == pattern(seed(rank, message) + 1, size(rank, message)));
                 })
             });
+
             scope.spawn(move || {
                 (0..MESSAGES).for_each(|message| {
                     let mut received = vec![0; 10_000];
@@ -196,6 +205,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
                     assert!(received[..count] == pattern(seed(rank, message), size(rank, message)));
                 })
             });
+
             scope.spawn(move || {
                 (0..MESSAGES).for_each(|message| {
                     let sent = pattern(seed(rank, message) + 1, size(rank, message));
@@ -204,6 +214,7 @@ pub fn all_cores_at_once_get_their_own_messages(rig: &dyn Rig) {
             });
         }
     });
+
     let statistics = io.statistics();
     assert_eq!((statistics.messages_sent, statistics.messages_received), (160, 160));
     assert_eq!((statistics.orphans, statistics.strays), (0, 0));
@@ -220,6 +231,7 @@ pub fn interrupt_mode_wakes_the_daemon_and_the_call(rig: &dyn Rig) {
         let away = Instant::now();
         eventually("time passes", || away.elapsed() > Duration::from_millis(2));
     };
+
     eventually("an interrupt", || {
         round();
         io.statistics().interrupts > 0
@@ -237,6 +249,7 @@ pub fn core_that_dies_in_its_write_frees_the_read(rig: &dyn Rig) {
         assert!(write.join().unwrap().unwrap_err().is_device_gone());
         assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
     });
+
     drop(core);
     all_is_well(&io, &other);
     all_is_well(&io, &compute_core(rig, 0));
@@ -253,13 +266,16 @@ pub fn core_that_dies_in_its_read_leaves_its_node_working(rig: &dyn Rig) {
             let mut buffer = [0; 1000];
             (other.read(&mut buffer), buffer)
         });
+
         eventually("data arrive", || core.statistics().packets_received > 20);
         rig.evict("cn0", "core0");
+
         assert!(read.join().unwrap().unwrap_err().is_device_gone());
         assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
         assert_eq!(io.write(3, &[7; 1000]), Ok(1000));
         assert_eq!(waits.join().unwrap(), (Ok(1000), [7; 1000]));
     });
+
     drop(core);
     all_is_well(&io, &other);
     all_is_well(&io, &compute_core(rig, 0));
@@ -276,6 +292,7 @@ pub fn core_that_dies_without_a_request_ends_the_wait(rig: &dyn Rig) {
         drop(core);
         assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
     });
+
     all_is_well(&io, &compute_core(rig, 0));
 }
 
@@ -288,20 +305,25 @@ pub fn io_node_that_dies_is_found_again_by_the_cores(rig: &dyn Rig) {
         let writes = scope.spawn(|| io.write(5, &vec![1; LARGE * 16]));
         let write = scope.spawn(|| writer.write(&vec![1; LARGE * 16]));
         let read = scope.spawn(|| reader.read(&mut vec![0; LARGE * 16]));
+
         eventually("data arrive", || {
             io.statistics().packets_received > 20 && reader.statistics().packets_received > 20
         });
         rig.evict("io0", "core0");
+
         assert!(reads.join().unwrap().unwrap_err().is_device_gone());
         assert!(writes.join().unwrap().unwrap_err().is_device_gone());
         assert!(matches!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
         assert!(matches!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::IoNode { .. } })));
     });
+
     drop(io);
     // The other direction of each is told as well.
     assert!(matches!(writer.read(&mut [0]), Err(Error::PeerGone { .. })));
+
     let io = io_node(rig);
     assert!(matches!(reader.write(&[0]), Err(Error::PeerGone { .. })));
+
     all_is_well(&io, &writer);
     all_is_well(&io, &reader);
 }
@@ -312,19 +334,25 @@ pub fn io_node_that_dies_between_calls_is_told_once_a_direction(rig: &dyn Rig) {
     let core = compute_core(rig, 0);
     all_is_well(&io, &core);
     drop(io);
+
     let down = || core.channel().presence(core.channel().info().io_node, 0).0 & 1 == 0;
     eventually("the I/O node is seen down", || {
         core.channel().relax(&mut core.channel().device().new_relax()).unwrap();
         down()
     });
+
     let gone =
         |result: Result<usize, Error>| matches!(result, Err(Error::PeerGone { peer: Peer::IoNode { .. } }));
+
     assert!(gone(core.read(&mut [0; 8])));
+
     let soon = Deadline::after(Duration::from_millis(20));
     assert!(matches!(core.read_until(&mut [0; 8], soon, None), Err(Error::Timeout { .. })));
+
     // The other direction calls only when another process is there, and is told all the same.
     let io = io_node(rig);
     assert!(gone(core.write(&[0; 8])));
+
     all_is_well(&io, &core);
     assert_eq!(core.statistics().peers_lost, 1);
 }
@@ -340,7 +368,9 @@ pub fn core_reset_in_its_write_ends_both_calls(rig: &dyn Rig) {
         assert!(write.join().unwrap().unwrap_err().is_device_gone());
         assert_eq!(read.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
     });
+
     assert_eq!(io.write(0, &[]), Err(Error::PeerGone { peer: Peer::Core { rank: 0 } }));
+
     all_is_well(&io, &core);
     drop(core);
     all_is_well(&io, &compute_core(rig, 0));
@@ -357,8 +387,10 @@ pub fn core_reset_in_its_read_ends_both_calls(rig: &dyn Rig) {
         assert!(read.join().unwrap().unwrap_err().is_device_gone());
         assert_eq!(write.join().unwrap(), Err(Error::PeerGone { peer: Peer::Core { rank: 6 } }));
     });
+
     // The other direction is told as well.
     assert_eq!(io.read(6, &mut []), Err(Error::PeerGone { peer: Peer::Core { rank: 6 } }));
+
     all_is_well(&io, &core);
     drop(core);
     all_is_well(&io, &compute_core(rig, 6));
@@ -377,23 +409,30 @@ pub fn io_node_reset_in_transfers_ends_all_calls(rig: &dyn Rig) {
             let waits = scope.spawn(|| until_it_fails(|| io.read(7, &mut [0; 8])));
             let write = scope.spawn(|| until_it_fails(|| writer.write(&vec![1; LARGE * 16])));
             let read = scope.spawn(|| until_it_fails(|| reader.read(&mut vec![0; LARGE * 16])));
+
             eventually("data arrive", || {
                 io.statistics().packets_received > 20 && reader.statistics().packets_received > 20
             });
             io.channel().device().reset().unwrap();
+
             for call in [reads, writes, waits] {
                 assert!(call.join().unwrap().is_device_gone());
             }
+
             for call in [write, read] {
                 assert!(matches!(call.join().unwrap(), Error::PeerGone { peer: Peer::IoNode { .. } }));
             }
         });
+
         let device = io.channel().device().clone();
         assert!(io.write(1, &[0; 8]).unwrap_err().is_device_gone());
+
         drop(io);
         let io = IoNode::open(device, Config { mode, ..config() }).unwrap();
         let told = [writer.read(&mut [0]), reader.write(&[0]), idle.read(&mut [0]), idle.write(&[0])];
+
         assert!(told.iter().all(|result| matches!(result, Err(Error::PeerGone { .. }))), "{told:?}");
+
         for core in [&writer, &reader, &idle] {
             all_is_well(&io, core);
         }
@@ -432,6 +471,7 @@ pub fn impossible_calls_are_refused(rig: &dyn Rig) {
     assert!(matches!(IoNode::open(rig.open("cn1", "core0"), config()), Err(Error::WrongDevice { .. })));
     assert!(matches!(ComputeCore::open(rig.open("io0", "core1"), config()), Err(Error::WrongDevice { .. })));
     assert!(matches!(IoNode::open(rig.open("io0", "core2"), config()), Err(Error::Served { owner: 0 })));
+
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
         let before = core.statistics().packets_sent;
@@ -448,6 +488,7 @@ pub fn wild_packets_are_discarded(rig: &dyn Rig) {
     let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
     let io_address = wild.info().io_node;
     let stop = AtomicBool::new(false);
+
     thread::scope(|scope| {
         scope.spawn(|| {
             let mut relax = wild.device().new_relax();
@@ -455,21 +496,26 @@ pub fn wild_packets_are_discarded(rig: &dyn Rig) {
                 if stop.load(Ordering::Relaxed) {
                     break;
                 }
+
                 // Types 0 to 3, then anything.
                 let mut payload: [u8; PAYLOAD] = pattern(seed, PAYLOAD).try_into().unwrap();
                 payload[..4].copy_from_slice(&((seed % 4) as u32).to_le_bytes());
+
                 let header = Header::point_to_point(0, io_address, true);
                 if let Some(held) = wild.send_lock().try_lock(wild.owner()) {
                     wild.send_batch(held).unwrap().try_send(header, &payload).unwrap();
                 }
+
                 wild.relax(&mut relax).unwrap();
                 relax.reset();
             }
         });
+
         echo(&io, &core, &[10, 1000, 100_000]);
         eventually("wild packets arrive", || io.statistics().strays > 0);
         stop.store(true, Ordering::Relaxed);
     });
+
     drop(wild);
     all_is_well(&io, &compute_core(rig, 4));
 }
@@ -479,22 +525,26 @@ pub fn data_for_nobody_are_discarded(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let wild = TreeChannel::open(rig.open("cn1", "core0")).unwrap();
     let targets = [wild.info().io_node, core.channel().info().address];
+
     for (number, target) in targets.into_iter().cycle().take(6).enumerate() {
         let held = wild.send_lock().try_lock(wild.owner()).unwrap();
         let header = Header::point_to_point(0, target, false);
         assert!(wild.send_batch(held).unwrap().try_send(header, &[number as u8; PAYLOAD]).unwrap());
     }
+
     eventually("the I/O node discards them", || {
         wild.relax(&mut wild.device().new_relax()).unwrap();
         io.statistics().orphans == 3
     });
     all_is_well(&io, &core);
+
     assert_eq!(core.statistics().orphans, 3);
 }
 
 /// The packet layer: more packets than any FIFO holds arrive in order, with their headers.
 pub fn packets_arrive_in_order(rig: &dyn Rig) {
     const PACKETS: u32 = 1000;
+
     let [from, to] = ["cn0", "cn1"].map(|node| TreeChannel::open(rig.open(node, "core0")).unwrap());
     let header = |number: u32| Header::point_to_point(0, to.info().address, number.is_multiple_of(3));
     thread::scope(|scope| {
@@ -510,8 +560,10 @@ pub fn packets_arrive_in_order(rig: &dyn Rig) {
                 from.relax(&mut relax).unwrap();
             }
         });
+
         let (mut relax, mut payload) = (to.device().new_relax(), [0; PAYLOAD]);
         let mut receiver = to.receiver(to.receive_lock().try_lock(to.owner()).unwrap());
+
         for number in 0..PACKETS {
             let found = loop {
                 if let Some(found) = receiver.peek().unwrap() {
@@ -520,8 +572,10 @@ pub fn packets_arrive_in_order(rig: &dyn Rig) {
                 receiver.publish();
                 to.relax(&mut relax).unwrap();
             };
+
             receiver.payload(&mut payload).unwrap();
             receiver.advance();
+
             assert_eq!((found, payload), (header(number), [number as u8; PAYLOAD]));
         }
     });

@@ -55,6 +55,7 @@ pub fn config(name: &str, door: Door, sockets: Vec<(String, PathBuf)>) -> GuestC
         Door::Shim => config.driver(Driver::Shim),
         Door::ShimIommu => config.iommu(true).driver(Driver::Shim),
     };
+
     sockets.into_iter().fold(config, |config, (name, socket)| config.user_function(name, socket))
 }
 
@@ -74,10 +75,12 @@ pub fn boot(config: &GuestConfig) -> Guest {
 /// When that does not work.
 pub fn shim_checks(folder: &Path) -> PathBuf {
     const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/..");
+
     let sources = Path::new(ROOT).join("tests/guest/shim");
     let sources =
         ["checks.c", "function.c", "interrupt.c", "memory.c", "end.c"].map(|name| sources.join(name));
     std::fs::create_dir_all(folder).expect("the tests' folder can be written");
+
     let program = folder.join("shim-checks");
     let output = Command::new("cc")
         .args(["-std=gnu11", "-static", "-O1", "-g", "-pthread", "-Wall", "-Wextra", "-Werror"])
@@ -88,7 +91,9 @@ pub fn shim_checks(folder: &Path) -> PathBuf {
         .arg(&program)
         .output()
         .expect("there is a C compiler");
+
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+
     program
 }
 
@@ -120,6 +125,7 @@ pub fn operate(served: &Served, line: &UnixStream) {
     let nodes: Vec<_> = served.functions().filter_map(|name| served.try_open(name, "admin").ok()).collect();
     let nodes: Vec<_> =
         nodes.into_iter().filter(|admin| admin.identity().device == pci::DEVICE_TREE).collect();
+
     for request in BufReader::new(line).lines() {
         let Ok(request) = request else { return };
         if request.trim() == "begin" {
@@ -128,6 +134,7 @@ pub fn operate(served: &Served, line: &UnixStream) {
                 registers.write32(dcr(ARB_RCFG), rcfg::RST).expect("an admin may reset its node");
             }
         }
+
         let answer = answer(served, &mut base, request.trim());
         let mut line = line;
         if writeln!(line, "{answer}").is_err() {

@@ -35,6 +35,7 @@ pub fn play(role: &str, arguments: &[String]) {
         let text = arguments.get(at).unwrap_or_else(|| panic!("{role} has more arguments"));
         text.parse().unwrap_or_else(|_| panic!("{text} is no number"))
     };
+
     match role {
         "io" => io(&rig, &arguments.iter().map(|rank| rank.parse().unwrap()).collect::<Vec<_>>()),
         "compute" => compute(&rig, number(0) as u32),
@@ -51,6 +52,7 @@ pub fn play(role: &str, arguments: &[String]) {
         "hostile" => hostile(&rig, Duration::from_secs(number(0)), number(1)),
         _ => panic!("there is no role {role}"),
     }
+
     println!("{role} ok");
 }
 
@@ -121,19 +123,24 @@ fn remap(rig: &dyn Rig, rounds: u64) {
         device.dma_buffer(1 << 18, HugePages::Never).unwrap(),
         device.dma_buffer(1 << 18, HugePages::Never).unwrap(),
     );
+
     for round in 0..rounds {
         let sent = pattern(round, 1 << 18);
         from.write(0, &sent).unwrap();
         engine.start(&[piece(from.iova(), to.iova(), 1 << 18)]).unwrap();
+
         // The new one often gets the address of the one before.
         for step in 0..4 {
             let other = device.dma_buffer(PAGE as usize * (1 + step), HugePages::Never).unwrap();
             other.write(0, &[round as u8; 64]).unwrap();
         }
+
         let outcome = engine.poll(soon(), None).unwrap();
         assert_eq!((outcome.errors, outcome.done), (0, 1), "round {round}");
+
         let mut received = vec![0; sent.len()];
         to.read(0, &mut received).unwrap();
+
         assert!(sent == received, "round {round}: the copy is not what was sent");
     }
 }
@@ -146,24 +153,30 @@ fn pages(rig: &dyn Rig, count: u64) {
     let buffers: Vec<_> = (0..count)
         .map(|page| device.map_dma(&memory, page * PAGE, PAGE, DmaPermission::READ_WRITE).unwrap())
         .collect();
+
     for (page, buffer) in buffers.iter().enumerate() {
         buffer.write(0, &(page as u64).to_le_bytes()).unwrap();
     }
+
     for (group, some) in buffers.chunks(128).enumerate() {
         let list: Vec<_> = some
             .iter()
             .enumerate()
             .map(|(at, buffer)| piece(buffer.iova(), target.iova() + 8 * at as u64, 8))
             .collect();
+
         assert_eq!(engine.copy(&list, soon()).unwrap().errors, 0);
+
         for at in 0..some.len() {
             let found = target.window().load_u64_acquire(8 * at as u64).unwrap();
             assert_eq!(found, (group * 128 + at) as u64);
         }
     }
+
     let last = buffers.last().unwrap().iova();
     drop(buffers);
     let outcome = engine.copy(&[piece(last, target.iova(), 8)], soon()).unwrap();
+
     assert_eq!(outcome.errors, dma_engine::STATUS_DMA_ERROR, "the device does not reach what was unmapped");
 }
 
@@ -179,9 +192,12 @@ fn outside(rig: &dyn Rig) {
         assert_eq!((outcome.errors, outcome.done), (dma_engine::STATUS_DMA_ERROR, 0), "{from:#x} to {to:#x}");
     }
     memory.write(0, b"harmless").unwrap();
+
     assert_eq!(engine.copy(&[piece(inside, inside + PAGE, 8)], soon()).unwrap().errors, 0);
+
     let mut found = [0; 8];
     memory.read(PAGE, &mut found).unwrap();
+
     assert_eq!(&found, b"harmless");
 }
 
@@ -194,6 +210,7 @@ fn vectors(rig: &dyn Rig) {
         device.interrupt(dma_engine::VECTOR_ERROR.into()).unwrap(),
     );
     let good = piece(memory.iova(), memory.iova() + PAGE, 64);
+
     // Nobody has memory there, whoever translates.
     let bad = piece(NOWHERE, memory.iova(), 64);
     let run = |engine: &mut DmaEngine, descriptor| {
@@ -204,12 +221,14 @@ fn vectors(rig: &dyn Rig) {
         let silent = interrupt.wait(Deadline::after(Duration::from_millis(50)), None);
         assert!(matches!(silent, Err(Error::Timeout { .. })), "{silent:?}");
     };
+
     for _ in 0..10 {
         run(&mut engine, good);
         done.wait(soon(), None).unwrap();
         run(&mut engine, bad);
         error.wait(soon(), None).unwrap();
     }
+
     none(&done);
     none(&error);
     done.mask().unwrap();
@@ -220,6 +239,7 @@ fn vectors(rig: &dyn Rig) {
     done.unmask().unwrap();
     done.wait(soon(), None).unwrap();
     run(&mut engine, good);
+
     assert_eq!(device.wait_any(&[&error, &done], soon(), None).unwrap().0, 1);
 }
 
@@ -243,6 +263,7 @@ fn transfer(rig: &dyn Rig) {
     let (device, mut engine) = dma(rig);
     let memory = device.dma_buffer(1 << 20, HugePages::Never).unwrap();
     println!("transferring");
+
     loop {
         let list = [piece(memory.iova(), memory.iova() + (1 << 19), 1 << 19); 64];
         engine.copy(&list, soon()).unwrap();
@@ -273,13 +294,16 @@ fn hostile(rig: &GuestRig, time: Duration, seed: u64) {
     let memory: Vec<_> =
         devices.iter().map(|device| device.dma_buffer(1 << 16, HugePages::Never).unwrap()).collect();
     let (mut writes, started) = (0_u64, Instant::now());
+
     while started.elapsed() < time {
         let at = random.below(devices.len() as u64) as usize;
         let (device, memory) = (&devices[at], &memory[at]);
+
         for _ in 0..256 {
             let bar = random.below(6) as u8;
             // Those that only the device writes are among them: a store into one that got out would end QEMU.
             let Ok(bar) = device.bar(bar) else { continue };
+
             // The ends of pages and of BARs are where layouts are.
             let offset = match random.below(4) {
                 0 => random.below(bar.size()),
@@ -287,12 +311,14 @@ fn hostile(rig: &GuestRig, time: Duration, seed: u64) {
                 2 => random.below(64) * 4,
                 _ => bar.size().saturating_sub(1 + random.below(64)),
             };
+
             let value = match random.below(4) {
                 0 => random.next(),
                 1 => memory.iova() + random.below(memory.len()),
                 2 => random.below(512),
                 _ => 1 << random.below(64),
             };
+
             // Misaligned ones and those to a mirror are refused here already.
             let _ = match random.below(5) {
                 0 => bar.write8(offset, value as u8),
@@ -301,17 +327,21 @@ fn hostile(rig: &GuestRig, time: Duration, seed: u64) {
                 3 => bar.write64(offset & !7, value),
                 _ => bar.posted_write(offset, &value.to_le_bytes()[..1 + random.below(8) as usize]),
             };
+
             writes += 1;
         }
+
         let bytes: [u8; 64] = std::array::from_fn(|_| random.next() as u8);
         memory.write(random.below(memory.len() - 64), &bytes).unwrap();
         let command = random.below(8) as u16;
+
         // Some reads wait behind what they can't pass; the kernel may refuse configuration space.
         let _ = device.backing().write(REGION_CONFIG, 4, &command.to_le_bytes(), WriteMode::Confirmed);
         if random.below(16) == 0 {
             let _ = device.reset();
         }
     }
+
     println!("{writes} writes");
 }
 
@@ -335,6 +365,7 @@ fn read_only(rig: &GuestRig) {
             pci::DEVICE_EXTOLL => extoll::BAR_DIRECTORY,
             _ => core,
         };
+
         for number in [core, own] {
             let bar = device.bar(number).unwrap();
             let last = bar.size() - 8;

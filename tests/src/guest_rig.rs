@@ -42,6 +42,7 @@ impl GuestRig {
             let reader = BufReader::new(line.try_clone().expect("a descriptor"));
             Mutex::new((line, reader))
         });
+
         Self { devices, operator }
     }
 
@@ -68,9 +69,11 @@ impl GuestRig {
         let operator = self.operator.as_ref().expect("this guest has a line to the operator");
         let mut line = operator.lock().expect("nobody panicked while asking");
         let (writer, reader) = &mut *line;
+
         writeln!(writer, "{request}").expect("the line takes a request");
         let mut answer = String::new();
         reader.read_line(&mut answer).expect("the line gives an answer");
+
         let answer = answer.trim();
         match answer.strip_prefix("ok") {
             Some(value) => value.trim().to_owned(),
@@ -93,6 +96,7 @@ impl Rig for GuestRig {
     fn open(&self, function: &str, attachment: &str) -> Device {
         // The kernel may still be closing it for whoever had it.
         let (address, deadline) = (self.address(function, attachment), soon());
+
         loop {
             match Device::open_at(address, OpenOptions::default()) {
                 Ok(device) => return device,

@@ -71,10 +71,13 @@ pub fn a_change_interrupts_until_it_is_cleared(rig: &dyn Rig) {
 
             assert_eq!(line.wait(soon(), None).unwrap(), 1);
             assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_PENDING | bit);
+
             line.unmask().unwrap();
             assert_eq!(line.wait(soon(), None).unwrap(), 1, "it was not cleared yet");
+
             ports.write8(INPUTS_LOW, 0).unwrap();
             assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0);
+
             line.unmask().unwrap();
             assert_eq!(line.take(), 0);
         }
@@ -91,6 +94,7 @@ pub fn a_masked_change_interrupts_when_it_is_unmasked(rig: &dyn Rig) {
 
     ports.write8(OUTPUTS_LOW, 1).unwrap();
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+
     device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
 
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
@@ -103,14 +107,17 @@ pub fn without_leave_it_does_not_interrupt(rig: &dyn Rig) {
 
     ports.write8(OUTPUTS_LOW, 1).unwrap();
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0);
+
     ports.read8(INTERRUPT_CONTROL).unwrap();
     ports.write8(OUTPUTS_LOW, 1).unwrap();
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), 0, "the same level is no change");
+
     ports.write8(OUTPUTS_LOW, 0).unwrap();
     ports.write8(INTERRUPT_CONTROL, 0).unwrap();
 
     assert_eq!(ports.read8(INTERRUPT_STATUS).unwrap(), STATUS_CHANGED_LOW);
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
+
     line.unmask().unwrap();
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 }
@@ -122,15 +129,20 @@ pub fn wide_accesses_are_those_of_their_bytes(rig: &dyn Rig) {
 
     // Ports 0 to 3: outputs, inputs, then two whose reading enables interrupts and filters and answers nothing.
     ports.write8(OUTPUTS_LOW, 0x42).unwrap();
+
     assert_eq!(ports.read32(OUTPUTS_LOW).unwrap(), 0xffff_4242);
     assert_eq!(ports.read8(FILTERS_LOW).unwrap(), 0xff);
+
     // Writing them clears the status, disables both, and sets the outputs first.
     ports.write32(OUTPUTS_LOW, 0).unwrap();
     assert_eq!(levels(&ports), [0; 6]);
+
     ports.read16(INTERRUPT_CONTROL).unwrap();
     ports.write16(INTERRUPT_CONTROL, 0).unwrap();
+
     // All eight: outputs, the filters of inputs 0 to 3, and nothing that enables the interrupt.
     ports.write64(OUTPUTS_LOW, 0x0f_00_00_81_00_00_00_10).unwrap();
+
     assert_eq!(levels(&ports), [0x10, 0x81, 0x10, 0x81, 0, 0x0f]);
     assert_eq!(line.take(), 0);
 }
@@ -158,10 +170,11 @@ pub fn a_reset_switches_everything_off(rig: &dyn Rig) {
     line.wait(soon(), None).unwrap();
 
     device.reset().unwrap();
-
     assert_eq!(levels(&ports), [0; 6]);
+
     let line = device.intx().unwrap();
     ports.write8(OUTPUTS_LOW, 0xff).unwrap();
+
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
 }
 

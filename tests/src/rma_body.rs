@@ -87,19 +87,23 @@ pub fn puts_and_gets_of_all_sizes_arrive(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 2 * MIB);
     let target = here.to(&there);
     let everybody = Notify::REQUESTER | Notify::RESPONDER | Notify::COMPLETER;
+
     for (turn, length) in [1, 7, 64, 4095, 4096, 65_537, 300_000, MIB].into_iter().enumerate() {
         let (from, to) = (turn as u64 * 3, 4096 - turn as u64);
         let bytes = pattern(turn, length);
         here.write(from, &bytes);
         here.port.put(target, here.at(from), there.at(to), length as u64, everybody).unwrap();
+
         let told = there.next();
         assert_eq!((told.role, told.kind, told.status), (Role::Completer, Kind::Put, Status::Done));
         assert_eq!((told.node, told.vpid, told.length as usize, told.address), (0, 0, length, there.at(to)));
         assert!(there.read(to, length) == bytes);
         assert_eq!(here.next().role, Role::Requester);
+
         here.write(from, &vec![0; length]);
         here.port.get(target, there.at(to), here.at(from), length as u64, everybody).unwrap();
         let told = [here.next(), here.next()];
+
         assert_eq!(
             told.map(|told| (told.role, told.kind)),
             [(Role::Requester, Kind::Get), (Role::Completer, Kind::Get)]
@@ -114,18 +118,22 @@ pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 4096);
     let (target, address) = (here.to(&there), there.at(16));
     let start = Barrier::new(2);
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             start.wait();
             assert_eq!(there.next().kind, Kind::ImmediatePut);
             assert_eq!(there.read(16, 5), *b"hello");
         });
+
         start.wait();
         // Long enough for the other thread to sleep, if it gets to it; right if not, too.
         assert!(here.port.wait(Deadline::after(Duration::from_millis(30)), None).is_err());
+
         here.port.put_immediate(target, b"hello", address, Notify::COMPLETER).unwrap();
         here.port.drain(soon(), None).unwrap();
     });
+
     assert!(matches!(
         here.port.put_immediate(target, &[0; 9], address, Notify::NONE),
         Err(Error::Length { .. })
@@ -137,6 +145,7 @@ pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
 pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
     const NEVER: Duration = Duration::from_secs(3600);
     const ROUNDS: u64 = 120;
+
     let device = rig.open("ex1", "vpid0");
     let buffer = device.dma_buffer(4096, HugePages::Never).unwrap();
     let poster = SharedPoster::new(device.poster(0).unwrap());
@@ -151,6 +160,7 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
     let target = writer.port.connect(rma.node(), rma.vpid()).unwrap();
     let address = velo.address();
     let taken = [AtomicU64::new(0), AtomicU64::new(0)];
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             for number in 0..ROUNDS {
@@ -159,14 +169,17 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
                 taken[0].fetch_add(1, Ordering::SeqCst);
             }
         });
+
         scope.spawn(|| {
             for _ in 0..ROUNDS {
                 assert_eq!(rma.next(soon(), None).unwrap().kind, Kind::ImmediatePut);
                 taken[1].fetch_add(1, Ordering::SeqCst);
             }
         });
+
         let link = sender.connect(address, soon(), None).unwrap();
         let mut relax = Relax::new();
+
         // One is woken some times while the other one sleeps, then the other way round.
         for number in 0..2 * ROUNDS {
             let which = usize::from(number / 5 % 2 == 1);
@@ -177,6 +190,7 @@ pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
                 let at = region.address();
                 writer.port.put_immediate(target, b"wake up", at, Notify::COMPLETER).unwrap();
             }
+
             let deadline = soon();
             while taken[which].load(Ordering::SeqCst) == so_far {
                 assert!(!deadline.has_passed(), "sleeper {which} is not woken");
@@ -192,8 +206,10 @@ pub fn a_long_transfer_is_several_commands(rig: &dyn Rig) {
     let length = 2 * MAX_LENGTH as usize + 4097;
     let (mut here, there) = pair(rig, length.next_multiple_of(4096));
     let target = here.to(&there);
+
     here.write(0, &pattern(1, length));
     let commands = here.port.put(target, here.at(0), there.at(0), length as u64, Notify::REQUESTER).unwrap();
+
     assert_eq!(commands, 3);
     assert_eq!(here.port.finish(commands, soon(), None, |_| ()).unwrap(), None);
     assert!(there.read(0, length) == pattern(1, length));
@@ -207,6 +223,7 @@ pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
     let there = Side::new(rig, "ex1", 1, 4096);
     let target = here.to(&there);
     let (mut posted, mut told) = (0u64, 0u64);
+
     while told < 2000 {
         while posted < 2000 && posted - told < 64 {
             here.port
@@ -218,6 +235,7 @@ pub fn a_stream_of_small_puts_goes_round_the_queue(rig: &dyn Rig) {
         assert_eq!((next.is_done(), u64::from(next.length)), (true, 1 + told % 64));
         told += 1;
     }
+
     assert_eq!(here.port.probe().unwrap(), None);
 }
 
@@ -233,10 +251,12 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
         (source + MIB as u64 - 4, destination, 8, Status::LocalAddress),
         (closed.address() + (1 << 50), destination, 8, Status::LocalAddress),
     ];
+
     for (from, to, length, status) in cases {
         here.port.put(target, from, to, length, Notify::NONE).unwrap();
         assert_eq!(here.next().status, status);
     }
+
     assert!(matches!(
         here.port.connect(2, 0),
         Err(Error::NoSuchTarget { node: 2, vpid: 0, nodes: 2, vpids: 4 })
@@ -252,8 +272,10 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
         Port::open(&here.device, Options { entries: 100, ..Options::default() }),
         Err(Error::Driver(DriverError::RingTaken { .. }))
     ));
+
     let other = rig.open("ex0", "vpid3");
     let short = Options { entries: 100, ..Options::default() };
+
     assert!(matches!(Port::open(&other, short), Err(Error::QueueLength { entries: 100 })));
 }
 
@@ -261,26 +283,32 @@ pub fn what_is_refused_says_why(rig: &dyn Rig) {
 pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
     const PAGES: u64 = 3000;
     const PAGE: u64 = 4096;
+
     let mut here = Side::new(rig, "ex0", 0, 4096);
     let device = rig.open("ex1", "vpid2");
     let mut port = Port::open(&device, Options::default()).unwrap();
     let memory = SharedMemory::create("pages", (PAGES * PAGE) as usize).unwrap();
+
     // Backwards, one address behind the other.
     let mut pages: Vec<_> = (0..PAGES)
         .rev()
         .map(|page| device.map_dma(&memory, page * PAGE, PAGE, DmaPermission::READ_WRITE).unwrap())
         .collect();
     let start = pages[0].iova();
+
     assert!(
         pages.iter().zip(0..).all(|(page, at)| page.iova() == start + at * PAGE),
         "they are side by side"
     );
+
     let region = port.register_range(start, PAGES * PAGE, Access::READ_WRITE).unwrap();
     let own = port.connect(1, 2).unwrap();
     let length = 1000 * PAGE + 77;
+
     for (at, page) in (0..).zip(&pages) {
         page.write(0, &pattern(at, PAGE as usize)).unwrap();
     }
+
     // From page 0 on to somewhere in page 1500, by a put of its own.
     port.put(
         own,
@@ -290,7 +318,9 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
         Notify::REQUESTER,
     )
     .unwrap();
+
     assert!(port.next(soon(), None).unwrap().is_done());
+
     let mut expected: Vec<_> = (0..PAGES as usize).flat_map(|at| pattern(at, PAGE as usize)).collect();
     expected.copy_within(5..5 + length as usize, 1500 * PAGE as usize + 99);
     let found = |pages: &[DmaBuffer]| {
@@ -300,12 +330,15 @@ pub fn a_region_of_scattered_pages_is_one(rig: &dyn Rig) {
         }
         bytes
     };
+
     assert!(found(&pages) == expected);
+
     // Nothing of it is touched without its last page.
     let target = here.port.connect(1, 2).unwrap();
     drop(pages.pop());
     here.write(0, &[1; 4096]);
     here.port.put(target, here.at(0), region.address(), 4096, Notify::REQUESTER).unwrap();
+
     assert_eq!(here.next().status, Status::Withdrawn);
     assert!(found(&pages) == expected[..expected.len() - PAGE as usize]);
     drop(region);
@@ -325,10 +358,13 @@ pub fn nobody_and_the_admin_are_no_partners(rig: &dyn Rig) {
 pub fn waits_end(rig: &dyn Rig) {
     let mut side = Side::new(rig, "ex0", 0, 4096);
     let short = Deadline::after(Duration::from_millis(20));
+
     assert!(matches!(side.port.wait(short, None), Err(Error::Driver(DriverError::Timeout { .. }))));
+
     let cancel = Cancel::new().unwrap();
     cancel.cancel();
     assert!(matches!(side.port.next(soon(), Some(&cancel)), Err(Error::Driver(DriverError::Cancelled))));
+
     side.port.free().unwrap();
 }
 
@@ -339,13 +375,16 @@ pub fn lost_notifications_are_told(rig: &dyn Rig) {
     let mut there = Side::with(device, buffer, Options { entries: 64, ..Options::default() });
     let mut here = Side::new(rig, "ex0", 0, 4096);
     let target = here.to(&there);
+
     for _ in 0..70 {
         here.port.put(target, here.at(0), there.at(0), 8, Notify::COMPLETER).unwrap();
     }
+
     here.port.drain(soon(), None).unwrap();
     for _ in 0..64 {
         assert!(there.next().is_done());
     }
+
     there.device.flush().unwrap();
     assert_eq!(there.port.next(soon(), None), Err(Error::Overflow { lost: 6 }));
     assert_eq!(there.port.probe(), Ok(None));
@@ -359,14 +398,19 @@ pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
     let there = Side::new(rig, "ex1", 1, MIB);
     let target = here.to(&there);
     let bytes = pattern(3, 300_000);
+
     here.write(5, &bytes);
     here.port.put(target, here.at(5), there.at(9), 300_000, Notify::REQUESTER).unwrap();
+
     assert!(here.next().is_done());
     assert!(there.read(9, 300_000) == bytes);
+
     here.port.get(target, there.at(9), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
     assert!(here.next().is_done());
+
     // Posted writes are messages too: a trapped access comes behind them.
     here.device.flush().unwrap();
+
     assert!(here.read(400_000, 300_000) == bytes);
 }
 
@@ -374,6 +418,7 @@ pub fn private_memory_is_transferred_by_messages(rig: &dyn Rig) {
 pub fn a_deregistered_region_is_not_touched(rig: &dyn Rig) {
     let (mut here, mut there) = pair(rig, 8 * MIB);
     let target = here.to(&there);
+
     for turn in 0..10u8 {
         here.write(0, &vec![turn + 1; 8 * MIB]);
         here.port.put(target, here.at(0), there.at(0), 8 * MIB as u64, Notify::REQUESTER).unwrap();
@@ -392,12 +437,16 @@ pub fn a_partner_that_goes_ends_commands(rig: &dyn Rig) {
     let target = here.to(&there);
     let address = there.at(0);
     let notify = Notify::REQUESTER | Notify::COMPLETER;
+
     here.port.put(target, here.at(0), address, 8 * MIB as u64, notify).unwrap();
     drop(there);
     let status = here.next().status;
+
     assert!(status != Status::LocalAddress && status != Status::Command, "{status:?}");
+
     let mut anew = Side::new(rig, "ex1", 1, MIB);
     assert_eq!(anew.port.probe(), Ok(None));
+
     here.port.put(target, here.at(0), anew.at(0), MIB as u64, notify).unwrap();
     assert!(here.next().is_done() && anew.next().is_done());
 }
@@ -432,20 +481,24 @@ pub fn a_target_that_never_answers_ends_commands(rig: &dyn Rig) {
     here.port.put(target, here.at(0), there.at(0), 300_000, Notify::NONE).unwrap();
     here.port.get(target, there.at(0), here.at(400_000), 300_000, Notify::REQUESTER).unwrap();
     here.port.put_immediate(target, b"late", there.at(8), Notify::NONE).unwrap();
+
     // A target that is there goes on meanwhile.
     here.port.put(own, here.at(0), here.at(8192), 4096, Notify::REQUESTER).unwrap();
     let told: Vec<_> = (0..4).map(|_| here.next()).collect();
     let of = |who: Target| told.iter().filter(move |told| (told.node, told.vpid) == (who.node(), who.vpid()));
+
     assert_eq!(
         of(target).map(|told| (told.kind, told.status)).collect::<Vec<_>>(),
         [Kind::Put, Kind::Get, Kind::ImmediatePut].map(|kind| (kind, Status::TimedOut))
     );
     assert_eq!(of(own).map(|told| told.status).collect::<Vec<_>>(), [Status::Done]);
     assert_eq!(here.port.under_way(), 0);
+
     set_link_up(rig, true);
     set_watchdog(rig, "ex0", LIMIT);
     here.write(0, &pattern(2, MIB));
     here.port.put(target, here.at(0), there.at(0), MIB as u64, Notify::REQUESTER).unwrap();
+
     assert!(here.next().is_done());
     assert!(there.read(0, MIB) == pattern(2, MIB));
 }
@@ -457,10 +510,13 @@ pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
     here.port.put(target, here.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
     here.port.drain(soon(), None).unwrap();
     here.device.reset().unwrap();
+
     let Side { mut port, region, buffer, device } = here;
     let region = region.unwrap();
+
     // What had come can still be taken.
     assert!(port.next(soon(), None).unwrap().is_done());
+
     let length = MIB as u64;
     assert_eq!(region.at(0, 8), Err(Error::Reset));
     assert_eq!(port.put(target, region.address(), there.at(0), 8, Notify::NONE), Err(Error::Reset));
@@ -469,16 +525,22 @@ pub fn a_reset_asks_to_open_anew(rig: &dyn Rig) {
     assert_eq!(port.next(soon(), None), Err(Error::Reset));
     assert_eq!(port.drain(soon(), None), Err(Error::Reset));
     assert!(matches!(port.register(&buffer, Access::NONE), Err(Error::Reset)));
+
     let other = port.connect(1, 1).unwrap();
     drop(port);
+
     // Partners are told that nothing is registered there, until it is registered again.
     let back = there.port.connect(0, 0).unwrap();
     there.port.put(back, there.at(0), region.address(), 8, Notify::NONE).unwrap();
+
     assert_eq!(there.next().status, Status::RemoteAddress);
+
     let mut anew = Side::with(device, buffer, Options::default());
     assert_eq!(region.deregister(), Err(Error::Reset));
+
     anew.write(0, &pattern(4, MIB));
     anew.port.put(other, anew.at(0), there.at(0), length, Notify::REQUESTER).unwrap();
+
     assert!(anew.next().is_done());
     assert!(there.read(0, MIB) == pattern(4, MIB));
 }
@@ -491,15 +553,20 @@ pub fn a_reset_by_the_admin_ends_waits(rig: &dyn Rig) {
     here.port.put(target, here.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
     here.device.flush().unwrap();
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
+
     assert_eq!(here.port.drain(soon(), None), Err(Error::QueueGone));
     assert_eq!(here.port.next(soon(), None), Err(Error::QueueGone));
+
     let region = here.region.take().unwrap();
     assert_eq!(region.deregister(), Err(Error::Reset));
+
     let Side { port, buffer, device, .. } = here;
     drop(port);
     set_link_up(rig, true);
+
     let mut anew = Side::with(device, buffer, Options::default());
     anew.port.put(target, anew.at(0), there.at(0), 8, Notify::REQUESTER).unwrap();
+
     assert!(anew.next().is_done());
 }
 
@@ -512,13 +579,17 @@ pub fn what_was_before_a_reset_by_the_admin_can_be_dropped_later(rig: &dyn Rig) 
     let buffer = device.dma_buffer(MIB, HugePages::Never).unwrap();
     let old = open();
     let old_region = old.register(&buffer, Access::READ_WRITE).unwrap();
+
     rig.open("ex0", "admin").bar(0).unwrap().write64(reg::RESET_VPID, 0).unwrap();
     let mut new = open();
     let region = new.register(&buffer, Access::READ_WRITE).unwrap();
+
     assert_eq!(old_region.at(0, 8), Err(Error::Reset));
+
     drop((old_region, old));
     let target = new.connect(1, 1).unwrap();
     new.put(target, region.address(), there.at(0), 8, Notify::REQUESTER).unwrap();
+
     assert!(new.next(soon(), None).unwrap().is_done());
 }
 
@@ -534,11 +605,14 @@ pub fn a_vpid_leaves_others_their_part_of_the_table(rig: &dyn Rig) {
             Err(error) => break error,
         }
     };
+
     assert!(matches!(refused, Error::Translation { what: "register", status: command::QUOTA }), "{refused}");
     assert!(refused.to_string().contains("kept for others"), "{refused}");
+
     // Half of 65,536 entries and an eighth of them, of which 768 are taken at a time. The buffer of each has up to 1,024, by how
     // its address is aligned.
     assert!((39_936 / 768..=40_960 / 768).contains(&regions.len()), "{}", regions.len());
+
     for _ in 0..(8192 - 1024) / 768 {
         regions.push(register(&there).unwrap());
     }

@@ -170,9 +170,11 @@ impl Core {
         if !self.has_room() {
             return false;
         }
+
         let tail = self.own(window::SEND_TAIL);
         self.fill_slot(tail, header, payload);
         self.store(window::SEND_TAIL, tail.wrapping_add(1));
+
         true
     }
 
@@ -199,6 +201,7 @@ impl Core {
             assert!(sent < ENOUGH, "somebody takes these packets");
             settle(rig);
         }
+
         sent
     }
 
@@ -210,6 +213,7 @@ impl Core {
         if control as u32 != number.wrapping_add(1) {
             return None;
         }
+
         let mut payload = [0; PAYLOAD];
         self.mirror.read(slot + SLOT_PAYLOAD, &mut payload).unwrap();
         Some((Header((control >> 32) as u32), payload))

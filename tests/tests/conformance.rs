@@ -46,6 +46,7 @@ fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
     // Of the table that the line is in: which column names tests, if one does.
     let mut column = None;
     let mut in_table = false;
+
     for (line, number) in page.lines().zip(1..) {
         let mut named: BTreeSet<&str> =
             quoted(line).filter(|name| is_snake_case(name) && name.split('_').count() >= WORDS).collect();
@@ -63,9 +64,11 @@ fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
                 wrong.push(format!("{number}: the row names no test"));
             }
         }
+
         let missing = named.into_iter().filter(|name| !known.contains(*name));
         wrong.extend(missing.map(|name| format!("{number}: there is no test {name}")));
     }
+
     wrong
 }
 
@@ -73,9 +76,11 @@ fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
 fn every_row_of_the_conformance_tables_names_tests_that_exist() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
     let mut known = BTreeSet::new();
+
     for folder in FOLDERS {
         functions(&root.join(folder), &mut known);
     }
+
     let page = fs::read_to_string(root.join("docs/src/vfio-user.md")).unwrap();
 
     let wrong = complaints(&page, &known);
@@ -92,5 +97,6 @@ fn a_row_without_a_test_and_a_test_that_does_not_exist_are_found() {
 
     let expected =
         ["4: the row names no test", "5: there is no test a_c", "7: there is no test one_of_so_many_words"];
+
     assert_eq!(wrong, expected);
 }

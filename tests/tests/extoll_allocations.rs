@@ -64,10 +64,12 @@ fn second_half(bytes: usize) -> (u64, u64) {
             sides[0].endpoint().transport_mut().relax(&mut relax).unwrap();
         }
     };
+
     let half = terms.messages() / 2;
     until(&mut sides, half);
     let before = ALLOCATIONS.get();
     until(&mut sides, 2 * half - 1);
+
     (ALLOCATIONS.get() - before, half - 1)
 }
 

@@ -49,10 +49,12 @@ impl Pair {
                 Err(error) => panic!("after {} messages: {error}", self.sent),
             }
         }
+
         while let Some(message) = self.receiver.poll().unwrap() {
             assert_eq!(message.quadword(0), self.received);
             self.received += 1;
         }
+
         self.sender.progress().unwrap();
     }
 }
@@ -63,6 +65,7 @@ fn each_has_its_part(node: u32) {
     let machine = LocalMachine::new(machine);
     let mut pairs: Vec<_> = (0..4).map(|vpid| pair(&machine, vpid, node)).collect();
     let mut now = START;
+
     for _ in 0..400 {
         pairs.iter_mut().for_each(Pair::turn);
         machine.with(|machine| {
@@ -70,8 +73,10 @@ fn each_has_its_part(node: u32) {
             machine.step(Nanos(now), 64);
         });
     }
+
     let received: Vec<_> = pairs.iter().map(|pair| pair.received).collect();
     let (least, most) = (received.iter().min().unwrap(), received.iter().max().unwrap());
+
     assert!(*least > 0 && 2 * least >= *most, "{received:?}");
 }
 

@@ -76,11 +76,13 @@ fn open_again_and_again(rig: &dyn Rig, times: usize) {
             drop(io);
         }
     };
+
     open(100);
     let before = Held::now();
     let started = Instant::now();
     open(times);
     eprintln!("{times} opens in {:?}: {before:?} before, {:?} after", started.elapsed(), Held::now());
+
     let settling = Instant::now();
     while !Held::now().is_about(&before) {
         assert!(settling.elapsed() < LIMIT, "{before:?} before, {:?} after", Held::now());
@@ -108,6 +110,7 @@ fn sixty_four_nodes_exchange_messages_at_once() {
     const NODES: usize = 64;
     const THREADS: usize = 4;
     const MESSAGES: usize = 6;
+
     let _alone = alone();
     let text = include_str!("../../machines/pset64.toml");
     let rig = InProcess::new(build(&Description::parse(text, "pset64.toml").unwrap()).unwrap().0);
@@ -118,6 +121,7 @@ fn sixty_four_nodes_exchange_messages_at_once() {
         (0..size).map(|at| (at * 3 + node * 31 + number * 101) as u8).collect()
     };
     let started = Instant::now();
+
     thread::scope(|scope| {
         for (node, core) in cores.iter().enumerate() {
             scope.spawn(move || {
@@ -130,6 +134,7 @@ fn sixty_four_nodes_exchange_messages_at_once() {
                 }
             });
         }
+
         // Each thread of the application serves some of the nodes in turn.
         for first in 0..THREADS {
             let io = &io;
@@ -145,9 +150,11 @@ fn sixty_four_nodes_exchange_messages_at_once() {
             });
         }
     });
+
     eprintln!("{} messages each way in {:?}", NODES * MESSAGES, started.elapsed());
     let statistics = io.statistics();
     let messages = (NODES * MESSAGES) as u64;
+
     assert_eq!((statistics.messages_received, statistics.messages_sent), (messages, messages));
     assert_eq!((statistics.orphans, statistics.strays, statistics.peers_lost), (0, 0, 0));
 }

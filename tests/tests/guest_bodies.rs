@@ -20,6 +20,7 @@ fn bodies_hold(door: Door, name: &str, part: &str) {
         .terminal(true)
         .program(env!("CARGO_BIN_EXE_guest_bodies"));
     let guest = guest::boot(&config);
+
     thread::scope(|scope| {
         scope.spawn(|| guest::operate(&served, guest.terminal().expect("it was asked for")));
         // Ends the operator's thread too, however this ends.

@@ -32,16 +32,21 @@ fn check_bars(guest: &Guest) {
         "IFS=,\nfor device in $NICFORGE_DEVICES; do\necho \"== $device\"\nlspci -vvv -s \"${device#*=}\"\ndone",
     );
     let sections: Vec<&str> = said.stdout.split("== ").skip(1).collect();
+
     assert_eq!(sections.len(), FUNCTIONS.len(), "{}", said.stdout);
+
     for ((name, bars), section) in FUNCTIONS.into_iter().zip(sections) {
         // Not on the root bus.
         assert!(
             section.starts_with(&format!("{name}=0000:0")) && !section.contains("=0000:00:"),
             "{section}"
         );
+
         let regions: Vec<&str> =
             section.lines().map(str::trim).filter(|line| line.starts_with("Region ")).collect();
+
         assert_eq!(regions.len(), bars, "{section}");
+
         for region in regions {
             let assigned = !["<unassigned>", "<ignored>", "[virtual]", "[disabled]"]
                 .iter()
@@ -50,6 +55,7 @@ fn check_bars(guest: &Guest) {
             assert!(assigned && kind.iter().any(|kind| region.contains(kind)), "{section}");
         }
     }
+
     let log = guest::run(guest, "dmesg");
     for line in log.stdout.lines().filter(|line| line.contains("BAR ")) {
         assert!(!["no space", "failed", "can't"].iter().any(|bad| line.contains(bad)), "{line}");
@@ -69,8 +75,10 @@ fn every_bar_has_room_behind_root_ports_and_the_drivers_work() {
         let socket = served.socket(function, attachment);
         config.function(Function { name: name.into(), socket, hotplug: true, user: true })
     });
+
     let guest = guest::boot(&config);
     check_bars(&guest);
+
     // Besides the core's mirror each of them has a BAR that only the device writes.
     guest::run(&guest, "for file in /dev/nicforge[0-9]*; do shim-checks read-only $file || exit; done");
     guest::run(&guest, "guest_program read-only");

@@ -28,6 +28,7 @@ fn machine() -> Machine {
         "name = \"guests\"\n[[pset]]\ncompute_nodes = 2\n[[extoll]]\nmesh = 2\nvpids = 2\nwatchdog_ms = 500\n{}",
         functions.concat()
     );
+
     build(&Description::parse(&text, "guests.toml").unwrap()).unwrap().0
 }
 
@@ -57,6 +58,7 @@ fn start(guest: &Guest, role: &str, word: &'static str) -> Running {
             let _ = said.send(());
         }
     }));
+
     let running = guest.start(job).unwrap();
     says.recv_timeout(LONG).unwrap_or_else(|_| panic!("{role} never said {word}: {:?}", running.said()));
     running
@@ -74,10 +76,13 @@ fn programs(served: &Served, guest: &Guest, door: Door) {
         let errors = dma0.attachments[0].counters.dma_errors;
         assert!(errors >= 7, "{errors} accesses outside were counted");
     }
+
     let holder = start(guest, "hold fifo0 user0", "holding");
     play(guest, "refused fifo0 user0");
     holder.kill().unwrap();
+
     assert_eq!(holder.wait(LONG).unwrap().status, 137);
+
     play(guest, "fifo");
     for _ in 0..3 {
         let transfer = start(guest, "transfer", "transferring");
@@ -107,6 +112,7 @@ fn fcnp_between_guests_and_the_host() {
     let served = served();
     let node = guest::boot(&config(&served, "fcnp-io", Door::Shim, &["io0.core0"]));
     let core = guest::boot(&config(&served, "fcnp-cn", Door::Vfio, &["cn0.core0"]));
+
     play(&node, "read-only");
     play(&core, "read-only");
     thread::scope(|scope| {
@@ -114,6 +120,7 @@ fn fcnp_between_guests_and_the_host() {
         play(&core, "compute 0");
         send(&open_core(&served, 4));
     });
+
     // And the other way round: the I/O node on the host.
     drop(node);
     thread::scope(|scope| {
@@ -144,10 +151,12 @@ fn a_hostile_guest_disturbs_nobody() {
     let polite = guest::boot(&config(&served, "polite", Door::Shim, &["cn0.core0"]));
     let over = Cancel::new().unwrap();
     let seconds = hostile_seconds();
+
     thread::scope(|scope| {
         scope.spawn(|| {
             let io = open_io(&served);
             let mut buffer = vec![0; 1 << 20];
+
             loop {
                 match io.read_until(0, &mut buffer, Deadline::never(), Some(&over)) {
                     Ok(size) => assert_eq!(io.write(0, &buffer[..size]).unwrap(), size),
@@ -158,24 +167,29 @@ fn a_hostile_guest_disturbs_nobody() {
                 }
             }
         });
+
         play(&polite, "compute 0");
         let before = resident();
         let attacker = scope.spawn(|| play(&hostile, &format!("hostile {seconds} 12345")));
         let started = Instant::now();
         let mut rounds = 0;
+
         while !attacker.is_finished() && started.elapsed() < Duration::from_secs(seconds) + LONG {
             play(&polite, "compute 0");
             rounds += 1;
         }
+
         over.cancel();
         attacker.join().unwrap();
         println!(
             "{rounds} rounds of the polite guest; {} bytes more in the server",
             resident().saturating_sub(before)
         );
+
         assert!(rounds > 0);
         assert!(resident() < before + (64 << 20), "the server grew");
     });
+
     // Who was attacked by nobody but itself works again.
     play(&hostile, "fifo");
     play(&hostile, "vectors");
@@ -191,6 +205,7 @@ fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
         let size = io.read(0, &mut buffer)?;
         io.write(0, &buffer[..size]).map(drop)
     };
+
     thread::scope(|scope| {
         let echo = scope.spawn(echo);
         let core = || {
@@ -201,6 +216,7 @@ fn round_trip(served: &Served, limit: Duration) -> Result<(), Error> {
             assert!(received == message, "the message came back changed");
             Ok(())
         };
+
         let core = core();
         echo.join().unwrap().and(core)
     })
@@ -213,6 +229,7 @@ fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
     let served = served();
     let hostile = guest::boot(&config(&served, "hostile-node", Door::Vfio, &["cn1.core0"]));
     let short = Duration::from_secs(5);
+
     round_trip(&served, LONG).unwrap();
     let mut rounds = [0, 0];
     thread::scope(|scope| {
@@ -222,6 +239,7 @@ fn what_a_hostile_node_of_the_tree_leaves_ends_with_a_reset() {
         }
         attacker.join().unwrap();
     });
+
     let blocked = round_trip(&served, short);
 
     served.reset("cn1");
@@ -243,6 +261,7 @@ fn edu(name: &str, door: Door, driver: &str, address: &str) {
          echo {driver} > {device}/driver_override && echo 0000:00:1d.0 > /sys/bus/pci/drivers_probe
          edu {address} && edu {address}"
     );
+
     let output = guest::run(&guest, &script);
     assert!(output.stdout.contains("10! = 3628800") && output.stdout.contains("unchanged: true"));
 }

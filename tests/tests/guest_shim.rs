@@ -63,11 +63,15 @@ impl Rig {
                 hotplug: true,
                 user: true,
             });
+
         let guest =
             Guest::boot(&toolkit, &configure(config), &watch).unwrap_or_else(|error| panic!("{error}"));
+
         assert!(guest.problems().is_empty(), "{:?}", guest.problems());
+
         let rig = Self { guest, _served: served, failures: Vec::new() };
         rig.shell("mount -t debugfs none /sys/kernel/debug");
+
         // Below what the quota's check asks for.
         rig.shell("echo 256 > /sys/module/nicforge_shim/parameters/dma_quota_mb");
         rig
@@ -112,7 +116,9 @@ impl Rig {
         let job = Job::shell(format!("shim-checks {check} {file}")).on_line(sink);
         let running = self.guest.start(job).unwrap();
         let line = lines.recv_timeout(LIMIT).unwrap();
+
         assert_eq!(line, "ready", "{check}");
+
         running
     }
 
@@ -132,7 +138,9 @@ impl Rig {
                 self.failures.push(line.to_owned());
             }
         }
+
         assert!(self.failures.is_empty(), "{:#?}\n{log}", self.failures);
+
         self.guest.power_off(LIMIT).unwrap();
     }
 }
@@ -151,13 +159,16 @@ fn the_shim_does_what_its_header_says() {
         done
         exit 1"
     ));
+
     rig.check("enumeration", &format!("{fifo_file} {engine_file}"));
     for check in FIFO {
         rig.check(check, &fifo_file);
     }
+
     for check in ENGINE {
         rig.check(check, &engine_file);
     }
+
     rig.finish();
 }
 
@@ -170,9 +181,11 @@ fn behind_an_iommu_pinned_memory_is_one_segment_and_the_rest_out_of_reach() {
     for check in ["eventfd", "intx", "killed"] {
         rig.check(check, &fifo_file);
     }
+
     for check in ENGINE.into_iter().chain(["iommu"]) {
         rig.check(check, &engine_file);
     }
+
     rig.check_while("end", &fifo_file, |rig| {
         rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
     });
@@ -190,6 +203,7 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
         rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
     });
     rig.shell("echo 1 > /sys/bus/pci/rescan");
+
     let file = rig.file(&fifo);
     rig.check("read", &file);
 
@@ -198,6 +212,7 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
         rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/unbind"));
     });
     rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/bind"));
+
     let file = rig.file(&fifo);
     rig.check("read", &file);
 
@@ -213,6 +228,7 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
             rig.shell(&format!("printf '{bytes}' | dd of={port} bs=1 seek={offset} conv=notrunc"));
         }
     });
+
     rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{hot}/remove"));
     rig.finish();
 }
@@ -224,7 +240,9 @@ const ROUNDS: u32 = 15;
 fn functions_and_the_module_go_while_two_processors_open_them() {
     let mut rig = Rig::boot("shim-race", |config| config.processors(2));
     let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
+
     assert_eq!(rig.shell("nproc"), "2");
+
     rig.check_while("race", "/tmp/enough", |rig| {
         rig.shell(&format!(
             "cd /sys/bus/pci
@@ -239,12 +257,15 @@ fn functions_and_the_module_go_while_two_processors_open_them() {
             touch /tmp/enough"
         ));
     });
+
     // Nobody keeps it, and it works.
     rig.shell("rmmod nicforge_shim && insmod /nicforge/shim.ko");
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
+
     for check in FIFO {
         rig.check(check, &fifo_file);
     }
+
     rig.check("coherent", &engine_file);
     rig.finish();
 }

@@ -95,6 +95,7 @@ mod virtual_time {
                 self.now = next;
                 self.settle();
             }
+
             next != Nanos::NEVER
         }
 
@@ -109,6 +110,7 @@ mod virtual_time {
                 arrivals.iter().for_each(|(to, _)| to.read_all());
                 assert!(self.next(), "packets are missing and nothing is under way");
             }
+
             self.now.0 - start.0
         }
     }
@@ -139,11 +141,13 @@ mod virtual_time {
             if tail - Self::word(&self.mirror, mirror::SEND_HEAD) >= depth {
                 return false;
             }
+
             let header = Header::point_to_point(0, target, false);
             let control =
                 self.window.u64(window::SEND + u64::from(tail % depth) * SLOT + SLOT_CONTROL).unwrap();
             control.store(u64::from(tail + 1) | u64::from(header.0) << 32, Ordering::Release);
             self.store(window::SEND_TAIL, tail + 1);
+
             true
         }
     }
@@ -170,10 +174,11 @@ mod virtual_time {
         let (io, node) = (machine.core(0), machine.core(1));
 
         let time = machine.run(&[(&node, 0, 1000)], &[(&io, 1000)]);
-
         assert_eq!(time, transmission(1000));
+
         // The payload's share of the link.
         let payload_rate = 1000.0 * 256.0 * 8.0 / time as f64;
+
         assert!((payload_rate - 6.695).abs() < 0.001, "{payload_rate} Gb/s");
     }
 

@@ -10,16 +10,20 @@ fn main() -> std::io::Result<()> {
     let variable = |name: &str| std::env::var_os(name).map(PathBuf::from).unwrap_or_default();
     let root = variable("CARGO_MANIFEST_DIR").join("../../kmod-shim");
     println!("cargo::rerun-if-changed={}", root.display());
+
     let mut files = Vec::new();
     if root.is_dir() {
         collect(&root, &root, &mut files)?;
     }
+
     files.sort();
     let mut text = String::from("&[\n");
+
     for (name, path) in files {
         // Writing to a string can't fail.
         let _ = writeln!(text, "    ({name:?}, include_bytes!({:?})),", path.display().to_string());
     }
+
     text.push_str("]\n");
     std::fs::write(variable("OUT_DIR").join("shim_sources.rs"), text)
 }
@@ -42,5 +46,6 @@ fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> st
             files.push((place, path.canonicalize()?));
         }
     }
+
     Ok(())
 }

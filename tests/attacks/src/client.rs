@@ -68,6 +68,7 @@ pub fn map(address: u64, offset: u64, size: u64) -> Vec<u8> {
         address: address.into(),
         size: size.into(),
     };
+
     payload.as_bytes().to_vec()
 }
 
@@ -79,6 +80,7 @@ pub fn unmap(address: u64, size: u64) -> Vec<u8> {
         address: address.into(),
         size: size.into(),
     };
+
     payload.as_bytes().to_vec()
 }
 
@@ -105,6 +107,7 @@ fn irqs(data: u32) -> Vec<u8> {
         start: 0.into(),
         count: 1.into(),
     };
+
     payload.as_bytes().to_vec()
 }
 
@@ -194,6 +197,7 @@ impl Client {
                 Err(error) => break Err(error),
             }
         };
+
         self.stream.set_nonblocking(false)?;
         result
     }
@@ -212,6 +216,7 @@ impl Client {
             MsgFlags::MSG_NOSIGNAL,
             None,
         )?;
+
         self.send(&bytes[sent..])
     }
 
@@ -246,6 +251,7 @@ impl Client {
         } else {
             self.send_fds(&message, fds)?
         }
+
         self.reply_to(id)
     }
 
@@ -272,6 +278,7 @@ impl Client {
         let header = Header::parse(&bytes).ok_or(ErrorKind::InvalidData)?;
         let length = (header.size as usize).checked_sub(HEADER_SIZE).filter(|length| *length <= MAX_REPLY);
         let mut payload = vec![0; length.ok_or(ErrorKind::InvalidData)?];
+
         self.stream.read_exact(&mut payload)?;
         Ok((header, payload))
     }
@@ -317,6 +324,7 @@ impl Client {
             }
             Err(error) => Err(error),
         };
+
         self.stream.set_read_timeout(Some(PATIENCE))?;
         ended
     }

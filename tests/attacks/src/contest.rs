@@ -70,6 +70,7 @@ impl Attacker {
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .spawn()?;
+
         let reports = Arc::new(Mutex::new(Reports::default()));
         let reader = child.stdout.take().map(|output| {
             let reports = reports.clone();
@@ -79,6 +80,7 @@ impl Attacker {
                 }
             })
         });
+
         Ok(Self { child, reports, reader })
     }
 
@@ -257,11 +259,13 @@ impl Contest {
             }
             Tenant::Guest(tenant) => Err(tenant.stop()),
         };
+
         let end = self.server.terminate(END_LIMIT)?;
 
         // A server that has not ended does so when what it waits for has: first the attacker, then it.
         drop(self.attacker);
         drop(self.server);
+
         let tenant = tenant.map_or_else(|seen| seen, polite::Tenant::stop);
         Ok(Outcome { attacker, tenant, newcomers: self.newcomers, end })
     }
@@ -292,6 +296,7 @@ impl Setting {
             let path = self.log.as_deref().unwrap_or(Path::new("/dev/null"));
             Some(File::options().append(true).create(true).open(path)?)
         };
+
         Server::start(&self.server, self.event_loop, attack.environment, log)
     }
 }
@@ -315,5 +320,6 @@ pub fn is_served(socket: &Path, limit: Duration) -> bool {
         }
         std::thread::yield_now();
     }
+
     false
 }

@@ -87,9 +87,11 @@ impl Copier {
                 Descriptor { source: at + half, destination: at, length, reserved: 0 }
             })
             .collect();
+
         for list in pieces.chunks(MAX_DESCRIPTORS as usize) {
             self.copy(list)?;
         }
+
         Ok(())
     }
 }

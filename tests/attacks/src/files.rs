@@ -70,6 +70,7 @@ pub fn lingering(linger: Duration) -> io::Result<(OwnedFd, TcpStream)> {
     let zeros = vec![0; 64 << 10];
     while near.write(&zeros).is_ok() {}
     near.set_nonblocking(false)?;
+
     let seconds = libc::c_int::try_from(linger.as_secs()).unwrap_or(libc::c_int::MAX);
     setsockopt(&near, sockopt::Linger, &libc::linger { l_onoff: 1, l_linger: seconds })?;
     Ok((near.into(), far))

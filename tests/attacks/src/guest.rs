@@ -30,9 +30,11 @@ impl Tenant {
             .boot_deadline(PATIENCE)
             .program_as(program, "nicforge-attack")
             .user_function("polite.user0", socket);
+
         let guest = Guest::boot(&toolkit, &config, &watch).map_err(failed)?;
         let seconds = time.as_secs().to_string();
         let job = guest.start(Job::program(["nicforge-attack", "polite", "--seconds", &seconds]));
+
         Ok(Self { job: job.map_err(failed)?, _guest: guest })
     }
 

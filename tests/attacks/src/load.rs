@@ -80,12 +80,14 @@ pub fn run(
     let mut contest = Contest::start(setting, attack)?;
     let until = Instant::now() + seconds;
     let mut beat = Instant::now();
+
     while Instant::now() < until && !is_cancelled() && !contest.attacker_has_ended()? {
         contest.newcomer();
         beat += BEAT;
         std::thread::sleep(beat.saturating_duration_since(Instant::now()));
         beat = beat.max(Instant::now() - BEAT);
     }
+
     let result = contest.finish()?;
     Ok(judge(row(setting, attack, &result), &result, limits))
 }
@@ -119,20 +121,24 @@ fn judge(mut row: Row, result: &contest::Outcome, limits: Limits) -> Row {
     if row.not_run.is_some() {
         return row;
     }
+
     let mut miss = |is_missed: bool, what: &str| {
         if is_missed {
             row.missed.push(what.to_owned());
         }
     };
+
     miss(row.landed + row.cut == 0, "no round");
     miss(result.tenant.lost.is_some(), "tenant lost");
     miss(result.tenant.wrong > 0, "wrong data");
     miss(row.newcomers_failed > 0, "newcomers");
     miss(limits.times && row.worst_of_server_ms > PAUSE_LIMIT.as_secs_f64() * 1e3, "pause");
+
     let in_time = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
     miss(!in_time(result.end.sockets), "sockets left");
     miss(!in_time(result.end.process), "no end");
     miss(result.end.process.is_some() && !result.end.well, "bad end");
+
     row
 }
 
@@ -154,12 +160,15 @@ pub fn table(rows: &[Row]) -> String {
         "end ms",
         "verdict",
     ]);
+
     for row in rows {
         table.add_row(cells(row));
     }
+
     for column in table.column_iter_mut().skip(2).take(9) {
         column.set_cell_alignment(CellAlignment::Right);
     }
+
     table.to_string()
 }
 
@@ -172,6 +181,7 @@ fn cells(row: &Row) -> Vec<String> {
         cells.push(format!("not run: {why}"));
         return cells;
     }
+
     let number = |value: f64| format!("{value:.1}");
     vec![
         name,

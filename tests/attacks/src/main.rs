@@ -140,6 +140,7 @@ fn main() -> ExitCode {
             Ok(ExitCode::SUCCESS)
         }
     };
+
     result.unwrap_or_else(|error| {
         eprintln!("nicforge-attack: {error}");
         ExitCode::from(3)
@@ -154,6 +155,7 @@ fn run_one(one: &One) -> Result<ExitCode, Failed> {
     if let Err(error) = (attack.run)(&arena) {
         println!("{}", Report::NotRun(error.to_string()));
     }
+
     Ok(ExitCode::SUCCESS)
 }
 
@@ -171,6 +173,7 @@ fn run_polite(polite: &Polite) -> Result<ExitCode, Failed> {
             .next()
             .ok_or_else(|| Failed::NotRun(format!("{} names no device", environment::SOCKET)))?,
     };
+
     let seen = nicforge_attacks::polite::work(&address, Duration::from_secs(polite.seconds))?;
     println!("{}", serde_json::to_string(&seen).map_err(io::Error::from)?);
     Ok(ExitCode::SUCCESS)
@@ -180,6 +183,7 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
     let signals = Signals::block()?;
     let attacks = chosen(&load.only)?;
     let mut rows = Vec::new();
+
     for &event_loop in load.event_loop.names() {
         let setting = Setting {
             server: load.server.clone(),
@@ -189,6 +193,7 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
             log: load.log.clone(),
             guest: load.guest.then(|| Duration::from_secs(load.seconds)),
         };
+
         for attack in &attacks {
             if signals.came() {
                 return Ok(ExitCode::from(130));
@@ -200,9 +205,11 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
             rows.push(row);
         }
     }
+
     if !load.json {
         println!("{}", load::table(&rows));
     }
+
     let is_held = rows.iter().all(|row| row.missed.is_empty());
     Ok(if is_held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
@@ -218,10 +225,12 @@ fn run_attack(load: &Load, setting: &Setting, attack: &Attack, signals: &Signals
         missed: vec![error.to_string()],
         ..Row::default()
     });
+
     eprintln!("worst {:>8.1} ms  {}", row.worst_ms, load::verdict(&row));
     for reason in &row.reasons {
         eprintln!("{:>31}cut: {reason}", "");
     }
+
     Ok(row)
 }
 

@@ -77,6 +77,7 @@ impl Tenant {
             let (stop, progress) = (stop.clone(), progress.clone());
             move || work.run(|| stop.load(Ordering::Relaxed), &progress)
         });
+
         Ok(Self { stop, progress, thread: Some(thread) })
     }
 
@@ -146,6 +147,7 @@ impl Work {
         let naps = Naps::start();
         let (mut seen, mut durations) = (Seen::default(), Durations::default());
         let mut long = Vec::new();
+
         while !is_over() && seen.lost.is_none() {
             let start = Instant::now();
             let right = self.round(seen.rounds);
@@ -159,13 +161,16 @@ impl Work {
             if took > LATE && long.len() < MOST_LATE {
                 long.push((start, took));
             }
+
             seen.worst_ms = seen.worst_ms.max(milliseconds(took));
         }
+
         seen.p99_ms = milliseconds(durations.percentile(99));
 
         let late = naps.stop();
         let longest = late.iter().map(|(_, late)| *late).max().unwrap_or_default();
         seen.host_ms = milliseconds(longest);
+
         let of_server = long.iter().map(|pause| without(pause, &late)).max();
         seen.worst_of_server_ms = of_server.map_or(seen.worst_ms, milliseconds);
         seen
@@ -176,6 +181,7 @@ impl Work {
         let registers = self.device.bar(0)?;
         let list = registers.read64(REG_LIST)?;
         registers.write64(REG_LIST, list)?;
+
         let kept = registers.read64(REG_LIST)? == list;
 
         let pattern: Vec<_> = number.to_le_bytes().repeat(BYTES / 8);
@@ -227,6 +233,7 @@ impl Naps {
                 }
             }
         });
+
         Self { stop, late, thread }
     }
 
@@ -260,12 +267,14 @@ impl Durations {
     fn percentile(&self, percent: u64) -> Duration {
         let wanted = (self.total * percent).div_ceil(100);
         let mut so_far = 0;
+
         for (index, count) in self.counts.iter().enumerate() {
             so_far += count;
             if so_far >= wanted {
                 return Duration::from_secs_f64(((index + 1) as f64 / 8.0).exp2() * 1e-6);
             }
         }
+
         Duration::ZERO
     }
 }
@@ -280,6 +289,7 @@ mod tests {
         for _ in 0..99 {
             durations.add(Duration::from_micros(100));
         }
+
         durations.add(Duration::from_secs(1));
 
         let (most, all) = (durations.percentile(99), durations.percentile(100));

@@ -75,6 +75,7 @@ impl Server {
         if let Some(output) = &mut child.stdout {
             BufReader::new(output).read_line(&mut line)?;
         }
+
         let server = Self { child, folder };
         if line.starts_with("serving ") {
             Ok(server)
@@ -109,6 +110,7 @@ impl Server {
         let start = Instant::now();
         kill(self.pid(), Signal::SIGTERM)?;
         let mut end = End { sockets: None, process: None, well: false };
+
         while start.elapsed() < limit && end.process.is_none() {
             if end.sockets.is_none() && !self.directory().exists() {
                 end.sockets = Some(start.elapsed());
@@ -119,9 +121,11 @@ impl Server {
             }
             std::thread::sleep(LOOK);
         }
+
         if end.sockets.is_none() && !self.directory().exists() {
             end.sockets = end.process;
         }
+
         Ok(end)
     }
 

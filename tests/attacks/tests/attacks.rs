@@ -25,16 +25,20 @@ const ROUNDS: u64 = 20;
 /// The program `nicforge`, built once a test process.
 fn nicforge() -> &'static Path {
     static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
+
     PROGRAM.get_or_init(|| {
         let folder = Path::new(env!("CARGO_BIN_EXE_nicforge-attack")).parent().unwrap();
         let mut build = Command::new(std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned()));
+
         // Together with this package, whose choice of features its own build had.
         build.args(["build", "--quiet", "-p", "nicforge", "-p", "nicforge-attacks", "--target-dir"]);
         build.arg(folder.parent().unwrap());
         if folder.ends_with("release") {
             build.arg("--release");
         }
+
         assert!(build.status().unwrap().success(), "the program was not built");
+
         folder.join("nicforge")
     })
 }
@@ -71,21 +75,26 @@ fn hold_against(name: &str, event_loop: &'static str) {
         let reports = contest.reports();
         is_impossible || reports.landed + reports.cut >= ATTACKS
     });
+
     if is_impossible {
         return eprintln!("{name} is impossible here: {}", contest.reports().not_run.unwrap());
     }
+
     let before = contest.tenant_rounds();
     wait_for("the tenant's work", || contest.tenant_rounds() >= before + ROUNDS);
     contest.newcomer();
+
     let outcome = contest.finish().unwrap();
 
     assert_eq!((outcome.tenant.lost, outcome.tenant.wrong), (None, 0));
     assert_eq!((outcome.newcomers.served, outcome.newcomers.failed), (1, 0));
     assert!(outcome.end.sockets.is_some(), "sockets are left");
+
     if name == "close-fuse" {
         // The kernel keeps a process that closes such a file for as long as the attacker likes.
         return;
     }
+
     assert!(outcome.end.process.is_some(), "the server did not end");
     assert!(outcome.end.well, "the server did not end well");
 }
@@ -104,6 +113,7 @@ fn serve_after(name: &str, event_loop: &'static str) {
     for socket in ["target.user0", "target.user1", "send.user0"] {
         assert!(contest::is_served(&after.server.socket(socket), LIMIT), "{socket} is not served");
     }
+
     let before = after.tenant.rounds();
     wait_for("the tenant's work", || after.tenant.rounds() >= before + ROUNDS);
 }

@@ -28,6 +28,7 @@ fn build(root: &Path) -> Result<(), String> {
     book.config.build.build_dir = root.join("target/book");
     book.build().map_err(|error| format!("docs: {error:#}"))?;
     eprintln!("    the book is in target/book/index.html");
+
     Ok(())
 }
 
@@ -35,23 +36,27 @@ fn build(root: &Path) -> Result<(), String> {
 fn check_links(root: &Path, source: &Path) -> Result<(), String> {
     let summary = read(&source.join("SUMMARY.md"))?;
     let mut bad = Vec::new();
+
     for page in pages(root)? {
         let text = read(&page)?;
         for link in links(&text) {
             if link.contains("://") || link.starts_with("mailto:") {
                 continue;
             }
+
             let (path, anchor) = link.split_once('#').unwrap_or((link, ""));
             let target = match path {
                 "" => page.clone(),
                 path => page.parent().unwrap_or(root).join(path),
             };
+
             if !target.exists() {
                 bad.push(format!("{}: no such file: {path}", page.display()));
             } else if !anchor.is_empty() && !anchors(&read(&target)?).any(|there| there == anchor) {
                 bad.push(format!("{}: no such heading: {link}", page.display()));
             }
         }
+
         let Ok(name) = page.strip_prefix(source) else { continue };
         let name = normal(name);
         if name != "SUMMARY.md"
@@ -61,6 +66,7 @@ fn check_links(root: &Path, source: &Path) -> Result<(), String> {
             bad.push(format!("{name} is not in SUMMARY.md"));
         }
     }
+
     if bad.is_empty() { Ok(()) } else { Err(format!("the book:\n  {}", bad.join("\n  "))) }
 }
 
@@ -93,6 +99,7 @@ fn links(text: &str) -> Vec<&str> {
             }
         }
     }
+
     found
 }
 
@@ -100,6 +107,7 @@ fn links(text: &str) -> Vec<&str> {
 fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
     let mut pages = Vec::new();
     let entries = std::fs::read_dir(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
+
     for entry in entries.flatten() {
         let path = entry.path();
         let name = entry.file_name();
@@ -110,6 +118,7 @@ fn pages(folder: &Path) -> Result<Vec<PathBuf>, String> {
             pages.push(path);
         }
     }
+
     Ok(pages)
 }
 
@@ -121,6 +130,7 @@ fn normal(path: &Path) -> String {
             _ => None,
         })
         .collect();
+
     parts.join("/")
 }
 

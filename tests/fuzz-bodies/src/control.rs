@@ -21,10 +21,12 @@ pub fn body(data: &[u8]) {
         let again = serde_json::to_vec(&response).unwrap();
         assert!(serde_json::from_slice::<Response>(&again).is_ok());
     }
+
     let request = request(&mut Input::new(data));
     let line = request.split_inclusive(|&byte| byte == b'\n').next().unwrap_or_default();
     let good = matches!(serde_json::from_slice(line), Ok(Request::Reset { node }) if node == "cn0");
     let answer = ask(&request);
+
     // Lines behind the first are no part of the request, unless they came with the same piece.
     assert!(!good || request.len() > line.len() || matches!(answer, Response::Done));
     assert!(matches!(ask(b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
@@ -48,6 +50,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
         "\n",
         "\\u0000",
     ];
+
     while !input.is_empty() && request.len() < LONGEST {
         match input.below(4) {
             0 => request.push(input.u8()),
@@ -56,6 +59,7 @@ fn request(input: &mut Input<'_>) -> Vec<u8> {
             _ => request.extend(input.pick(&pieces).bytes()),
         }
     }
+
     request.truncate(LONGEST);
     request
 }
@@ -66,9 +70,11 @@ fn ask(request: &[u8]) -> Response {
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
     write_all(&mut stream, request);
+
     // The server may have hung up already.
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
+
     // It closes with bytes unread when there are more behind the line.
     let _ = stream.read_to_end(&mut answer);
     serde_json::from_slice(&answer).expect("an answer")
@@ -77,6 +83,7 @@ fn ask(request: &[u8]) -> Response {
 /// One server for all inputs.
 fn server() -> &'static (PathBuf, ControlServer, TempDir) {
     static SERVER: OnceLock<(PathBuf, ControlServer, TempDir)> = OnceLock::new();
+
     SERVER.get_or_init(|| {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("control");
@@ -88,6 +95,7 @@ fn server() -> &'static (PathBuf, ControlServer, TempDir) {
             Request::Stat => Response::Refused { message: "nothing to tell".into(), asked_wrongly: false },
         })
         .unwrap();
+
         (path, server, folder)
     })
 }

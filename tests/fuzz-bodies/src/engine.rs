@@ -46,9 +46,11 @@ pub fn body(data: &[u8]) {
         messages: input.pick(&[16, 1]),
         ..EngineConfig::default()
     };
+
     let (machine, _) = build(&world::description(8)).unwrap();
     let mut engine = Engine::new(machine, config).unwrap();
     let [hostile, neighbour] = ["hostile", "neighbour"].map(socket);
+
     engine.listen(place.0, place.1, &hostile).unwrap();
     engine.listen(FIFO, AttachmentId(3), &neighbour).unwrap();
     let stop = Stop::new().unwrap();
@@ -56,13 +58,17 @@ pub fn body(data: &[u8]) {
         let (engine, ours) = (&mut engine, stop.clone());
         let served = scope.spawn(move || engine.run(&ours).unwrap());
         let client = Client::connect(&neighbour, LIMIT).unwrap();
+
         attack(&hostile, &mut input);
         goes_on(&client, 1);
         let successor = connect_after(&hostile);
+
         assert!(successor.device_info().unwrap().num_regions > 0);
+
         let mut vendor = [0; 2];
         successor.region_read(nicforge_vfio_user::PCI_CONFIG_REGION, 0, &mut vendor).unwrap();
         assert_eq!(u16::from_le_bytes(vendor), nicforge_hwi::pci::VENDOR_ID);
+
         successor.reset().unwrap();
         goes_on(&client, 0);
         stop.stop();
@@ -74,28 +80,34 @@ fn attack(path: &Path, input: &mut Input<'_>) {
     let mut stream = UnixStream::connect(path).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     stream.set_write_timeout(Some(LIMIT)).unwrap();
+
     if input.below(16) > 0 {
         let version = VersionMessage { major: 0, minor: 0, has_json: false, capabilities: None };
         let payload = build_version(&version);
         let header = Header::request(0, Command::Version, payload.len(), false);
         let _ = stream.write_all(&[&header.to_bytes()[..], &payload].concat());
     }
+
     if input.flag() {
         // The function may start DMA.
         post(&mut stream, 7, 4, &6_u16.to_le_bytes());
     }
+
     for number in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         let next = message(input);
         if !deliver(&mut stream, next) {
             return;
         }
+
         if number % 8 == 7 && !is_served(&mut stream) {
             return;
         }
     }
+
     let _ = is_served(&mut stream);
 }
 
@@ -121,6 +133,7 @@ fn is_served(stream: &mut UnixStream) -> bool {
     if stream.write_all(&[&header.to_bytes()[..], &argsz].concat()).is_err() {
         return false;
     }
+
     loop {
         let mut bytes = [0; HEADER_SIZE];
         match stream.read_exact(&mut bytes) {
@@ -130,11 +143,13 @@ fn is_served(stream: &mut UnixStream) -> bool {
             }
             Err(_) => return false,
         }
+
         let header = Header::parse(&bytes).unwrap();
         let mut payload = vec![0; header.size as usize - HEADER_SIZE];
         if stream.read_exact(&mut payload).is_err() {
             return false;
         }
+
         let reply = header.message_type() == MessageType::Reply;
         if reply && header.id == MARKER && header.command == Command::DeviceGetInfo {
             return true;

@@ -47,10 +47,12 @@ pub fn body(data: &[u8]) {
     let mut talk = Talk::new(&machine);
     let known = sides.each_ref().map(|side| side.region.address());
     let mut hostile = Hostile::new(&machine, known, input.below(4) > 0);
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         match input.below(16) {
             0 if input.below(4) == 0 => {
                 drop(hostile);
@@ -60,13 +62,17 @@ pub fn body(data: &[u8]) {
             2 => sides.iter_mut().for_each(Side::take),
             _ => hostile.act(&mut input),
         }
+
         machine.settle(input.below(8));
     }
+
     drop(hostile);
     talk.finish(&machine);
+
     for (here, there) in [(0, 1), (1, 0)] {
         transfer(&mut sides, here, there);
     }
+
     for side in &sides {
         let mut bytes = vec![0; PRIVATE];
         side.private.read(0, &mut bytes).unwrap();
@@ -88,9 +94,11 @@ impl Side {
         // What can't be named lies on both sides of what can.
         let private = device.dma_buffer(PRIVATE, HugePages::Never).unwrap();
         private.write(0, &[UNTOUCHED; PRIVATE]).unwrap();
+
         let shared = device.dma_buffer(SHARED, HugePages::Never).unwrap();
         let port = Port::open(&device, Options { entries: 64, ..Options::default() }).unwrap();
         let region = port.register(&shared, Access::READ_WRITE).unwrap();
+
         Self { port, region, shared, private }
     }
 
@@ -131,20 +139,26 @@ impl Side {
 fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
     sides.iter_mut().for_each(Side::take);
     let target = sides[here].to(&sides[there]);
+
     for length in [8, 3000, 20_000] {
         let (from, to) = (sides[here].region.address() + 5, sides[there].region.address() + 30_001);
         let sent: Vec<_> = (0..length).map(|index| (index * 7 + here) as u8).collect();
         sides[here].shared.write(5, &sent).unwrap();
         sides[here].port.put(target, from, to, length as u64, Notify::COMPLETER).unwrap();
+
         let told = sides[there].told(Role::Completer, here as u32);
         assert_eq!((told.status, told.length as usize, told.address), (Status::Done, length, to));
+
         let mut received = vec![0; length];
         sides[there].shared.read(30_001, &mut received).unwrap();
         assert!(received == sent, "a put came as it was sent");
+
         sides[here].shared.write(5, &vec![0; length]).unwrap();
         sides[here].port.get(target, to, from, length as u64, Notify::COMPLETER).unwrap();
         let told = sides[here].told(Role::Completer, there as u32);
+
         assert_eq!((told.status, told.length as usize), (Status::Done, length));
+
         sides[here].shared.read(5, &mut received).unwrap();
         assert!(received == sent, "a get brought what was there");
     }
@@ -167,6 +181,7 @@ impl Talk {
         };
         let (mut from, mut to) = (port(1), port(0));
         let link = from.connect(to.address(), Deadline::after(LIMIT), None).unwrap();
+
         to.progress().unwrap();
         Self { from, to, link, sent: 0, received: 0 }
     }
@@ -178,8 +193,10 @@ impl Talk {
                 Err(error) => assert_eq!(error, velo::Error::WouldBlock),
             }
         }
+
         // Neither has connected to the hostile one: nothing of it is for them.
         assert_eq!(self.from.poll().unwrap(), None);
+
         while let Some(message) = self.to.poll().unwrap() {
             assert_eq!((message.from, message.tag), (self.from.address(), 3));
             assert_eq!(message.quadword(0), self.received);
@@ -194,6 +211,7 @@ impl Talk {
             self.turn(most);
             machine.settle(8);
         }
+
         assert_eq!((self.from.check(), self.to.check()), (Ok(()), Ok(())));
     }
 }
@@ -217,6 +235,7 @@ impl Hostile {
         if ready {
             hostile.prepare();
         }
+
         hostile
     }
 
@@ -224,6 +243,7 @@ impl Hostile {
         let buffer = |length| self.device.dma_buffer(length, HugePages::Never).unwrap();
         let (memory, ring, queue) = (buffer(SHARED), buffer(8192), buffer(4096));
         let registers = self.device.bar(0).unwrap();
+
         for (register, value) in [
             (reg::VELO_RING_BASE, ring.iova()),
             (reg::VELO_RING_SLOTS, 64),
@@ -237,7 +257,9 @@ impl Hostile {
         ] {
             registers.write64(register, value).unwrap();
         }
+
         assert_eq!(registers.read64(atu::STATUS).unwrap(), atu::DONE);
+
         self.regions.push(registers.read64(atu::RESULT).unwrap());
         self.buffers = vec![memory, ring, queue];
     }
@@ -351,6 +373,7 @@ impl Hostile {
         } else {
             [reg::RMA_QUEUE_BASE, reg::RMA_QUEUE_ENTRIES, reg::RMA_QUEUE_ENABLE]
         };
+
         let base_value = self.buffers.first().map_or_else(|| input.number(), DmaBuffer::iova);
         let size_value = if input.below(4) > 0 { 64 } else { input.number() };
         for (register, value) in
@@ -367,10 +390,12 @@ impl Hostile {
         } else {
             (atu::DEREGISTER, self.region(input))
         };
+
         let place = if input.below(4) > 0 { place } else { self.value(input) };
         let pages = if input.below(4) > 0 { 1 } else { input.number() };
         let access = u64::from(input.below(4)) << 8;
         let command = what | class << atu::CLASS_SHIFT | access;
+
         for (register, value) in [
             (atu::ADDRESS, place),
             (atu::PAGES, pages),
@@ -391,6 +416,7 @@ impl Hostile {
             2 => input.below(1 << 16),
             _ => input.number32(),
         };
+
         let (what, notify) = (input.pick(&[1, 2, 3, 1, 2, 3, 0, 4]), input.u8() & 7);
         let (source, destination) = if input.below(4) > 0 {
             // Between its own memory and the target's, as it should be.
@@ -400,6 +426,7 @@ impl Hostile {
         } else {
             (self.region(input), self.value(input))
         };
+
         let mut command = Command::new(node, vpid, what, notify, length, source, destination);
         command.head |= u64::from(input.below(64) == 1) << 32;
         command

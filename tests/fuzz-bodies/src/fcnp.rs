@@ -58,14 +58,17 @@ pub fn io(data: &[u8]) {
     let machine = machine(&mut input);
     let io = IoNode::open(open(&machine, 0, 0), config()).unwrap();
     let mut hostile = Hostile::new(open(&machine, 1, 0));
+
     if input.below(4) > 0 {
         // It makes itself known as it should, so that what follows gets further.
         hostile.send_reset(&mut input, true);
     }
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         match input.below(8) {
             0..=3 => hostile.speak(&mut input),
             4 => {
@@ -84,8 +87,10 @@ pub fn io(data: &[u8]) {
             }
             _ => drop(hostile.receive()),
         }
+
         machine.settle(8);
     }
+
     drop(hostile);
     let core = honest(&machine);
     messages_pass(&io, &core);
@@ -101,10 +106,12 @@ pub fn compute(data: &[u8]) {
     let script = input.rest();
     let stop = AtomicBool::new(false);
     let mut core = None;
+
     std::thread::scope(|scope| {
         let (machine, stop) = (&machine, &stop);
         let peer = scope.spawn(move || serve(hostile, vandal, script, stop));
         core = ComputeCore::open_until(open(machine, 1, 0), config(), Deadline::after(10 * SHORT), None).ok();
+
         for call in calls {
             let Some(core) = &core else { break };
             let length = usize::from(call) * 16;
@@ -115,9 +122,11 @@ pub fn compute(data: &[u8]) {
                 let _ = core.read_until(&mut vec![0; length], short(), None);
             }
         }
+
         stop.store(true, Ordering::Release);
         peer.join().unwrap();
     });
+
     let io = open_beside(&machine, core.as_ref());
     let core = core.unwrap_or_else(|| honest(&machine));
     messages_pass(&io, &core);
@@ -138,11 +147,13 @@ fn open_beside(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNod
             opened.store(true, Ordering::Release);
             io.unwrap()
         });
+
         while let Some(core) = core
             && !opened.load(Ordering::Acquire)
         {
             let _ = core.read_until(&mut [0; 16], short(), None);
         }
+
         io.join().unwrap()
     })
 }
@@ -156,6 +167,7 @@ fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &At
             None if !input.is_empty() && input.below(64) == 0 => hostile.speak(&mut input),
             None => std::thread::yield_now(),
         }
+
         if let Some(vandal) = &vandal
             && !input.is_empty()
         {
@@ -164,6 +176,7 @@ fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &At
             vandal.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
         }
     }
+
     if let Some(vandal) = vandal {
         vandal.channel.shared().zero(0, window::SRAM_SIZE).unwrap();
     }
@@ -178,13 +191,17 @@ fn messages_pass(io: &IoNode, core: &ComputeCore) {
                 let count = io.read(core.rank(), &mut buffer).unwrap();
                 assert_eq!(io.write(core.rank(), &buffer[..count]).unwrap(), count);
             });
+
             let sent: Vec<_> = (0..size).map(|index| index as u8).collect();
             let mut received = vec![0; size];
+
             // A call that was cut short, and each direction, may be told once of the process that is gone.
             let count = core.write(&sent).or_else(|_| core.write(&sent)).unwrap();
             let back = core.read(&mut received).or_else(|_| core.read(&mut received)).unwrap();
+
             assert_eq!((count, back), (size, size));
             assert!(sent == received, "the message came back changed");
+
             there.join().unwrap();
         });
     }
@@ -233,6 +250,7 @@ impl Hostile {
         let mut receiver = self.channel.receiver(held);
         let header = receiver.peek().unwrap()?;
         let mut payload = [0; PAYLOAD];
+
         receiver.payload(&mut payload).unwrap();
         receiver.advance();
         Some((header, payload))
@@ -249,6 +267,7 @@ impl Hostile {
             },
             _ => CoreName { node: input.number32(), core: input.u16(), rank_in_pset: input.u16() },
         };
+
         let is_honest = name.core == HONEST_CORE
             && (name.node == HONEST_NODE || u32::from(name.rank_in_pset) + 1 == HONEST_NODE);
         if is_honest { own } else { name }
@@ -261,6 +280,7 @@ impl Hostile {
         } else {
             input.u8()
         };
+
         let size = if good { 0 } else { input.pick(&[0, 1, 2, 3, u32::MAX]) };
         let head = ResetHead {
             token: input.u32().into(),
@@ -268,6 +288,7 @@ impl Hostile {
             generation,
             reserved: input.u16().into(),
         };
+
         self.send_control(&Control::new(Kind::Reset, name, size).with_head(head.as_bytes()));
     }
 
@@ -307,6 +328,7 @@ impl Hostile {
         if !header.irq() {
             return;
         }
+
         let mut answer = control;
         match input.below(8) {
             0 => return self.speak(input),
@@ -315,6 +337,7 @@ impl Hostile {
             3 => answer.head[..8].copy_from_slice(&input.array::<8>()),
             _ => {}
         }
+
         if control.kind == Kind::Reset && input.below(4) < 3 {
             let info = *self.channel.info();
             let generation = self.channel.presence(info.address, info.core).0;
@@ -322,6 +345,7 @@ impl Hostile {
             let head = ResetHead { token, core: info.core as u8, generation, reserved: 0.into() };
             answer = answer.with_head(head.as_bytes());
         }
+
         self.send_control(&answer);
         if control.kind == Kind::Read {
             // Its data, or some of them, or more.

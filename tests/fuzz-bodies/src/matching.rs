@@ -38,6 +38,7 @@ pub fn body(data: &[u8]) {
         budget: input.pick(&[64, 1]),
         gets_in_flight: input.pick(&[4, 1]),
     };
+
     let terms = Terms {
         message_bytes: input.pick(&[64, 128]),
         get_bytes: input.pick(&[4096, 500]),
@@ -48,11 +49,13 @@ pub fn body(data: &[u8]) {
         one_ring: false,
         seed: u64::from(input.u8()),
     };
+
     let mut world = World::new(config, terms);
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         match input.below(16) {
             0..=6 => world.liar.speak(&mut input),
             7 => world.liar.listen(&mut input),
@@ -63,9 +66,11 @@ pub fn body(data: &[u8]) {
             12..=13 => world.talk(&mut input),
             _ => world.turn(),
         }
+
         let kept = world.ranks[0].store_bytes();
         assert!(kept <= 3 * config.window, "{kept} bytes are kept");
     }
+
     world.finish();
 }
 
@@ -97,6 +102,7 @@ impl World {
         let ranks = [(); 2].map(|()| Endpoint::new(port(), config).unwrap());
         let liar = Liar::new(port());
         let (talks, requests, claimed) = Default::default();
+
         Self { ranks, liar, talks, next: 0, requests, claimed, fabric }
     }
 
@@ -104,12 +110,15 @@ impl World {
         for rank in &mut self.ranks {
             rank.progress().unwrap();
         }
+
         let Some(talk) = self.talks.front() else { return };
         let (from, to) = (talk.from, 1 - talk.from);
         let Some(received) = self.ranks[to].test(talk.receive).unwrap() else { return };
+
         assert_eq!(received.result, Ok(()));
         assert!(received.buffer.as_slice() == talk.data, "the message came as it was sent");
         assert_eq!(received.envelope.peer, from as u32);
+
         // Its sender may have to be told.
         let send = talk.send;
         let sent = (0..TURNS).find_map(|_| {
@@ -117,7 +126,9 @@ impl World {
             self.ranks[from].progress().unwrap();
             self.ranks[from].test(send).unwrap()
         });
+
         assert_eq!(sent.map(|sent| sent.result), Some(Ok(())));
+
         self.talks.pop_front();
     }
 
@@ -134,11 +145,13 @@ impl World {
         let tag = 7;
         let data: Vec<u8> =
             (0..length as u64).map(|index| (index ^ self.next.wrapping_mul(31)) as u8).collect();
+
         self.next += 1;
         let selector = Selector::exact(from as u32, CONTEXT, tag);
         let receive = self.ranks[to].irecv(selector, vec![0; length], 0).unwrap();
         let send =
             self.ranks[from].isend(Envelope::new(to as u32, CONTEXT, tag), mode, data.clone(), 0).unwrap();
+
         self.talks.push_back(Talk { from, send, receive, data });
     }
 
@@ -202,9 +215,11 @@ impl World {
             self.say(from, 100, Mode::Standard);
             self.say(from, 9000, Mode::Synchronous);
         }
+
         for message in std::mem::take(&mut self.claimed) {
             let _ = self.ranks[0].discard(message);
         }
+
         for _ in 0..TURNS {
             self.turn();
             let victim = &mut self.ranks[0];
@@ -213,10 +228,12 @@ impl World {
                 // A receive from anybody stays.
                 None => !victim.cancel(*request).unwrap() || victim.test(*request).unwrap().is_none(),
             });
+
             if self.talks.is_empty() && self.requests.is_empty() {
                 break;
             }
         }
+
         assert_eq!((self.talks.len(), self.requests.len()), (0, 0));
         assert_eq!(self.ranks.each_ref().map(Endpoint::outstanding), [0, 0]);
     }
@@ -243,6 +260,7 @@ impl Liar {
             // SAFETY: the memory is looked at by nobody else, and freed behind the port.
             (0..TURNS).find_map(|_| unsafe { port.register(memory, access) }.unwrap()).unwrap()
         };
+
         let source = register(source, Access::Source);
         let destination = register(destination, Access::Destination);
         Self { port, source, destination, learnt: vec![source.remote.key], _memory: memory }
@@ -281,6 +299,7 @@ impl Liar {
                 } else {
                     RemoteRegion { key: self.number(input), offset: own.offset.wrapping_add(input.number()) }
                 };
+
                 let request = Rendezvous {
                     context: input.below(3).into(),
                     reserved: u32::from(input.below(8) == 1).into(),
@@ -290,6 +309,7 @@ impl Liar {
                     offset: remote.offset.into(),
                     request: self.number(input).into(),
                 };
+
                 self.send(to, wire::REQUEST, request.as_bytes());
             }
             5 => {
@@ -315,6 +335,7 @@ impl Liar {
         let begins = size.min(most - size_of::<First>());
         let mut goes = self.send(to, wire::FIRST, &[first(input, size as u32), vec![2; begins]].concat());
         let mut left = size - begins;
+
         while left > 0 && goes {
             let more = left.min(most);
             goes = self.send(to, wire::MORE, &vec![2; more]);
@@ -335,6 +356,7 @@ impl Liar {
             }
             Taken::Yes
         };
+
         self.port.poll(64, &mut sink).unwrap();
         for (to, request) in answers {
             if input.flag() {
@@ -342,9 +364,11 @@ impl Liar {
                 self.send(to, wire::FINISH, finish.as_bytes());
             }
         }
+
         let remote = RemoteRegion { key: self.number(input), offset: self.number(input) };
         let length = 1 + input.below(ROOM as u32) as usize;
         let (peer, local, local_offset) = (input.below(3), self.destination, input.below(100) as usize);
+
         self.port.start_get(&Get { peer, remote, local, local_offset, length, cookie: 0 }).unwrap();
         self.port.poll_gets(8, &mut |_, _| {}).unwrap();
     }

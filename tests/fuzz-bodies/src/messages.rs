@@ -52,6 +52,7 @@ pub fn stream(data: &[u8]) {
     if input.flag() {
         peer.queue(request(Command::Version, &[0; 4], true));
     }
+
     while !input.is_empty() {
         let (most, repaired) = (1 + usize::from(input.u8()), input.below(4) > 0);
         let mut bytes = input.bytes(most).to_vec();
@@ -61,6 +62,7 @@ pub fn stream(data: &[u8]) {
             bytes[..HEADER_SIZE]
                 .copy_from_slice(&Header { size, flags: header.flags & !0xe, ..header }.to_bytes());
         }
+
         peer.queue(Message { bytes, fds: Vec::new() });
         if peer.turn(usize::MAX).is_err() {
             return;
@@ -79,28 +81,35 @@ pub fn body(data: &[u8]) {
         write_multiple: input.below(8) > 0,
         ..ServerConfig::default()
     };
+
     let mut peer = Peer::new(config, &mut input);
     peer.queue(version(&mut input));
     let agreed = peer.turn(usize::MAX).is_ok() && peer.server.peer().is_some();
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         let next = message(&mut input);
         peer.queue(next);
         peer.reads = input.below(8) > 0;
         if input.below(4) == 0 {
             peer.ask(&mut input);
         }
+
         let cut = if input.flag() { usize::MAX } else { 1 + input.below(64) as usize };
         let turn = peer.turn(cut);
+
         // Before the version is agreed on everything else ends the connection; from then on no message with a good
         // framing does.
         assert!(turn.is_ok() || !agreed, "{turn:?}");
+
         if turn.is_err() {
             return;
         }
     }
+
     if agreed {
         peer.finish();
     }
@@ -120,14 +129,17 @@ fn version(input: &mut Input<'_>) -> Message {
         6 => String::from_utf8_lossy(input.bytes(64)).into_owned(),
         _ => "{\"capabilities\":".repeat(usize::from(input.u8())),
     };
+
     let mut payload = [input.pick(&[0_u16, 0, 0, 1]), input.pick(&[0, 1, u16::MAX])]
         .iter()
         .flat_map(|word| word.to_le_bytes())
         .collect::<Vec<_>>();
+
     payload.extend(json.as_bytes());
     if !json.is_empty() && input.below(8) > 0 {
         payload.push(0);
     }
+
     request(Command::Version, &payload, input.below(8) == 0)
 }
 
@@ -140,12 +152,14 @@ pub fn message(input: &mut Input<'_>) -> Message {
         3 => 10,
         _ => input.below(19) as u16,
     });
+
     let mut payload = payload(command, input);
     match input.below(16) {
         0 => payload.truncate(input.below(40) as usize),
         1 => payload.extend(input.array::<8>()),
         _ => {}
     }
+
     let header = match input.below(16) {
         0 => Header::reply(input.below(4) as u16, command, payload.len()),
         1 => Header {
@@ -161,6 +175,7 @@ pub fn message(input: &mut Input<'_>) -> Message {
         },
         _ => Header::request(input.u16(), command, payload.len(), false),
     };
+
     let fds = descriptors(command, input);
     Message { bytes: [&header.to_bytes()[..], &payload].concat(), fds }
 }
@@ -261,6 +276,7 @@ fn access(input: &mut Input<'_>) -> (Vec<u8>, u32) {
         2 => input.below(600),
         _ => input.number32(),
     };
+
     ([longs(&[offset(input)]), words(&[region(input), count])].concat(), count)
 }
 
@@ -272,6 +288,7 @@ fn descriptors(command: Command, input: &mut Input<'_>) -> Vec<OwnedFd> {
         (_, 7) => input.pick(&[1, 2, 17]),
         _ => 0,
     };
+
     (0..count)
         .map(|_| match (command, input.below(8)) {
             (Command::DmaMap, 0..=4) => file(u64::from(input.below(8)) * 4096),
@@ -319,6 +336,7 @@ impl Peer {
         socket.set_nonblocking(true).unwrap();
         let reader = Framed::new(socket.try_clone().unwrap().into(), 8 << 20, 16);
         let device = Device { gives_up: input.flag(), defers: input.u8(), ..Device::default() };
+
         Self {
             socket,
             reader,
@@ -347,7 +365,9 @@ impl Peer {
         } else {
             self.server.dma_write(address, &vec![1; length], token)
         };
+
         assert_eq!(self.server.dma_outstanding(), outstanding + usize::from(outcome.is_ok()));
+
         self.device.asked += u64::from(outcome.is_ok());
     }
 
@@ -357,19 +377,23 @@ impl Peer {
             let Some(message) = self.waiting.front_mut() else { break };
             let piece = &message.bytes[..message.bytes.len().min(cut)];
             let sent = send(&self.socket, piece, &message.fds);
+
             if sent > 0 {
                 message.fds.clear();
                 message.bytes.drain(..sent);
             }
+
             if message.bytes.is_empty() {
                 self.waiting.pop_front();
             }
+
             self.serve()?;
             if sent == 0 && !self.reads {
                 // Both sides wait for the other to read. The client gives in.
                 self.reads = true;
             }
         }
+
         self.serve()
     }
 
@@ -386,6 +410,7 @@ impl Peer {
                 return Ok(());
             }
         }
+
         panic!("the server does not come to an end");
     }
 
@@ -393,7 +418,9 @@ impl Peer {
     fn complete(&mut self) {
         let Some(token) = self.server.deferred() else { return };
         let stranger = self.server.complete(token ^ 1, Ok(()));
+
         assert!(matches!(stranger, Err(CompleteError::NotDeferred { .. })));
+
         self.device.ended = self.device.ended.wrapping_add(1);
         if self.device.ended.is_multiple_of(3) {
             self.server.complete(token, Err(Errno::EIO)).unwrap();
@@ -412,21 +439,25 @@ impl Peer {
                     _ => return,
                 }
             };
+
             let header = message.header;
             if header.message_type() == MessageType::Reply {
                 continue;
             }
+
             let mut payload = message.payload[..message.payload.len().min(16)].to_vec();
             let count = payload.get(8..16).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().unwrap()));
             self.answers = self.answers.rotate_left(1).wrapping_add(1);
             if header.command == Command::DmaRead && !self.answers.is_multiple_of(4) {
                 payload.extend(vec![2; count as usize + usize::from(self.answers.is_multiple_of(7))]);
             }
+
             let reply = match self.answers % 8 {
                 0 => Header::error_reply(header.id, header.command, Errno::EFAULT),
                 1 => Header::reply(header.id.wrapping_add(1), header.command, payload.len()),
                 _ => Header::reply(header.id, header.command, payload.len()),
             };
+
             payload.truncate(reply.size as usize - reply.to_bytes().len());
             let bytes = [&reply.to_bytes()[..], &payload].concat();
             self.queue(Message { bytes, fds: Vec::new() });
@@ -442,13 +473,16 @@ impl Peer {
                 break;
             }
         }
+
         self.server.fail_dma(Errno::ECANCELED, &mut self.device);
         assert_eq!(self.server.dma_outstanding(), 0);
         assert_eq!(self.device.answered, self.device.asked, "each operation ends once");
         assert_eq!(self.server.counters().messages, self.queued);
+
         // A connection that a client closes between two messages has come to its end in order.
         self.socket.shutdown(std::net::Shutdown::Both).unwrap();
         let ends = (0..4).any(|_| matches!(self.server.on_readable(&mut self.device), Ok(Progress::Closed)));
+
         assert!(ends, "the end is noticed");
     }
 }
@@ -536,12 +570,15 @@ impl Handler for Device {
 
     fn set_irqs(&mut self, irqs: SetIrqs) -> Result<(), Errno> {
         assert!(irqs.start.checked_add(irqs.count).is_some_and(|end| end <= INTERRUPTS));
+
         let entries = match &irqs.data {
             IrqData::None => irqs.count as usize,
             IrqData::Bool(flags) => flags.len(),
             IrqData::EventFd(fds) => fds.len(),
         };
+
         assert_eq!(entries, irqs.count as usize);
+
         Ok(())
     }
 

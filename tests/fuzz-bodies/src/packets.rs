@@ -25,13 +25,16 @@ pub fn body(data: &[u8]) {
     if with_admin {
         hostile.push(world.tree_client(1, ATTACHMENT_ADMIN));
     }
+
     let mut kernels = Vec::new();
     if !with_admin {
         kernels.extend([0, COMPUTE_NODES].map(|node| world.tree_client(node, ATTACHMENT_ADMIN)));
     }
+
     for client in &hostile {
         world.bind(client.place);
     }
+
     world.rest();
     for number in 0..MOST as u32 {
         if input.is_empty() {
@@ -44,15 +47,19 @@ pub fn body(data: &[u8]) {
             world.packets_pass(io, compute, number);
         }
     }
+
     if let [io, compute] = &kernels[..] {
         world.packets_pass(io, compute, 200);
     }
+
     // The clients stay: the operator's reset is enough.
     for function in (0..TREE_NODES).map(FunctionId) {
         world.machine.reset_function(function).unwrap();
     }
+
     world.rest();
     assert_eq!(world.machine.fabric().packets_in_use(), 0);
+
     world.tree_works(2, 17);
     world.recover();
 }
@@ -61,6 +68,7 @@ fn act(world: &mut World, clients: &mut [TreeClient], with_admin: bool, input: &
     let index = input.below(clients.len() as u32) as usize;
     let client = &clients[index];
     let place = client.place;
+
     match input.below(16) {
         0..=3 => {
             let mut payload = [0; PAYLOAD];
@@ -166,18 +174,22 @@ fn port(world: &mut World, client: &TreeClient, input: &mut Input<'_>) {
         4 => (tree_dcr::dcr(u64::from(input.below(0x80))), 4),
         _ => (u64::from(input.below(REGISTERS as u32)), 4),
     };
+
     if input.flag() {
         let mut data = vec![0; if offset == tree_dcr::port::DR { 16 } else { 4 }];
         let _ = world.read(client.place, 0, offset, &mut data);
         return;
     }
+
     let mut data = [0; 16];
     match offset {
         tree_dcr::port::HI => data[..4].copy_from_slice(&header(input).0.to_le_bytes()),
         _ => data = input.array(),
     }
+
     // A whole packet's quads, so that packets are made.
     let times = if offset == tree_dcr::port::DI && input.flag() { PAYLOAD / 16 } else { 1 };
+
     for _ in 0..times {
         let _ = world.write(client.place, 0, offset, &data[..width]);
     }

@@ -49,6 +49,7 @@ pub fn body(data: &[u8]) {
     let _ = std::fs::remove_file(&folder.0);
     let listener = UnixListener::bind(&folder.0).unwrap();
     let stop = AtomicBool::new(false);
+
     std::thread::scope(|scope| {
         let stop = &stop;
         let server = scope.spawn(move || serve(&listener, device, stop));
@@ -72,21 +73,25 @@ fn work(device: &Device, input: &mut Input<'_>) -> Result<(), nicforge_driver::E
             let _ = bar.posted_write(offset, &[1; 8]);
             let _ = bar.write_burst64(offset, &[2; 64]);
         }
+
         let whole = bar.window(0, bar.size());
         if let Ok(window) = whole {
             let mut bytes = [0; 64];
             window.read(window.len().saturating_sub(64), &mut bytes[..(window.len().min(64)) as usize])?;
         }
     }
+
     for ring in 0..device.ring_count() {
         let mut poster = device.poster(ring)?;
         let _ = poster.try_post(0, 0, &[1; 100]);
     }
+
     let _ = device.doorbell().after_store();
     let _ = device.interrupt(input.number32());
     let _ = device.intx();
     let _ = device.dma_buffer(4096, HugePages::Never);
     let _ = device.flush();
+
     device.reset()
 }
 
@@ -96,6 +101,7 @@ fn serve(listener: &UnixListener, mut device: Liar, stop: &AtomicBool) {
         let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
         let _ = poll(&mut fds, PollTimeout::from(1_u8));
     };
+
     listener.set_nonblocking(true).unwrap();
     let socket = loop {
         match listener.accept() {
@@ -104,6 +110,7 @@ fn serve(listener: &UnixListener, mut device: Liar, stop: &AtomicBool) {
             Err(_) => wait(listener.as_fd()),
         }
     };
+
     let mut server = ServerConnection::new(socket.into(), ServerConfig::default());
     loop {
         if matches!(server.on_readable(&mut device), Err(_) | Ok(Progress::Closed)) {
@@ -144,17 +151,21 @@ impl Liar {
             let at = input.below(256) as usize;
             config[at] = input.u8();
         }
+
         for _ in 0..input.below(4) {
             let index = input.below(regions.len() as u32) as usize;
             lie(&mut regions[index], input);
         }
+
         let mut mirror = vec![0; 0x200];
         mirror[..4].copy_from_slice(&mirror::MAGIC_VALUE.to_le_bytes());
         mirror[4..8].copy_from_slice(&1_u32.to_le_bytes());
+
         if input.below(4) == 0 {
             let at = input.below(mirror.len() as u32) as usize;
             mirror[at] = input.u8();
         }
+
         Self {
             config,
             regions,
@@ -195,6 +206,7 @@ fn lie((info, file): &mut Told, input: &mut Input<'_>) {
         0..=2 => u64::from(input.below(64)) * 4096,
         _ => input.number(),
     };
+
     match input.below(7) {
         0 => info.size = page(input),
         1 => info.flags = input.u32(),
@@ -223,6 +235,7 @@ impl Truth {
         let mut world = World::new(8);
         let place = (FIFO, AttachmentId(0));
         world.attach(place);
+
         let mut config = vec![0; CONFIG];
         let _ = world.read(place, PCI_CONFIG_REGION, 0, &mut config);
         let machine: &Machine = &world.machine;
@@ -236,10 +249,12 @@ impl Truth {
                     .iter()
                     .map(|area| SparseArea { offset: area.offset, size: area.length })
                     .collect();
+
                 let info = RegionInfo { flags, size: view.size, areas, ..RegionInfo::default() };
                 (info, mapped.then_some(view.size))
             })
             .collect();
+
         Self { config, regions }
     }
 
@@ -261,6 +276,7 @@ impl Handler for Liar {
             Some(length) => Some(memory(*length, &self.mirror)?),
             None => None,
         };
+
         Ok(info)
     }
 
@@ -277,6 +293,7 @@ impl Handler for Liar {
                 _ => value[place % 4],
             };
         }
+
         self.outcome()
     }
 

@@ -35,22 +35,26 @@ pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let mut world = World::new(input.pick(&[8, 1, 2, 256]));
     let memory = SharedMemory::create("fuzz-dma", 16 * PAGE as usize).unwrap();
+
     // One of each kind is there from the start, with its driver's first steps done.
     for place in [(FunctionId(1), AttachmentId(0)), (FIFO, AttachmentId(0)), LISTS, SENDER, RECEIVER] {
         world.attach(place);
         world.bind(place);
         world.enable_bus_master(place);
     }
+
     world.attach((PORTS, AttachmentId(0)));
     let backing = DmaBacking::Memory(memory.whole());
     let length = memory.len() as u64;
     world.machine.dma_map(LISTS.0, LISTS.1, 0, length, DmaPermission::READ_WRITE, backing).unwrap();
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
         act(&mut world, &memory, &mut input);
     }
+
     world.recover();
 }
 
@@ -156,6 +160,7 @@ fn act(world: &mut World, memory: &SharedMemory, input: &mut Input<'_>) {
             world.step(input.pick(&[0, 1000, 60_000, 1_000_000]), input.pick(&[1, 4, 64]));
         }
     }
+
     world.check();
 }
 
@@ -174,6 +179,7 @@ fn map(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Input
         1 => DmaPermission::WRITE,
         _ => DmaPermission::READ_WRITE,
     };
+
     // The engine gives memory of exactly the mapping's length; what the client's file does not have it refuses before.
     let window = memory.window(u64::from(input.below(8)) * PAGE, length);
     let backing = match window {
@@ -196,6 +202,7 @@ fn list(world: &mut World, memory: &SharedMemory, place: Place, input: &mut Inpu
             memory.write(index * 24 + word * 8, &value.to_le_bytes()).unwrap();
         }
     }
+
     let list = input.pick(&[0, 0, 0, PAGE, 8, 4]);
     let count = input.pick(&[1, 2, 5, 1, 2, 0, 256, 257]);
     let _ = world.write(place, 0, dma_engine::REG_LIST, &u64::to_le_bytes(list));
@@ -212,6 +219,7 @@ fn interrupts(world: &mut World, place: Place, input: &mut Input<'_>) {
         let _ = world.machine.bind_interrupts(place.0, place.1, index, start, sinks);
         return;
     }
+
     let Ok(interrupts) = world.machine.interrupts(place.0, place.1) else { return };
     let flags = [input.flag(), input.flag(), input.flag()];
     let outcome = match input.below(7) {
@@ -223,5 +231,6 @@ fn interrupts(world: &mut World, place: Place, input: &mut Input<'_>) {
         5 => interrupts.disable(index),
         _ => interrupts.disable_range(index, start, count),
     };
+
     let _ = outcome;
 }

@@ -36,21 +36,26 @@ pub fn body(data: &[u8]) {
     let (ours, mut theirs) = UnixStream::pair().unwrap();
     let calls: Vec<_> = (0..CALLS).map(|_| input.below(10)).collect();
     let mut bytes = Vec::new();
+
     for (id, call) in (1..).zip(std::iter::once(u32::MAX).chain(calls.iter().copied())) {
         if input.is_empty() || bytes.len() >= ROOM {
             break;
         }
         say(&mut bytes, id, call, &mut input);
     }
+
     bytes.truncate(ROOM);
     theirs.set_nonblocking(true).unwrap();
     write_all(&mut theirs, &bytes);
+
     // The client's own messages are never read; they fit into the socket.
     theirs.shutdown(std::net::Shutdown::Write).unwrap();
     let memory = Arc::new(Memory(Mutex::new(vec![0; MEMORY])));
     let config = ClientConfig { timeout: LIMIT, memory: Some(memory), ..ClientConfig::default() };
     let Ok(client) = Client::from_socket(ours.into(), config) else { return };
+
     assert!(client.limits().max_data_xfer_size > 0);
+
     for call in calls {
         let outcome = ask(&client, call);
         assert!(!matches!(outcome, Err(ClientError::Timeout { .. })), "the server is gone: {outcome:?}");
@@ -72,10 +77,12 @@ fn parse(data: &[u8]) {
         assert_eq!(argsz_again as usize, again.len());
         let _ = argsz;
     }
+
     if let Ok(version) = wire::parse_version(data) {
         let again = wire::parse_version(&wire::build_version(&version)).unwrap();
         assert_eq!((again.major, again.minor), (version.major, version.minor));
     }
+
     if let Some(header) = Header::parse(data) {
         assert_eq!(Header::parse(&header.to_bytes()), Some(header));
     }
@@ -114,11 +121,13 @@ fn say(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
             if command == Command::DmaWrite {
                 payload.extend(vec![1; count as usize]);
             }
+
             bytes.extend(Header::request(id, command, payload.len(), false).to_bytes());
             bytes.extend(payload);
         }
         _ => {}
     }
+
     let (command, mut payload) = reply(call, input);
     match input.below(8) {
         0 => payload.truncate(usize::from(input.u8())),
@@ -130,6 +139,7 @@ fn say(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
         }
         _ => {}
     }
+
     let header = match input.below(16) {
         0 => Header::error_reply(id, command, Errno::from_wire(input.u32())),
         1 => Header { size: input.number32(), ..Header::reply(id, command, 0) },
@@ -137,6 +147,7 @@ fn say(bytes: &mut Vec<u8>, id: u16, call: u32, input: &mut Input<'_>) {
         3 => Header::reply(input.u16(), command, payload.len()),
         _ => Header::reply(id, command, payload.len()),
     };
+
     bytes.extend(header.to_bytes());
     bytes.extend(payload);
 }
@@ -176,6 +187,7 @@ fn reply(call: u32, input: &mut Input<'_>) -> (Command, Vec<u8>) {
                 1 => payload.extend(input.bytes(60)),
                 _ => {}
             }
+
             (Command::Version, payload)
         }
     }

@@ -26,9 +26,11 @@ pub fn body(data: &[u8]) {
     let mut world = World::new(8);
     let function = input.pick(&[FIFO, ENGINE, SEND, FunctionId(2)]);
     let hostile = (function, AttachmentId(0));
+
     world.attach(hostile);
     world.bind(hostile);
     world.enable_bus_master(hostile);
+
     if function == SEND && input.flag() {
         // Its mailbox is full: the next send to it stalls.
         for _ in 0..addressed_send::SLOTS {
@@ -36,10 +38,12 @@ pub fn body(data: &[u8]) {
             assert!(outcome_is_done(&written));
         }
     }
+
     let neighbour = (FIFO, AttachmentId(3));
     world.attach(neighbour);
     let mut poster = Poster::new(&world, neighbour);
     let mut value = 0;
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
@@ -50,6 +54,7 @@ pub fn body(data: &[u8]) {
             poster.post_and_see(&mut world, value);
         }
     }
+
     poster.post_and_see(&mut world, value ^ 1);
     world.detach(hostile, if input.flag() { Ended::Closed } else { Ended::Evicted });
     poster.post_and_see(&mut world, value);
@@ -84,6 +89,7 @@ fn act(world: &mut World, hostile: Place, input: &mut Input<'_>) {
             world.step(input.pick(&[0, 1000, 100_000]), input.pick(&[1, 3, 64]));
         }
     }
+
     check(world, hostile);
 }
 
@@ -101,8 +107,10 @@ fn check(world: &mut World, hostile: Place) {
     let registers = control_page(hostile);
     let head = head(world, hostile);
     let mut state = [0; 4];
+
     assert!(outcome_is_done(&world.write(hostile, 0, registers + control::RING_SELECT, &[0; 4])));
     assert!(outcome_is_done(&world.read(hostile, 0, registers + control::RING_STATE, &mut state)));
+
     let phase = u32::from((head / RING_CELLS).is_multiple_of(2));
     assert_eq!(u32::from_le_bytes(state), (head % RING_CELLS) | (phase << 31));
 }
@@ -114,6 +122,7 @@ fn record(ring: &SharedMemory, head: u32, hostile: Place, input: &mut Input<'_>)
         2 => input.below(posted::MAX_DATA as u32 + 2) as usize,
         _ => input.below(posted::LENGTH_MASK as u32 + 1) as usize,
     };
+
     let (bar, offset) = match input.below(4) {
         0 => (0, input.below(0x80)),
         1 if hostile.0 == SEND => {
@@ -126,6 +135,7 @@ fn record(ring: &SharedMemory, head: u32, hostile: Place, input: &mut Input<'_>)
         2 => (input.below(8) as u8, input.below(0x8000)),
         _ => (input.u8(), input.number32()),
     };
+
     let header = posted::header(bar, offset, length) | u64::from(input.u8() & 0x81) << 56;
     let (cell, header) = if input.below(4) > 0 {
         // Where the consumer looks next, if it has taken all that was there.
@@ -134,6 +144,7 @@ fn record(ring: &SharedMemory, head: u32, hostile: Place, input: &mut Input<'_>)
     } else {
         (u64::from(input.below(RING_CELLS)), header)
     };
+
     let count = u64::from(input.below(4));
     for index in 0..=count {
         let start = (cell + index) % u64::from(RING_CELLS) * posted::CELL as u64;

@@ -44,12 +44,15 @@ pub fn body(data: &[u8]) {
         poll_phase: Duration::ZERO,
         ..Config::default()
     };
+
     let mut world = World::new(&machine, config);
     let mut hostile = Hostile::new(&machine);
+
     for _ in 0..MOST {
         if input.is_empty() {
             break;
         }
+
         match input.below(16) {
             0..=5 => hostile.speak(&mut input, 1),
             6 => {
@@ -71,8 +74,10 @@ pub fn body(data: &[u8]) {
             }
             _ => world.talk([u64::MAX; 2]),
         }
+
         machine.settle(input.below(8));
     }
+
     drop(hostile);
     world.finish();
 }
@@ -95,6 +100,7 @@ impl World {
         let mut victim = open(machine, VICTIM, config);
         let mut friend = open(machine, FRIEND, Config::default());
         let links = [connect(machine, &mut friend, &mut victim), connect(machine, &mut victim, &mut friend)];
+
         Self {
             machine: machine.clone(),
             victim,
@@ -141,6 +147,7 @@ impl World {
             2 => Filter::from(FRIEND),
             _ => Filter { tag: Some(input.below(16) as u8), ..Filter::ANY },
         };
+
         match self.victim.recv(filter, Deadline::after(SHORT), None) {
             Ok(message) => self.heard(&message),
             Err(
@@ -166,6 +173,7 @@ impl World {
     fn talk(&mut self, most: [u64; 2]) {
         let [to_victim, to_friend] = self.links;
         let ways = [(&mut self.friend, to_victim), (&mut self.victim, to_friend)];
+
         for (((port, link), sent), most) in ways.into_iter().zip(&mut self.sent).zip(most) {
             if *sent >= most {
                 continue;
@@ -177,12 +185,14 @@ impl World {
                 Err(error) => panic!("{error}"),
             }
         }
+
         while let Some(message) = self.friend.poll().unwrap() {
             if message.from == VICTIM {
                 assert_eq!(message.quadword(0), self.received[1], "the victim's messages come in order");
                 self.received[1] += 1;
             }
         }
+
         while let Some(message) = self.victim.poll().unwrap() {
             self.heard(&message);
         }
@@ -192,11 +202,13 @@ impl World {
     fn finish(mut self) {
         let deadline = Deadline::after(LIMIT);
         let most = self.sent.map(|sent| sent + LAST);
+
         while self.received != most {
             assert!(!deadline.has_passed(), "{:?} sent, {:?} received", self.sent, self.received);
             self.talk(most);
             self.machine.settle(8);
         }
+
         assert_eq!(self.friend.check(), Ok(()));
     }
 }
@@ -205,12 +217,14 @@ impl World {
 fn connect(machine: &Arc<LocalMachine>, from: &mut Port, to: &mut Port) -> PeerLink {
     let link = from.connect(to.address(), Deadline::after(LIMIT), None).unwrap();
     let deadline = Deadline::after(LIMIT);
+
     while from.credits(link) == Some(0) {
         assert!(!deadline.has_passed(), "no credit");
         machine.settle(8);
         to.progress().unwrap();
         from.progress().unwrap();
     }
+
     link
 }
 
@@ -239,6 +253,7 @@ impl Hostile {
         let about_connections = input.below(4) > 0;
         let message = if about_connections { self.control(input, whom) } else { any_message(input) };
         let tag = if about_connections { CONTROL_TAG } else { input.below(16) as u8 };
+
         for _ in 0..times {
             // A full ring loses it, which is as good as anything else.
             let _ = self.port.send_nb(self.links[whom], tag, &message);
@@ -249,6 +264,7 @@ impl Hostile {
     fn control(&self, input: &mut Input<'_>, whom: usize) -> Vec<u8> {
         let what = input.pick(&[1, 1, 2, 3, 0, 255]);
         let of = |tenant: u8, input: &mut Input<'_>| if input.below(4) > 0 { tenant } else { input.u8() };
+
         // A credit names whom it is for where the others name the sender.
         let generation = of(if what == 2 { self.tenants[whom] } else { self.tenants[2] }, input);
         let target = of(self.tenants[whom], input);
@@ -258,10 +274,12 @@ impl Hostile {
         };
         let word = what | u64::from(generation) << 8 | u64::from(target) << 16 | u64::from(number) << 32;
         let mut message = word.to_le_bytes().to_vec();
+
         if input.below(8) == 0 {
             message.extend(any_message(input));
             message.truncate(MAX_MESSAGE);
         }
+
         message
     }
 

@@ -75,10 +75,12 @@ impl InterruptSink for Count {
 /// What a machine file says. It is parsed once, or the parser would have most of a fuzzer's time.
 pub fn parsed(text: &str) -> Description {
     static PARSED: Mutex<BTreeMap<String, Description>> = Mutex::new(BTreeMap::new());
+
     let mut parsed = PARSED.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(found) = parsed.get(text) {
         return found.clone();
     }
+
     let description = Description::parse(text, "world.toml").unwrap();
     parsed.insert(text.to_owned(), description.clone());
     description
@@ -90,9 +92,11 @@ pub fn description(fifo_depth: u32) -> Description {
         format!("name = \"world\"\n[[pset]]\ncompute_nodes = {COMPUTE_NODES}\nfifo_depth = {fifo_depth}\n");
     let functions =
         [("fifo0", "slot-fifo"), ("dma0", "dma-engine"), ("send0", "addressed-send"), ("gpio0", "idio-16")];
+
     for (name, kind) in functions {
         text += &format!("[[function]]\nname = \"{name}\"\nkind = \"{kind}\"\n");
     }
+
     parsed(&text)
 }
 
@@ -159,9 +163,11 @@ impl World {
     pub fn step(&mut self, later: u64, budget: u32) -> Next {
         self.now = self.now.after(later);
         let next = self.machine.step(self.now, budget);
+
         while let Some(message) = self.machine.pop_outgoing() {
             self.messages.push(message);
         }
+
         self.check();
         next
     }
@@ -169,10 +175,12 @@ impl World {
     /// What is bounded is in its bounds.
     pub fn check(&mut self) {
         assert!(self.machine.fabric().packets_in_use() <= MANY_PACKETS);
+
         let mut counts = BTreeMap::new();
         for message in &self.messages {
             *counts.entry(owner(message)).or_insert(0) += 1;
         }
+
         // Reads and writes are counted apart; a reset makes room for others while the old ones are still unanswered here.
         assert!(counts.values().all(|&count| count <= 2 * MAX_REMOTE), "{counts:?}");
     }
@@ -187,6 +195,7 @@ impl World {
         if self.messages.is_empty() {
             return;
         }
+
         // Whoever is gone answers nothing; the machine says so, and nothing else happens.
         match (self.messages.remove(0), answer) {
             (Outgoing::DmaRead { id, function, attachment, length, .. }, answer) => {
@@ -196,8 +205,10 @@ impl World {
                     Answer::Wrong => Ok(vec![0; length + 1]),
                     Answer::Refused => Err(DmaError::Refused { errno: 14 }),
                 };
+
                 let result = data.as_ref().map(Vec::as_slice).map_err(|error| *error);
                 let _ = self.machine.dma_read_done(function, attachment, id, result);
+
                 // It came already.
                 let _ = self.machine.dma_read_done(function, attachment, id, result);
             }
@@ -218,24 +229,29 @@ impl World {
         for _ in 0..MANY_STEPS {
             let next = self.step(0, 64);
             let answered = !self.messages.is_empty();
+
             while !self.messages.is_empty() {
                 self.answer(Answer::Good);
             }
+
             if next == Next::Now || answered {
                 quiet = 0;
                 continue;
             }
+
             quiet += 1;
             let event = match next {
                 Next::At(time) => time,
                 Next::Now | Next::Poll => self.machine.fabric().next_event(),
             };
+
             if event != Nanos::NEVER {
                 self.now = self.now.max(event);
             } else if quiet > 1 {
                 return;
             }
         }
+
         panic!("the machine does not come to rest");
     }
 
@@ -246,12 +262,15 @@ impl World {
                 self.detach(place, Ended::Evicted);
             }
         }
+
         for function in (0..FUNCTIONS).map(FunctionId) {
             self.machine.reset_function(function).unwrap();
         }
+
         self.messages.clear();
         self.rest();
         assert_eq!(self.machine.fabric().packets_in_use(), 0);
+
         self.tree_works(0, 0);
         self.fifo_works(AttachmentId(0));
         self.engine_works();
@@ -266,8 +285,10 @@ impl World {
         let mut input = [0];
         let written = self.write(place, idio16::PORTS_BAR.into(), idio16::OUTPUTS_LOW, &[0x5a]);
         let read = self.read(place, idio16::PORTS_BAR.into(), idio16::INPUTS_LOW, &mut input);
+
         assert!(outcome_is_done(&written) && outcome_is_done(&read));
         assert_eq!(input, [0x5a]);
+
         self.detach(place, Ended::Closed);
     }
 
@@ -321,10 +342,13 @@ impl World {
         send.u64(slot_fifo::WIN_SEND).unwrap().store(1, Ordering::Release);
         self.wake(place);
         self.rest();
+
         let mut data = [0; slot_fifo::DATA];
         assert_eq!(receive.u64(slot_fifo::MIRROR_RECEIVE).unwrap().load(Ordering::Acquire), 1);
+
         receive.read(slot_fifo::MIRROR_RECEIVE + 8, &mut data).unwrap();
         assert_eq!(data, [7; slot_fifo::DATA]);
+
         let mut poster = Poster::new(self, place);
         poster.post_and_see(self, 1);
         poster.post_and_see(self, 0);
@@ -336,21 +360,27 @@ impl World {
         let place = (ENGINE, AttachmentId(0));
         self.attach(place);
         self.enable_bus_master(place);
+
         let memory = SharedMemory::create("fuzz-clean", 4096).unwrap();
         memory.write(64, &[9; 64]).unwrap();
         let (function, who) = place;
         let backing = DmaBacking::Memory(memory.whole());
+
         self.machine.dma_map(function, who, 0, 4096, DmaPermission::READ_WRITE, backing).unwrap();
         for (offset, value) in [(0, 64_u64), (8, 128), (16, 64)] {
             memory.write(offset, &value.to_le_bytes()).unwrap();
         }
+
         assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_LIST, &0_u64.to_le_bytes())));
         assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_COUNT, &1_u32.to_le_bytes())));
         assert!(outcome_is_done(&self.write(place, 0, dma_engine::REG_START, &1_u32.to_le_bytes())));
+
         self.rest();
         let mut copied = [0; 64];
         memory.read(128, &mut copied).unwrap();
+
         assert_eq!(copied, [9; 64]);
+
         self.detach(place, Ended::Closed);
     }
 
@@ -359,12 +389,16 @@ impl World {
         let [from, to] = [0, 1].map(|who| (SEND, AttachmentId(who)));
         self.attach(from);
         self.attach(to);
+
         let offset = 1 << addressed_send::SEND_TARGET_SHIFT;
         assert!(outcome_is_done(&self.write(from, addressed_send::SEND_BAR.into(), offset, b"message")));
+
         self.rest();
         let mailbox = self.memory(to, 2).unwrap();
         let number = mailbox.u64(addressed_send::MIRROR_MAILBOX).unwrap().load(Ordering::Acquire);
+
         assert_eq!(number, 1);
+
         self.detach(from, Ended::Closed);
         self.detach(to, Ended::Closed);
     }
@@ -485,11 +519,13 @@ impl TreeClient {
         if tail.wrapping_sub(self.mirror_word(mirror::SEND_HEAD)) >= depth {
             return false;
         }
+
         let slot = window::SEND + u64::from(tail % depth) * SLOT;
         self.window.write(slot + SLOT_PAYLOAD, payload).unwrap();
         let control = u64::from(tail.wrapping_add(1)) | (u64::from(header.0) << 32);
         self.window.u64(slot + SLOT_CONTROL).unwrap().store(control, Ordering::Release);
         self.store(window::SEND_TAIL, tail.wrapping_add(1));
+
         true
     }
 
@@ -502,9 +538,11 @@ impl TreeClient {
         if control as u32 != number.wrapping_add(1) {
             return None;
         }
+
         let mut payload = [0; PAYLOAD];
         self.mirror.read(slot + SLOT_PAYLOAD, &mut payload).unwrap();
         self.store(window::RECV_HEAD, number.wrapping_add(1));
+
         Some((Header((control >> 32) as u32), payload))
     }
 }

@@ -33,6 +33,7 @@ fn main() -> ExitCode {
         ["ports", address] => ports(address),
         _ => Err("usage: guest-gpio lines|ports ADDRESS".into()),
     };
+
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -62,6 +63,7 @@ fn lines(address: &str) -> Outcome {
             expect_edge(&input, OUTPUTS + line, level)?;
         }
     }
+
     println!("ok: both edges of every line interrupt");
 
     no_interrupt_is_lost(&outputs, &watched(&path, OUTPUTS)?)?;
@@ -72,6 +74,7 @@ fn lines(address: &str) -> Outcome {
     if watched(&path, OUTPUTS)?.wait_edge_event(Duration::from_millis(100))? {
         return Err("an edge from before anybody listened was reported".into());
     }
+
     println!("ok: nobody is told of edges while nobody listens");
     Ok(())
 }
@@ -87,8 +90,10 @@ fn ports(address: &str) -> Outcome {
 
     write(OUTPUTS_LOW, &[0x42])?;
     read(INPUTS_LOW, &mut one)?;
+
     // The last two of these four ports answer nothing when they are read; that enables interrupts and filters.
     read(OUTPUTS_LOW, &mut four)?;
+
     // Written, they disable both again. The inputs follow the outputs at once then.
     write(OUTPUTS_LOW, &[0; 4])?;
     write(OUTPUTS_HIGH, &[0x81, 0])?;
@@ -96,6 +101,7 @@ fn ports(address: &str) -> Outcome {
     if (one, two, four) != ([0x42], [0x81, 0x81], [0x42, 0x42, 0xff, 0xff]) {
         return Err(format!("the ports answered {one:#x?}, {two:#x?}, {four:#x?}").into());
     }
+
     write(OUTPUTS_HIGH, &[0])?;
     println!("ok: ports take accesses of 1, 2 and 4 bytes");
     Ok(())
@@ -111,6 +117,7 @@ fn find(label: &str) -> Outcome<Chip> {
             return Ok(chip);
         }
     }
+
     Err(format!("there is no GPIO chip {label:?} of 32 lines").into())
 }
 
@@ -127,6 +134,7 @@ fn levels(outputs: &Request, inputs: &Request) -> Outcome {
             return Err(format!("{pattern:#06x} was set; outputs and inputs are {read:#06x?}").into());
         }
     }
+
     Ok(())
 }
 
@@ -147,6 +155,7 @@ fn watched(path: &Path, line: Offset) -> Outcome<Request> {
         .as_input()
         .with_edge_detection(EdgeDetection::BothEdges)
         .request()?;
+
     Ok(request)
 }
 
@@ -154,14 +163,17 @@ fn expect_edge(input: &Request, line: Offset, level: Value) -> Outcome {
     if !input.wait_edge_event(LIMIT)? {
         return Err(format!("line {line}: no interrupt within {LIMIT:?}").into());
     }
+
     let event = input.read_edge_event()?;
     let kind = if level == Value::Active { EdgeKind::Rising } else { EdgeKind::Falling };
     if (event.offset, event.kind) != (line, kind) {
         return Err(format!("line {line}: expected {kind:?}, got {event:?}").into());
     }
+
     if input.has_edge_event()? {
         return Err(format!("line {line}: a second event for one edge").into());
     }
+
     Ok(())
 }
 // ANCHOR_END: edges

@@ -22,13 +22,16 @@ pub fn deadlines_before_the_transfer_change_nothing(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let short = || Deadline::after(Duration::from_millis(5));
     let mut buffer = [0; 300];
+
     assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(core.write_until(&buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(core.read_until(&mut buffer, short(), None), Err(Error::Timeout { .. })));
+
     // The requests of the core were withdrawn: these find none.
     assert!(matches!(io.read_until(0, &mut buffer, short(), None), Err(Error::Timeout { .. })));
     assert!(matches!(io.write_until(0, &buffer, short(), None), Err(Error::Timeout { .. })));
+
     all_is_well(&io, &core);
 }
 
@@ -37,6 +40,7 @@ pub fn cancelled_calls_end(rig: &dyn Rig) {
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancel = Cancel::new().unwrap();
     let never = Deadline::never();
+
     thread::scope(|scope| {
         let reads = scope.spawn(|| io.read_until(0, &mut [0; 4], never, Some(&cancel)));
         let writes = scope.spawn(|| core.read_until(&mut [0; 4], never, Some(&cancel)));
@@ -44,6 +48,7 @@ pub fn cancelled_calls_end(rig: &dyn Rig) {
         assert!(matches!(reads.join().unwrap(), Err(Error::Cancelled { .. })));
         assert!(matches!(writes.join().unwrap(), Err(Error::Cancelled { .. })));
     });
+
     all_is_well(&io, &core);
 }
 
@@ -73,6 +78,7 @@ pub fn calls_that_could_not_be_withdrawn_are_by_the_next_one(rig: &dyn Rig) {
     let neighbour = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
     let stuck = |call: CancelledCall<'_>| cancelled_while_nothing_leaves(&io, &neighbour, call);
     let never = Deadline::never();
+
     stuck(&|cancel| core.read_until(&mut [0; 16], never, Some(cancel)));
     all_is_well(&io, &core);
     stuck(&|cancel| core.write_until(&[1; 16], never, Some(cancel)));
@@ -96,6 +102,7 @@ pub fn read_cancelled_in_the_middle_aborts_the_write(rig: &dyn Rig) {
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
         assert_eq!(write.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
     });
+
     all_is_well(&io, &core);
 }
 
@@ -111,6 +118,7 @@ pub fn write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
         assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
         assert_eq!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::Core { rank: 2 } }));
     });
+
     all_is_well(&io, &core);
 }
 
@@ -126,6 +134,7 @@ pub fn io_write_cancelled_in_the_middle_aborts_the_read(rig: &dyn Rig) {
         assert!(matches!(write.join().unwrap(), Err(Error::Cancelled { .. })));
         assert!(matches!(read.join().unwrap(), Err(Error::Aborted { peer: Peer::IoNode { .. } })));
     });
+
     all_is_well(&io, &core);
 }
 
@@ -142,6 +151,7 @@ pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
         assert_eq!(write.join().unwrap(), Ok(LARGE * 16));
     });
+
     all_is_well(&io, &core);
     assert!(io.statistics().orphans > 0);
 }
@@ -149,9 +159,11 @@ pub fn io_read_cancelled_in_the_middle_discards_the_rest(rig: &dyn Rig) {
 /// A call whose time is over, or whose token was cancelled before, takes nothing of a message that stands ready.
 pub fn calls_that_are_over_before_they_begin_take_nothing(rig: &dyn Rig) {
     const SIZE: usize = 64 << 10;
+
     let (io, core) = (io_node(rig), compute_core(rig, 0));
     let cancelled = Cancel::new().unwrap();
     cancelled.cancel();
+
     let mut buffer = vec![0; SIZE];
     thread::scope(|scope| {
         let write = scope.spawn(|| core.write(&vec![3; SIZE]));
@@ -174,10 +186,12 @@ impl Raw {
         let device = rig.open(&format!("cn{}", rank / 4), &format!("core{}", rank % 4));
         let raw = Self(TreeChannel::open(device).unwrap());
         let name = raw.name();
+
         eventually("the core is up", || raw.0.presence(name.node, name.core).is_up());
         let generation = raw.0.presence(name.node, name.core).0;
         let head = ResetHead { token: 1.into(), core: name.core as u8, generation, reserved: 0.into() };
         raw.send(&Control::new(Kind::Reset, name, Scope::All as u32).with_head(head.as_bytes()));
+
         raw
     }
 
@@ -200,6 +214,7 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
     let io = io_node(rig);
     let silent = Raw::open(rig, 4);
     silent.send(&Control::new(Kind::Write, silent.name(), LARGE as u32));
+
     let cancel = Cancel::new().unwrap();
     thread::scope(|scope| {
         let read = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], Deadline::never(), Some(&cancel)));
@@ -211,6 +226,7 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
         cancel.cancel();
         assert!(matches!(read.join().unwrap(), Err(Error::Cancelled { .. })));
     });
+
     drop(silent);
     all_is_well(&io, &compute_core(rig, 0));
 }
@@ -218,6 +234,7 @@ pub fn a_read_that_gets_no_data_serves_the_other_cores(rig: &dyn Rig) {
 /// A read that was cancelled while nothing could leave its node is served later: its data stop nobody, though its core does nothing.
 pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
     const SIZE: usize = 20_000;
+
     let (io, core, neighbour) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 2));
     let holder = TreeChannel::open(rig.open("cn0", "core1")).unwrap();
     cancelled_while_nothing_leaves(&io, &holder, &|cancel| {
@@ -228,6 +245,7 @@ pub fn data_of_a_read_that_was_given_up_stop_no_neighbour(rig: &dyn Rig) {
         all_is_well(&io, &neighbour);
         assert_eq!(write.join().unwrap(), Ok(SIZE));
     });
+
     all_is_well(&io, &core);
 }
 
@@ -236,24 +254,30 @@ pub fn withdrawn_requests_leave_the_queue(rig: &dyn Rig) {
     let (io, core, other) = (io_node(rig), compute_core(rig, 0), compute_core(rig, 1));
     let silent = Raw::open(rig, 4);
     silent.send(&Control::new(Kind::Write, silent.name(), LARGE as u32));
+
     let (cancel, over) = (Cancel::new().unwrap(), Cancel::new().unwrap());
     let never = Deadline::never();
     thread::scope(|scope| {
         let holds = scope.spawn(|| io.read_until(4, &mut vec![0; LARGE], never, Some(&cancel)));
         eventually("the read begins", || silent.0.received() >= 2);
         let waits = scope.spawn(|| io.read_until(0, &mut [0; 300], never, Some(&over)));
+
         for _ in 0..200 {
             let soon = Deadline::after(Duration::from_micros(20));
             assert!(matches!(core.write_until(&[0; 300], soon, None), Err(Error::Timeout { .. })));
         }
+
         cancel.cancel();
         assert!(matches!(holds.join().unwrap(), Err(Error::Cancelled { .. })));
+
         drop(silent);
         // The call for the core that has nothing to say stands in nobody's way.
         all_is_well(&io, &other);
         over.cancel();
+
         assert!(matches!(waits.join().unwrap(), Err(Error::Cancelled { .. })));
     });
+
     all_is_well(&io, &core);
 }
 
@@ -269,8 +293,10 @@ pub fn soft_reset_of_the_io_node_ends_its_calls(rig: &dyn Rig) {
         assert!(read.join().unwrap().unwrap_err().is_device_gone());
         assert!(matches!(write.join().unwrap(), Err(Error::PeerGone { .. })));
     });
+
     drop(io);
     let io = io_node(rig);
     assert!(matches!(core.read(&mut [0]), Err(Error::PeerGone { .. })));
+
     all_is_well(&io, &core);
 }

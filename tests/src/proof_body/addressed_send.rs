@@ -56,6 +56,7 @@ pub fn every_client_reaches_every_client(rig: &dyn Rig) {
             expect(&clients[usize::from(target)].receive(soon(), None).unwrap(), source, tag, &data);
         }
     }
+
     assert!(clients.iter_mut().all(|client| client.try_receive().unwrap().is_none()));
 }
 
@@ -63,10 +64,12 @@ pub fn every_client_reaches_every_client(rig: &dyn Rig) {
 pub fn every_length_arrives(rig: &dyn Rig) {
     let (_device, mut client) = open(rig, 0);
     let data: Vec<u8> = (1..=MAX_MESSAGE as u8).collect();
+
     for length in 1..=MAX_MESSAGE {
         client.send(0, 63, &data[..length]).unwrap();
         expect(&client.receive(soon(), None).unwrap(), 0, 63, &data[..length]);
     }
+
     assert!(matches!(client.send(0, 0, &[]), Err(Error::BadLength { .. })));
     assert!(matches!(client.send(0, 0, &[0; MAX_MESSAGE + 1]), Err(Error::BadLength { .. })));
     assert!(matches!(client.send(ATTACHMENTS, 0, &[0]), Err(Error::NoSuch { .. })));
@@ -86,6 +89,7 @@ pub fn a_bad_length_or_address_is_refused(rig: &dyn Rig) {
 
     assert_eq!(other.bar(0).unwrap().read64(REG_BAD).unwrap(), 4);
     assert_eq!(client.try_receive().unwrap(), None);
+
     window.write_burst16(0, &[7; 16]).unwrap();
     until(&device, || client.try_receive().unwrap().is_some_and(|message| message.data() == [7; 16]));
 }
@@ -105,18 +109,21 @@ pub fn a_send_without_credits_stalls_until_one_is_returned(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let (_bystander_device, mut bystander) = open(rig, 2);
+
     stall(rig, &device, &mut sender, 1);
     sender.send(2, 5, &[100]).unwrap();
     bystander.send(2, 6, &[101]).unwrap();
 
     expect(&bystander.receive(soon(), None).unwrap(), 2, 6, &[101]);
     assert_eq!(bystander.try_receive().unwrap(), None);
+
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[0]);
     expect(&bystander.receive(soon(), None).unwrap(), 0, 5, &[100]);
 
     for number in 1..=CREDITS {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     assert_eq!(sender.stalls_and_refusals().unwrap(), (1, 0));
 }
 
@@ -125,9 +132,11 @@ pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let room = CREDITS + RING;
+
     for number in 0..room {
         sender.send(1, 0, &[number as u8]).unwrap();
     }
+
     until(&device, || rig.counter("send0", "delivered") == CREDITS);
     assert!(matches!(sender.try_send(1, 0, &[0]), Err(Error::RingFull { .. })));
 
@@ -137,6 +146,7 @@ pub fn a_full_ring_holds_the_sender(rig: &dyn Rig) {
     for number in 1..=room {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     assert_eq!(target.try_receive().unwrap(), None);
 }
 
@@ -146,18 +156,22 @@ pub fn a_bad_read_pointer_returns_no_credits(rig: &dyn Rig) {
     let (target_device, mut target) = open(rig, 1);
     let (_other_device, mut other) = open(rig, 2);
     let head = target_device.bar(1).unwrap().window(WIN_HEAD, 8).unwrap();
+
     stall(rig, &device, &mut sender, 1);
 
     head.store_u64_release(0, 1 << 40).unwrap();
     target_device.doorbell().after_store().unwrap();
+
     // The device looks at the pointer again, for the other sender.
     other.send(1, 1, &[100]).unwrap();
     until(&device, || rig.counter("send0", "stalls") == 2);
 
     assert_eq!(rig.counter("send0", "delivered"), CREDITS);
+
     for number in 0..CREDITS {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     let mut last = [target.receive(soon(), None).unwrap(), target.receive(soon(), None).unwrap()];
     last.sort_by_key(|message| message.source);
     expect(&last[0], 0, 0, &[CREDITS as u8]);
@@ -192,6 +206,7 @@ pub fn a_reset_of_the_sender_drops_a_stalled_send(rig: &dyn Rig) {
     for number in 0..CREDITS {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     expect(&target.receive(soon(), None).unwrap(), 0, 1, &[200]);
 }
 
@@ -230,9 +245,10 @@ pub fn a_trapped_read_waits_behind_a_stalled_send(rig: &dyn Rig) {
     let (device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let registers = device.bar(0).unwrap();
-    stall(rig, &device, &mut sender, 1);
 
+    stall(rig, &device, &mut sender, 1);
     assert_eq!(registers.read32(CONTROL + control::ATTACHMENT).unwrap(), 0);
+
     let reader = registers.clone();
     let waiting = std::thread::spawn(move || reader.read64(REG_STALLS));
     assert_eq!(target.receive(soon(), None).unwrap().data(), [0]);
@@ -245,17 +261,21 @@ pub fn a_half_written_record_wedges_nothing(rig: &dyn Rig) {
     let (device, client) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     drop(client);
+
     let ring = device.bar(1).unwrap().window(0, RING * posted::CELL as u64).unwrap();
     let registers = device.bar(0).unwrap();
     let cell = posted::CELL as u64;
+
     // The second cell of a record is there, the first is not.
     ring.store_u64_release(cell, posted::PHASE).unwrap();
     device.doorbell().after_store().unwrap();
 
     registers.write32(CONTROL + control::RING_SELECT, 0).unwrap();
     assert_eq!(registers.read32(CONTROL + control::RING_STATE).unwrap(), 1 << 31);
+
     registers.write32(CONTROL + control::RING_RESET, 0).unwrap();
     assert_eq!(ring.load_u64_acquire(cell).unwrap(), 0);
+
     let mut client = AddressedSend::open(&device).unwrap();
     for number in 0..2 * RING {
         client.send(1, 0, &[number as u8]).unwrap();
@@ -285,10 +305,11 @@ pub fn malformed_records_are_skipped(rig: &dyn Rig) {
     for (cell, header) in bad.iter().enumerate() {
         ring.store_u64_release((cell * posted::CELL) as u64, header | posted::PHASE).unwrap();
     }
+
     device.doorbell().after_store().unwrap();
     until(&device, || malformed(rig, 0) == bad.len() as u64);
-
     assert_eq!(rig.counter("send0", "delivered") + rig.counter("send0", "bad_sends"), 0);
+
     let registers = device.bar(0).unwrap();
     assert_eq!(registers.read32(CONTROL + control::RING_STATE).unwrap(), bad.len() as u32 | 1 << 31);
 }
@@ -302,12 +323,14 @@ pub fn the_receive_interrupt_says_that_the_mailbox_is_not_empty_any_more(rig: &d
     sender.send(1, 0, &[1]).unwrap();
     sender.send(1, 0, &[2]).unwrap();
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
-    until(&target_device, || rig.counter("send0", "delivered") == 2);
 
+    until(&target_device, || rig.counter("send0", "delivered") == 2);
     assert_eq!(interrupt.take(), 0);
+
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[1]);
     expect(&target.receive(soon(), None).unwrap(), 0, 0, &[2]);
     sender.send(1, 0, &[3]).unwrap();
+
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
@@ -316,13 +339,16 @@ pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     let (_device, mut sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     let interrupt = target.receive_interrupt().unwrap();
+
     for number in (0..MANY).step_by(2) {
         sender.send(1, 0, &number.to_le_bytes()).unwrap();
         // Of that one, so that none is left that the next one's could be taken for.
         interrupt.wait(soon(), None).unwrap();
+
         // It comes about when the one before is taken.
         sender.send(1, 0, &(number + 1).to_le_bytes()).unwrap();
         pause(number);
+
         for number in number..number + 2 {
             let received = loop {
                 match target.try_receive().unwrap() {
@@ -340,19 +366,22 @@ pub fn a_full_ring_times_out(rig: &dyn Rig) {
     let (device, sender) = open(rig, 0);
     let (_target_device, mut target) = open(rig, 1);
     drop(sender);
+
     let mut poster = device.poster(0).unwrap();
     let at = address(1, 0).unwrap();
     let room = CREDITS + RING;
+
     for number in 0..room {
         poster.post(SEND_BAR, at, &[number as u8]).unwrap();
     }
-    poster.set_timeout(SHORT);
 
+    poster.set_timeout(SHORT);
     assert!(matches!(poster.post(SEND_BAR, at, &[255]), Err(Error::Timeout { .. })));
 
     for number in 0..room {
         expect(&target.receive(soon(), None).unwrap(), 0, 0, &[number as u8]);
     }
+
     device.flush().unwrap();
     assert_eq!(target.try_receive().unwrap(), None);
 }
@@ -396,6 +425,7 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
     let outcome = runner.run(&prop::collection::vec(action(), 1..300), |actions| {
         let mut clients = clients.borrow_mut();
         let mut model = Model::default();
+
         for action in actions {
             match action {
                 Action::Send { source, target, tag, data } => {
@@ -409,8 +439,10 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
                 }
             }
         }
+
         let deadline = soon();
         let mut relax = device.new_relax();
+
         while model.iter().flatten().any(|queue| !queue.is_empty()) {
             prop_assert!(!deadline.has_passed(), "messages got lost");
             for (who, client) in clients.iter_mut().enumerate() {
@@ -420,6 +452,7 @@ pub fn any_sequence_arrives_in_order(rig: &dyn Rig) {
             }
             device.relax(&mut relax).unwrap();
         }
+
         Ok(())
     });
 

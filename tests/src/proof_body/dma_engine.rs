@@ -56,9 +56,11 @@ fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offs
         engine.copy(&[piece(from.iova() + source, to.iova() + destination, len as u32)], soon()).unwrap();
 
     assert_eq!(outcome, GOOD, "{len} bytes from {source} to {destination}");
+
     let all = read(to, 0, to.len() as usize);
     let (before, rest) = all.split_at(destination as usize);
     let (copied, after) = rest.split_at(len);
+
     assert!(copied == data, "{len} bytes from {source} to {destination} differ");
     assert!(before.iter().chain(after).all(|byte| *byte == 0), "bytes around {len} were written");
 }
@@ -72,6 +74,7 @@ fn copies(rig: &dyn Rig, private_source: bool, private_destination: bool) {
     let room = MAX_LENGTH as usize + 4096;
     let from = buffer(&device, room, private_source);
     let to = buffer(&device, room, private_destination);
+
     for (turn, len) in LENGTHS.into_iter().enumerate() {
         let offsets = (turn as u64 * 5 % 64, turn as u64 * 11 % 4096);
         copy_and_check(&mut engine, &from, &to, offsets, len);
@@ -105,7 +108,9 @@ pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
         let buffers =
             [buffer(&device, 4096, left), buffer(&device, 4096, right), buffer(&device, 4096, false)];
         let [left, right, other] = &buffers;
+
         assert_eq!(left.iova() + 4096, right.iova());
+
         let data = pattern(200, 1);
         other.write(0, &data).unwrap();
 
@@ -138,6 +143,7 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 64 * (MAX_DESCRIPTORS as usize + 1), false);
     memory.write(0, &pattern(64, 7)).unwrap();
+
     let list: Vec<_> = (0..u64::from(MAX_DESCRIPTORS))
         .map(|n| memory.iova() + n * 64)
         .map(|at| piece(at, at + 64, 64))
@@ -156,14 +162,15 @@ pub fn more_pieces_than_messages_under_way_are_all_copied(rig: &dyn Rig) {
     let from = buffer(&device, 16 * count as usize, false);
     let to = buffer(&device, 16 * count as usize, true);
     let data = pattern(16 * count as usize, 3);
+
     from.write(0, &data).unwrap();
     // In reverse, so that a piece that was skipped or copied twice does not go unnoticed.
     let list: Vec<_> =
         (0..count).map(|n| piece(from.iova() + 16 * n, to.iova() + 16 * (count - 1 - n), 16)).collect();
 
     let outcome = engine.copy(&list, soon()).unwrap();
-
     assert_eq!(outcome, Outcome { done: MAX_DESCRIPTORS, errors: 0 });
+
     let reversed: Vec<u8> = data.chunks(16).rev().flatten().copied().collect();
     assert!(read(&to, 0, reversed.len()) == reversed);
 }
@@ -173,6 +180,7 @@ fn expect_failure(rig: &dyn Rig, errors: u32, bad: impl FnOnce(&Device, u64) -> 
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 12288, false);
     memory.write(0, &[5; 4096]).unwrap();
+
     let at = memory.iova();
 
     let list = [piece(at, at + 4096, 4096), bad(&device, at), piece(at, at + 8192, 4096)];
@@ -224,14 +232,17 @@ pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let source = buffer(&device, 2 * PIECE, false);
     source.write(0, &[1; 2 * PIECE]).unwrap();
+
     let last = SharedMemory::create("last-pages", PIECE).unwrap();
     let at = (PIECE as u64).wrapping_neg();
     let memory = DmaMemory::Shared { memory: last.clone(), offset: 0, len: PIECE as u64 };
+
     device.backing().dma_map(at, memory, DmaPermission::READ_WRITE).unwrap();
 
     let wraps = engine.copy(&[piece(source.iova(), at, 2 * PIECE as u32)], soon()).unwrap();
     let mut begun = vec![0; PIECE];
     last.read(0, &mut begun).unwrap();
+
     let fits = engine.copy(&[piece(source.iova(), at, PIECE as u32)], soon()).unwrap();
 
     assert_eq!(wraps, Outcome { done: 0, errors: STATUS_DMA_ERROR });
@@ -253,6 +264,7 @@ pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
 pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
+
     for list in [NOWHERE, u64::MAX - 15, 0] {
         registers.write64(REG_LIST, list).unwrap();
 
@@ -272,18 +284,22 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     // Not with the error of the start before.
     assert_eq!(engine.copy(&[piece(NOWHERE, memory.iova(), 1)], soon()).unwrap().errors, STATUS_DMA_ERROR);
     assert_eq!(engine.copy(&[], soon()).unwrap().errors, STATUS_BAD_START);
+
     registers.write64(REG_LIST, list + 4).unwrap();
     assert_eq!(engine.copy(&[piece(0, 0, 1)], soon()).unwrap().errors, STATUS_BAD_START);
+
     registers.write64(REG_LIST, list).unwrap();
     let error = device.interrupt(VECTOR_ERROR.into()).unwrap();
     registers.write32(REG_COUNT, MAX_DESCRIPTORS + 1).unwrap();
     registers.write32(REG_START, 1).unwrap();
+
     assert_eq!(error.wait(soon(), None).unwrap(), 1);
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert!(matches!(
         engine.start(&[piece(0, 0, 0); MAX_DESCRIPTORS as usize + 1]),
         Err(Error::BadLength { .. })
     ));
+
     device.reset().unwrap();
 
     let mut engine = DmaEngine::open(&device).unwrap();
@@ -295,6 +311,7 @@ pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 1 << 20, true);
     memory.write(0, &[3; 1000]).unwrap();
+
     let half = memory.len() / 2;
     let registers = device.bar(0).unwrap();
     let mirror = device.bar(2).unwrap();
@@ -306,6 +323,7 @@ pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     // By messages: the trapped read comes behind them.
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert_eq!(registers.read32(REG_DONE).unwrap(), 1);
+
     until(&device, || read(&memory, half, 1000) == [3; 1000]);
 }
 
@@ -316,10 +334,12 @@ pub fn a_function_without_bus_mastering_reaches_nothing(rig: &dyn Rig) {
     let list = [piece(memory.iova(), memory.iova(), 1)];
     let backing = device.backing();
     let mut command = [0; 2];
+
     backing.read(REGION_CONFIG, COMMAND, &mut command).unwrap();
 
     backing.write(REGION_CONFIG, COMMAND, &MEMORY_ONLY.to_le_bytes(), WriteMode::Confirmed).unwrap();
     assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
+
     backing.write(REGION_CONFIG, COMMAND, &command, WriteMode::Confirmed).unwrap();
 
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
@@ -343,7 +363,9 @@ pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
     let (second_device, mut second) = open(rig, "user1");
     let mine = buffer(&first_device, 8192, false);
     let yours = buffer(&second_device, 8192, false);
+
     assert_eq!(mine.iova(), yours.iova());
+
     mine.write(0, &[1; 100]).unwrap();
     yours.write(0, &[2; 100]).unwrap();
     let list = [piece(mine.iova(), mine.iova() + 4096, 100)];
@@ -361,15 +383,18 @@ pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 4096, false);
     let list = [piece(memory.iova(), memory.iova() + 100, 100)];
+
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
+
     let kept = memory.window().clone();
 
     drop(memory);
     kept.write(0, &[1; 100]).unwrap();
-
     assert_eq!(engine.copy(&list, soon()).unwrap(), Outcome { done: 0, errors: STATUS_DMA_ERROR });
+
     let mut copy = [9; 100];
     kept.read(100, &mut copy).unwrap();
+
     assert_eq!(copy, [0; 100]);
 }
 
@@ -378,12 +403,14 @@ pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 1 << 20, true);
     let half = memory.len() / 2;
+
     for _ in 0..10 {
         engine.start(&[piece(memory.iova(), memory.iova() + half, half as u32)]).unwrap();
         device.reset().unwrap();
         engine = DmaEngine::open(&device).unwrap();
         assert_eq!(engine.outcome(), Some(Outcome { done: 0, errors: 0 }));
     }
+
     memory.write(0, &pattern(1000, 1)).unwrap();
 
     let outcome = engine.copy(&[piece(memory.iova(), memory.iova() + half, 1000)], soon()).unwrap();
@@ -411,6 +438,7 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
         for (buffer, bytes) in buffers.iter().zip(&model) {
             buffer.write(0, bytes).unwrap();
         }
+
         let mut descriptors = Vec::new();
         for ((from, source), (to, destination), length) in list {
             let length = length.min(ARENA - source).min(ARENA - destination);
@@ -419,6 +447,7 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
                 buffers[to].iova() + destination as u64,
                 length as u32,
             ));
+
             for at in (0..length).step_by(PIECE) {
                 let part = PIECE.min(length - at);
                 let moved = model[from][source + at..source + at + part].to_vec();
@@ -432,6 +461,7 @@ pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
         for (buffer, bytes) in buffers.iter().zip(&model) {
             prop_assert!(read(buffer, 0, ARENA) == *bytes);
         }
+
         Ok(())
     });
 

@@ -42,9 +42,11 @@ fn fill_up(device: &Device, fifo: &mut SlotFifo, room: usize) -> u64 {
     for number in 0..room {
         fifo.send(&message(number), soon(), None).unwrap();
     }
+
     until(device, || fifo.fill().unwrap() as usize == QUEUE);
     let more = fifo.send(&message(room), Deadline::after(SHORT), None);
     assert!(matches!(more, Err(Error::Timeout { .. })), "message {room} was taken");
+
     room
 }
 
@@ -60,9 +62,11 @@ pub fn messages_come_back_in_order(rig: &dyn Rig) {
             }
         }
     }
+
     for number in 994..1000 {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
+
     assert_eq!(fifo.try_receive().unwrap(), None);
 }
 
@@ -73,11 +77,13 @@ pub fn a_held_device_fills_up_and_goes_on_when_released(rig: &dyn Rig) {
 
     let sent = fill_up(&device, &mut fifo, QUEUE + SLOT_COUNT);
     assert_eq!(fifo.try_receive().unwrap(), None);
+
     fifo.hold(false).unwrap();
 
     for number in 0..sent {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
+
     fifo.send(&message(sent), soon(), None).unwrap();
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(sent));
 }
@@ -88,9 +94,10 @@ pub fn a_reader_that_returns_nothing_fills_everything(rig: &dyn Rig) {
 
     let sent = fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(0));
-    fifo.send(&message(sent), soon(), None).unwrap();
 
+    fifo.send(&message(sent), soon(), None).unwrap();
     assert!(matches!(fifo.send(&message(0), Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+
     for number in 1..=sent {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
@@ -102,9 +109,11 @@ pub fn port_and_slots_share_a_queue(rig: &dyn Rig) {
 
     push(&fifo, &message(1));
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
+
     fifo.hold(true).unwrap();
     fifo.send(&message(2), soon(), None).unwrap();
     until(&device, || fifo.fill().unwrap() == 1);
+
     for word in words(&message(2)) {
         assert_eq!(fifo.pop_word().unwrap(), word);
     }
@@ -129,15 +138,17 @@ pub fn port_write_while_full_sets_the_error_and_loses_that_word_only(rig: &dyn R
     let (_device, mut fifo) = open(rig, "user0");
     fifo.hold(true).unwrap();
     (0..QUEUE as u64).for_each(|number| push(&fifo, &message(number)));
+
     assert_eq!(fifo.errors().unwrap(), 0);
 
     fifo.push_word(0xdead).unwrap();
-
     assert_eq!(fifo.errors().unwrap(), ERROR_FULL);
+
     fifo.hold(false).unwrap();
     for number in 0..QUEUE as u64 {
         assert_eq!(fifo.receive(soon(), None).unwrap(), message(number));
     }
+
     push(&fifo, &message(99));
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(99));
 }
@@ -146,6 +157,7 @@ pub fn port_write_while_full_sets_the_error_and_loses_that_word_only(rig: &dyn R
 pub fn port_access_of_another_width_sets_the_error(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let backing = device.backing();
+
     for (offset, width) in [(0, 1), (0, 2), (0, 4), (4, 4), (1, 8), (0, 16)] {
         backing.write(0, REG_PORT + offset, &vec![0; width], WriteMode::Confirmed).unwrap();
         assert_eq!(fifo.errors().unwrap(), ERROR_WIDTH, "write of {width} bytes at {offset}");
@@ -178,8 +190,10 @@ pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
 
     head.store_u64_release(0, 1000).unwrap();
     device.doorbell().after_store().unwrap();
+
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(fifo.errors().unwrap(), ERROR_POINTER);
+
     let sent = fill_up(&device, &mut fifo, SLOT_COUNT + QUEUE + SLOT_COUNT);
 
     for number in 0..sent {
@@ -189,6 +203,7 @@ pub fn a_bad_read_pointer_sets_the_error_and_frees_nothing(rig: &dyn Rig) {
     // Back to where it began.
     head.store_u64_release(0, 0).unwrap();
     device.doorbell().after_store().unwrap();
+
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(fifo.errors().unwrap(), ERROR_POINTER);
 }
@@ -200,12 +215,15 @@ pub fn the_receive_interrupt_says_that_the_slots_are_not_empty_any_more(rig: &dy
 
     fifo.send(&message(0), soon(), None).unwrap();
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     fifo.send(&message(1), soon(), None).unwrap();
     let slots = device.bar(2).unwrap().window(MIRROR_RECEIVE, SLOTS * SLOT).unwrap();
     until(&device, || slots.load_u64_acquire(SLOT) == Ok(2));
+
     assert_eq!(interrupt.take(), 0);
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(0));
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
+
     fifo.send(&message(2), soon(), None).unwrap();
 
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
@@ -215,13 +233,16 @@ pub fn the_receive_interrupt_says_that_the_slots_are_not_empty_any_more(rig: &dy
 pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     let (_device, mut fifo) = open(rig, "user0");
     let interrupt = fifo.receive_interrupt().unwrap();
+
     for number in (0..MANY).step_by(2) {
         fifo.send(&message(number), soon(), None).unwrap();
         // Of that one, so that none is left that the next one's could be taken for.
         interrupt.wait(soon(), None).unwrap();
+
         // It comes about when the one before is taken.
         fifo.send(&message(number + 1), soon(), None).unwrap();
         pause(number);
+
         for number in number..number + 2 {
             let received = loop {
                 match fifo.try_receive().unwrap() {
@@ -241,10 +262,13 @@ pub fn intx_fires_again_until_the_error_is_cleared(rig: &dyn Rig) {
     fifo.pop_word().unwrap();
 
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
+
     fifo.pop_word().unwrap();
     assert_eq!(line.take(), 0);
+
     line.unmask().unwrap();
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
+
     fifo.errors().unwrap();
     line.unmask().unwrap();
 
@@ -259,6 +283,7 @@ pub fn a_masked_intx_fires_when_it_is_unmasked(rig: &dyn Rig) {
 
     fifo.pop_word().unwrap();
     assert!(matches!(line.wait(Deadline::after(SHORT), None), Err(Error::Timeout { .. })));
+
     device.backing().unmask(IRQ_INTX, 0, 1).unwrap();
 
     assert_eq!(line.wait(soon(), None).unwrap(), 1);
@@ -269,6 +294,7 @@ pub fn two_clients_have_nothing_in_common(rig: &dyn Rig) {
     let (first_device, mut first) = open(rig, "user0");
     let (_second_device, mut second) = open(rig, "user1");
     first.hold(true).unwrap();
+
     let sent = fill_up(&first_device, &mut first, QUEUE + SLOT_COUNT);
     first.push_word(0).unwrap();
 
@@ -276,6 +302,7 @@ pub fn two_clients_have_nothing_in_common(rig: &dyn Rig) {
 
     assert_eq!(second.receive(soon(), None).unwrap(), message(500));
     assert_eq!((second.fill().unwrap(), second.errors().unwrap()), (0, 0));
+
     first.hold(false).unwrap();
     for number in 0..sent {
         assert_eq!(first.receive(soon(), None).unwrap(), message(number));
@@ -295,6 +322,7 @@ pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
     fifo.hold(true).unwrap();
     fifo.send(&message(1), soon(), None).unwrap();
     until(&device, || fifo.fill().unwrap() == 1);
+
     let old_send = device.bar(1).unwrap().window(WIN_SEND, SLOTS * SLOT).unwrap();
     let generation = device.generation();
     drop((device, fifo));
@@ -310,6 +338,7 @@ pub fn reattachment_sees_fresh_memory(rig: &dyn Rig) {
     assert_eq!(registers.read64(REG_TAKEN).unwrap(), 0);
     assert_eq!(device.bar(2).unwrap().read64(MIRROR_TAKEN).unwrap(), 0);
     assert_eq!(device.bar(1).unwrap().read64(WIN_SEND).unwrap(), 0);
+
     fifo.send(&message(2), soon(), None).unwrap();
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(2));
 }
@@ -326,6 +355,7 @@ pub fn a_reset_starts_anew(rig: &dyn Rig) {
 
     assert_eq!((fifo.fill().unwrap(), fifo.errors().unwrap()), (0, 0));
     assert_eq!(fifo.try_receive().unwrap(), None);
+
     fifo.send(&message(3), soon(), None).unwrap();
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(3));
 }
@@ -336,10 +366,11 @@ pub fn an_evicted_client_is_told(rig: &dyn Rig) {
     let waiting = std::thread::spawn(move || fifo.receive(soon(), None));
 
     rig.evict("fifo0", "user0");
-
     assert!(waiting.join().unwrap().unwrap_err().is_gone());
+
     let (_device, mut fifo) = open(rig, "user0");
     fifo.send(&message(1), soon(), None).unwrap();
+
     assert_eq!(fifo.receive(soon(), None).unwrap(), message(1));
 }
 
@@ -402,6 +433,7 @@ pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
         device.reset().unwrap();
         let mut fifo = SlotFifo::open(&device).unwrap();
         let mut model = Model::default();
+
         for action in actions {
             match action {
                 Action::Send(number) => {
@@ -437,12 +469,14 @@ pub fn any_sequence_behaves_like_queues(rig: &dyn Rig) {
                     model = Model::default();
                 }
             }
+
             model.settle();
             until(&device, || {
                 registers.read64(REG_TAKEN) == Ok(model.taken)
                     && registers.read32(REG_FILL) == Ok(model.queue.len() as u32)
             });
         }
+
         Ok(())
     });
 

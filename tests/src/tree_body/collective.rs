@@ -29,6 +29,7 @@ fn reduce(operation: u32, operand_bytes: usize, contributions: &[Payload]) -> Pa
         let start = index * operand_bytes;
         let numbers: Vec<&[u8]> =
             contributions.iter().map(|bytes| &bytes[start..start + operand.len()]).collect();
+
         match operation {
             opcode::MAX => operand.copy_from_slice(numbers.iter().max().unwrap()),
             opcode::ADD => {
@@ -51,6 +52,7 @@ fn reduce(operation: u32, operand_bytes: usize, contributions: &[Payload]) -> Pa
             }
         }
     }
+
     result
 }
 
@@ -59,9 +61,11 @@ fn allreduce(members: &[&Core], header: Header, contributions: &[Payload]) -> Pa
     for (member, contribution) in members.iter().zip(contributions) {
         member.send(header, contribution);
     }
+
     let results: Vec<_> = members.iter().map(|member| member.receive()).collect();
     assert!(results.iter().all(|result| *result == results[0]), "the members have different results");
     assert_eq!(results[0].0, header);
+
     results[0].1
 }
 
@@ -100,17 +104,20 @@ fn reductions_equal_the_arithmetic_of_big_numbers(rig: &dyn Rig, class: usize, m
             user.send(header, &first[index]);
             admin.send(header, &second[index]);
         }
+
         for (receivers, contributions) in [(&of_admins, &second), (&of_users, &first)] {
             let expected = reduce(operation, size, contributions);
             for receiver in receivers {
                 prop_assert_eq!(receiver.receive(), (header, expected));
             }
         }
+
         Ok(())
     });
 
     outcome.unwrap();
     settle(rig);
+
     assert!(users.iter().chain(&admins).all(|node| node.try_receive().is_none()));
 }
 
@@ -130,10 +137,12 @@ pub fn a_class_set_up_by_the_admins_reduces_over_its_nodes(rig: &dyn Rig) {
     // Node 1 is the root, nodes 3 and 4 hang at its ports 1 and 2.
     let routes = [(1, rdr::SRC1 | rdr::SRC2 | local), (3, rdr::TGT0 | local), (4, rdr::TGT0 | local)];
     let admins: Vec<_> = routes.iter().map(|&(node, _)| Core::open(rig, &name(node), "admin")).collect();
+
     for (admin, (_, route)) in admins.iter().zip(routes) {
         // The even class of the pair is in the high half.
         admin.write(dcr(CLASS_RDR0 + CLASS_OWN as u64 / 2), u32::from(route) << 16);
     }
+
     drop(admins);
 
     reductions_equal_the_arithmetic_of_big_numbers(rig, CLASS_OWN, &[1, 3, 4]);
@@ -149,6 +158,7 @@ pub fn a_broadcast_from_anywhere_reaches_every_node_once(rig: &dyn Rig) {
 
         nodes.iter().for_each(|node| assert_eq!(node.receive(), (header, payload(number))));
     }
+
     settle(rig);
     assert!(nodes.iter().all(|node| node.try_receive().is_none()));
 }
@@ -159,6 +169,7 @@ pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
     let header = header(CLASS_ALL, opcode::NONE, 2);
     let [sender, slow, others @ ..] = &nodes[..] else { panic!("the machine has nodes") };
     let mut sent = 0;
+
     // Everybody but one node reads.
     loop {
         while sender.try_send(header, &payload(sent)) {
@@ -171,6 +182,7 @@ pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
         }
         settle(rig);
     }
+
     assert!(!sender.has_room() && slow.waiting() == 8);
 
     slow.receive_numbers(0, sent);
@@ -180,6 +192,7 @@ pub fn a_slow_receiver_loses_no_broadcast(rig: &dyn Rig) {
 pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::ADD, 2);
+
     for node in &nodes[..4] {
         settle(rig);
         assert!(nodes.iter().all(|node| node.waiting() == 0));
@@ -195,11 +208,13 @@ pub fn a_reduction_waits_for_its_last_contribution(rig: &dyn Rig) {
 pub fn reductions_in_a_row_keep_their_order(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let header = header(CLASS_ALL, opcode::MAX, 2);
+
     for (index, node) in (0..).zip(&nodes) {
         for round in 0..8 {
             node.send(header, &[10 * round + index; PAYLOAD]);
         }
     }
+
     for round in 0..8 {
         nodes.iter().for_each(|node| assert_eq!(node.receive(), (header, [10 * round + 4; PAYLOAD])));
     }
@@ -217,6 +232,7 @@ pub fn an_unfinished_reduction_leaves_the_other_channel_alone(rig: &dyn Rig) {
     assert_eq!(allreduce(&members, header, &contributions), reduce(opcode::XOR, 8, &contributions));
 
     assert!(users.iter().all(|node| node.waiting() == 0));
+
     users[0].send(header, &payload(2));
     users.iter().for_each(|node| assert_eq!(node.receive(), (header, payload(2))));
 }
@@ -236,12 +252,14 @@ pub fn contributions_that_do_not_match_hold_nobody_up(rig: &dyn Rig) {
     for (node, operation) in nodes.iter().zip(OPERATIONS) {
         node.send(header(CLASS_ALL, operation, 4), &payload(operation));
     }
+
     nodes.iter().for_each(|node| {
         node.receive();
     });
 
     let mismatched: u64 = (0..5).map(|node| counter(rig, &name(node), "vc1_mismatched")).sum();
     assert!(mismatched > 0);
+
     let (members, same): (Vec<_>, _) = (nodes.iter().collect(), [[1; PAYLOAD]; 5]);
     assert_eq!(allreduce(&members, header(CLASS_ALL, opcode::ADD, 2), &same), [5; PAYLOAD]);
 }
@@ -252,6 +270,7 @@ pub fn contributions_of_different_classes_wait_for_their_own(rig: &dyn Rig) {
     for (node, class) in nodes.iter().zip([CLASS_ALL, CLASS_ALL, CLASS_ALL, CLASS_ALL, CLASS_PSET]) {
         node.send(header(class, opcode::OR, 2), &payload(1));
     }
+
     settle(rig);
 
     assert!(nodes.iter().all(|node| node.waiting() == 0));
@@ -265,9 +284,10 @@ pub fn psets_reduce_on_their_own(rig: &dyn Rig) {
     let (first, second): (Vec<_>, Vec<_>) = (nodes[..3].iter().collect(), nodes[3..].iter().collect());
     let contributions: Vec<_> = (0..7).map(payload).collect();
     let pset = header(CLASS_PSET, opcode::ADD, 8);
-    first.iter().zip(&contributions).for_each(|(node, bytes)| node.send(pset, bytes));
 
+    first.iter().zip(&contributions).for_each(|(node, bytes)| node.send(pset, bytes));
     assert_eq!(allreduce(&second, pset, &contributions[3..]), reduce(opcode::ADD, 8, &contributions[3..]));
+
     let expected = reduce(opcode::ADD, 8, &contributions[..3]);
     first.iter().for_each(|node| assert_eq!(node.receive(), (pset, expected)));
 
@@ -276,8 +296,10 @@ pub fn psets_reduce_on_their_own(rig: &dyn Rig) {
         allreduce(&second[1..], compute, &contributions[4..]),
         reduce(opcode::MAX, 256, &contributions[4..])
     );
+
     let all: Vec<_> = nodes.iter().collect();
     let whole = header(CLASS_ALL, opcode::ADD, 16);
+
     assert_eq!(allreduce(&all, whole, &contributions), reduce(opcode::ADD, 16, &contributions));
 }
 
@@ -307,6 +329,7 @@ fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
             bytes
         })
         .collect();
+
     let greatest = allreduce(members, header(CLASS_ALL, opcode::MAX, 2), &exponents);
     let scale =
         |index: usize| i32::from(u16::from_be_bytes(greatest.as_chunks::<2>().0[index])) - 2000 - HEADROOM;
@@ -324,6 +347,7 @@ fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
             bytes
         })
         .collect();
+
     let sums = allreduce(members, header(CLASS_ALL, opcode::ADD, 16), &mantissas);
     std::array::from_fn(|index| {
         i128::from_be_bytes(sums.as_chunks::<16>().0[index]) as f64 * f64::powi(2.0, scale(index))
@@ -334,6 +358,7 @@ fn sum(members: &[&Core], numbers: &[[f64; NUMBERS]]) -> [f64; NUMBERS] {
 pub fn a_two_phase_floating_point_sum_is_exact(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let members: Vec<_> = nodes.iter().collect();
+
     // Each number is an integer of 32 bits over a power of two, so that the exact sum fits an i128 at a common scale.
     let number = (any::<i32>(), 0_i32..56);
     let numbers = prop::collection::vec(prop::collection::vec(number, NUMBERS), nodes.len());
@@ -345,6 +370,7 @@ pub fn a_two_phase_floating_point_sum_is_exact(rig: &dyn Rig) {
                 numbers.iter().map(|node| i128::from(node[index].0) << (56 - node[index].1)).sum();
             exact as f64 * f64::powi(2.0, -56)
         });
+
         let given: Vec<[f64; NUMBERS]> =
             numbers.iter().map(|node| std::array::from_fn(|index| of(node[index]))).collect();
 

@@ -59,6 +59,7 @@ fn action() -> impl Strategy<Value = Action> {
     // Registers, and behind them the control page and the MSI-X table.
     let offset =
         || prop_oneof![0_u64..0x70, 0x1000_u64..0x1200, 0x2000_u64..0x2110, 0_u64..REGISTERS + 0x2000];
+
     prop_oneof![
         4 => (0..window::SIZE / 4, any::<u32>()).prop_map(|(word, value)| Action::Store { word, value }),
         2 => (0_u64..512, any::<u64>()).prop_map(|(word, value)| Action::Ring { word, value }),
@@ -97,6 +98,7 @@ fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
         Action::Write { offset, data } => drop(backing.write(0, offset, &data, WriteMode::Confirmed)),
         Action::Settle => settle(rig),
     }
+
     core.doorbell.after_store().unwrap();
 }
 
@@ -113,10 +115,12 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
             let bar = hostile[core].device.bar(BAR_RING).unwrap();
             bar.window(0, 4096).unwrap()
         });
+
         for (second, action) in actions {
             let core = usize::from(second);
             perform(rig, &hostile[core], &rings[core], action);
         }
+
         settle(rig);
 
         transfer(&admins[0], &admins[1], &numbered(3, 0, 20));
@@ -127,16 +131,20 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
         for node in ["cn0", "io0", "cn2", "cn3", "cn1"] {
             rig.reset(node);
         }
+
         settle(rig);
         for core in users.iter().chain(&admins) {
             core.device.reset().unwrap();
         }
+
         settle(rig);
         prop_assert!(users.iter().chain(&admins).all(|core| core.waiting() == 0));
+
         for group in [&users, &admins] {
             transfer(&group[1], &group[0], &numbered(0, 60, 20));
             transfer(&group[0], &group[2], &numbered(4, 80, 20));
         }
+
         Ok(())
     });
 
@@ -176,6 +184,7 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
     let [io, flooder, cn3] = Core::of(rig, ["io0", "cn2", "cn3"]);
     flooder.send_until_full(rig, to(0), 0);
     let held = cn3.send_until_full(rig, to(0), 0);
+
     assert!(held > 0);
 
     rig.evict("cn2", "core0");
@@ -189,9 +198,11 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
         io.presence(3, 0) == 2 && cn3.word(mirror::SEND_HEAD) == held
     });
     settle(rig);
+
     while io.try_receive().is_some() {
         settle(rig);
     }
+
     transfer(&cn3, &io, &numbered(0, 500, 50));
 }
 

@@ -23,11 +23,13 @@ pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
     io.send(to(3), &payload(0));
     settle(rig);
     assert_eq!(interrupt.take(), 0);
-    io.send(irq_to(3), &payload(1));
 
+    io.send(irq_to(3), &payload(1));
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.receive_numbers(0, 2);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
 }
 
@@ -40,11 +42,12 @@ pub fn enabling_while_an_irq_packet_waits_interrupts(rig: &dyn Rig) {
     io.send(irq_to(3), &payload(2));
     node.until(|| node.word(mirror::RECV_TAIL) == 3);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
 
     node.enable(&[vector::RECV_IRQ]);
-
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.receive_numbers(0, 3);
 }
 
@@ -59,10 +62,11 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     // The interrupt came, and finds nothing.
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert!(node.try_receive().is_none());
+
     node.enable(&[vector::RECV_IRQ]);
     settle(rig);
-
     assert_eq!(interrupt.take(), 0);
+
     io.send(irq_to(3), &payload(1));
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
@@ -74,7 +78,9 @@ pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     node.enable(&[vector::RECV_IRQ]);
     io.send(irq_to(3), &payload(0));
+
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     io.send(to(3), &payload(1));
     io.send(irq_to(3), &payload(2));
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
@@ -82,6 +88,7 @@ pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     node.receive_numbers(0, 1);
     node.enable(&[vector::RECV_IRQ]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.receive_numbers(1, 2);
     node.enable(&[vector::RECV_IRQ]);
     settle(rig);
@@ -104,6 +111,7 @@ pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
 
     let fired: Vec<_> = interrupts.iter().map(|interrupt| interrupt.take()).collect();
     assert_eq!(fired, [0; vector::COUNT as usize]);
+
     let conditions = node.read(REG_INT_STATUS);
     assert_eq!(
         conditions & (1 << vector::RECV_IRQ | 1 << vector::ERROR),
@@ -118,6 +126,7 @@ pub fn each_core_enables_for_itself(rig: &dyn Rig) {
     let third = Core::open(rig, "cn0", "core3");
     let [one, two, three] =
         [&first, &second, &third].map(|core| core.device.interrupt(vector::RECV_IRQ.into()).unwrap());
+
     first.enable(&[vector::RECV_IRQ]);
     second.enable(&[vector::ERROR]);
     third.enable(&[vector::RECV_IRQ, vector::ERROR]);
@@ -126,6 +135,7 @@ pub fn each_core_enables_for_itself(rig: &dyn Rig) {
 
     assert_eq!(one.wait(soon(), None).unwrap(), 1);
     assert_eq!(three.wait(soon(), None).unwrap(), 1);
+
     settle(rig);
     assert_eq!(two.take(), 0);
     assert_eq!(second.read(REG_INT_ENABLE), 1 << vector::ERROR);
@@ -136,6 +146,7 @@ pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     let enable = || node.registers.posted_write(REG_INT_ENABLE, &1_u32.to_le_bytes()).unwrap();
+
     for number in 0..50 {
         io.send(irq_to(3), &payload(number));
         node.until(|| node.word(mirror::RECV_IRQ) == 1);
@@ -145,7 +156,9 @@ pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
         node.receive_numbers(number, 1);
         enable();
         settle(rig);
+
         assert_eq!(interrupt.take(), 0, "packet {number} was read already");
+
         node.enable(&[]);
     }
 }
@@ -155,8 +168,10 @@ pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn3"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
     node.enable(&[vector::RECV_IRQ]);
+
     let nothing = interrupt.wait(Deadline::after(std::time::Duration::from_millis(2)), None);
     assert!(matches!(nothing, Err(Error::Timeout { .. })));
+
     thread::scope(|scope| {
         let sleeper = scope.spawn(|| {
             for number in 0..20 {
@@ -164,10 +179,12 @@ pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
                 node.receive_numbers(number, 1);
             }
         });
+
         for number in 0..20 {
             io.send(irq_to(4), &payload(number));
             io.until(|| node.own(window::RECV_HEAD) == number + 1);
         }
+
         sleeper.join().unwrap();
     });
 }
@@ -180,10 +197,13 @@ pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
 
     node.read(port::HR);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.read(port::HR);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
     assert_eq!(node.errors(), (prx::HFU1, 0));
+
     node.read(port::HR);
 
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
@@ -194,13 +214,16 @@ pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
+
     node.enable(&[vector::ERROR]);
     admin.write(dcr(REC_PRXEN), prx::ALL & !prx::HFU1);
 
     node.read(port::HR);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
     assert_eq!(node.errors(), (prx::HFU1, 0));
+
     node.read_bytes::<16>(port::DR);
 
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
@@ -211,6 +234,7 @@ pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
+
     admin.write(dcr(REC_PRXEN), prx::ALL & !prx::WM1);
     node.enable(&[vector::WATERMARK]);
 
@@ -226,6 +250,7 @@ pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
+
     // More than 4 of 8 packets.
     admin.write(dcr(GLOB_VCFG1), 4 << vcfg::RWM_SHIFT);
     node.enable(&[vector::WATERMARK]);
@@ -236,17 +261,21 @@ pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
         for number in 0..4 {
             io.send(to(3), &payload(number));
         }
+
         settle(rig);
         assert_eq!(
             (interrupt.take(), node.read(REG_INT_STATUS) & 1 << vector::WATERMARK),
             (0, 0),
             "round {round}"
         );
+
         io.send(to(3), &payload(4));
         assert_eq!(interrupt.wait(soon(), None).unwrap(), 1, "round {round}");
+
         io.send(to(3), &payload(5));
         settle(rig);
         assert_eq!(interrupt.take(), 0, "round {round}");
+
         node.receive_numbers(0, 6);
         settle(rig);
     }
@@ -257,10 +286,12 @@ pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
+
     // 2 of 8 packets or fewer; the receive watermark is out of the way.
     admin.write(dcr(GLOB_VCFG1), 2 << vcfg::IWM_SHIFT);
     admin.write(dcr(REC_PRXEN), 0);
     admin.write(dcr(INJ_PIXEN), pix::WM1 | pix::ENABLE);
+
     let sent = node.send_until_full(rig, to(0), 0);
     node.enable(&[vector::WATERMARK]);
     settle(rig);
@@ -269,9 +300,10 @@ pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
     io.receive_numbers(0, 5);
     settle(rig);
     assert_eq!(interrupt.take(), 0);
-    io.receive_numbers(5, 1);
 
+    io.receive_numbers(5, 1);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     io.receive_numbers(6, sent - 6);
 }
 
@@ -282,6 +314,7 @@ pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     let all = [vector::RECV_IRQ, vector::WATERMARK, vector::ERROR];
     let of_core = all.map(|number| core.device.interrupt(number.into()).unwrap());
     let of_admin = all.map(|number| admin.device.interrupt(number.into()).unwrap());
+
     admin.write(dcr(GLOB_VCFG0), 0);
     core.enable(&all);
     admin.enable(&all);
@@ -292,14 +325,17 @@ pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     for interrupt in &of_admin {
         assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     }
+
     settle(rig);
     assert!(of_core.iter().all(|interrupt| interrupt.take() == 0));
+
     io.send(irq_to(3), &payload(1));
     core.read(port::HI);
 
     for interrupt in &of_core {
         assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     }
+
     settle(rig);
     assert!(of_admin.iter().all(|interrupt| interrupt.take() == 0));
 }
@@ -315,17 +351,21 @@ pub fn a_presence_change_interrupts(rig: &dyn Rig) {
     let other = Core::open(rig, "cn1", "core2");
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(node.presence(2, 2), 1);
+
     node.enable(&[]);
     let before = node.word(mirror::PRESENCE_CHANGES);
     drop(other);
     node.until(|| node.word(mirror::PRESENCE_CHANGES) == before + 1);
     settle(rig);
-    assert_eq!(interrupt.take(), 0);
-    node.enable(&[vector::PRESENCE]);
 
+    assert_eq!(interrupt.take(), 0);
+
+    node.enable(&[vector::PRESENCE]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.enable(&[vector::PRESENCE]);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
 }
 
@@ -333,18 +373,22 @@ pub fn a_presence_change_interrupts(rig: &dyn Rig) {
 pub fn a_global_interrupt_interrupts(rig: &dyn Rig) {
     let [node, other] = Core::of(rig, ["cn2", "cn0"]);
     let interrupt = node.device.interrupt(vector::GLOBAL_INT.into()).unwrap();
+
     for core in [&node, &other] {
         core.write(gi::BASE + gi::ARM_TYPE, 0);
     }
+
     node.enable(&[vector::GLOBAL_INT]);
 
     other.write(gi::BASE + gi::STICKY, 1);
-
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.enable(&[vector::GLOBAL_INT]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
+
     node.write(gi::BASE + gi::STICKY, 0);
     node.enable(&[vector::GLOBAL_INT]);
     settle(rig);
+
     assert_eq!(interrupt.take(), 0);
 }

@@ -24,6 +24,7 @@ pub fn a_core_counts_its_generation_up_at_every_node(rig: &dyn Rig) {
     seen(1);
     drop(core);
     seen(2);
+
     let _core = Core::open(rig, "cn2", "core2");
     seen(3);
 }
@@ -46,6 +47,7 @@ pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
     let [io, cn1] = Core::of(rig, ["io0", "cn1"]);
     drop(cn1);
     io.until(|| io.presence(2, 0) == 2);
+
     let _cn1 = Core::of(rig, ["cn1"]);
 
     let [late] = Core::of(rig, ["cn3"]);
@@ -58,10 +60,13 @@ pub fn a_node_that_comes_late_knows_who_is_up(rig: &dyn Rig) {
 pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let sent = node.send_until_full(rig, to(0), 0);
+
     assert_eq!(sent, 8 + 2 * 4 + 8);
+
     rig.evict("cn2", "core0");
     drop(node);
     settle(rig);
+
     let mut received = 0;
 
     io.until(|| {
@@ -84,6 +89,7 @@ pub fn the_next_tenants_packets_come_behind_its_news(rig: &dyn Rig) {
     let sent = node.send_until_full(rig, to(0), 0);
     rig.evict("cn2", "core0");
     drop(node);
+
     let next = Core::open(rig, "cn2", "core0");
     (0..8).for_each(|number| assert!(next.try_send(to(0), &payload(1000 + number))));
     settle(rig);
@@ -92,6 +98,7 @@ pub fn the_next_tenants_packets_come_behind_its_news(rig: &dyn Rig) {
         assert_eq!(io.receive().1, payload(number));
         settle(rig);
     }
+
     for number in 1000..1008 {
         assert_eq!(io.receive().1, payload(number));
         assert_eq!(io.presence(3, 0), 3);
@@ -112,6 +119,7 @@ pub fn a_node_without_cores_takes_packets_and_drops_them(rig: &dyn Rig) {
 
     transfer(&io, &cn3, &numbered(4, 0, 20));
     settle(rig);
+
     assert!(counter(rig, "cn2", "vc1_discarded") >= 400);
 }
 
@@ -119,6 +127,7 @@ pub fn a_node_without_cores_takes_packets_and_drops_them(rig: &dyn Rig) {
 pub fn packets_wait_for_the_first_core_of_a_node(rig: &dyn Rig) {
     let [io] = Core::of(rig, ["io0"]);
     let sent = io.send_until_full(rig, to(3), 0);
+
     assert_eq!(sent, 8 + 2 * 4);
 
     let [node] = Core::of(rig, ["cn2"]);
@@ -134,7 +143,9 @@ pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
     io.send(irq_to(1), &payload(1));
     node.until(|| node.waiting() == 1);
     node.store(window::SRAM, 0x1234);
+
     assert!(node.lock(window::LOCK_SEND));
+
     let old = (node.window.clone(), node.mirror.clone());
     rig.evict("cn0", "core0");
     drop(node);
@@ -151,8 +162,10 @@ pub fn the_next_tenant_has_fresh_windows(rig: &dyn Rig) {
     assert_eq!((node.waiting(), node.word(mirror::RECV_IRQ), node.word(mirror::ERROR) & 0xffff), (0, 0, 0));
     assert!(io.try_receive().is_none());
     assert_eq!(io.presence(1, 0), 3);
+
     transfer(&io, &node, &numbered(1, 10, 20));
     transfer(&node, &io, &numbered(0, 30, 20));
+
     assert_eq!(old.1.load_u32_acquire(mirror::RECV_TAIL).unwrap(), 1);
 }
 
@@ -170,6 +183,7 @@ pub fn the_cores_that_stay_keep_the_nodes_fifos(rig: &dyn Rig) {
 
     second.receive_numbers(1, 1);
     assert_eq!(second.own(window::SRAM + 8), 99);
+
     transfer(&io, &second, &numbered(1, 2, 20));
     transfer(&second, &io, &numbered(0, 30, 20));
 }
@@ -178,9 +192,11 @@ pub fn the_cores_that_stay_keep_the_nodes_fifos(rig: &dyn Rig) {
 pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
     let [first] = Core::of(rig, ["cn0"]);
     let second = Core::open(rig, "cn0", "core1");
+
     for number in [1, 5, 62] {
         assert!(first.lock(number));
     }
+
     for number in [0, 2, 63] {
         assert!(second.lock(number));
         assert!(!first.lock(number));
@@ -199,16 +215,20 @@ pub fn a_killed_cores_lock_boxes_are_freed(rig: &dyn Rig) {
 pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Rig) {
     let [io, reader] = Core::of(rig, ["io0", "cn0"]);
     let next = Core::open(rig, "cn0", "core1");
+
     assert!(reader.lock(window::LOCK_RECV));
+
     transfer(&io, &reader, &numbered(1, 0, 3));
     (3..5).for_each(|number| io.send(to(1), &payload(number)));
     reader.until(|| reader.waiting() == 2);
 
     rig.evict("cn0", "core0");
     next.until(|| next.presence(1, 0) == 2);
+
     for number in 0..100 {
         io.send(to(1), &payload(number));
     }
+
     io.send(irq_to(1), &payload(200));
     (201..206).for_each(|number| io.send(to(1), &payload(number)));
     next.until(|| next.waiting() == 6);
@@ -216,6 +236,7 @@ pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Ri
     assert_eq!(counter(rig, "cn0", "vc1_discarded"), 102);
     assert!(next.lock(window::LOCK_RECV));
     assert_eq!(next.receive(), (irq_to(1), payload(200)));
+
     next.receive_numbers(201, 5);
     transfer(&io, &next, &numbered(1, 300, 20));
 }
@@ -224,7 +245,9 @@ pub fn data_for_a_dead_reader_is_discarded_until_the_next_one_comes(rig: &dyn Ri
 pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
     let [io, dead] = Core::of(rig, ["io0", "cn0"]);
     let next = Core::open(rig, "cn0", "core1");
+
     assert!(dead.lock(window::LOCK_SEND));
+
     (0..5).for_each(|number| io.send(to(1), &payload(number)));
     next.until(|| next.waiting() == 5);
 
@@ -239,10 +262,13 @@ pub fn a_dead_core_without_the_receive_lock_costs_no_packet(rig: &dyn Rig) {
 pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core1");
+
     // The news of them travels like packets.
     io.until(|| [0, 1].iter().all(|&core| io.presence(1, core) & 1 == 1));
     let generations = [0, 1].map(|core| io.presence(1, core));
+
     assert!(first.lock(7) && second.lock(8));
+
     io.send(to(1), &payload(5));
     first.until(|| first.waiting() == 1);
     first.enable(&[0]);
@@ -253,6 +279,7 @@ pub fn a_core_that_resets_itself_spares_its_node(rig: &dyn Rig) {
     assert_eq!(io.presence(1, 1), generations[1]);
     assert_eq!((second.locked_by(7), second.locked_by(8)), (0, second.owner()));
     assert_eq!(first.read(nicforge_hwi::tree_dcr::REG_INT_ENABLE), 0);
+
     second.receive_numbers(5, 1);
     transfer(&first, &io, &numbered(0, 0, 20));
 }
@@ -262,6 +289,7 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
     let [io, node, cn3] = Core::of(rig, ["io0", "cn0", "cn3"]);
     let generation = io.presence(1, 0);
     let sent = io.send_until_full(rig, to(1), 0);
+
     assert!(!io.has_room());
 
     rig.reset("cn0");
@@ -271,10 +299,13 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
     assert_eq!(io.device.gone_cause(), None);
     assert!(io.has_room());
     assert_eq!(io.presence(1, 0), generation + 2);
+
     node.device.reset().unwrap();
     settle(rig);
+
     assert_eq!(io.presence(1, 0), generation + 4);
     assert_eq!((node.address(), node.word(mirror::NODES)), (1, NODES));
+
     // The rest of what was under way has come into the empty FIFO.
     let rest: Vec<Packet> = std::iter::from_fn(|| {
         let packet = node.try_receive();
@@ -282,7 +313,9 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
         packet
     })
     .collect();
+
     assert!(rest.len() <= sent as usize - 8, "{} of {sent} packets came", rest.len());
+
     transfer(&io, &node, &numbered(1, 100, 20));
     transfer(&node, &cn3, &numbered(4, 200, 20));
     transfer(&cn3, &io, &numbered(0, 300, 20));
@@ -293,6 +326,7 @@ pub fn an_operators_reset_clears_a_blocked_node(rig: &dyn Rig) {
 pub fn a_reset_node_loses_packets_but_no_order(rig: &dyn Rig) {
     let [io, cn2] = Core::of(rig, ["io0", "cn2"]);
     let mut next = 0;
+
     for round in 0..20 {
         for number in 0..20 {
             cn2.send(to(0), &payload(20 * round + number));
@@ -305,6 +339,7 @@ pub fn a_reset_node_loses_packets_but_no_order(rig: &dyn Rig) {
             }
         }
     }
+
     settle(rig);
     while io.try_receive().is_some() {
         settle(rig);

@@ -61,11 +61,13 @@ pub fn two_halves_make_a_quad(rig: &dyn Rig) {
     for (index, half) in payload(4).chunks(8).enumerate() {
         from.write_bytes(port::DI + 8 * (index as u64 % 2), half);
     }
+
     until_waiting(&target, 1);
 
     let header = Header(target.read(port::HR));
     let halves: Vec<u8> =
         (0..2 * QUADS as u64).flat_map(|index| target.read_bytes::<8>(port::DR + 8 * (index % 2))).collect();
+
     assert_eq!((header, &halves[..]), (to(0), &payload(4)[..]));
     assert_eq!((from.errors(), target.errors()), ((0, 0), (0, 0)));
 }
@@ -81,6 +83,7 @@ pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
             core.write_bytes(port::DI + 8 * half as u64, &quad[8 * half..8 * half + 8]);
         }
     }
+
     (2..QUADS).for_each(|_| push_quad(&first, &[0; 16]));
     push_header(&second, to(0));
 
@@ -95,9 +98,11 @@ pub fn halves_out_of_turn_are_alignment_errors(rig: &dyn Rig) {
 
     core.write_bytes(port::DI + 8, &[0; 8]);
     assert_eq!(core.errors(), (0, pix::ALIGN0));
+
     core.write_bytes(port::DI, &[0; 8]);
     core.write_bytes(port::DI, &[1; 8]);
     assert_eq!(core.errors(), (0, pix::ALIGN0));
+
     core.read_bytes::<8>(port::DR + 8);
     assert_eq!(core.errors(), (prx::ALIGN0, 0));
 }
@@ -130,9 +135,11 @@ pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
             }
             push_quad(&from, quad);
         }
+
         if place == QUADS {
             push_header(&from, irq_to(0));
         }
+
         assert_eq!(target.receive(), (irq_to(0), payload(place as u32)), "header after {place} quads");
     }
 }
@@ -147,10 +154,12 @@ pub fn headers_and_quads_are_queues_of_their_own(rig: &dyn Rig) {
 
     (0..3).for_each(|class| assert_eq!(Header(target.read(port::HR)).class(), class));
     assert_eq!((status::headers(target.read(port::SX)), status::quads(target.read(port::SX))), (0, 48));
+
     for number in 0..3 {
         let quads: Vec<u8> = (0..QUADS).flat_map(|_| target.read_bytes::<16>(port::DR)).collect();
         assert_eq!(quads, payload(number));
     }
+
     assert_eq!(target.read(port::SX), 0);
 }
 
@@ -160,6 +169,7 @@ pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
     push_header(&from, to(0));
     payload(5).chunks(16).take(QUADS - 1).for_each(|quad| push_quad(&from, quad));
     settle(rig);
+
     assert!(target.try_receive().is_none());
     assert_eq!(from.read(port::SX), status::word(15, 1, 0, false, 0));
     assert_eq!(from.word(mirror::STATUS), from.read(port::SX));
@@ -175,6 +185,7 @@ pub fn bad_widths_and_alignments_set_the_bit_of_the_processor_port(rig: &dyn Rig
     let cores: Vec<_> = (0..CORES).map(|core| Core::open(rig, "cn0", &format!("core{core}"))).collect();
     let read_bits = [prx::ALIGN0, prx::ALIGN0, prx::ALIGN1, prx::ALIGN1];
     let write_bits = [pix::ALIGN0, pix::ALIGN0, pix::ALIGN1, pix::ALIGN1];
+
     for ((core, read_bit), write_bit) in cores.iter().zip(read_bits).zip(write_bits) {
         for (offset, width) in
             [(port::DI, 4), (port::DI + 4, 4), (port::HI, 8), (port::HI + 1, 1), (port::DI + 8, 2)]
@@ -182,10 +193,12 @@ pub fn bad_widths_and_alignments_set_the_bit_of_the_processor_port(rig: &dyn Rig
             core.write_bytes(offset, &vec![0; width]);
             assert_eq!(core.errors(), (0, write_bit), "write of {width} bytes at {offset:#x}");
         }
+
         for offset in [port::DR, port::DR + 8, port::HR + 2, port::SX + 1] {
             assert_eq!(core.read_bytes::<2>(offset), [0xff; 2]);
             assert_eq!(core.errors(), (read_bit, 0), "read at {offset:#x}");
         }
+
         assert_eq!(core.read_bytes::<8>(dcr(GLOB_NADDR)), [0xff; 8]);
         assert_eq!(core.errors(), (read_bit, 0));
         assert_eq!(core.read(port::SX), 0);
@@ -199,6 +212,7 @@ pub fn addresses_without_a_register_are_address_errors(rig: &dyn Rig) {
         core.write_bytes(offset, &[0; 4]);
         assert_eq!(core.errors(), (0, pix::ADDR0), "write at {offset:#x}");
     }
+
     for offset in [port::HI, port::SIZE, dcr(0x7f), REGISTERS - 4] {
         assert_eq!(core.read_bytes::<4>(offset), [0xff; 4]);
         assert_eq!(core.errors(), (prx::ADDR0, 0), "read at {offset:#x}");
@@ -225,17 +239,20 @@ pub fn writing_a_full_fifo_loses_what_was_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
     node.enable(&[vector::ERROR]);
+
     let sent = node.send_until_full(rig, to(0), 0);
 
     push_quad(&node, &[0xee; 16]);
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(node.errors(), (0, pix::PFO1));
+
     push_header(&node, irq_to(0));
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert_eq!(node.errors(), (0, pix::HFO1));
 
     io.receive_numbers(0, sent);
     push(&node, irq_to(0), &payload(777));
+
     assert_eq!(io.receive(), (irq_to(0), payload(777)));
     assert_eq!(node.errors(), (0, 0));
 }
@@ -255,6 +272,7 @@ pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
     }
 
     assert_eq!(status::send_headers(node.read(port::SX)), 7);
+
     io.receive_numbers(0, 8 + 4 + 7);
 }
 
@@ -271,6 +289,7 @@ pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
             assert_eq!(io.receive().1, payload(number));
         }
     }
+
     assert_eq!(io.errors(), (0, 0));
 }
 
@@ -281,20 +300,24 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     let check = |packets: u32| {
         settle(rig);
         let (received, sent) = (packets.min(8), packets.saturating_sub(8 + 4));
+
         for (core, admin) in [(&io, &io_admin), (&node, &node_admin)] {
             assert_eq!(core.read(port::SX), core.word(mirror::STATUS), "{packets} packets");
             assert_eq!(core.read(port::SX), admin.read(port::SO), "{packets} packets");
             assert_eq!((admin.read(port::SX), core.read(port::SO)), (0, 0));
         }
+
         let irq = received > 2;
         assert_eq!(io.read(port::SX), status::word(0, 0, 16 * received, irq, received), "{packets} packets");
         assert_eq!(node.read(port::SX), status::word(16 * sent, sent, 0, false, 0), "{packets} packets");
         assert_eq!(io.waiting(), received);
     };
+
     for packets in 0..20 {
         check(packets);
         assert!(node.try_send(if packets == 2 { irq_to(0) } else { to(0) }, &payload(packets)));
     }
+
     check(20);
 }
 
@@ -305,6 +328,7 @@ pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
     io.send(to(1), &payload(0));
     io.send(to(1), &payload(1));
     until_waiting(&node, 2);
+
     let shows = |quads: u32, headers: u32| {
         let word = status::word(0, 0, quads, false, headers);
         assert_eq!([node.read(port::SX), admin.read(port::SO), node.word(mirror::STATUS)], [word; 3]);
@@ -312,14 +336,18 @@ pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
 
     node.read(port::HR);
     shows(32, 1);
+
     for _ in 0..3 {
         node.read_bytes::<16>(port::DR);
     }
+
     shows(29, 1);
     node.receive_numbers(0, 1);
     settle(rig);
     shows(16, 1);
+
     assert_eq!(pop(&node), (to(1), payload(1)));
+
     shows(0, 0);
 }
 
@@ -333,6 +361,7 @@ pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
 
     // An empty send FIFO is at its watermark.
     let word = error_word(prx::HFU1, pix::ALIGN0 | pix::WM1);
+
     assert_eq!(core.word(mirror::ERROR), word);
     assert_eq!(exceptions(word), (prx::HFU1, pix::ALIGN0 | pix::WM1));
     assert_eq!(core.errors(), (prx::HFU1, pix::ALIGN0));
@@ -346,6 +375,7 @@ pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
     let registers = [CLASS_RDR0, ARB_RCFG, GLOB_VCFG1, REC_PRXEN, INJ_PIXEN, INJ_CSPY1];
+
     for number in registers {
         let before = core.read(dcr(number));
         core.write(dcr(number), before ^ 2);
@@ -356,6 +386,7 @@ pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
         assert_eq!(admin.read(dcr(number)), before ^ 2, "register {number:#x}");
         admin.write(dcr(number), before);
     }
+
     assert_eq!(core.read(dcr(GLOB_NADDR)), 1);
     assert_eq!((core.errors(), admin.errors()), ((0, 0), (0, 0)));
 }
@@ -369,8 +400,10 @@ pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
     for number in 0..8 {
         assert!(node.try_send(to(0), &payload(number)));
     }
+
     settle(rig);
     assert!(io.try_receive().is_none());
+
     admin.write(dcr(ARB_RCFG), 0);
 
     io.receive_numbers(0, 8);
@@ -380,16 +413,20 @@ pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
 pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
+
     // Received and sent packets, an error, and registers that are kept.
     io.send(to(1), &payload(1));
     node.send_until_full(rig, to(0), 0);
+
     let kept = [
         (CLASS_RDR0 + 7, u32::from(rdr::SRCL) << 16 | u32::from(rdr::TGTL)),
         (GLOB_VCFG1, 3 << vcfg::RWM_SHIFT),
     ];
+
     kept.iter().for_each(|&(number, value)| admin.write(dcr(number), value));
     push_header(&node, to(0));
     let presence = io.presence(1, 0);
+
     assert_eq!(node.waiting(), 1);
     assert_ne!(node.word(mirror::ERROR) & error_word(0, pix::HFO1), 0);
 
@@ -398,15 +435,19 @@ pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
 
     assert_eq!(admin.read(dcr(ARB_RCFG)), 0);
     assert_eq!((node.read(port::SX), node.waiting(), node.errors()), (0, 0, (0, 0)));
+
     kept.iter().for_each(|&(number, value)| assert_eq!(admin.read(dcr(number)), value));
     // What was under way beyond the node arrives, and behind it the news.
     io.receive_numbers(0, 8 + 4);
     settle(rig);
+
     assert!(io.try_receive().is_none());
     assert_eq!(io.presence(1, 0), presence + 2);
+
     transfer(&node, &io, &numbered(0, 50, 20));
     transfer(&io, &node, &numbered(1, 80, 20));
     let class = Header::collective(0, opcode::NONE, 1, 0, false);
     node.send(class, &payload(5));
+
     assert_eq!((io.receive(), node.receive()), ((class, payload(5)), (class, payload(5))));
 }

@@ -21,6 +21,7 @@ pub fn every_node_reaches_every_node_in_order(rig: &dyn Rig) {
             transfer(from, target, &packets);
         }
     }
+
     settle(rig);
     assert!(nodes.iter().all(|node| node.try_receive().is_none()));
 }
@@ -28,6 +29,7 @@ pub fn every_node_reaches_every_node_in_order(rig: &dyn Rig) {
 /// All nodes send to one at once: nothing is lost, and each sender's packets keep their order.
 pub fn all_nodes_at_once_reach_one_each_in_its_order(rig: &dyn Rig) {
     const PACKETS: u32 = 200;
+
     let nodes = Core::of_all(rig);
     let target = &nodes[0];
     thread::scope(|scope| {
@@ -38,6 +40,7 @@ pub fn all_nodes_at_once_reach_one_each_in_its_order(rig: &dyn Rig) {
                 }
             });
         }
+
         let mut received = [0; NODES as usize - 1];
         for _ in 0..PACKETS * (NODES - 1) {
             let (header, bytes) = target.receive();
@@ -59,6 +62,7 @@ pub fn the_irq_bit_is_counted_while_its_packet_waits(rig: &dyn Rig) {
         let header = if number % 2 == 1 { irq_to(4) } else { to(4) };
         io.send(header, &payload(number));
     }
+
     node.until(|| node.word(mirror::RECV_TAIL) == 6);
 
     for left in [3, 3, 2, 2, 1, 1] {
@@ -83,13 +87,17 @@ pub fn a_receiver_that_does_not_read_fills_everything_and_loses_nothing(rig: &dy
     assert_eq!(sent, depth + CREDITS + depth);
     assert_eq!((io.word(mirror::RECV_TAIL), io.waiting()), (depth, depth));
     assert_eq!(node.word(mirror::SEND_HEAD), depth + CREDITS);
+
     io.receive_numbers(0, 1);
     settle(rig);
     assert!(node.try_send(to(0), &payload(sent)));
+
     settle(rig);
     assert!(!node.has_room());
+
     io.receive_numbers(1, sent);
     settle(rig);
+
     assert!(io.try_receive().is_none() && node.has_room());
 }
 
@@ -101,8 +109,8 @@ pub fn a_pointer_over_many_packets_frees_them_all(rig: &dyn Rig) {
 
     io.store(window::RECV_HEAD, depth);
     settle(rig);
-
     assert_eq!(io.waiting(), depth.min(sent - depth));
+
     io.receive_numbers(depth, sent - depth);
 }
 
@@ -112,6 +120,7 @@ pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let [io, cn0, cn1, cn2, cn3] = &nodes[..] else { panic!("the usual machine has five nodes") };
     let sent = cn2.send_until_full(rig, to(0), 0);
+
     assert_eq!(sent, 2 * 8 + 2 * CREDITS);
 
     transfer(cn3, cn2, &numbered(3, 1000, 40));
@@ -120,8 +129,10 @@ pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
     transfer(cn1, cn3, &numbered(4, 4000, 40));
 
     assert!(!cn2.has_room());
+
     io.receive_numbers(0, sent);
     settle(rig);
+
     assert!(io.try_receive().is_none());
 }
 
@@ -129,6 +140,7 @@ pub fn a_blocked_node_holds_up_only_what_is_for_it(rig: &dyn Rig) {
 pub fn a_blocked_channel_leaves_the_other_alone(rig: &dyn Rig) {
     let users = Core::everywhere(rig, "core0");
     let admins = Core::everywhere(rig, "admin");
+
     for (blocked, open) in [(&users, &admins), (&admins, &users)] {
         let sent = blocked[3].send_until_full(rig, to(0), 0);
         let back = blocked[0].send_until_full(rig, to(3), 500);
@@ -161,7 +173,9 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     let sent = node.send_until_full(rig, to(0), 0);
     io.receive_numbers(0, 3);
     settle(rig);
+
     assert!(node.has_room());
+
     let before = io.word(mirror::RECV_TAIL);
 
     for bad in [2, before + 1, 1000, 1 << 31, u32::MAX] {
@@ -175,10 +189,13 @@ pub fn a_bad_read_pointer_is_noted_and_ignored(rig: &dyn Rig) {
     io.store(window::RECV_HEAD, 3);
     io.receive_numbers(3, sent - 3);
     assert_eq!(io.errors(), (0, 0));
+
     // Just as bad while the FIFO is empty.
     io.store(window::RECV_HEAD, sent + 1);
     settle(rig);
+
     assert_eq!(io.errors(), (prx::PFU1, 0));
+
     io.store(window::RECV_HEAD, sent);
     transfer(&node, &io, &numbered(0, 100, 20));
 }
@@ -194,6 +211,7 @@ pub fn a_packet_for_nobody_is_discarded_and_noted(rig: &dyn Rig) {
     }
 
     assert_eq!(counter(rig, "cn2", "vc1_no_target"), 3);
+
     transfer(&node, &io, &numbered(0, 1, 1));
 }
 
@@ -222,6 +240,7 @@ pub fn a_core_reaches_the_user_channel_only(rig: &dyn Rig) {
     io.receive_numbers(1, 1);
     io_admin.receive_numbers(2, 1);
     settle(rig);
+
     assert!(io.try_receive().is_none() && io_admin.try_receive().is_none());
     assert_eq!((node_admin.own(window::SRAM), node_admin.locked_by(5)), (0, 0));
     assert_eq!((node.word(mirror::CHANNEL), node_admin.word(mirror::CHANNEL)), (1, 0));

@@ -20,13 +20,17 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     let (to_deaf, to_awake) = (link(&mut sender, &mut deaf), link(&mut sender, &mut awake));
     let promised = sender.credits(to_deaf).unwrap();
     let mut sent = 0;
+
     while sender.send_nb(to_deaf, 0, &[7; 8]).is_ok() {
         sent += 1;
     }
+
     assert_eq!(sent, promised);
     assert_eq!(sender.send_nb(to_deaf, 0, &[7; 8]), Err(Error::WouldBlock));
+
     let short = Deadline::after(Duration::from_millis(20));
     assert!(matches!(sender.send(to_deaf, 0, &[7; 8], short, None), Err(Error::Timeout { .. })));
+
     // Through the same port, to somebody else, as often as one likes.
     for number in 0..1000_u64 {
         let mut relax = Relax::new();
@@ -36,10 +40,13 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
         }
         assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
+
     // What it answers others still goes out: its own credits are not in its way.
     let from_deaf = link(&mut deaf, &mut awake);
     deaf.send(from_deaf, 0, &[8; 8], soon(), None).unwrap();
+
     assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().from, at(1, 0));
+
     // It reads, and all goes on.
     let mut got = 0;
     until("all that was sent", &mut [&mut deaf, &mut sender], |ports| {
@@ -47,6 +54,7 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
         got == sent
     });
     until("credit", &mut [&mut sender, &mut deaf], |ports| ports[0].credits(to_deaf) == Some(promised));
+
     assert_eq!((sender.statistics().stalls, deaf.statistics().stalls), (0, 0));
     assert_eq!(sender.check(), Ok(()));
 }
@@ -58,20 +66,25 @@ pub fn promises_end_and_come_back(rig: &dyn Rig) {
     let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
     let first = link(&mut one, &mut receiver);
     let all = one.credits(first).unwrap();
+
     assert!((1..=16).contains(&all), "{all} of 32 slots");
+
     let second = two.connect(at(1, 0), soon(), None).unwrap();
     let refused = Error::NoCredit { address: at(1, 0) };
     until("the refusal", &mut [&mut two, &mut receiver], |ports| {
         ports[0].send_nb(second, 0, &[0; 8]) == Err(refused.clone())
     });
     one.disconnect(first).unwrap();
+
     assert_eq!(one.send_nb(first, 0, &[0; 8]), Err(Error::PeerGone { address: at(1, 0) }));
+
     until("room", &mut [&mut two, &mut receiver, &mut one], |ports| {
         match ports[0].connect(at(1, 0), soon(), None) {
             Ok(link) => ports[0].credits(link) == Some(all),
             Err(error) => panic!("{error}"),
         }
     });
+
     // One that dies gives it back too.
     drop(two);
     let mut three = port(rig, at(0, 2));
@@ -90,9 +103,11 @@ pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let first = link(&mut sender, &mut receiver);
     let all = sender.credits(first).unwrap();
+
     for number in 0..u64::from(all) {
         sender.send(first, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
+
     sender.disconnect(first).unwrap();
     let second = sender.connect(at(1, 0), soon(), None).unwrap();
     let refused = Err(Error::NoCredit { address: at(1, 0) });
@@ -100,10 +115,13 @@ pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
         assert_ne!(ports[0].credits(second).filter(|credits| *credits > 0), Some(all), "promised twice");
         ports[0].send_nb(second, 0, &[0; 8]) == refused
     });
+
     assert_eq!(receiver.kept(), all as usize);
+
     for number in 0..u64::from(all) {
         assert_eq!(receiver.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
+
     until("room", &mut [&mut sender, &mut receiver], |ports| {
         let link = ports[0].connect(at(1, 0), soon(), None).unwrap();
         ports[0].credits(link) == Some(all)
@@ -115,23 +133,30 @@ pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) 
     let mut few = port_with(rig, at(0, 0), Config { kept: Some(4), ..Config::default() });
     let mut other = port(rig, at(1, 0));
     let (to, back) = (link(&mut few, &mut other), link(&mut other, &mut few));
+
     for number in 0..8_u64 {
         other.send(back, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
+
     until("what is kept", &mut [&mut few], |ports| ports[0].kept() == 4);
     let promised = few.credits(to).unwrap();
+
     for number in 0..u64::from(promised) {
         few.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
+
     // It gives them back, behind its own messages.
     for number in 0..u64::from(promised) {
         assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
+
     other.device().flush().unwrap();
     assert_eq!(few.send(to, 0, &[9; 8], soon(), None), Err(Error::KeptFull { kept: 4 }));
+
     for number in 0..8 {
         assert_eq!(few.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
+
     few.send(to, 0, &[9; 8], soon(), None).unwrap();
     assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().bytes(), [9; 8]);
 }
@@ -146,9 +171,11 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let to_deaf = sender.connect(at(1, 0), soon(), None).unwrap();
     let to_stalled = awake.connect(at(0, 0), soon(), None).unwrap();
     let to_awake = neighbour.connect(at(1, 1), soon(), None).unwrap();
+
     for _ in 0..33 {
         sender.send(to_deaf, 0, &[1; 8], soon(), None).unwrap();
     }
+
     until("the stall", &mut [&mut sender], |ports| ports[0].statistics().stalls > 0);
     let mut error = Ok(());
     let (mut there, mut back) = (0, 0);
@@ -161,9 +188,11 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
         error = ports[0].check();
         error.is_err()
     });
+
     let to = at(1, 0);
     let watchdog = nicforge_velo::DeviceError::Watchdog { to };
     assert!(matches!(error, Err(Error::Device { error, .. }) if error == watchdog), "{error:?}");
+
     until("more than a ring", &mut [&mut sender, &mut neighbour, &mut awake], |ports| {
         there += drain(ports[2]).len();
         back += drain(ports[0]).len();
@@ -171,6 +200,7 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
         let _ = ports[2].send_nb(to_stalled, 0, &[3; 8]);
         there > 64 && back > 64
     });
+
     assert_eq!((neighbour.check(), awake.check()), (Ok(()), Ok(())));
     drop(deaf);
 }
@@ -183,13 +213,17 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     let mut awake = port_with(rig, at(1, 1), UNCOUNTED);
     let to_deaf = sender.connect(at(1, 0), soon(), None).unwrap();
     let to_sender = awake.connect(at(0, 0), soon(), None).unwrap();
+
     for most in [300, u32::MAX] {
         let sent =
             (0..most).take_while(|_| sender.send_nb(to_deaf, 0, &[1; 8]) != Err(Error::WouldBlock)).count();
+
         assert!(sent > 64, "{sent}");
+
         let waited = sender.recv(Filter::ANY, Deadline::after(Duration::from_millis(10)), None);
         // The watchdog may have ended the one in front before.
         assert!(matches!(waited, Err(Error::Timeout { .. } | Error::Device { .. })), "{waited:?}");
+
         awake.send(to_sender, 5, &[5; 8], soon(), None).unwrap();
         let message = loop {
             match sender.recv(Filter::ANY, soon(), None) {
@@ -197,6 +231,7 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
                 result => break result.unwrap(),
             }
         };
+
         assert_eq!((message.from, message.tag), (at(1, 1), 5));
     }
     // What is left in the ring is for nobody, and keeps nobody.

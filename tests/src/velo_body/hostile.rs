@@ -46,6 +46,7 @@ fn action() -> impl Strategy<Value = Action> {
             data,
         },
     );
+
     prop_oneof![
         4 => (offset.clone(), data()).prop_map(|(offset, data)| Action::Write { bar: 0, offset, data }),
         2 => (0_u32..6, any::<u32>(), data())
@@ -86,6 +87,7 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
         [at(1, 0), at(1, 1)].map(|to| first[0].connect(to, soon(), None).unwrap()).into()
     };
     let hostile = rig.open("ex0", "vpid2");
+
     // The cases share a machine; the runner wants a `Fn`.
     let state = RefCell::new((victims, 0_u64));
     let config =
@@ -102,6 +104,7 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
                 }
             }
         }
+
         *number += 1;
         for (index, link) in links.iter().enumerate() {
             victims[0].send(*link, 7, &number.to_le_bytes(), soon(), None).unwrap();
@@ -114,10 +117,12 @@ pub fn a_hostile_process_deceives_nobody(rig: &dyn Rig) {
                 assert_eq!(message.from, at(0, 2));
             }
         }
+
         // Its own rings start anew with what the next case does.
         let _ = hostile.reset();
         Ok(())
     });
+
     outcome.unwrap();
     for port in &mut state.borrow_mut().0 {
         assert_eq!(port.check(), Ok(()));
@@ -146,19 +151,23 @@ fn talk_beside_a_liar(
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut liar = port_with(rig, at(1, 0), uncounted);
     let liars = liar.connect(victim.address(), soon(), None).unwrap();
+
     until("the liar", &mut [&mut *victim], |ports| ports[0].is_up(at(1, 0)));
     let own = u64::from(victim.tenant_of(at(1, 0)));
     let (mut sent, mut received, mut lies) = (0, 0, 0_u64);
     let (mut echo, mut relax) = (None, Relax::new());
     let deadline = Deadline::after(3 * LIMIT);
+
     while received < messages {
         assert!(!deadline.has_passed(), "{sent} sent, {received} received, {lies} lies");
+
         let word = lie(own, liars.tenant(), lies);
         let lied = liar.send_nb(liars, nicforge_velo::CONTROL_TAG, &word.to_le_bytes()).is_ok();
         lies += u64::from(lied);
         if sent < messages && victim.send_nb(to, 0, &sent.to_le_bytes()).is_ok() {
             sent += 1;
         }
+
         // Nobody waits for the other: what comes for the victim is taken meanwhile.
         while let Some(message) = echo.take().or_else(|| friend.poll().unwrap()) {
             match friend.send_nb(back, 1, message.bytes()) {
@@ -169,17 +178,22 @@ fn talk_beside_a_liar(
                 result => result.unwrap(),
             }
         }
+
         if echo.is_some() {
             friend.progress().unwrap();
         }
+
         while let Some(message) = victim.poll().unwrap() {
             assert_eq!((message.from, message.quadword(0)), (at(1, 1), received));
             received += 1;
         }
+
         victim.device().relax(&mut relax).unwrap();
         relax.reset();
     }
+
     assert!(lies > 100, "{lies}");
+
     lies
 }
 
@@ -191,6 +205,7 @@ pub fn who_connects_all_the_time_and_never_reads_stops_nobody(rig: &dyn Rig) {
         // One of any other tenant is of no effect either.
         connect(if lies % 4 == 3 { own ^ (lies & 0xfe) } else { own }, target)
     });
+
     assert_eq!((victim.statistics().stalls, victim.check()), (0, Ok(())));
 }
 
@@ -208,6 +223,7 @@ pub fn who_ends_and_connects_all_the_time_is_answered_no_more(rig: &dyn Rig) {
             victim.statistics().stalls
         })
         .collect();
+
     assert!(stalls[0] > 0, "{stalls:?}");
     assert_eq!(stalls[2], stalls[4], "{stalls:?}");
 }

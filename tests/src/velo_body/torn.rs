@@ -49,11 +49,13 @@ impl Torn {
             inner.read(REGION_CONFIG, at, &mut byte).unwrap();
             byte[0]
         };
+
         let mut capability = u64::from(byte(0x34));
         while (byte(capability), byte(capability + 3)) != (CAP_ID_VENDOR, CAP_KIND_ATTACHMENT) {
             capability = byte(capability + 1).into();
             assert_ne!(capability, 0, "there is an attachment");
         }
+
         let ring_count = capability + std::mem::offset_of!(AttachmentCapability, ring_count) as u64;
         let (how, random) = (AtomicU64::new(how as u64), AtomicU64::new(0x9e37_79b9_7f4a_7c15));
         Arc::new(Self { inner, ring_count, how, random })
@@ -78,6 +80,7 @@ impl Torn {
             1 => self.random() % 7,
             _ => 3 + self.random() % 4,
         };
+
         match choice {
             // What has one quadword can't be torn.
             0 => vec![(0, data)],
@@ -107,6 +110,7 @@ impl Backing for Torn {
         {
             *byte = 0;
         }
+
         Ok(())
     }
 
@@ -114,9 +118,11 @@ impl Backing for Torn {
         if region != u32::from(BAR_VELO) {
             return self.inner.write(region, offset, data, mode);
         }
+
         for (place, piece) in self.pieces(data) {
             self.inner.write(region, offset + place as u64, piece, mode)?;
         }
+
         Ok(())
     }
 
@@ -185,6 +191,7 @@ fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
 /// Messages that are torn more often than not arrive whole, in order, and once; both ways, beside a port whose messages are not.
 pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 1500;
+
     let (mut here, _) = torn_port(rig, 0, How::Often);
     let (mut there, _) = torn_port(rig, 1, How::Often);
     let mut whole = port(rig, at(0, 1));
@@ -195,8 +202,10 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
         bytes[..8].copy_from_slice(&number.to_le_bytes());
         bytes
     };
+
     let ways = [(0, to), (1, back), (2, beside)];
     let (mut sent, mut expected) = ([0; 3], [0; 3]);
+
     while expected != [MESSAGES; 3] {
         let mut ports = [&mut here, &mut there, &mut whole];
         for (way, &(port, link)) in ways.iter().enumerate() {
@@ -210,6 +219,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
                 }
             }
         }
+
         let [here, there, whole] = &mut ports;
         until("messages", &mut [here, there, whole], |ports| {
             let mut moved = false;
@@ -220,15 +230,18 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
                     moved = true;
                 }
             }
+
             let mut senders = ways.iter().zip(sent).filter(|(_, sent)| *sent < MESSAGES);
             moved || senders.any(|(&(port, link), _)| ports[port].credits(link) != Some(0))
         });
     }
+
     for port in [&mut here, &mut there, &mut whole] {
         assert_eq!(drain(port), []);
         port.device().flush().unwrap();
         assert_eq!(port.check(), Ok(()), "what was repaired is no error");
     }
+
     let replayed = [&here, &there, &whole].map(|port| port.statistics().replayed);
     assert!(replayed[0] > MESSAGES / 4 && replayed[1] > MESSAGES / 4, "{replayed:?}");
     assert_eq!(replayed[2], 0);
@@ -239,6 +252,7 @@ pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
     let (mut here, torn) = torn_port(rig, 0, How::Never);
     let mut there = port(rig, at(1, 0));
     let to = link(&mut here, &mut there);
+
     for turn in 0..3_u64 {
         torn.set(How::Always);
         let result = here.send(to, 2, &[9; 32], soon(), None);
@@ -248,5 +262,6 @@ pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
         let got = there.recv(Filter::ANY, soon(), None).unwrap();
         assert_eq!((got.tag, got.quadword(0)), (3, turn));
     }
+
     assert_eq!(drain(&mut there), []);
 }

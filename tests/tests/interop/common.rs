@@ -28,9 +28,11 @@ pub(crate) fn in_time(body: impl FnOnce() + Send + 'static) {
         // Who does not wait any more has failed already.
         let _ = done.send(());
     });
+
     if ended.recv_timeout(3 * LIMIT) == Err(RecvTimeoutError::Timeout) {
         panic!("the peer keeps the test waiting");
     }
+
     if let Err(panic) = thread.join() {
         resume_unwind(panic);
     }
@@ -82,6 +84,7 @@ pub(crate) fn version_exchange(path: &Path, directory: &Path, client: impl FnOnc
         let mut server = UnixStream::connect(server).unwrap();
         [pass_on(&mut client, &mut server), pass_on(&mut server, &mut client)]
     });
+
     client(&between);
     tap.join().unwrap()
 }
@@ -90,9 +93,11 @@ fn pass_on(from: &mut UnixStream, to: &mut UnixStream) -> Version {
     from.set_read_timeout(Some(LIMIT)).unwrap();
     let mut header = [0; HEADER_SIZE];
     from.read_exact(&mut header).unwrap();
+
     let mut payload = vec![0; Header::parse(&header).unwrap().size as usize - HEADER_SIZE];
     from.read_exact(&mut payload).unwrap();
     to.write_all(&[&header, payload.as_slice()].concat()).unwrap();
+
     let json = String::from_utf8(payload[4..].to_vec()).unwrap();
     Version { message: parse_version(&payload).unwrap(), json }
 }

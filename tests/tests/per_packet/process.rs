@@ -35,8 +35,10 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
+
         let mut output = BufReader::new(child.stdout.take().unwrap()).lines();
         assert!(output.any(|line| line.unwrap() == "ready"));
+
         Self { child, output }
     }
 
@@ -57,6 +59,7 @@ pub(crate) fn run(door: Door, stream: Stream) {
     let Ok(counted) = std::env::var(COUNTED) else { return };
     println!("\nready");
     std::io::stdin().lines().next();
+
     if counted == "allocations" {
         workload::run(door, stream, &allocations::mark);
         println!("\nallocations {}", allocations::counted().expect("all callers were between their marks"));

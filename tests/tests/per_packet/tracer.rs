@@ -44,12 +44,15 @@ pub(crate) fn mark(mark: Mark) {
 pub(crate) fn check(test: &str, door: Door) {
     // One after the other: they slow each other down, and then there is more waiting.
     static ALONE: Mutex<()> = Mutex::new(());
+
     let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
     let calls = trace(Process::start(test, Counted::SystemCalls));
     println!("system calls while {PACKETS} packets went by:");
+
     for ((thread, number), count) in &calls {
         println!("{thread:>16} {:>16} {count:>8}", name(*number));
     }
+
     let sum = |of: &str, wanted: &dyn Fn(i64) -> bool| -> u64 {
         let counts = calls.iter().filter(|((thread, number), _)| thread == of && wanted(*number as i64));
         counts.map(|(_, count)| count).sum()
@@ -60,7 +63,9 @@ pub(crate) fn check(test: &str, door: Door) {
         libc::SYS_epoll_wait | libc::SYS_epoll_pwait => !has_epoll,
         _ => true,
     });
+
     assert_eq!(of_engine, 0, "system calls of the engine");
+
     for caller in ["source", "target"] {
         let yields = sum(caller, &|number| number == libc::SYS_sched_yield);
         // It looks at its socket every 64 turns of waiting. After 100 it sleeps in between, for up to a millisecond.
@@ -71,10 +76,13 @@ pub(crate) fn check(test: &str, door: Door) {
         let all = sum(caller, &|_| true);
         assert!(all <= HANDFUL + yields + looks, "{all} system calls of the {caller}");
     }
+
     let of_daemon = sum("fcnp", &|number| !matches!(number, libc::SYS_futex | libc::SYS_sched_yield));
     assert_eq!(of_daemon, 0, "system calls of FCNP's daemon");
+
     let known = ["engine", "source", "target", "fcnp", "nicforge-map"];
     let stranger = calls.keys().find(|(thread, _)| !known.contains(&thread.as_str()));
+
     assert_eq!(stranger, None, "a thread that should rest");
 }
 
@@ -103,14 +111,17 @@ fn name(number: u64) -> String {
 fn trace(mut traced: Process) -> Calls {
     let process = Pid::from_raw(traced.child.id() as i32);
     let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_EXITKILL;
+
     for task in std::fs::read_dir(format!("/proc/{process}/task")).unwrap() {
         let thread = Pid::from_raw(task.unwrap().file_name().to_str().unwrap().parse().unwrap());
         ptrace::seize(thread, options).expect("ptrace of an own child is allowed");
         ptrace::interrupt(thread).unwrap();
     }
+
     traced.begin();
     let (mut begun, mut ended, mut counts) = (0, 0, BTreeMap::<(Pid, u64), u64>::new());
     let mut names = BTreeMap::new();
+
     loop {
         // Only this thread's children: other tests have theirs.
         let status =
@@ -132,6 +143,7 @@ fn trace(mut traced: Process) -> Calls {
                         None => {}
                     }
                 }
+
                 (thread, None)
             }
             WaitStatus::PtraceEvent(thread, ..) => (thread, None),
@@ -143,10 +155,13 @@ fn trace(mut traced: Process) -> Calls {
             WaitStatus::Signaled(thread, signal, _) if thread == process => panic!("killed by {signal}"),
             _ => continue,
         };
+
         // A thread that was killed meanwhile is gone.
         let _ = ptrace::syscall(thread, signal);
     }
+
     assert_eq!((begun, ended), (CALLERS, CALLERS), "the marks were not seen");
+
     let name = |thread: Pid| names.get(&thread).cloned().unwrap_or_else(|| thread.to_string());
     counts.into_iter().map(|((thread, number), count)| ((name(thread), number), count)).collect()
 }
@@ -157,6 +172,7 @@ fn entered(thread: Pid) -> Option<(u64, u64)> {
     if info.op != libc::PTRACE_SYSCALL_INFO_ENTRY {
         return None;
     }
+
     // SAFETY: this is what the union holds at an entry.
     let entry = unsafe { info.u.entry };
     Some((entry.nr, entry.args[0]))

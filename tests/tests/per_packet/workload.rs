@@ -64,9 +64,11 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
         )),
         Door::InProcess => Box::new(InProcess::new(machine)),
     };
+
     if matches!(door, Door::InProcess) {
         rig.operate(Box::new(|machine| machine.set_cool_after(LIMIT.as_nanos() as u64)));
     }
+
     let [source, target] = ["cn0", "io0"].map(|node| rig.open(node, "core0"));
     let together = Barrier::new(CALLERS as usize);
     let counted = |warm_up: &mut dyn FnMut(), work: &mut dyn FnMut()| {
@@ -78,6 +80,7 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
         // Nobody tears anything down while the other still counts.
         together.wait();
     };
+
     match stream {
         Stream::Packets => packets(source, target, &counted),
         Stream::Messages => messages(source, target, &counted),
@@ -104,6 +107,7 @@ fn send(channel: &TreeChannel, packets: usize) {
     let header = Header::point_to_point(0, channel.info().io_node, false);
     let data = [0x5a; BATCH * PAYLOAD];
     let mut left = packets;
+
     while left > 0 {
         let held = channel.send_lock().try_lock(channel.owner()).unwrap();
         let sent = channel.send_batch(held).unwrap().send_data(header, &data, BATCH.min(left)).unwrap();
@@ -116,6 +120,7 @@ fn receive(channel: &TreeChannel, packets: usize) {
     let (deadline, mut relax) = (Deadline::after(LIMIT), channel.device().new_relax());
     let mut data = [0; BATCH * PAYLOAD];
     let mut left = packets;
+
     while left > 0 {
         let held = channel.receive_lock().try_lock(channel.owner()).unwrap();
         let room = &mut data[..BATCH.min(left) * PAYLOAD];
@@ -137,6 +142,7 @@ fn turn(channel: &TreeChannel, moved: usize, deadline: Deadline, relax: &mut nic
 
 fn messages(source: Device, target: Device, counted: &Counted<'_>) {
     const COUNT: [usize; 2] = [WARM_UP.div_ceil(MESSAGE / PAYLOAD), PACKETS.div_ceil(MESSAGE / PAYLOAD)];
+
     let config = Config { timeout: Some(LIMIT), open_timeout: LIMIT, ..Config::default() };
     std::thread::scope(|scope| {
         named(scope, "target", || {
@@ -147,6 +153,7 @@ fn messages(source: Device, target: Device, counted: &Counted<'_>) {
             let read = std::cell::RefCell::new(&mut read);
             counted(&mut || read.borrow_mut()(COUNT[0]), &mut || read.borrow_mut()(COUNT[1]));
         });
+
         named(scope, "source", || {
             let core = ComputeCore::open(source, config).unwrap();
             let data = vec![0x5a; MESSAGE];
@@ -170,6 +177,7 @@ fn posted(devices: [Device; 2], counted: &Counted<'_>) {
                         poster.borrow_mut().post(0, REG_INT_ENABLE, &bits).unwrap();
                     }
                 };
+
                 counted(&mut || post(WARM_UP), &mut || post(PACKETS));
             });
         }

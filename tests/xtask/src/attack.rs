@@ -58,21 +58,26 @@ pub(crate) fn run(steps: &Steps, attack: &Attack) -> Result<(), Failed> {
     let mut load = Command::new(release.join("nicforge-attack"));
     load.arg("load").arg("--server").arg(server).current_dir(steps.root());
     load.args(["--seconds", &attack.seconds.to_string(), "--loop", &attack.event_loop]);
+
     for name in &attack.only {
         load.args(["--only", name]);
     }
+
     if attack.guest {
         load.arg("--guest");
     }
+
     if attack.json {
         load.arg("--json");
     }
+
     if attack.sanitizer.is_some() {
         let log = steps.root().join(SANITIZED).join("servers.log");
         steps.say(&format!("what the servers say is in {}", log.display()));
         load.args(["--size", "small", "--untimed"]).arg("--log").arg(log);
         load.env("ASAN_OPTIONS", "exitcode=86:detect_leaks=1:detect_stack_use_after_return=1");
     }
+
     Err(Failed::new(format!("the attackers can't be started: {}", load.exec())))
 }
 
@@ -89,5 +94,6 @@ fn sanitized(steps: &Steps) -> Result<PathBuf, Failed> {
             ("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true"),
         ],
     )?;
+
     Ok(steps.root().join(SANITIZED).join(TARGET).join("release/nicforge"))
 }

@@ -70,6 +70,7 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     let bodies = chosen(steps, &fuzz.bodies)?;
     let folder = steps.root().join("target/fuzz");
     build(steps)?;
+
     let corpus = folder.join("corpus");
     steps.cargo(
         "inputs to begin with",
@@ -79,6 +80,7 @@ pub(crate) fn run(steps: &Steps, fuzz: &Fuzz) -> Result<(), Failed> {
     steps.say(&format!("{} bodies, {} s each, {} at a time", bodies.len(), fuzz.seconds, fuzz.jobs));
     let done = run_all(steps, &folder, bodies, fuzz)?;
     print(&done);
+
     let failed: Vec<_> = done.iter().filter(|done| done.has_failed()).map(|done| &*done.body).collect();
     if failed.is_empty() {
         Ok(())
@@ -96,6 +98,7 @@ fn chosen(steps: &Steps, wanted: &[String]) -> Result<Vec<String>, Failed> {
     if let Some(unknown) = wanted.iter().find(|name| !all.contains(name)) {
         return Err(Failed::new(format!("there is no body {unknown}; there are {}", all.join(", "))));
     }
+
     Ok(if wanted.is_empty() { all } else { wanted.to_vec() })
 }
 
@@ -115,6 +118,7 @@ fn build(steps: &Steps) -> Result<(), Failed> {
         // A stable compiler takes unstable options when it is told to.
         &[("RUSTC_BOOTSTRAP", "1"), ("RUSTFLAGS", FLAGS)],
     );
+
     built.map_err(|failed| {
         Failed::new(format!(
             "{failed}\nit takes a compiler with AddressSanitizer for {TARGET} (rustup's stable and nightly have it) and a C++ \
@@ -128,6 +132,7 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
     let mut waiting = VecDeque::from(bodies);
     let mut running: Vec<Running> = Vec::new();
     let mut done = Vec::new();
+
     while !waiting.is_empty() || !running.is_empty() {
         while (running.len() as u64) < fuzz.jobs
             && let Some(body) = waiting.pop_front()
@@ -149,8 +154,10 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
                 Err(error) => return Err(Failed::new(format!("{}: {error}", one.body))),
             }
         }
+
         running = still;
     }
+
     done.sort_by(|a, b| a.body.cmp(&b.body));
     Ok(done)
 }
@@ -158,9 +165,11 @@ fn run_all(steps: &Steps, folder: &Path, bodies: Vec<String>, fuzz: &Fuzz) -> Re
 fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Running, Failed> {
     let (corpus, artifacts) = (folder.join("corpus").join(&body), folder.join("artifacts").join(&body));
     let logs = folder.join("logs");
+
     for made in [&corpus, &artifacts, &logs] {
         fs::create_dir_all(made).map_err(|error| failed(made, &error))?;
     }
+
     let before = files(&artifacts)?.into_iter().collect();
     let log = logs.join(format!("{body}.log"));
     let log = File::create(&log).map_err(|error| failed(&log, &error))?;
@@ -168,11 +177,13 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
     let program = folder.join(TARGET).join("release").join(&body);
     let mut command = Command::new(&program);
     command.arg(&corpus);
+
     // What once found something is tried first.
     let known = steps.root().join("tests/fuzz-bodies/regressions").join(&body);
     if known.is_dir() {
         command.arg(known);
     }
+
     let child = command
         .arg(format!("-max_total_time={seconds}"))
         .args(["-max_len=4096", "-len_control=20", "-print_final_stats=1"])
@@ -182,6 +193,7 @@ fn start(steps: &Steps, folder: &Path, body: String, seconds: u64) -> Result<Run
         .stderr(log)
         .spawn()
         .map_err(|error| failed(&program, &error))?;
+
     Ok(Running { body, child, start: Instant::now(), processor: 0.0, before })
 }
 
@@ -192,6 +204,7 @@ fn finish(folder: &Path, one: Running, status: ExitStatus) -> Result<Done, Faile
         FINDINGS.iter().any(|word| name.starts_with(word)) && !one.before.contains(path)
     };
     let findings = files(&folder.join("artifacts").join(&one.body))?.into_iter().filter(is_finding).collect();
+
     Ok(Done {
         runs: executed(&String::from_utf8_lossy(&log)),
         wall: one.start.elapsed(),

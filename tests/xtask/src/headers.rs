@@ -34,6 +34,7 @@ pub(crate) fn check(root: &Path) -> Result<(), Failed> {
             )));
         }
     }
+
     Ok(())
 }
 
@@ -56,16 +57,19 @@ fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
     let room = root.join(room);
     let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).map_err(Failed::new)?;
     let folder = room.join("src");
+
     // The crate's root first: declarations are in the order of the sources.
     let mut sources = vec![folder.join("lib.rs")];
     let entries =
         std::fs::read_dir(&folder).map_err(|error| Failed::new(format!("{}: {error}", folder.display())))?;
     let mut modules: Vec<_> = entries.flatten().map(|entry| entry.path()).collect();
+
     modules.sort();
     let is_module = |path: &PathBuf| {
         path.extension().is_some_and(|ending| ending == "rs")
             && !path.file_stem().is_some_and(|stem| stem == "lib" || stem == "tests")
     };
+
     sources.extend(modules.into_iter().filter(is_module));
     let builder = cbindgen::Builder::new().with_config(config);
     let bindings = sources
@@ -73,8 +77,10 @@ fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
         .fold(builder, cbindgen::Builder::with_src)
         .generate()
         .map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+
     let mut text = Vec::new();
     bindings.write(&mut text);
     let text = String::from_utf8(text).map_err(|error| Failed::new(format!("cbindgen: {error}")))?;
+
     Ok(Generated { path: room.join("include").join(header), text })
 }

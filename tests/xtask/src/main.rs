@@ -77,6 +77,7 @@ fn test(steps: &Steps) -> Result<(), Failed> {
         &["build", "-p", "nicforge", "-p", "nicforge-fcnp-c"],
     )?;
     steps.cargo("build the attackers", &["build", "-p", "nicforge", "-p", "nicforge-attacks"])?;
+
     // What is allocated and what is freed is filled with a pattern, so that neither is taken for something else.
     steps.cargo_with("tests", &["test", "--workspace"], &[("MALLOC_PERTURB_", "165")])?;
     steps.cargo_with(
@@ -89,6 +90,7 @@ fn test(steps: &Steps) -> Result<(), Failed> {
             ("CARGO_TARGET_DIR", "target/checked"),
         ],
     )?;
+
     steps.cargo_with(
         "model checking of the posted-write ring (loom)",
         &["test", "--release", "-p", "nicforge-shm", "--test", "loom"],
@@ -106,6 +108,7 @@ fn guests(steps: &Steps) -> Result<(), Failed> {
         }
         toolkit.accelerator(&watch).map(|choice| (toolkit, choice))
     });
+
     let (toolkit, choice) = made.map_err(|error| Failed::new(error.to_string()))?;
     steps.say(&format!(
         "guests: QEMU {}, Linux {}, {}: {}",
@@ -114,6 +117,7 @@ fn guests(steps: &Steps) -> Result<(), Failed> {
         choice.accelerator.name(),
         choice.reason
     ));
+
     Ok(())
 }
 

@@ -69,6 +69,7 @@ impl Toolkit {
         if let Err(error) = std::fs::File::options().read(true).write(true).open(DEVICE) {
             return Ok(tcg(&format!("{DEVICE}: {error}")));
         }
+
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let remembered = self.cache.path("accel");
         let said = std::fs::read_to_string(&remembered).unwrap_or_default();
@@ -79,15 +80,19 @@ impl Toolkit {
                 watch.step("trying KVM");
                 let works = self.kvm_works(watch);
                 watch.done();
+
                 let works = works?;
                 let text = format!("{boot}{}", if works { "kvm" } else { "tcg" });
+
                 // Whoever can't remember tries again.
                 if let Err(error) = std::fs::write(&remembered, text) {
                     tracing::debug!(%error, "{}", remembered.display());
                 }
+
                 works
             }
         };
+
         Ok(if works {
             Choice { accelerator: Accelerator::Kvm, reason: "a guest boots with it".into() }
         } else {
@@ -100,6 +105,7 @@ impl Toolkit {
         let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
         let (initrd, console) = (folder.path().join("initrd"), folder.path().join("console"));
         self.write_probe(&initrd)?;
+
         let mut command = self.qemu.command();
         command
             .args(["-machine", "q35", "-accel", "kvm", "-cpu", "host", "-m", "256", "-nodefaults"])
@@ -112,6 +118,7 @@ impl Toolkit {
             .stdin(Stdio::null())
             .stdout(Stdio::null())
             .stderr(Stdio::null());
+
         let mut child = tool::end_with_us(&mut command).spawn().doing(|| "start QEMU".into())?;
         let start = Instant::now();
         let works = loop {
@@ -125,10 +132,12 @@ impl Toolkit {
             }
             std::thread::sleep(LOOK);
         };
+
         // It may have ended by itself.
         let _ = child.kill();
         let _ = child.wait();
         watch.check()?;
+
         Ok(works)
     }
 
@@ -140,6 +149,7 @@ impl Toolkit {
              /busybox echo {WORD} > /dev/console\n/busybox poweroff -f\n"
         );
         let mut archive = Archive::new(std::fs::File::create(path).doing(shown)?);
+
         archive.file("busybox", 0o755, &busybox).doing(shown)?;
         archive.file("init", 0o755, init.as_bytes()).doing(shown)?;
         archive.finish().doing(shown).map(drop)

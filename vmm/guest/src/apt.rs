@@ -60,9 +60,11 @@ pub(crate) fn mirrors(watch: &Watch) -> Result<Vec<String>, GuestError> {
     if let Some(named) = std::env::var_os(MIRROR_VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(vec![named.to_string_lossy().into_owned()]);
     }
+
     let format = "$(CREATED_BY) $(RELEASE) $(COMPONENT) $(REPO_URI) $(ORIGIN)";
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", format]).env("LC_ALL", "C");
+
     let lines = tool::run_quietly("looking at the package sources", &mut command, watch)?;
     Ok(debian_mirrors(&lines))
 }
@@ -71,6 +73,7 @@ pub(crate) fn mirrors(watch: &Watch) -> Result<Vec<String>, GuestError> {
 fn debian_mirrors(lines: &[String]) -> Vec<String> {
     let mut known = Vec::new();
     let mut guessed = Vec::new();
+
     for line in lines {
         let mut words = line.splitn(5, ' ');
         let mut word = || words.next().unwrap_or_default();
@@ -78,21 +81,25 @@ fn debian_mirrors(lines: &[String]) -> Vec<String> {
         if kind != "Packages" || component != "main" || !SUITES.contains(&release) {
             continue;
         }
+
         // Without lists apt does not know the origin yet and leaves the variable in its place.
         let list = match origin {
             "Debian" => &mut known,
             _ if origin.starts_with('$') => &mut guessed,
             _ => continue,
         };
+
         let uri = uri.to_owned();
         if !list.contains(&uri) {
             list.push(uri);
         }
     }
+
     // Other projects use Debian's names for their own suites; a mirror mostly ends like this.
     guessed.sort_by_key(|uri| !uri.trim_end_matches('/').ends_with("/debian"));
     guessed.retain(|uri| !known.contains(uri));
     known.extend(guessed);
+
     known
 }
 
@@ -109,9 +116,11 @@ pub(crate) fn download(
         }
         mirrors => mirrors?,
     };
+
     if mirrors.is_empty() {
         return Err(unprovided("none of this host's package sources is a mirror of Debian".into()));
     }
+
     let mut last = None;
     for mirror in mirrors {
         let apt = Apt::set_up(selection, &mirror, folder)?;
@@ -122,12 +131,14 @@ pub(crate) fn download(
             Err(error) => return Err(error),
         }
     }
+
     let why = last.map_or_else(String::new, |error| error.to_string());
     let keys = if keyring().is_none() {
         "; Debian's keys are in the package debian-archive-keyring, which is not installed here"
     } else {
         ""
     };
+
     Err(unprovided(format!("no mirror of Debian gave its lists{keys}: {why}")))
 }
 
@@ -153,12 +164,14 @@ impl Apt {
         for part in ["lists/partial", "cache/archives/partial", NO_ARCHIVES, "log"] {
             std::fs::create_dir_all(folder.join(part)).doing(|| folder.join(part).display().to_string())?;
         }
+
         let write = |name: &str, text: &str| {
             std::fs::write(folder.join(name), text).doing(|| folder.join(name).display().to_string())
         };
         write("sources.sources", &sources(selection, mirror))?;
         write("status", &status(&selection.assumed))?;
         write("apt.conf", &configuration(&folder))?;
+
         Ok(Self { what: selection.what, folder, target: selection.target })
     }
 
@@ -183,9 +196,11 @@ impl Apt {
         watch.step(&format!("downloading {}", self.what));
         let mut command = self.command();
         self.install(command.arg("--download-only"), selection);
+
         let percent = watch.clone();
         let what = format!("downloading packages of {}", self.what);
         tool::run(&what, &mut command, watch, move |line| show(line, &percent))?;
+
         self.archives(selection, watch)
     }
 
@@ -203,11 +218,13 @@ impl Apt {
         // apt leaves out what it finds in its cache.
         let none = format!("Dir::Cache::archives={}", self.folder.join("none").display());
         self.install(command.args(["--print-uris", "-o", &none]), selection);
+
         let what = format!("listing the packages of {}", self.what);
         let lines = tool::run_quietly(&what, &mut command, watch)?;
         let folder = self.folder.join("cache/archives");
         let files: Vec<_> =
             lines.iter().filter_map(|line| file_name(line)).map(|name| folder.join(name)).collect();
+
         match files.iter().find(|file| !file.is_file()) {
             Some(missing) => Err(GuestError::Unsuitable {
                 path: missing.clone(),
@@ -252,6 +269,7 @@ fn status(assumed: &[&str]) -> String {
              Maintainer: nobody\nDescription: assumed\n\n"
         )
     };
+
     unique.iter().map(stanza).collect()
 }
 
@@ -275,6 +293,7 @@ fn configuration(folder: &Path) -> String {
         "APT::Periodic",
         "Acquire::Languages",
     ];
+
     let mut text: String = hooks.iter().map(|hook| format!("#clear {hook};\n")).collect();
     text.push_str(&format!(
         r#"Dir::State "{folder}";
@@ -315,6 +334,7 @@ pub(crate) fn unpack(what: &str, packages: &[PathBuf], tree: &Path, watch: &Watc
         command.arg("--extract").arg(package).arg(tree).env("LC_ALL", "C");
         tool::run_quietly(&format!("unpacking {}", package.display()), &mut command, watch)?;
     }
+
     Ok(())
 }
 

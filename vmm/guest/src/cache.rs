@@ -57,6 +57,7 @@ impl Cache {
             .or_else(|| variable("XDG_CACHE_HOME").map(|path| path.join("nicforge")))
             .or_else(|| variable("HOME").map(|home| home.join(".cache/nicforge")));
         let temporary = std::env::temp_dir().join(format!("nicforge-cache-{}", geteuid()));
+
         match named {
             Some(path) => Self::at(&path).or_else(|error| {
                 // A home that is not there (or not ours) is usual for users of services; a cache
@@ -76,6 +77,7 @@ impl Cache {
         let unusable = |why: String| GuestError::Cache { path: path.to_owned(), why };
         let failed = |error: std::io::Error| unusable(error.to_string());
         let root = std::path::absolute(path).map_err(failed)?;
+
         DirBuilder::new().recursive(true).mode(0o700).create(&root).map_err(failed)?;
 
         // In a folder that all can write to, another user may have put there what has its name.
@@ -84,6 +86,7 @@ impl Cache {
         if is_public && parent.mode() & STICKY == 0 {
             return Err(unusable("other users can put another directory in its place".into()));
         }
+
         let nofollow = if is_public { OFlag::O_NOFOLLOW.bits() } else { 0 };
         let opened = File::options()
             .read(true)
@@ -99,9 +102,11 @@ impl Cache {
         if metadata.uid() != geteuid().as_raw() {
             return Err(unusable("it belongs to another user".into()));
         }
+
         if metadata.mode() & 0o022 != 0 {
             return Err(unusable("other users can write to it".into()));
         }
+
         Ok(Self { root })
     }
 
@@ -116,16 +121,19 @@ impl Cache {
         let mut file =
             File::options().create(true).append(true).open(&path).doing(|| path.display().to_string())?;
         let mut said = false;
+
         loop {
             match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
                 Ok(lock) => return Ok(Locked { _lock: lock }),
                 Err((back, Errno::EWOULDBLOCK)) => file = back,
                 Err((_, errno)) => return Err(errno).doing(|| format!("lock {}", path.display())),
             }
+
             if !said {
                 watch.step(&format!("waiting for another process that uses {}", path.display()));
                 said = true;
             }
+
             watch.check()?;
             std::thread::sleep(LOOK);
         }
@@ -141,15 +149,18 @@ impl Cache {
         if path.is_dir() {
             return Ok(path);
         }
+
         let parent = path.parent().unwrap_or(&self.root);
         std::fs::create_dir_all(parent).doing(|| parent.display().to_string())?;
         let folder = tempfile::Builder::new()
             .prefix(".making-")
             .tempdir_in(parent)
             .doing(|| format!("a directory in {}", parent.display()))?;
+
         fill(folder.path())?;
         let made = folder.keep();
         std::fs::rename(&made, &path).doing(|| format!("rename {} to {}", made.display(), path.display()))?;
+
         Ok(path)
     }
 
@@ -157,6 +168,7 @@ impl Cache {
     pub(crate) fn sweep(&self, _lock: &Locked) {
         let entries = |folder: &Path| std::fs::read_dir(folder).into_iter().flatten().flatten();
         let beside = entries(&self.root).flat_map(|entry| entries(&entry.path()));
+
         for entry in entries(&self.root).chain(beside) {
             if entry.file_name().to_string_lossy().starts_with(".making-") {
                 // What can't be removed costs space only.
@@ -194,6 +206,7 @@ mod tests {
     fn a_link_is_refused_where_others_can_make_one_and_followed_elsewhere() {
         let (folder, elsewhere) = linked(0o1777);
         let error = Cache::at(&folder.path().join("cache")).unwrap_err();
+
         assert!(error.to_string().contains("it is a link"), "{error}");
         assert_eq!(std::fs::read_dir(elsewhere.path()).unwrap().count(), 0);
 
@@ -241,9 +254,11 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let cache = Cache::at(folder.path()).unwrap();
         let made = cache.make("x/a", |path| std::fs::write(path.join("f"), "1").doing(String::new)).unwrap();
+
         for left in [".making-1/y", "x/.making-2/y"] {
             std::fs::create_dir_all(folder.path().join(left)).unwrap();
         }
+
         cache.sweep(&cache.lock(&Watch::silent()).unwrap());
         assert!(made.join("f").is_file());
         assert!(!folder.path().join(".making-1").exists() && !folder.path().join("x/.making-2").exists());
@@ -264,7 +279,9 @@ mod tests {
         let cache = Cache::at(folder.path()).unwrap();
         let held = cache.lock(&Watch::silent()).unwrap();
         let watch = Watch::silent().cancelled_by(|| true);
+
         assert!(matches!(cache.lock(&watch).unwrap_err(), GuestError::Cancelled));
+
         drop(held);
         cache.lock(&Watch::silent()).unwrap();
     }

@@ -35,6 +35,7 @@ impl<W: Write> Archive<W> {
                 self.entry(&parent, DIRECTORY | 0o755, &[])?;
             }
         }
+
         Ok(())
     }
 
@@ -79,16 +80,20 @@ impl<W: Write> Archive<W> {
             name.len() as u32 + 1,
             0, // checksum, unused in this format
         ];
+
         self.inode += 1;
         let mut text = String::from("070701");
+
         for field in header {
             text.push_str(&format!("{field:08x}"));
         }
+
         self.write(text.as_bytes())?;
         self.write(name.as_bytes())?;
         self.write(&[0])?;
         self.align()?;
         self.write(content)?;
+
         self.align()
     }
 
@@ -112,6 +117,7 @@ mod tests {
         let mut entries = Vec::new();
         loop {
             assert_eq!(&bytes[..6], b"070701");
+
             let field = |index: usize| {
                 let text = std::str::from_utf8(&bytes[6 + index * 8..14 + index * 8]).unwrap();
                 usize::from_str_radix(text, 16).unwrap()
@@ -122,6 +128,7 @@ mod tests {
             if text == TRAILER {
                 return entries;
             }
+
             entries.push((text, mode as u32, bytes[content..content + size].to_vec()));
             bytes = &bytes[(content + size).next_multiple_of(4)..];
         }
@@ -132,6 +139,7 @@ mod tests {
         let mut archive = Archive::new(Vec::new());
         archive.file("/a/b/c", 0o755, b"12345").unwrap();
         archive.directory("/a/e").unwrap();
+
         let entries = read(&archive.finish().unwrap());
         let expected = [
             ("a", 0o040_755, &b""[..]),
@@ -139,10 +147,12 @@ mod tests {
             ("a/b/c", 0o100_755, b"12345"),
             ("a/e", 0o040_755, b""),
         ];
+
         let expected: Vec<_> = expected
             .iter()
             .map(|(name, mode, content)| ((*name).to_owned(), *mode, content.to_vec()))
             .collect();
+
         assert_eq!(entries, expected);
     }
 

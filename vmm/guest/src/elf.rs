@@ -19,11 +19,13 @@ pub(crate) fn interpreter(program: &[u8]) -> Option<String> {
     if program.get(..6)? != b"\x7fELF\x02\x01" {
         return None;
     }
+
     let number = |place: usize, size: usize| -> Option<usize> {
         let bytes = program.get(place..place.checked_add(size)?)?;
         let value = bytes.iter().rev().fold(0_u64, |value, &byte| (value << 8) | u64::from(byte));
         usize::try_from(value).ok()
     };
+
     let (table, size, count) = (number(32, 8)?, number(54, 2)?, number(56, 2)?);
     for index in 0..count {
         let header = table.checked_add(index * size)?;
@@ -33,6 +35,7 @@ pub(crate) fn interpreter(program: &[u8]) -> Option<String> {
             return Some(String::from_utf8_lossy(text).trim_end_matches('\0').to_owned());
         }
     }
+
     None
 }
 
@@ -51,10 +54,12 @@ impl Loader {
         if !self.library_path.is_empty() {
             command.args(["--library-path", &self.library_path]);
         }
+
         command.arg("--list").arg(program).env("LC_ALL", "C");
         let what = format!("looking for the libraries of {}", program.display());
         let lines = tool::run_quietly(&what, &mut command, watch)?;
         let mut libraries = Vec::new();
+
         for line in &lines {
             match listed(line) {
                 Listed::At(path) if Path::new(path) != self.path => libraries.push(PathBuf::from(path)),
@@ -65,6 +70,7 @@ impl Loader {
                 Listed::At(_) | Listed::Nothing => {}
             }
         }
+
         Ok(libraries)
     }
 }
@@ -85,6 +91,7 @@ fn listed(line: &str) -> Listed<'_> {
     if place.starts_with("not found") {
         return Listed::Missing(name);
     }
+
     let path = place.rsplit_once(" (").map_or(place, |(path, _)| path);
     if path.starts_with('/') { Listed::At(path) } else { Listed::Nothing }
 }

@@ -76,6 +76,7 @@ pub(crate) fn write(
         let missing = length.wrapping_neg() % 4;
         out.write_all(&[0; 3][..missing as usize]).doing(shown)?;
     }
+
     let mut builder = Builder { archive: Archive::new(out), libraries: BTreeSet::new(), shown: shown() };
     builder.file("/nicforge/init", 0o755, INIT)?;
     builder.file("/nicforge/agent", 0o755, AGENT)?;
@@ -86,18 +87,22 @@ pub(crate) fn write(
     if let Some(lspci) = &toolkit.programs.lspci {
         builder.lspci(lspci)?;
     }
+
     if let Some(modules) = &toolkit.kernel.modules {
         builder.modules(modules, &toolkit.kernel.version, contents.modules, watch)?;
     } else if let Some(module) = contents.modules.first() {
         let problem = format!("module {module} is wanted, and where this kernel's modules are is not known");
         return Err(GuestError::Unsuitable { path: toolkit.kernel.image.clone(), problem });
     }
+
     if let Some(shim) = contents.shim {
         builder.copy(shim, "/nicforge/shim.ko")?;
     }
+
     for extra in contents.extras {
         builder.extra(extra, watch)?;
     }
+
     builder.archive.finish().doing(shown)?;
     Ok(())
 }
@@ -123,16 +128,20 @@ impl Builder<'_> {
     /// `lspci` from another tree than the guest's programs: with its own loader and libraries in a folder.
     fn lspci(&mut self, lspci: &Lspci) -> Result<(), GuestError> {
         const FOLDER: &str = "/nicforge/lspci";
+
         self.copy(&lspci.program, &format!("{FOLDER}/lspci"))?;
         self.copy(&lspci.loader, &format!("{FOLDER}/loader"))?;
         self.copy(&lspci.names, &format!("{FOLDER}/pci.ids"))?;
+
         for library in &lspci.libraries {
             let name = library.file_name().unwrap_or_default().to_string_lossy();
             self.copy(library, &format!("{FOLDER}/lib/{name}"))?;
         }
+
         let script = format!(
             "#!/nicforge/busybox sh\nexec {FOLDER}/loader --library-path {FOLDER}/lib {FOLDER}/lspci -i {FOLDER}/pci.ids \"$@\"\n"
         );
+
         self.file("/nicforge/tools/lspci", 0o755, script.as_bytes())
     }
 
@@ -148,17 +157,21 @@ impl Builder<'_> {
         let names: Vec<&str> = usual.chain(more.iter().map(String::as_str)).collect();
         let modules = tree.closure(&names, watch)?;
         let mut dependencies = String::new();
+
         for module in &modules {
             let all = all_needed(module, &modules);
             let paths: Vec<String> = all.iter().map(|name| format!("kernel/{name}.ko")).collect();
             dependencies.push_str(&format!("kernel/{}.ko: {}\n", module.name, paths.join(" ")));
         }
+
         for module in &modules {
             self.file(&format!("/lib/modules/{version}/kernel/{}.ko", module.name), 0o644, &module.object)?;
         }
+
         for index in INDEXES {
             self.file(&format!("/lib/modules/{version}/{index}"), 0o644, &EMPTY_INDEX)?;
         }
+
         self.file(&format!("/lib/modules/{version}/modules.dep"), 0o644, dependencies.as_bytes())
     }
 
@@ -166,14 +179,17 @@ impl Builder<'_> {
         if !extra.program {
             return self.tree(&extra.source, &extra.place);
         }
+
         let (content, files) = elf::needs(&extra.source, watch)?;
         self.file(&extra.place, 0o755, &content)?;
+
         for file in files {
             if self.libraries.insert(file.clone()) {
                 // Links are followed: the guest has the file under the name that programs ask for.
                 self.copy(&file, &file.to_string_lossy())?;
             }
         }
+
         Ok(())
     }
 
@@ -182,12 +198,14 @@ impl Builder<'_> {
         if !source.is_dir() {
             return self.copy(source, place);
         }
+
         self.archive.directory(place).doing(|| self.shown.clone())?;
         for entry in std::fs::read_dir(source).doing(|| source.display().to_string())? {
             let entry = entry.doing(|| source.display().to_string())?;
             let place = format!("{place}/{}", entry.file_name().to_string_lossy());
             self.tree(&entry.path(), &place)?;
         }
+
         Ok(())
     }
 }
@@ -196,6 +214,7 @@ impl Builder<'_> {
 fn all_needed(module: &Module, modules: &[Module]) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut open = module.depends.clone();
+
     while let Some(name) = open.pop() {
         if name == module.name || all.contains(&name) {
             continue;
@@ -206,6 +225,7 @@ fn all_needed(module: &Module, modules: &[Module]) -> Vec<String> {
             all.push(name);
         }
     }
+
     // The order of loading is the order in `modules`.
     all.sort_by_key(|name| std::cmp::Reverse(modules.iter().position(|module| module.name == *name)));
     all
@@ -222,12 +242,14 @@ mod tests {
             depends: depends.iter().map(|&name| name.into()).collect(),
             object: Vec::new(),
         };
+
         let modules = [
             module("a", &[]),
             module("b", &["a", "built_in"]),
             module("c", &["a"]),
             module("d", &["c", "b"]),
         ];
+
         assert_eq!(all_needed(&modules[3], &modules), ["c", "b", "a"]);
     }
 }

@@ -57,6 +57,7 @@ impl ModuleTree {
     pub fn open(root: &Path) -> Result<Self, GuestError> {
         let mut paths = BTreeMap::new();
         let mut folders = vec![root.to_owned()];
+
         while let Some(folder) = folders.pop() {
             for entry in std::fs::read_dir(&folder).doing(|| folder.display().to_string())? {
                 let entry = entry.doing(|| folder.display().to_string())?;
@@ -69,15 +70,18 @@ impl ModuleTree {
                 }
             }
         }
+
         let builtin: BTreeSet<String> = std::fs::read_to_string(root.join("modules.builtin"))
             .unwrap_or_default()
             .lines()
             .filter_map(|line| module_name(line.rsplit('/').next()?))
             .collect();
+
         if paths.is_empty() && builtin.is_empty() {
             let problem = "has no kernel modules; name a directory like /lib/modules/VERSION".into();
             return Err(GuestError::Unsuitable { path: root.to_owned(), problem });
         }
+
         Ok(Self { root: root.to_owned(), paths, builtin })
     }
 
@@ -112,15 +116,18 @@ impl ModuleTree {
         if self.builtin.contains(name) || !seen.insert(name.to_owned()) {
             return Ok(());
         }
+
         let Some(path) = self.paths.get(name) else {
             let problem = format!("the kernel has no module {name}");
             return Err(GuestError::Unsuitable { path: self.root.clone(), problem });
         };
         let object = read(path, watch)?;
         let depends = depends(&object);
+
         for needed in &depends {
             self.visit(needed, seen, order, watch)?;
         }
+
         order.push(Module { name: name.to_owned(), depends, object });
         Ok(())
     }
@@ -134,10 +141,12 @@ fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
         Some("gz") => "gzip",
         _ => return read_file(path),
     };
+
     let folder = tempfile::tempdir().doing(|| "a temporary directory".into())?;
     let plain = folder.path().join("module.ko");
     let script = "exec \"$0\" -dc \"$1\" > \"$2\"";
     let mut command = Command::new("sh");
+
     command.args(["-c", script, program]).arg(path).arg(&plain);
     tool::run_quietly(&format!("decompressing {}", path.display()), &mut command, watch)?;
     read_file(&plain)
@@ -169,10 +178,12 @@ mod tests {
     fn tree(modules: &[(&str, &str)]) -> (tempfile::TempDir, ModuleTree) {
         let folder = tempfile::tempdir().unwrap();
         std::fs::create_dir(folder.path().join("kernel")).unwrap();
+
         for (name, depends) in modules {
             let text = format!("ELF\0license=GPL\0depends={depends}\0retpoline=Y\0");
             std::fs::write(folder.path().join("kernel").join(name), text).unwrap();
         }
+
         std::fs::write(folder.path().join("modules.builtin"), "kernel/drivers/pci/pci-stub.ko\n").unwrap();
         let tree = ModuleTree::open(folder.path()).unwrap();
         (folder, tree)

@@ -110,9 +110,11 @@ impl Provision {
                 return Err(GuestError::Unsuitable { path: file.clone(), problem });
             }
         }
+
         let cache = self.cache.as_deref().map_or_else(Cache::open, Cache::at)?;
         let locked = cache.lock(watch)?;
         cache.sweep(&locked);
+
         let qemu = match &self.qemu {
             Some(path) => Qemu::at(path, watch)?,
             None => match Qemu::of_system(watch)? {
@@ -120,6 +122,7 @@ impl Provision {
                 None => Qemu::in_tree(&qemu_tree(&cache, &locked, watch)?, watch)?,
             },
         };
+
         let (kernel, programs) = match &self.kernel {
             None => {
                 let tree = linux_tree(&cache, &locked, watch)?;
@@ -134,6 +137,7 @@ impl Provision {
                 (kernel, programs)
             }
         };
+
         Ok(Toolkit { qemu, kernel, programs, initrd: self.initrd.clone(), cache })
     }
 
@@ -146,6 +150,7 @@ impl Provision {
             None if self.initrd.is_none() && hosts.is_dir() => Some(ModuleTree::open(&hosts)?),
             None => None,
         };
+
         let build = modules.as_ref().map(|modules| modules.root().join("build"));
         let build = build.filter(|build| build.join("Makefile").is_file());
         Ok(Kernel { image: image.to_owned(), version, modules, build, tree: None })
@@ -161,6 +166,7 @@ fn version_of(image: &Path) -> Result<String, GuestError> {
         let end = text.iter().position(|byte| matches!(byte, b' ' | 0))?;
         std::str::from_utf8(&text[..end]).ok().map(str::to_owned)
     });
+
     version.ok_or_else(|| GuestError::Unsuitable {
         path: image.to_owned(),
         problem: "is no Linux kernel for x86 (bzImage)".into(),
@@ -177,6 +183,7 @@ fn qemu_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf, 
         // Nothing that runs needs them.
         assumed: vec!["adduser", "debconf", "passwd", "openssl-provider-legacy"],
     };
+
     tree(cache, "qemu-trixie", &selection, watch, |_| Ok(()))
 }
 
@@ -189,9 +196,11 @@ fn linux_tree(cache: &Cache, _locked: &Locked, watch: &Watch) -> Result<PathBuf,
     if !compiler {
         assumed.push("linux-compiler-gcc-12-x86");
     }
+
     if make.is_err() {
         packages.push("make");
     }
+
     let selection = Selection { what: "a kernel", suites: &["bookworm"], target: None, packages, assumed };
     let name = if compiler { "linux-bookworm-gcc" } else { "linux-bookworm" };
     tree(cache, name, &selection, watch, relocate_headers)
@@ -217,6 +226,7 @@ pub(crate) fn gcc(major: u32, watch: &Watch) -> Result<Option<String>, GuestErro
             Err(_) => {}
         }
     }
+
     Ok(None)
 }
 
@@ -232,6 +242,7 @@ fn tree(
     if path.is_dir() {
         return Ok(path);
     }
+
     let downloads = cache.path("downloads").join(name);
     let packages = apt::download(selection, &downloads, watch)?;
     let path = cache.make(name, |tree| {
@@ -242,6 +253,7 @@ fn tree(
         }
         finish(tree)
     })?;
+
     // It costs space only; an interrupted download would go on from it.
     let _ = std::fs::remove_dir_all(&downloads);
     Ok(path)
@@ -256,6 +268,7 @@ fn entry(folder: &Path, start: &str, end: &str) -> Result<PathBuf, GuestError> {
         .filter(|entry| entry.file_name().to_str().is_some_and(fits))
         .map(|entry| entry.path())
         .collect();
+
     let only = found.pop().filter(|_| found.is_empty());
     only.ok_or_else(|| GuestError::Unsuitable {
         path: folder.to_owned(),
@@ -289,6 +302,7 @@ fn programs_in_tree(tree: &Path, watch: &Watch) -> Result<Programs, GuestError> 
     let libraries = loader.libraries(&program, watch)?;
     let names = tree.join("usr/share/misc/pci.ids");
     let lspci = Lspci { program, loader: loader.path, libraries, names };
+
     Ok(Programs { busybox: tree.join("bin/busybox"), lspci: Some(lspci) })
 }
 
@@ -299,6 +313,7 @@ fn programs_of_host(watch: &Watch) -> Result<Option<Programs>, GuestError> {
     if !needs.is_empty() {
         return Ok(None);
     }
+
     let names = ["/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids"]
         .map(PathBuf::from)
         .into_iter()
@@ -310,6 +325,7 @@ fn programs_of_host(watch: &Watch) -> Result<Option<Programs>, GuestError> {
         }
         _ => None,
     };
+
     Ok(Some(Programs { busybox, lspci }))
 }
 
@@ -327,11 +343,14 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let image = folder.path().join("vmlinuz");
         let mut bytes = vec![0; 0x400];
+
         bytes[0x202..0x206].copy_from_slice(b"HdrS");
         bytes[0x20e..0x210].copy_from_slice(&0x100_u16.to_le_bytes());
         bytes[0x300..0x30f].copy_from_slice(b"6.1.0-1 (someon");
         std::fs::write(&image, &bytes).unwrap();
+
         assert_eq!(version_of(&image).unwrap(), "6.1.0-1");
+
         std::fs::write(&image, b"#!/bin/sh").unwrap();
         assert!(version_of(&image).unwrap_err().to_string().contains("is no Linux kernel"));
     }
@@ -345,6 +364,7 @@ mod tests {
             cache: Some(folder.path().join("cache")),
             ..Provision::default()
         };
+
         let error = provision.provide(&Watch::silent()).unwrap_err();
         assert!(
             error

@@ -54,6 +54,7 @@ impl Qemu {
             "-L".into(),
             tree.join("usr/share/seabios").into(),
         ];
+
         Self::examine(tree.join("usr/lib64/ld-linux-x86-64.so.2"), arguments, &program, watch)
     }
 
@@ -67,13 +68,16 @@ impl Qemu {
         let ask = |argument: &[&str]| {
             tool::run_quietly(&format!("asking {}", shown.display()), qemu.command().args(argument), watch)
         };
+
         if !ask(&["-device", "help"])?.iter().any(|line| line.contains(DEVICE)) {
             let problem = "has no device vfio-user-pci; QEMU 10.1 and newer have it".into();
             return Err(GuestError::Unsuitable { path: shown.to_owned(), problem });
         }
+
         let said = ask(&["-version"])?;
         let version = said.first().map(|line| line.trim_start_matches("QEMU emulator ").to_owned());
         qemu.version = version.unwrap_or_default();
+
         Ok(qemu)
     }
 

@@ -54,18 +54,21 @@ impl Toolkit {
                 advice: "Name a directory of modules with --modules that has `build` in it, or use the provisioned kernel",
             });
         };
+
         let place = format!("modules/{name}-{}", digest(sources, &self.kernel));
         if !self.cache.path(&place).is_dir() {
             let _lock = self.cache.lock(watch)?;
             watch.step(&format!("building {name} for kernel {}", self.kernel.version));
             self.cache.make(&place, |folder| self.kbuild(name, sources, build, folder, watch))?;
         }
+
         let folder = self.cache.path(&place);
         let entries = std::fs::read_dir(&folder).doing(|| folder.display().to_string())?;
         let module = entries
             .flatten()
             .map(|entry| entry.path())
             .find(|path| path.extension().is_some_and(|end| end == "ko"));
+
         module.ok_or_else(|| GuestError::Unsuitable { path: folder, problem: "has no module (*.ko)".into() })
     }
 
@@ -79,6 +82,7 @@ impl Toolkit {
     ) -> Result<(), GuestError> {
         // kbuild does not like some characters in paths that a cache's may have; a temporary directory's has none of them.
         let work = tempfile::tempdir().doing(|| "a directory to build in".into())?;
+
         for (name, content) in sources {
             let path = work.path().join(name);
             if let Some(parent) = path.parent() {
@@ -86,9 +90,11 @@ impl Toolkit {
             }
             std::fs::write(&path, content).doing(|| path.display().to_string())?;
         }
+
         let mut command = self.make(build, watch)?;
         command.arg(format!("M={}", work.path().display())).arg("modules").env("LC_ALL", "C");
         tool::run_quietly(&format!("building {name}"), &mut command, watch)?;
+
         let entries = std::fs::read_dir(work.path()).doing(|| work.path().display().to_string())?;
         for entry in entries.flatten() {
             if entry.path().extension().is_some_and(|end| end == "ko") {
@@ -96,6 +102,7 @@ impl Toolkit {
                 std::fs::copy(entry.path(), &to).doing(|| to.display().to_string())?;
             }
         }
+
         Ok(())
     }
 
@@ -111,13 +118,16 @@ impl Toolkit {
             if let Ok(path) = std::env::join_paths(folders) {
                 command.env("PATH", path);
             }
+
             let compiler = match gcc(GCC, watch)? {
                 Some(compiler) => compiler,
                 None => programs.join(format!("x86_64-linux-gnu-gcc-{GCC}")).display().to_string(),
             };
+
             command.arg(format!("CC={compiler}"));
             command.env("LD_LIBRARY_PATH", tree_libraries(tree)?);
         }
+
         Ok(command)
     }
 }
@@ -128,6 +138,7 @@ fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
     if folder.is_dir() {
         return Ok(folder);
     }
+
     let making = tempfile::tempdir_in(tree).doing(|| tree.display().to_string())?;
     for (from, up) in [
         ("usr/lib/x86_64-linux-gnu", "../usr/lib/x86_64-linux-gnu"),
@@ -142,11 +153,13 @@ fn tree_libraries(tree: &Path) -> Result<PathBuf, GuestError> {
             }
         }
     }
+
     let made = making.keep();
     if std::fs::rename(&made, &folder).is_err() {
         // Somebody else was faster.
         let _ = std::fs::remove_dir_all(&made);
     }
+
     Ok(folder)
 }
 
@@ -172,11 +185,14 @@ fn digest(sources: &[(&str, &[u8])], kernel: &Kernel) -> String {
         hash.update((bytes.len() as u64).to_le_bytes());
         hash.update(bytes);
     };
+
     add(kernel.version.as_bytes());
     add(kernel.build.as_deref().unwrap_or(Path::new("")).as_os_str().as_encoded_bytes());
+
     for (name, content) in sources {
         add(name.as_bytes());
         add(content);
     }
+
     hash.finalize().iter().take(12).map(|byte| format!("{byte:02x}")).collect()
 }

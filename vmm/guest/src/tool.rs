@@ -40,6 +40,7 @@ pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
         // Whose parent ended before that is never told.
         if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
     };
+
     // SAFETY: the closure makes two system calls, which are async-signal-safe, and allocates nothing.
     unsafe { command.pre_exec(ask) }
 }
@@ -59,6 +60,7 @@ pub(crate) fn run(
         .stderr(Stdio::piped())
         .spawn()
         .map_err(|source| GuestError::Start { what: what.to_owned(), program, source })?;
+
     let output = child.stdout.take().map(|pipe| collect(pipe, line));
     let errors = child.stderr.take().map(|pipe| collect(pipe, |_| ()));
     let status = wait(what, &mut child, watch);
@@ -68,6 +70,7 @@ pub(crate) fn run(
     if status.success() {
         return Ok(output);
     }
+
     let said = if errors.iter().all(|line| line.trim().is_empty()) { &output } else { &errors };
     Err(GuestError::Tool { what: what.to_owned(), status, output: end_of(said) })
 }
@@ -86,12 +89,14 @@ fn wait(what: &str, child: &mut Child, watch: &Watch) -> Result<std::process::Ex
         if let Some(status) = child.try_wait().doing(|| what.to_owned())? {
             return Ok(status);
         }
+
         if watch.is_cancelled() {
             // The whole group: a tool's own children hold the pipes.
             let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
             let _ = child.wait();
             return Err(GuestError::Cancelled);
         }
+
         std::thread::sleep(LOOK);
     }
 }
@@ -104,6 +109,7 @@ fn collect(
         let mut pipe = BufReader::new(pipe);
         let mut lines = Vec::new();
         let mut bytes = Vec::new();
+
         loop {
             bytes.clear();
             match pipe.by_ref().take(MAX_LINE).read_until(b'\n', &mut bytes) {
@@ -129,6 +135,7 @@ fn end_of(lines: &[String]) -> String {
         bytes <= KEEP
     };
     let mut end: Vec<&str> = lines.iter().rev().take_while(fits).map(String::as_str).collect();
+
     end.reverse();
     end.join("\n")
 }

@@ -63,6 +63,7 @@ impl Watch {
                 now
             }
         };
+
         Self { cancelled: Arc::new(cancelled), ..self }
     }
 
@@ -86,10 +87,12 @@ impl Watch {
                     bar.enable_steady_tick(Duration::from_millis(200));
                     bar
                 });
+
                 // A template that is wrong would only cost the looks.
                 if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
                     bar.set_style(style);
                 }
+
                 bar.set_position(0);
                 bar.set_message(what.to_owned());
             }

@@ -86,6 +86,7 @@ fn pass(arena: &Arena, way: Way, file: impl AsFd) -> io::Result<()> {
         Way::Early => Client::connect(&socket)?,
         _ => Client::negotiated(&socket)?,
     };
+
     send(&mut client, way, file.as_fd())?;
     drop(file);
 

@@ -49,16 +49,19 @@ pub(super) fn pending(arena: &Arena) -> Round {
         let null = File::open("/dev/null")?;
         let fds: Vec<BorrowedFd<'_>> = vec![null.as_fd(); PASSED];
         let mut clients = Vec::new();
+
         for name in SOCKETS {
             let mut client = Client::connect(&arena.socket(name))?;
             // A part of a message, so that its descriptors wait for the rest.
             client.send_fds(&client::request(1, Command::Version, &[0; 4])[..8], &fds)?;
             clients.push(client);
         }
+
         // They are held until the server gives the clients up, or a while.
         for client in &mut clients {
             client.wait_for_end(HOLD)?;
         }
+
         Ok(())
     })
 }

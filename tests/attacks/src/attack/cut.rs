@@ -33,15 +33,18 @@ pub(super) fn transfers(arena: &Arena) -> Round {
         let client = Client::negotiated_with(&arena.socket("target.user0"), 1)?;
         let (mut client, id) = start(client)?;
         let grow = client::access(REGION, 0, LONGEST, &vec![0; LONGEST]);
+
         client.send(&client::posted(Command::RegionWrite, &grow))?;
 
         let last = client.id();
         let replies = arena.size().pick(8_192, 65_536);
         let mut flood = client::posted(Command::RegionRead, &client::access(REGION, 0, LONG_READ, &[]));
+
         flood.extend(client::request(last, Command::DeviceGetInfo, &client::info()));
         flood.extend(Header::reply(id, Command::DmaWrite, 0).to_bytes().repeat(replies));
         client.send(&flood)?;
         client.reply_to(last)?;
+
         Ok(())
     })
 }
@@ -57,6 +60,7 @@ fn start(client: Client) -> io::Result<(Client, u16)> {
         length: LENGTH as u32,
         reserved: 0,
     }])?;
+
     loop {
         let (header, _) = copier.client.next()?;
         if header.command == Command::DmaWrite {

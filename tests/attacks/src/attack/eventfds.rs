@@ -33,6 +33,7 @@ pub(super) fn blocking(arena: &Arena) -> Round {
         eventfd.write(u64::MAX - 1)?;
         client.send(&raises)?;
         client.ask(Command::DeviceGetInfo, &client::info())?;
+
         Ok(())
     })
 }

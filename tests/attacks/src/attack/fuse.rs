@@ -77,6 +77,7 @@ pub(super) fn files(arena: &Arena) -> Round {
         client.ask(Command::DeviceGetInfo, &client::info())?;
         Ok(())
     });
+
     server.kill()?;
     server.wait()?;
     result
@@ -94,6 +95,7 @@ fn mount_own(folder: &Path) -> io::Result<File> {
     let device = File::options().read(true).write(true).open("/dev/fuse")?;
     let options = format!("fd={},rootmode=40000,user_id={user},group_id={group}", device.as_raw_fd());
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+
     mount(Some("attack"), folder, Some("fuse"), flags, Some(options.as_str()))?;
     Ok(device)
 }
@@ -106,6 +108,7 @@ fn mount_own(folder: &Path) -> io::Result<File> {
 pub fn serve(own: u32) -> io::Result<()> {
     let mut device = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let mut request = vec![0; MAX_REQUEST];
+
     while let Ok(length) = device.read(&mut request) {
         let Some(request) = Request::parse(&request[..length]) else { continue };
         if request.opcode == opcode::FLUSH && request.process != own {
@@ -115,6 +118,7 @@ pub fn serve(own: u32) -> io::Result<()> {
         // A request that was interrupted is not there any more.
         let _ = device.write(&answer);
     }
+
     Ok(())
 }
 
@@ -145,11 +149,13 @@ fn answer(request: &Request) -> Option<Vec<u8>> {
         opcode::RELEASE | opcode::FLUSH => (0, Vec::new()),
         _ => (-libc::ENOSYS, Vec::new()),
     };
+
     let mut bytes = Vec::with_capacity(OUT_HEADER + body.len());
     bytes.extend(((OUT_HEADER + body.len()) as u32).to_le_bytes());
     bytes.extend(error.to_le_bytes());
     bytes.extend(request.unique.to_le_bytes());
     bytes.extend(body);
+
     Some(bytes)
 }
 
@@ -177,5 +183,6 @@ fn attributes(node: u64) -> [u8; ATTR] {
     bytes[64..68].copy_from_slice(&links.to_le_bytes());
     bytes[68..72].copy_from_slice(&geteuid().as_raw().to_le_bytes());
     bytes[72..76].copy_from_slice(&getegid().as_raw().to_le_bytes());
+
     bytes
 }

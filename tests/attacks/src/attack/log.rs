@@ -17,6 +17,7 @@ pub(super) fn storm(arena: &Arena) -> Round {
     // No card has memory that far out: the access is refused, and noted.
     let far = client::access(0, 1 << 40, 4, &[0; 4]);
     let requests = client::posted(Command::RegionWrite, &far).repeat(REQUESTS);
+
     arena.repeat(|| {
         let mut client = Client::negotiated(&arena.socket("target.user0"))?;
         client.send(&requests)?;

@@ -26,12 +26,14 @@ pub(super) fn descending(arena: &Arena) -> Round {
 pub(super) fn mixed(arena: &Arena) -> Round {
     let count = arena.size().pick(4_000, 40_000);
     let mut messages = Vec::new();
+
     for number in (0..count).rev() {
         messages.push(map(number));
         if number % 3 == 0 {
             messages.push(unmap(number + (count - number) / 2));
         }
     }
+
     arena.repeat(|| flood(arena, &messages))
 }
 

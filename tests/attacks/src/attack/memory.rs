@@ -43,6 +43,7 @@ pub(super) fn punched(arena: &Arena) -> Round {
     let size = arena.size().pick(64 << 20, 256 << 20);
     let file = files::populated(size)?;
     let is_over = AtomicBool::new(false);
+
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) && files::punch(&file, 0, size).is_ok() {
@@ -52,11 +53,13 @@ pub(super) fn punched(arena: &Arena) -> Round {
                 }
             }
         });
+
         let result = arena.repeat(|| {
             let mut copier = Copier::open(&arena.socket("target.user0"))?;
             copier.client.map_file(BASE, size, &file)?;
             Ok(copier.touch(BASE, size)?)
         });
+
         is_over.store(true, Ordering::Relaxed);
         result
     })
@@ -72,15 +75,18 @@ pub(super) fn huge(arena: &Arena) -> Round {
             Ok(fd) => File::from(fd),
             Err(errno) => return Err(Failed::NotRun(format!("no huge pages of 1 GiB: {errno}"))),
         };
+
         file.set_len(GIGABYTE)?;
         if files::populate(&file, GIGABYTE).is_err() {
             return Err(Failed::NotRun(format!("no huge page of 1 GiB is free: {}", Errno::ENOMEM)));
         }
+
         files::punch(&file, 0, GIGABYTE)?;
 
         let mut copier = Copier::open(&arena.socket("target.user0"))?;
         copier.client.map_file(BASE, GIGABYTE, &file)?;
         let byte = Descriptor { source: BASE + 64, destination: BASE, length: 1, reserved: 0 };
+
         Ok(copier.copy(&[byte])?)
     })
 }
@@ -93,6 +99,7 @@ pub(super) fn remapped(arena: &Arena) -> Round {
     let size: u64 = arena.size().pick(64 << 20, 2 << 30);
     let file = files::populated(size)?;
     let sockets = ["target.user0", "target.user1", "target.user2"];
+
     std::thread::scope(|scope| {
         let threads = sockets.map(|name| {
             let file = &file;
@@ -100,6 +107,7 @@ pub(super) fn remapped(arena: &Arena) -> Round {
         });
         threads.into_iter().for_each(|thread| drop(thread.join()));
     });
+
     Ok(())
 }
 

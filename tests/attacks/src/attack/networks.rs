@@ -62,6 +62,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
         let deaf = Port::open(receiver, Config::default());
         let sender = open(arena, "ex0.vpid0")?;
         let mut poster = poster(&sender)?;
+
         for number in 0..WRITES {
             let (node, vpid) = if number % 8 == 0 { (random.next(), random.next()) } else { (1, 0) };
             let at = address::encode(node as u32, vpid as u16, random.next() as u8, MAX_QUADWORDS);
@@ -75,6 +76,7 @@ pub(super) fn velo(arena: &Arena) -> Round {
         scribble(&sender, WINDOWS, &mut random)?;
         is_taken(sender.reset())?;
         drop(deaf);
+
         Ok(())
     })
 }
@@ -95,6 +97,7 @@ fn poster(device: &Device) -> Result<Poster, Failed> {
 fn send_packets(core: &Device, random: &mut Random) -> Round {
     let (windows, mirrors) = (core.bar(tree::BAR_WINDOW)?, core.bar(tree::BAR_MIRROR)?);
     let depth = u64::from(mirrors.read32(mirror::SEND_DEPTH)?).max(1);
+
     for _ in 0..WRITES / depth {
         let head = u64::from(mirrors.read32(mirror::SEND_HEAD)?);
         for number in head..head + depth {
@@ -104,6 +107,7 @@ fn send_packets(core: &Device, random: &mut Random) -> Round {
         }
         windows.kick_if_sleeping()?;
     }
+
     Ok(())
 }
 
@@ -116,6 +120,7 @@ fn post_garbage(device: &Device, random: &mut Random) -> Round {
             break;
         }
     }
+
     Ok(())
 }
 
@@ -123,12 +128,14 @@ fn post_garbage(device: &Device, random: &mut Random) -> Round {
 fn scribble(device: &Device, bar: u8, random: &mut Random) -> Round {
     let bar = device.bar(bar)?;
     let areas = bar.info().mappable.clone();
+
     for area in areas {
         for _ in 0..WRITES {
             let at = area.offset + random.next() % area.len / 8 * 8;
             bar.write64(at, random.next())?;
         }
     }
+
     Ok(bar.kick_if_sleeping()?)
 }
 

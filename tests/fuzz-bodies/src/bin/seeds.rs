@@ -10,6 +10,7 @@ fn main() {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.next().expect("name the folder of the corpora");
     let count = arguments.next().and_then(|count| count.parse().ok()).expect("say how many inputs for each");
+
     for body in BODIES {
         let folder = Path::new(&folder).join(body.name);
         fs::create_dir_all(&folder).expect("the folder can be made");

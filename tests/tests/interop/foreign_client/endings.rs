@@ -46,6 +46,7 @@ fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
         let served = proof();
         let mut first = connect(&served, "fifo0", "user0");
         let windows = map(&first, 1);
+
         write32(&mut first, 0, REG_HOLD, 1);
         windows.write(WIN_SEND + 8, b"the first").unwrap();
         drop(first);
@@ -53,6 +54,7 @@ fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
         let ours = served.open("fifo0", "user0");
         let registers = ours.bar(0).unwrap();
         assert_eq!(registers.read32(REG_HOLD).unwrap(), 0);
+
         registers.write32(REG_HOLD, 1).unwrap();
         drop((registers, ours));
 
@@ -60,9 +62,11 @@ fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
         assert_eq!(read32(&mut last, 0, REG_HOLD), 0);
         assert_eq!(read::<9>(&mut last, 1, WIN_SEND + 8), [0; 9]);
         assert_eq!(attachment(&served, "fifo0", "user0").server.clients, 3);
+
         // The first one's memory is its own still.
         let mut kept = [0; 9];
         windows.read(WIN_SEND + 8, &mut kept).unwrap();
+
         assert_eq!(&kept, b"the first");
     });
 }

@@ -45,6 +45,7 @@ fn connect(served: &Served, function: &str, attachment: &str) -> Client {
         client = Client::new(&path).ok();
         client.is_some()
     });
+
     client.unwrap()
 }
 
@@ -88,6 +89,7 @@ fn wake(client: &mut Client) {
         }
         at = next.into();
     }
+
     let [_, bar, ..] = read::<4>(client, PCI_CONFIG_REGION, at + 4);
     let offset = read32(client, PCI_CONFIG_REGION, at + 8);
     write32(client, bar.into(), u64::from(offset) + control::WAKE, 1);

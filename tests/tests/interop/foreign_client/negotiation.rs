@@ -28,6 +28,7 @@ fn the_crates_version_is_answered_with_what_it_named() {
             max_data_xfer_size: Some(1 << 20),
             ..Capabilities::default()
         };
+
         assert_eq!((request.message.major, request.message.minor), (0, 1));
         assert_eq!(request.message.capabilities, Some(named(1)));
         assert!(request.json.contains(r#""migration":{"pgsize":"#), "{}", request.json);
@@ -50,6 +51,7 @@ fn the_crate_sees_a_pci_device_of_nine_regions_and_takes_it_for_one_without_rese
 
         let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
         let info = ours.device_info().unwrap();
+
         assert_eq!(info.flags, DEVICE_FLAGS_PCI | DEVICE_FLAGS_RESET);
         assert_eq!((info.num_regions, info.num_irqs), (PCI_NUM_REGIONS, PCI_NUM_IRQS));
     });

@@ -26,8 +26,10 @@ fn is_refused_and_waits_for_the_end(request: impl FnOnce(&mut Client) -> Result<
         let other = served.open("fifo0", "user1");
         assert_eq!(other.bar(0).unwrap().read32(REG_FILL).unwrap(), 0);
         assert!(!caller.is_finished());
+
         served.evict("fifo0", "user0");
         let ended = caller.join().unwrap();
+
         assert!(matches!(ended, Err(Error::StreamRead(error)) if error.kind() == ErrorKind::UnexpectedEof));
     });
 }

@@ -24,6 +24,7 @@ fn told_to_the_crate(served: &Served, function: &str, attachment: &str) -> Vec<T
         let start = region.file_offset.as_ref().map(|file| file.start());
         (region.flags & !REGION_FLAG_CAPS, region.size, start, areas)
     };
+
     (0..9).map(region).collect()
 }
 
@@ -33,12 +34,14 @@ fn told_to_us(served: &Served, function: &str, attachment: &str) -> Vec<Told> {
         client = nicforge_vfio_user::Client::connect(served.socket(function, attachment), LIMIT).ok();
         client.is_some()
     });
+
     let regions = client.unwrap().regions().unwrap();
     let region = |region: nicforge_vfio_user::RegionInfo| {
         let areas = region.areas.iter().map(|area| (area.offset, area.size)).collect();
         let start = region.fd.as_ref().map(|_| region.offset);
         (region.flags & !REGION_FLAG_CAPS, region.size, start, areas)
     };
+
     regions.into_iter().map(region).collect()
 }
 
@@ -54,6 +57,7 @@ fn the_crate_is_told_of_every_region_what_our_client_is() {
             (&pset, "io0", "admin"),
             (&pset, "cn3", "core2"),
         ];
+
         for (served, function, attachment) in places {
             let crates = told_to_the_crate(served, function, attachment);
 
@@ -84,6 +88,7 @@ fn a_region_that_the_crate_maps_carries_stores_both_ways() {
         until("the message comes back", || mirror.whole().load_u64_acquire(MIRROR_RECEIVE) == Ok(1));
         let mut back = vec![0; DATA];
         mirror.read(MIRROR_RECEIVE + 8, &mut back).unwrap();
+
         assert_eq!(back, message);
         assert_eq!(mirror.whole().load_u64_acquire(MIRROR_TAKEN), Ok(1));
     });
@@ -100,6 +105,7 @@ fn a_mapped_region_is_the_one_that_messages_reach() {
         client.region_write(1, WIN_SEND + 0x808, b"by a message").unwrap();
         let mut seen = [0; 12];
         windows.read(WIN_SEND + 0x808, &mut seen).unwrap();
+
         assert_eq!(&seen, b"by a message");
 
         windows.write(WIN_SEND + 0x848, b"by a store").unwrap();
@@ -128,8 +134,10 @@ fn accesses_of_the_crate_have_every_width() {
     in_time(|| {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
+
         // Behind what the device looks at.
         let free = WIN_HEAD + 0x100;
+
         for len in [1, 2, 3, 4, 8, 16, 2048] {
             let data: Vec<u8> = (0..len).map(|at| (at * 7 + len) as u8).collect();
             client.region_write(1, free, &data).unwrap();
@@ -137,12 +145,15 @@ fn accesses_of_the_crate_have_every_width() {
             client.region_read(1, free, &mut back).unwrap();
             assert_eq!(back, data);
         }
+
         // Registers keep the width that they have.
         write32(&mut client, 0, REG_HOLD, 1);
         assert_eq!(read32(&mut client, 0, REG_HOLD), 1);
+
         for word in 1..=7_u64 {
             client.region_write(0, REG_PORT, &word.to_le_bytes()).unwrap();
         }
+
         assert_eq!(read32(&mut client, 0, REG_FILL), 1);
         assert_eq!(u64::from_le_bytes(read(&mut client, 0, REG_PORT)), 1);
         assert_eq!(read::<4>(&mut client, 0, REG_PORT), [0xff; 4]);

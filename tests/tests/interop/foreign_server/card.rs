@@ -102,6 +102,7 @@ impl Card {
         let mut bytes: BTreeMap<_, _> =
             sizes.into_iter().map(|(region, size)| (region, vec![0; size as usize])).collect();
         let config = bytes.get_mut(&VFIO_PCI_CONFIG_REGION_INDEX).unwrap();
+
         config[..4].copy_from_slice(&IDENTITY);
         config[8..12].copy_from_slice(&[3, 0x00, 0x80, 0x02]);
         Self { seen, bytes, eventfds: BTreeMap::new(), line: Line::default(), ranges: BTreeMap::new() }
@@ -179,10 +180,12 @@ impl ServerBackend for Card {
         if region == 1 {
             return self.seen.memory.write(FILE_OFFSET + offset, data).map_err(io::Error::other);
         }
+
         self.part(region, offset, data.len())?.copy_from_slice(data);
         if region == 0 && offset <= reg::LEAVE {
             self.written(offset);
         }
+
         Ok(())
     }
 
@@ -200,6 +203,7 @@ impl ServerBackend for Card {
         let access = if flags.contains(DmaMapFlags::WRITE) { Access::ReadWrite } else { Access::ReadOnly };
         let memory =
             SharedMemory::map(fd.as_fd(), offset, size as usize, access).map_err(io::Error::other)?;
+
         self.ranges.insert(address, memory);
         Ok(())
     }
@@ -239,6 +243,7 @@ impl ServerBackend for Card {
                 self.drive_line();
             }
         }
+
         Ok(())
     }
 }

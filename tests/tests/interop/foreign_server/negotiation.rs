@@ -26,16 +26,20 @@ fn our_version_is_answered_with_the_crates_own_capabilities() {
         assert_eq!((request.message.major, request.message.minor), (0, 0));
         assert_eq!((asked.max_msg_fds, asked.max_data_xfer_size), (Some(8), Some(1 << 20)));
         assert_eq!((asked.pgsizes, asked.max_dma_maps), (Some(4096), Some(65535)));
+
         let twin = TwinSocket { supported: true, fd_index: None };
         assert_eq!((asked.write_multiple, asked.twin_socket), (Some(true), Some(twin)));
+
         let named = Capabilities {
             max_msg_fds: Some(1),
             max_data_xfer_size: Some(1 << 20),
             ..Capabilities::default()
         };
+
         assert_eq!((reply.message.major, reply.message.minor), (0, 0));
         assert_eq!(reply.message.capabilities, Some(named));
         assert!(reply.json.contains(r#""migration":{"pgsize":"#), "{}", reply.json);
+
         let limits = limits.unwrap();
         assert_eq!((limits.max_msg_fds, limits.max_data_xfer_size), (1, 1 << 20));
         assert_eq!((limits.pgsizes, limits.max_dma_maps), (4096, 65535));

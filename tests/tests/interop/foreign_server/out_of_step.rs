@@ -24,10 +24,12 @@ fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
     let mut stream = UnixStream::connect(&rig.path).unwrap();
     let config = ClientConfig { timeout: LIMIT, ..ClientConfig::default() };
     let negotiated = Client::from_socket(stream.try_clone().unwrap().into(), config).unwrap();
+
     stream.set_nonblocking(false).unwrap();
     stream.set_read_timeout(Some(LIMIT)).unwrap();
     let data = [1, 0, 0, 0];
     let header = Header::request(77, command, payload.len() + data.len(), false).to_bytes();
+
     stream.write_all(&[&header, payload, &data].concat()).unwrap();
 
     let mut reply = || {
@@ -35,9 +37,11 @@ fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
         stream.read_exact(&mut header).unwrap();
         Header::parse(&header).unwrap()
     };
+
     let [refused, stray] = [reply(), reply()];
     assert_eq!((refused.id, refused.command), (77, command));
     assert_eq!((stray.id, stray.command), (1, Command::Unknown(0)));
+
     drop((stream, negotiated));
     [refused, stray].map(|header| header.reply_error().unwrap())
 }

@@ -50,6 +50,7 @@ impl Rig {
                 count.fetch_add(1, Ordering::SeqCst);
             }
         });
+
         Self { seen, path, directory, served, stop, thread: Some(thread) }
     }
 
@@ -75,6 +76,7 @@ fn irqs() -> Vec<IrqInfo> {
         VFIO_PCI_MSIX_IRQ_INDEX => (IRQ_FLAG_EVENTFD, VECTORS),
         _ => (0, 0),
     };
+
     (0..VFIO_PCI_NUM_IRQS)
         .map(|index| {
             let (flags, count) = of(index);
@@ -96,6 +98,7 @@ fn regions(seen: &Seen) -> Vec<ServerRegion> {
             VFIO_PCI_CONFIG_REGION_INDEX => (both_ways, CONFIG, 0),
             _ => (0, 0, 0),
         };
+
         let area = |(offset, size)| SparseArea { area: vfio_region_sparse_mmap_area { offset, size } };
         ServerRegion {
             region_info: vfio_region_info {
@@ -110,5 +113,6 @@ fn regions(seen: &Seen) -> Vec<ServerRegion> {
             mmap_fd: (flags & VFIO_REGION_INFO_FLAG_MMAP != 0).then_some(file),
         }
     };
+
     (0..VFIO_PCI_NUM_REGIONS).map(region).collect()
 }

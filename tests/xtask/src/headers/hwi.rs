@@ -38,6 +38,7 @@ pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
         let _ = write!(text, "\n/* ---- {module} ---- */\n");
         items(&mut text, &[module], &file.items)?;
     }
+
     text.push_str("\n#endif /* NICFORGE_HWI_H */\n");
     Ok(text)
 }
@@ -52,6 +53,7 @@ fn modules(folder: &Path) -> Result<Vec<String>, Failed> {
         .map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
     let file =
         syn::parse_file(&source).map_err(|error| Failed::new(format!("{}: {error}", path.display())))?;
+
     Ok(file
         .items
         .iter()
@@ -74,6 +76,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                 let Type::Path(of) = &*implementation.self_ty else { continue };
                 let mut inner = scope.to_vec();
                 inner.extend(of.path.segments.last().map(|part| snake(&part.ident.to_string())));
+
                 for item in &implementation.items {
                     if let ImplItem::Const(constant) = item
                         && matches!(constant.vis, Visibility::Public(_))
@@ -93,6 +96,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                 let name = macro_name(scope, &snake(&structure.ident.to_string())).to_lowercase();
                 comment(text, "", &structure.attrs);
                 let _ = writeln!(text, "struct {name} {{");
+
                 if let Fields::Named(fields) = &structure.fields {
                     for field in &fields.named {
                         comment(text, "\t", &field.attrs);
@@ -102,6 +106,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
                         let _ = writeln!(text, "\t{kind} {field_name}{array};");
                     }
                 }
+
                 text.push_str("};\n");
             }
             Item::Mod(module) => {
@@ -115,6 +120,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
             _ => {}
         }
     }
+
     Ok(())
 }
 
@@ -163,6 +169,7 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
         },
         _ => None,
     });
+
     let mut whole = String::new();
     for line in lines.by_ref().take_while(|line| !line.is_empty()) {
         if !whole.is_empty() {
@@ -170,9 +177,11 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
         }
         whole.push_str(&line);
     }
+
     let plain =
         whole.replace(['`', '[', ']'], "").replace("*/", "* /").replace("super::", "").replace("crate::", "");
     let lines = wrapped(&plain);
+
     match lines.as_slice() {
         [] => {}
         [one] => {
@@ -200,6 +209,7 @@ fn wrapped(text: &str) -> Vec<String> {
             _ => lines.push(word.to_owned()),
         }
     }
+
     lines
 }
 
@@ -220,6 +230,7 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
             let parts: Vec<_> = path.path.segments.iter().map(|part| part.ident.to_string()).collect();
             let mut at = scope.to_vec();
             let Some((name, way)) = parts.split_last() else { return Err("an empty path".into()) };
+
             for step in way {
                 match step.as_str() {
                     "super" => drop(at.pop()),
@@ -228,10 +239,12 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
                     module => at.push(module.to_owned()),
                 }
             }
+
             Ok(macro_name(&at, name))
         }
         Expr::Binary(binary) => {
             use syn::BinOp;
+
             let operator = match binary.op {
                 BinOp::Add(_) => "+",
                 BinOp::Sub(_) => "-",
@@ -243,8 +256,10 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
                 BinOp::BitAnd(_) => "&",
                 _ => return Err("an operator that is not supported".into()),
             };
+
             let left = self::expression(&binary.left, scope)?;
             let right = self::expression(&binary.right, scope)?;
+
             // Shifts of more than 31 bits need a wide left side.
             let left = if operator == "<<" { format!("{left}ULL") } else { left };
             Ok(format!("({left} {operator} {right})"))
@@ -290,6 +305,7 @@ fn snake(name: &str) -> String {
         }
         snake.push(character.to_ascii_lowercase());
     }
+
     snake
 }
 

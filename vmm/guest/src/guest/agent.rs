@@ -163,6 +163,7 @@ impl Agent {
             let (line, shared) = (line.try_clone()?, shared.clone());
             move || read(line, &shared)
         })?;
+
         Ok(Self { line: Mutex::new(line), shared, reader: Mutex::new(Some(reader)) })
     }
 
@@ -183,13 +184,16 @@ impl Agent {
             if state.starts >= starts {
                 return Ok(true);
             }
+
             if state.gone {
                 return Err(());
             }
+
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Ok(false);
             }
+
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -203,6 +207,7 @@ impl Agent {
             );
             return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
         }
+
         let number = {
             let mut state = self.shared.state();
             state.next += 1;
@@ -217,6 +222,7 @@ impl Agent {
             state.jobs.insert(number, entry);
             number
         };
+
         self.say(&format!("{number} run {}", base64(job.script.as_bytes())))
             .inspect_err(|_| self.forget(number))?;
         Ok(number)
@@ -246,16 +252,20 @@ impl Agent {
             if entry.ended {
                 return Outcome::Done(entry.output.clone());
             }
+
             if entry.start != starts {
                 return Outcome::Restarted;
             }
+
             if state.gone {
                 return Outcome::Gone;
             }
+
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
                 return Outcome::Late;
             }
+
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
@@ -277,11 +287,13 @@ impl Drop for Agent {
         // The reader ends with it; it may be closed already.
         let _ = line.shutdown(std::net::Shutdown::Both);
         drop(line);
+
         let showing = {
             let mut state = self.shared.state();
             state.closed = true;
             state.showing
         };
+
         let reader = self.reader.lock().unwrap_or_else(PoisonError::into_inner).take();
         // A sink may wait for somebody who never comes; the reader ends when it returns.
         if let Some(reader) = reader.filter(|_| !showing) {
@@ -294,6 +306,7 @@ impl Drop for Agent {
 fn read(mut line: UnixStream, shared: &Shared) {
     let mut buffer = vec![0; 16 << 10];
     let mut rest: Vec<u8> = Vec::new();
+
     loop {
         let length = match line.read(&mut buffer) {
             Ok(0) => break,
@@ -301,10 +314,12 @@ fn read(mut line: UnixStream, shared: &Shared) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(_) => break,
         };
+
         for piece in buffer[..length].split_inclusive(|&byte| byte == b'\n') {
             // A line that is too long is none of the agent's; its end is dropped.
             let room = MAX_LINE.saturating_sub(rest.len());
             rest.extend_from_slice(&piece[..piece.len().min(room)]);
+
             if piece.ends_with(b"\n") {
                 let text = String::from_utf8_lossy(&rest);
                 if !shared.take(text.trim_end_matches(['\n', '\r'])) {
@@ -314,6 +329,7 @@ fn read(mut line: UnixStream, shared: &Shared) {
             }
         }
     }
+
     shared.state().gone = true;
     shared.changed.notify_all();
 }
@@ -331,11 +347,13 @@ impl Shared {
             state.showing = shown.is_some();
             shown
         };
+
         self.changed.notify_all();
         if let Some(Shown { sink, stream, line }) = shown {
             sink(stream, &line);
             self.state().showing = false;
         }
+
         true
     }
 }
@@ -347,6 +365,7 @@ impl State {
         let number = words.next()?.parse().ok()?;
         let kind = words.next()?;
         let text = words.next().unwrap_or_default();
+
         match (number, kind) {
             (0, "n") => {
                 if self.notes.len() < MAX_NOTES {
@@ -362,6 +381,7 @@ impl State {
                 }
             }
         }
+
         None
     }
 }
@@ -391,12 +411,15 @@ impl Entry {
         } else {
             *truncated = true;
         }
+
         if !whole {
             return None;
         }
+
         let line = std::mem::take(line);
         // What is kept is the beginning; all is shown.
         *truncated |= stdout.len() + stderr.len() + line.len() >= MAX_OUTPUT;
+
         if !*truncated {
             let all = match stream {
                 Stream::Output => stdout,
@@ -405,6 +428,7 @@ impl Entry {
             all.push_str(&line);
             all.push('\n');
         }
+
         let sink = self.sink.clone()?;
         Some(Shown { sink, stream, line })
     }
@@ -423,6 +447,7 @@ fn base64(bytes: &[u8]) -> String {
             text.push(if place <= chunk.len() { char::from(ALPHABET[digit as usize]) } else { '=' });
         }
     }
+
     text
 }
 
@@ -460,8 +485,10 @@ mod tests {
         let (agent, mut guest) = started();
         let job = agent.start(&"x".into()).unwrap();
         guest.write_all(b"1 o one\n1 e+ bad \n1 o two\n1 e thing\n1 x 3\n").unwrap();
+
         let output =
             Output { status: 3, stdout: "one\ntwo\n".into(), stderr: "bad thing\n".into(), truncated: false };
+
         assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Done(output));
         assert_eq!(agent.notes(), ["something"]);
     }
@@ -471,9 +498,12 @@ mod tests {
         let (agent, mut guest) = started();
         let job = agent.start(&"x".into()).unwrap();
         guest.write_all(b"0 ready\n").unwrap();
+
         assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Restarted);
+
         let job = agent.start(&"x".into()).unwrap();
         drop(guest);
+
         assert_eq!(agent.wait(job, Instant::now() + LONG), Outcome::Gone);
     }
 
@@ -483,9 +513,11 @@ mod tests {
         let job = agent.start(&"x".into()).unwrap();
         guest.write_all(&vec![b'a'; 100_000]).unwrap();
         guest.write_all(b"\n\n9 o nobody\n1\n1 q\n\xff\xfe\n1 x\n").unwrap();
+
         let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
             panic!("it has not ended")
         };
+
         assert_eq!(output, Output { status: 255, ..Output::default() });
     }
 
@@ -494,13 +526,16 @@ mod tests {
         let (agent, mut guest) = started();
         let job = agent.start(&"x".into()).unwrap();
         let line = format!("1 o {}\n", "y".repeat(4000));
+
         for _ in 0..5000 {
             guest.write_all(line.as_bytes()).unwrap();
         }
+
         guest.write_all(b"1 x 0\n").unwrap();
         let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
             panic!("it has not ended")
         };
+
         assert!(output.truncated && output.stdout.len() <= MAX_OUTPUT);
     }
 
@@ -515,15 +550,18 @@ mod tests {
             // It goes on when the test has ended.
             let _ = released.lock().unwrap().recv();
         });
+
         let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
         guest.write_all(b"1 o one\n1 o two\n1 x 0\n").unwrap();
         has_entered.recv_timeout(LONG).unwrap();
+
         let (tell, told) = mpsc::channel();
         std::thread::spawn(move || {
             tell.send(agent.wait(job, Instant::now())).unwrap();
             drop(agent);
             tell.send(Outcome::Gone).unwrap();
         });
+
         assert_eq!(told.recv_timeout(LONG), Ok(Outcome::Late));
         assert_eq!(told.recv_timeout(LONG), Ok(Outcome::Gone), "the end waits for the sink");
         drop(release);
@@ -536,14 +574,18 @@ mod tests {
         let sink: LineSink = Arc::new(move |_, line| tell.send(line.to_owned()).unwrap());
         let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
         let line = format!("1 o {}\n", "y".repeat(4000));
+
         for _ in 0..5000 {
             guest.write_all(line.as_bytes()).unwrap();
         }
+
         guest.write_all(b"1 o+ the la\n1 o st\n1 e words\n1 x 0\n").unwrap();
         let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
             panic!("it has not ended")
         };
+
         assert!(output.truncated && output.stderr.is_empty());
+
         let lines: Vec<String> = told.try_iter().collect();
         assert_eq!(lines.len(), 5002);
         assert_eq!(lines[5000..], ["the last", "words"]);
@@ -556,14 +598,18 @@ mod tests {
         let sink: LineSink = Arc::new(move |_, line| tell.send(line.to_owned()).unwrap());
         let job = agent.start(&Job::shell("x").on_line(sink)).unwrap();
         let part = format!("1 o+ {}\n", "y".repeat(4000));
+
         for _ in 0..5000 {
             guest.write_all(part.as_bytes()).unwrap();
         }
+
         guest.write_all(b"1 o \n1 o next\n1 x 0\n").unwrap();
         let Outcome::Done(output) = agent.wait(job, Instant::now() + LONG) else {
             panic!("it has not ended")
         };
+
         assert!(output.truncated);
+
         let lines: Vec<String> = told.try_iter().collect();
         assert!(lines[0].len() <= MAX_OUTPUT);
         assert_eq!(lines[1..], ["next"]);
@@ -574,10 +620,13 @@ mod tests {
         let (agent, mut guest) = started();
         let ended = agent.start(&"x".into()).unwrap();
         guest.write_all(b"1 o one\n1 x 3\n1 o late\n").unwrap();
+
         let first = agent.wait(ended, Instant::now() + LONG);
         assert!(matches!(first, Outcome::Done(_)));
+
         let cut = agent.start(&"x".into()).unwrap();
         guest.write_all(b"0 ready\n").unwrap();
+
         assert_eq!(agent.wait(cut, Instant::now() + LONG), Outcome::Restarted);
         assert_eq!(agent.wait(cut, Instant::now()), Outcome::Restarted);
         assert_eq!(agent.wait(ended, Instant::now()), first);

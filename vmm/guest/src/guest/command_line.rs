@@ -28,12 +28,14 @@ pub(crate) fn device(placed: &Placed) -> serde_json::Value {
         "id": placed.id(),
         "socket": { "type": "unix", "path": placed.function.socket },
     });
+
     if placed.function.hotplug {
         device["bus"] = json!(placed.port());
     } else {
         device["bus"] = json!("pcie.0");
         device["addr"] = json!(format!("{:x}", placed.slot));
     }
+
     device
 }
 
@@ -46,6 +48,7 @@ pub(crate) fn command(
 ) -> Command {
     let mut command = toolkit.qemu.command();
     let kvm = config.accelerator == Accelerator::Kvm;
+
     // Remapped interrupts and KVM's own interrupt controller exclude each other.
     let split = if kvm && config.iommu { ",kernel-irqchip=split" } else { "" };
     command
@@ -57,51 +60,64 @@ pub(crate) fn command(
         .args(["-object", &format!("memory-backend-memfd,id=memory,size={}M,share=on", config.memory_mib)])
         .args(["-action", if config.reboots { "reboot=reset" } else { "reboot=shutdown" }])
         .args(["-name", &config.node]);
+
     let mut line = |id: &str| {
         let path = escaped(&files.sockets.join(id));
         command.args(["-chardev", &format!("socket,id={id},path={path}")]);
     };
+
     for id in LINES {
         line(id);
     }
+
     if config.terminal {
         line(TERMINAL);
     }
+
     command.args(["-serial", "chardev:console", "-serial", "chardev:agent"]);
     if config.terminal {
         command.args(["-serial", "chardev:terminal"]);
     }
+
     command.args(["-qmp", "chardev:monitor"]);
     if config.iommu {
         // Before all devices that it is to confine.
         command.args(["-device", "intel-iommu,intremap=on,caching-mode=on"]);
     }
+
     for placed in functions {
         function(&mut command, placed);
     }
+
     if let Some(share) = &config.share {
         command
             .args(["-fsdev", &format!("local,id=share,path={},security_model=none", escaped(share))])
             .args(["-device", "virtio-9p-pci,fsdev=share,mount_tag=share,addr=2"]);
     }
+
     for network in &config.networks {
         command.args(["-netdev", network]);
     }
+
     for device in &config.devices {
         command.args(["-device", device]);
     }
+
     if let Some(trace) = files.trace {
         command.args(["-d", "guest_errors", "-D"]).arg(trace);
     }
+
     for events in &config.trace {
         command.args(["-trace", events]);
     }
+
     let iommu = if config.iommu { " intel_iommu=on" } else { "" };
     // Without no_timer_check Linux panics when its timer does not tick in time, as happens on a host that has much else to do.
     command.arg("-kernel").arg(&toolkit.kernel.image).arg("-initrd").arg(files.initrd).args([
         "-append",
         &format!("console=ttyS0 quiet panic=-1 no_timer_check rdinit=/nicforge/init{iommu}{}", config.append),
     ]);
+
     command
 }
 
@@ -113,6 +129,7 @@ fn function(command: &mut Command, placed: &Placed) {
             &format!("pcie-root-port,id={port},bus=pcie.0,addr={slot:x},chassis={slot},slot={slot}"),
         ]);
     }
+
     command.args(["-device", &device(placed).to_string()]);
 }
 

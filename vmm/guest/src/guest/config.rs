@@ -262,14 +262,17 @@ impl GuestConfig {
                 SLOTS.count()
             )));
         }
+
         if self.driver == Driver::Vfio && !self.iommu {
             let text = "VFIO in the guest needs the virtual IOMMU (iommu, --iommu): its kernel has no other way to confine DMA";
             return Err(GuestError::Request(format!("{}: {text}", self.node)));
         }
+
         let good = |name: &str| {
             !name.is_empty()
                 && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
         };
+
         for name in std::iter::once(&self.node).chain(self.functions.iter().map(|function| &function.name)) {
             if !good(name) {
                 return Err(GuestError::Request(format!(
@@ -277,6 +280,7 @@ impl GuestConfig {
                 )));
             }
         }
+
         Ok(self
             .functions
             .iter()
@@ -309,6 +313,7 @@ mod tests {
             hotplug: true,
             user: false,
         });
+
         let places: Vec<_> = config.placed().unwrap().iter().map(Placed::place).collect();
         assert_eq!(places, ["03.0", "04.0/"]);
     }

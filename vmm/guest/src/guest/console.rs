@@ -14,6 +14,7 @@ pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::
     std::thread::Builder::new().name("guest-log".into()).spawn(move || {
         let mut buffer = vec![0; 16 << 10];
         let mut written = 0;
+
         loop {
             match line.read(&mut buffer) {
                 Ok(0) => return,
@@ -43,12 +44,15 @@ mod tests {
         let (mut guest, host) = UnixStream::pair().unwrap();
         let file = tempfile::NamedTempFile::new().unwrap();
         let keeper = keep(host, file.reopen().unwrap()).unwrap();
+
         for _ in 0..LIMIT / 4096 * 2 + 7 {
             guest.write_all(&[b'x'; 4096]).unwrap();
         }
+
         guest.write_all(b"the last words").unwrap();
         drop(guest);
         keeper.join().unwrap();
+
         let bytes = std::fs::read(file.path()).unwrap();
         assert!(bytes.len() <= LIMIT);
         assert!(bytes.ends_with(b"xxthe last words"));

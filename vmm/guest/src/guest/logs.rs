@@ -45,11 +45,13 @@ pub(crate) fn end(path: &Path) -> Option<String> {
     let mut file = File::open(path).ok()?;
     let length = file.metadata().ok()?.len();
     file.seek(SeekFrom::Start(length.saturating_sub(END))).ok()?;
+
     let mut bytes = Vec::new();
     file.take(END).read_to_end(&mut bytes).ok()?;
     let text = String::from_utf8_lossy(&bytes);
     let lines: Vec<String> = text.lines().map(printable).filter(|line| !line.is_empty()).collect();
     let start = lines.len().saturating_sub(LINES);
+
     (!lines.is_empty()).then(|| lines[start..].join("\n"))
 }
 
@@ -57,6 +59,7 @@ pub(crate) fn end(path: &Path) -> Option<String> {
 fn printable(line: &str) -> String {
     let mut text = String::new();
     let mut characters = line.chars();
+
     while let Some(character) = characters.next() {
         if character == '\u{1b}' {
             // A sequence ends with its first letter.
@@ -65,6 +68,7 @@ fn printable(line: &str) -> String {
             text.push(character);
         }
     }
+
     text.trim_end().to_owned()
 }
 
@@ -77,8 +81,10 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("log");
         let text: String = (0..10_000).map(|line| format!("\u{1b}[2Jline {line}\r\n")).collect();
+
         std::fs::write(&path, text).unwrap();
         let end = end(&path).unwrap();
+
         assert_eq!(end.lines().count(), LINES);
         assert!(end.ends_with("line 9999"), "{end}");
         assert!(!end.contains('\u{1b}'));

@@ -96,9 +96,11 @@ impl Guest {
             .tempdir()
             .doing(|| "a directory for a guest's sockets".into())?;
         let logs_folder = config.logs.as_deref().unwrap_or(folder.path());
+
         std::fs::create_dir_all(logs_folder).doing(|| logs_folder.display().to_string())?;
         let logs = Logs::in_folder(logs_folder, &config.node);
         let in_folder = |name: &str| folder.path().join(name);
+
         // A file without a name: it is gone with QEMU, however this process ends.
         let initrd = tempfile::tempfile_in(folder.path()).doing(|| "a guest's initramfs".into())?;
         let contents = Contents {
@@ -108,6 +110,7 @@ impl Guest {
             environment: environment(config),
             shim: shim.as_deref(),
         };
+
         initramfs::write(toolkit, &contents, &initrd, watch)?;
         let listen = |name: &str| {
             let path = in_folder(name);
@@ -115,6 +118,7 @@ impl Guest {
         };
         let [console, agent, monitor] = command_line::LINES.map(listen);
         let terminal = config.terminal.then(|| listen(command_line::TERMINAL)).transpose()?;
+
         // What a guest does wrong it can do for ever; events that were asked for are wanted as they happen, and all of them.
         let limited = config.logs.is_some() && config.trace.is_empty();
         let trace = if limited { Path::new(STANDARD_OUTPUT) } else { &logs.trace };
@@ -123,10 +127,12 @@ impl Guest {
             trace: config.logs.as_ref().map(|_| trace),
             sockets: folder.path(),
         };
+
         let mut command = command_line::command(toolkit, config, &functions, &files);
         let mut log = File::create(&logs.qemu).doing(|| logs.qemu.display().to_string())?;
         writeln!(log, "{command:?}").doing(|| logs.qemu.display().to_string())?;
         command.stdin(initrd).stdout(Stdio::null()).stderr(log);
+
         if limited {
             let (line, trace) = std::io::pipe().doing(|| "a pipe for QEMU's trace".into())?;
             command.stdout(trace);
@@ -134,6 +140,7 @@ impl Guest {
             // It ends with QEMU.
             console::keep(line, file).doing(|| format!("{}: QEMU's trace", config.node))?;
         }
+
         let process = Process::start(command, || ()).doing(|| format!("{}: start QEMU", config.node))?;
         let starting = Starting {
             config,
@@ -142,16 +149,20 @@ impl Guest {
             until: Instant::now() + config.boot_deadline,
             watch,
         };
+
         let file = File::create(&logs.console).doing(|| logs.console.display().to_string())?;
         // It ends with QEMU.
         console::keep(starting.accept(&console?)?, file).doing(|| format!("{}: its console", config.node))?;
+
         let agent = Agent::new(starting.accept(&agent?)?).doing(|| format!("{}: its agent", config.node))?;
         let monitor = starting.accept(&monitor?)?;
         let terminal = terminal.map(|listener| starting.accept(&listener)).transpose()?;
+
         for name in command_line::LINES.into_iter().chain([command_line::TERMINAL]) {
             // They are connected. What can't be removed now goes with the folder.
             let _ = std::fs::remove_file(in_folder(name));
         }
+
         let monitor = Monitor::new(monitor, starting.until).map_err(|trouble| starting.monitor(trouble))?;
         starting.wait(&agent)?;
         let guest = Self {
@@ -166,9 +177,11 @@ impl Guest {
             logs,
             _folder: folder,
         };
+
         for note in guest.agent.notes() {
             tracing::warn!(node = guest.node, "{note}");
         }
+
         Ok(guest)
     }
 
@@ -214,6 +227,7 @@ impl Guest {
             }
             Err(error) => return Err(error).doing(|| format!("{}: start {what}", self.node)),
         };
+
         Ok(Running {
             node: self.node.clone(),
             agent: self.agent.clone(),
@@ -268,9 +282,11 @@ impl Guest {
         let id = self.hotplug(name)?.id();
         self.monitor().forget_events();
         self.execute("device_del", json!({ "id": id }))?;
+
         let deleted =
             |event: &str, data: &serde_json::Value| event == "DEVICE_DELETED" && data["device"] == id;
         let told = self.monitor().event(deleted, Instant::now() + limit);
+
         told.map_err(|trouble| self.trouble(&format!("unplugging {name}"), limit, trouble))
     }
 
@@ -501,6 +517,7 @@ fn settings(config: &GuestConfig, functions: &[Placed]) -> String {
     if config.share.is_some() {
         modules.extend(["virtio_pci", "9pnet_virtio", "9p"]);
     }
+
     format!(
         "NF_DRIVER={}\nNF_FUNCTIONS={}\nNF_USERS={}\nNF_MODULES={}\nNF_SHARE={share}\n",
         config.driver.name(),

@@ -62,6 +62,7 @@ impl Monitor {
         let request = json!({ "execute": command, "arguments": arguments, "id": self.id });
         self.stream.set_write_timeout(Some(left(until)?))?;
         self.stream.write_all(format!("{request}\n").as_bytes())?;
+
         loop {
             let mut message = self.message(until)?;
             // What QEMU can't make out it refuses without one.
@@ -69,9 +70,11 @@ impl Monitor {
                 self.keep(message);
                 continue;
             }
+
             if let Some(result) = message.get_mut("return") {
                 return Ok(result.take());
             }
+
             if let Some(error) = message.get("error") {
                 let text = error["desc"].as_str().map_or_else(|| error.to_string(), str::to_owned);
                 return Err(Trouble::Refused(text));
@@ -116,9 +119,11 @@ impl Monitor {
                 let line: Vec<u8> = self.buffer.drain(..=end).collect();
                 return serde_json::from_slice(&line).map_err(|error| Trouble::Gone(error.into()));
             }
+
             if self.buffer.len() > MAX_LINE {
                 return Err(Trouble::Gone(io::Error::other("the monitor's line has no end")));
             }
+
             self.stream.set_read_timeout(Some(left(until)?))?;
             let mut piece = [0; 4096];
             match self.stream.read(&mut piece) {

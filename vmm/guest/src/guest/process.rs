@@ -59,6 +59,7 @@ impl Process {
                 }
             }
         })?;
+
         let pid = told.recv().map_err(io::Error::other)??;
         Ok(Self { shared, keeper: Some(keeper), pid: Pid::from_raw(pid as i32) })
     }
@@ -77,6 +78,7 @@ impl Process {
     pub(crate) fn wait(&self, limit: Duration) -> Option<ExitStatus> {
         let until = Instant::now() + limit;
         let mut status = self.shared.status();
+
         while status.is_none() {
             let left = until.saturating_duration_since(Instant::now());
             if left.is_zero() {
@@ -84,6 +86,7 @@ impl Process {
             }
             status = self.shared.ended.wait_timeout(status, left).unwrap_or_else(PoisonError::into_inner).0;
         }
+
         *status
     }
 
@@ -128,12 +131,15 @@ mod tests {
         let said = Arc::new(AtomicBool::new(false));
         let mut command = Command::new("sh");
         command.args(["-c", "exit 7"]);
+
         let process = Process::start(command, {
             let said = said.clone();
             move || said.store(true, Ordering::SeqCst)
         })
         .unwrap();
+
         assert_eq!(process.wait(LONG).unwrap().code(), Some(7));
+
         drop(process);
         assert!(said.load(Ordering::SeqCst));
     }
