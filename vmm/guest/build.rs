@@ -1,5 +1,5 @@
-//! Puts the sources of the kernel module (`kmod-shim`) into the library, so that a program can build the module for a guest
-//! wherever the program was installed.
+//! Embeds the sources of the kernel module (`kmod-shim`) in the library. A program can then build
+//! the module for a guest wherever the program is installed.
 
 use std::{
     fmt::Write,
@@ -28,7 +28,7 @@ fn main() -> std::io::Result<()> {
     std::fs::write(variable("OUT_DIR").join("shim_sources.rs"), text)
 }
 
-/// What kbuild reads: C, headers and its own files.
+/// Collects the files that kbuild reads: C sources, headers and makefiles.
 fn collect(root: &Path, folder: &Path, files: &mut Vec<(String, PathBuf)>) -> std::io::Result<()> {
     for entry in std::fs::read_dir(folder)? {
         let path = entry?.path();

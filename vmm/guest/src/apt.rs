@@ -1,8 +1,9 @@
 //! Packages from a Debian mirror, without root and without touching the host.
 //!
-//! apt is given a private configuration (lists, cache and package status in a directory of ours) and downloads; `dpkg-deb`
-//! unpacks. The mirror, proxies, credentials and keys are the host's: apt itself is asked which mirrors it knows. Nothing is
-//! installed, no script of a package runs, and the host's own hooks are switched off.
+//! apt downloads with a private configuration: lists, cache and package status are in a directory
+//! of the cache. `dpkg-deb` unpacks. The mirror, proxies, credentials and keys are the host's, and
+//! apt itself lists the mirrors it knows. No package is installed, no script of a package runs, and
+//! the host's own hooks are switched off.
 
 use std::{
     collections::BTreeSet,
@@ -19,13 +20,13 @@ use crate::{
 /// The environment variable that names a Debian mirror, as an apt source's URI.
 pub(crate) const MIRROR_VARIABLE: &str = "NICFORGE_DEBIAN_MIRROR";
 
-/// In a cache that stays empty.
+/// A directory of the cache that stays empty.
 const NO_ARCHIVES: &str = "none/partial";
 
 const KEYRINGS: [&str; 2] =
     ["/usr/share/keyrings/debian-archive-keyring.gpg", "/usr/share/keyrings/debian-archive-keyring.pgp"];
 
-/// The names under which Debian's suites stand in package sources.
+/// The names under which Debian's suites occur in package sources.
 const SUITES: [&str; 12] = [
     "bullseye",
     "bookworm",
@@ -41,21 +42,23 @@ const SUITES: [&str; 12] = [
     "experimental",
 ];
 
-/// What to get from where.
+/// Packages to download, and the suites they come from.
 pub(crate) struct Selection {
-    /// For messages, as in "QEMU".
+    /// The selection's name for messages, as in "QEMU".
     pub(crate) what: &'static str,
     /// Suites of the mirror, as in `trixie`.
     pub(crate) suites: &'static [&'static str],
-    /// The suite that is preferred, if it is not the first.
+    /// The preferred suite, if it is not the first.
     pub(crate) target: Option<&'static str>,
-    /// Packages that are wanted with all they depend on.
+    /// Packages to download with all their dependencies.
     pub(crate) packages: Vec<&'static str>,
-    /// Packages to be taken for installed, and what they provide, so that they are not fetched.
+    /// Packages that count as installed, with all that they provide, so that they are not
+    /// downloaded.
     pub(crate) assumed: Vec<&'static str>,
 }
 
-/// Debian's mirrors in the host's package sources, or the one that the environment names.
+/// Returns the mirror that the environment names, else the Debian mirrors in the host's package
+/// sources.
 pub(crate) fn mirrors(watch: &Watch) -> Result<Vec<String>, GuestError> {
     if let Some(named) = std::env::var_os(MIRROR_VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(vec![named.to_string_lossy().into_owned()]);
@@ -69,7 +72,7 @@ pub(crate) fn mirrors(watch: &Watch) -> Result<Vec<String>, GuestError> {
     Ok(debian_mirrors(&lines))
 }
 
-/// From apt's index targets: type, release, component, URI, origin.
+/// Extracts Debian mirrors from apt's index targets: type, release, component, URI, origin.
 fn debian_mirrors(lines: &[String]) -> Vec<String> {
     let mut known = Vec::new();
     let mut guessed = Vec::new();
@@ -82,7 +85,7 @@ fn debian_mirrors(lines: &[String]) -> Vec<String> {
             continue;
         }
 
-        // Without lists apt does not know the origin yet and leaves the variable in its place.
+        // Without lists apt does not know the origin yet and prints the variable unexpanded.
         let list = match origin {
             "Debian" => &mut known,
             _ if origin.starts_with('$') => &mut guessed,
@@ -95,7 +98,8 @@ fn debian_mirrors(lines: &[String]) -> Vec<String> {
         }
     }
 
-    // Other projects use Debian's names for their own suites; a mirror mostly ends like this.
+    // Other projects use Debian's suite names for their own. A URI of a Debian mirror usually ends
+    // like this.
     guessed.sort_by_key(|uri| !uri.trim_end_matches('/').ends_with("/debian"));
     guessed.retain(|uri| !known.contains(uri));
     known.extend(guessed);
@@ -103,7 +107,8 @@ fn debian_mirrors(lines: &[String]) -> Vec<String> {
     known
 }
 
-/// Downloads a selection into `folder` (which is made and can be used again to go on) and gives the packages' files.
+/// Downloads a selection into `folder` and returns the packages' files. The folder is created; a
+/// second call resumes an interrupted download.
 pub(crate) fn download(
     selection: &Selection,
     folder: &Path,
@@ -142,7 +147,7 @@ pub(crate) fn download(
     Err(unprovided(format!("no mirror of Debian gave its lists{keys}: {why}")))
 }
 
-/// What to do where packages can't be had.
+/// Advice for hosts on which packages can't be downloaded.
 pub(crate) const ADVICE: &str = "On Debian and its relatives: name a mirror of Debian with NICFORGE_DEBIAN_MIRROR and install \
 debian-archive-keyring. On other systems: name a QEMU of 10.1 or newer with --qemu, a kernel with --kernel (and its modules \
 with --modules), and have a static busybox";
@@ -151,7 +156,7 @@ fn keyring() -> Option<&'static str> {
     KEYRINGS.into_iter().find(|path| Path::new(path).is_file())
 }
 
-/// apt with a configuration of its own.
+/// apt with a private configuration.
 struct Apt {
     what: &'static str,
     folder: PathBuf,
@@ -177,7 +182,7 @@ impl Apt {
 
     fn command(&self) -> Command {
         let mut command = Command::new("apt-get");
-        // `--config-file` is read after the host's files, so it has the last word.
+        // `--config-file` is read after the host's files and overrides them.
         command.arg("--config-file").arg(self.folder.join("apt.conf")).args(["-q", "-o", "APT::Status-Fd=1"]);
         command.envs([("LC_ALL", "C"), ("DEBIAN_FRONTEND", "noninteractive")]);
         command
@@ -185,7 +190,7 @@ impl Apt {
 
     fn update(&self, watch: &Watch) -> Result<(), GuestError> {
         let mut command = self.command();
-        // A list that can't be had is an error here; by itself apt goes on with old ones.
+        // A failed list download is an error here. By default apt continues with old lists.
         command.args(["-o", "APT::Update::Error-Mode=any", "update"]);
         let percent = watch.clone();
         let what = format!("downloading the package lists for {}", self.what);
@@ -212,10 +217,11 @@ impl Apt {
         command.arg("install").args(&selection.packages);
     }
 
-    /// The files of the selection as it is now. An interrupted download may have left those of older versions beside them.
+    /// Returns the files of the current selection. An interrupted download may have left older
+    /// versions beside them.
     fn archives(&self, selection: &Selection, watch: &Watch) -> Result<Vec<PathBuf>, GuestError> {
         let mut command = self.command();
-        // apt leaves out what it finds in its cache.
+        // apt omits packages that are in its cache, so it is pointed at an empty one.
         let none = format!("Dir::Cache::archives={}", self.folder.join("none").display());
         self.install(command.args(["--print-uris", "-o", &none]), selection);
 
@@ -235,13 +241,13 @@ impl Apt {
     }
 }
 
-/// The file's name in a line of `--print-uris`: `'URI' NAME SIZE HASH`.
+/// Returns the file's name from a line of `--print-uris`: `'URI' NAME SIZE HASH`.
 fn file_name(line: &str) -> Option<&str> {
     let (_, rest) = line.strip_prefix('\'')?.split_once("' ")?;
     rest.split(' ').next().filter(|name| name.ends_with(".deb") && !name.contains('/'))
 }
 
-/// apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
+/// Reports the progress in apt's status lines: `dlstatus:NUMBER:PERCENT:TEXT`.
 fn show(line: &str, watch: &Watch) {
     let mut fields = line.split(':');
     if fields.next() == Some("dlstatus")
@@ -260,7 +266,7 @@ fn sources(selection: &Selection, mirror: &str) -> String {
     text
 }
 
-/// A package database in which nothing is installed but what is assumed.
+/// Returns a package database in which only the assumed packages are installed.
 fn status(assumed: &[&str]) -> String {
     let unique: BTreeSet<_> = assumed.iter().collect();
     let stanza = |name: &&&str| {
@@ -275,7 +281,7 @@ fn status(assumed: &[&str]) -> String {
 
 fn configuration(folder: &Path) -> String {
     let folder = folder.display();
-    // Hooks of the host clean up its cache or tell its desktop: they have no business here.
+    // The host's hooks, which clean its cache or notify its desktop, must not run here.
     let hooks = [
         "APT::Update::Pre-Invoke",
         "APT::Update::Post-Invoke",

@@ -10,7 +10,7 @@ const DIRECTORY: u32 = 0o040_000;
 const FILE: u32 = 0o100_000;
 const TRAILER: &str = "TRAILER!!!";
 
-/// Writes an archive. Paths are absolute; the directories above a file are made.
+/// Writer of an archive. Paths are absolute; parent directories of a file are added.
 pub(crate) struct Archive<W> {
     out: W,
     written: u64,
@@ -23,7 +23,7 @@ impl<W: Write> Archive<W> {
         Self { out, written: 0, inode: 1, directories: BTreeSet::new() }
     }
 
-    /// A directory, with those above it.
+    /// Adds a directory and its parents.
     pub(crate) fn directory(&mut self, path: &str) -> io::Result<()> {
         let mut parent = String::new();
         for part in path.split('/').filter(|part| !part.is_empty()) {
@@ -39,7 +39,7 @@ impl<W: Write> Archive<W> {
         Ok(())
     }
 
-    /// A file with its permissions.
+    /// Adds a file with its permissions.
     pub(crate) fn file(&mut self, path: &str, mode: u32, content: &[u8]) -> io::Result<()> {
         self.above(path)?;
         self.entry(path, FILE | (mode & 0o7777), content)
@@ -48,7 +48,7 @@ impl<W: Write> Archive<W> {
     /// Ends the archive.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.entry(TRAILER, 0, &[])?;
-        // Another archive may follow; the kernel looks for it at the next multiple of four.
+        // Another archive may follow. The kernel looks for it at the next multiple of four bytes.
         self.out.flush()?;
         Ok(self.out)
     }
@@ -112,7 +112,7 @@ impl<W: Write> Archive<W> {
 mod tests {
     use super::*;
 
-    /// Names, modes and contents, by the format's description.
+    /// Decodes names, modes and contents by the format's description.
     fn read(mut bytes: &[u8]) -> Vec<(String, u32, Vec<u8>)> {
         let mut entries = Vec::new();
         loop {

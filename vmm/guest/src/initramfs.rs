@@ -1,4 +1,5 @@
-//! The guest's first root file system: busybox, our init and agent, modules, `lspci`, and what the caller brings along.
+//! The guest's first root file system: busybox, init, agent, modules, `lspci`, and the caller's
+//! files.
 
 use std::{
     collections::BTreeSet,
@@ -21,12 +22,12 @@ const INIT: &[u8] = include_bytes!("inside/init.sh");
 const AGENT: &[u8] = include_bytes!("inside/agent.sh");
 const JOB: &[u8] = include_bytes!("inside/job.sh");
 
-/// Modules that a guest has where its kernel does; they are loaded when something asks for them.
+/// Modules that every guest gets if its kernel has them. They are loaded on demand.
 const USUAL_MODULES: [&str; 7] =
     ["virtio_pci", "9p", "9pnet_virtio", "virtio_net", "vfio_iommu_type1", "vfio_pci", "gpio_pci_idio_16"];
 
-/// The indexes that kmod's library reads, which `lspci` asks for the names of modules. They are empty here: magic number,
-/// version and no root.
+/// The indexes that kmod's library reads. `lspci` looks up the names of modules in them. They are
+/// empty here: magic number, version and no root.
 const INDEXES: [&str; 5] = [
     "modules.dep.bin",
     "modules.alias.bin",
@@ -39,24 +40,24 @@ const EMPTY_INDEX: [u8; 12] = [0xb0, 0x07, 0xf4, 0x57, 0, 2, 0, 1, 0, 0, 0, 0];
 /// A file for the guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Extra {
-    /// On the host.
+    /// Path on the host.
     pub(crate) source: PathBuf,
-    /// In the guest, absolute.
+    /// Absolute path in the guest.
     pub(crate) place: String,
-    /// Whether it is a program that needs its libraries.
+    /// Whether it is a program whose libraries are copied too.
     pub(crate) program: bool,
 }
 
-/// What goes into it besides what every guest has.
+/// The parts of an initramfs that differ between guests.
 pub(crate) struct Contents<'a> {
     pub(crate) extras: &'a [Extra],
-    /// More modules to have; each must be there.
+    /// Additional modules; a missing one is an error.
     pub(crate) modules: &'a [String],
     /// Shell text that init and agent read.
     pub(crate) config: String,
     /// Shell text with the environment of the commands.
     pub(crate) environment: String,
-    /// The kernel module.
+    /// The built kernel module `kmod-shim`.
     pub(crate) shim: Option<&'a Path>,
 }
 
@@ -70,7 +71,7 @@ pub(crate) fn write(
     let shown = || "a guest's initramfs".to_owned();
     let mut out = BufWriter::new(file);
     if let Some(initrd) = &toolkit.initrd {
-        // Archives may follow each other, packed or not; what comes later is added to what is there.
+        // Archives may follow each other, compressed or not. Later ones add to earlier ones.
         let mut base = File::open(initrd).doing(|| initrd.display().to_string())?;
         let length = std::io::copy(&mut base, &mut out).doing(shown)?;
         let missing = length.wrapping_neg() % 4;
@@ -118,14 +119,15 @@ impl Builder<'_> {
         self.archive.file(place, mode, content).doing(|| self.shown.clone())
     }
 
-    /// A host's file as it is, with its permissions.
+    /// Copies a file of the host, with its permissions.
     fn copy(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
         let content = std::fs::read(source).doing(|| source.display().to_string())?;
         let mode = std::fs::metadata(source).doing(|| source.display().to_string())?.permissions().mode();
         self.file(place, mode | 0o444, &content)
     }
 
-    /// `lspci` from another tree than the guest's programs: with its own loader and libraries in a folder.
+    /// Adds `lspci` with its own loader and libraries in a folder, as it may come from another tree
+    /// than the guest's programs.
     fn lspci(&mut self, lspci: &Lspci) -> Result<(), GuestError> {
         const FOLDER: &str = "/nicforge/lspci";
 
@@ -145,7 +147,7 @@ impl Builder<'_> {
         self.file("/nicforge/tools/lspci", 0o755, script.as_bytes())
     }
 
-    /// The usual modules and the caller's, with `modules.dep` for `modprobe`.
+    /// Adds the usual modules and the caller's, with `modules.dep` for `modprobe`.
     fn modules(
         &mut self,
         tree: &ModuleTree,
@@ -185,7 +187,7 @@ impl Builder<'_> {
 
         for file in files {
             if self.libraries.insert(file.clone()) {
-                // Links are followed: the guest has the file under the name that programs ask for.
+                // Links are followed: the guest has the file under the name that programs look for.
                 self.copy(&file, &file.to_string_lossy())?;
             }
         }
@@ -193,7 +195,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    /// A file, or a directory with all below it.
+    /// Copies a file, or a directory with its content.
     fn tree(&mut self, source: &Path, place: &str) -> Result<(), GuestError> {
         if !source.is_dir() {
             return self.copy(source, place);
@@ -210,7 +212,8 @@ impl Builder<'_> {
     }
 }
 
-/// What a module needs, directly or not; the nearest first, as `depmod` writes it.
+/// Returns all direct and indirect dependencies of a module, the nearest first, in `depmod`'s
+/// order.
 fn all_needed(module: &Module, modules: &[Module]) -> Vec<String> {
     let mut all: Vec<String> = Vec::new();
     let mut open = module.depends.clone();
@@ -219,14 +222,14 @@ fn all_needed(module: &Module, modules: &[Module]) -> Vec<String> {
         if name == module.name || all.contains(&name) {
             continue;
         }
-        // What is built into the kernel is not among the modules.
+        // A built-in dependency is not among the modules.
         if let Some(needed) = modules.iter().find(|other| other.name == name) {
             open.extend(needed.depends.iter().cloned());
             all.push(name);
         }
     }
 
-    // The order of loading is the order in `modules`.
+    // `modules` is in loading order.
     all.sort_by_key(|name| std::cmp::Reverse(modules.iter().position(|module| module.name == *name)));
     all
 }

@@ -1,7 +1,7 @@
-//! Kernel modules: where they are, what they depend on, in which order they are loaded.
+//! Kernel modules: their files, their dependencies and their loading order.
 //!
-//! A package's tree has no `modules.dep` (that is made where it is installed), so the dependencies are read from the modules
-//! themselves, from the `depends=` of their `.modinfo` section.
+//! An unpacked package has no `modules.dep`, which is made at installation. The dependencies are
+//! therefore read from the modules themselves, from `depends=` in their `.modinfo` section.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,7 +15,7 @@ use crate::{
     watch::Watch,
 };
 
-/// No module of a distribution is larger, in bytes.
+/// Size limit of a module, in bytes. No distribution's module is larger.
 const MAX_MODULE: u64 = 256 << 20;
 
 /// A kernel's `/lib/modules/VERSION`.
@@ -31,18 +31,18 @@ pub struct ModuleTree {
 pub(crate) struct Module {
     /// Its name with `_`, as `lsmod` prints it.
     pub(crate) name: String,
-    /// The names of those it needs.
+    /// The names of the modules it needs.
     pub(crate) depends: Vec<String>,
-    /// The object file, not compressed.
+    /// The object file, decompressed.
     pub(crate) object: Vec<u8>,
 }
 
-/// A module's name is the same with `-` and `_`.
+/// Returns a module's canonical name: `-` and `_` are equivalent.
 fn canonical(name: &str) -> String {
     name.replace('-', "_")
 }
 
-/// A file's module name and how it is compressed.
+/// Returns the module's name of a file, without the endings of kernel objects and of compression.
 fn module_name(file: &str) -> Option<String> {
     let name =
         ["", ".xz", ".zst", ".gz"].iter().find_map(|end| file.strip_suffix(end)?.strip_suffix(".ko"))?;
@@ -50,7 +50,7 @@ fn module_name(file: &str) -> Option<String> {
 }
 
 impl ModuleTree {
-    /// The modules in a directory such as `/lib/modules/6.1.0-1-amd64`.
+    /// Opens the modules in a directory such as `/lib/modules/6.1.0-1-amd64`.
     ///
     /// # Errors
     /// [`GuestError::Unsuitable`] when there are none.
@@ -62,7 +62,7 @@ impl ModuleTree {
             for entry in std::fs::read_dir(&folder).doing(|| folder.display().to_string())? {
                 let entry = entry.doing(|| folder.display().to_string())?;
                 let kind = entry.file_type().doing(|| entry.path().display().to_string())?;
-                // `build` and `source` are links to other trees.
+                // `build` and `source` are links to other trees, and are not followed.
                 if kind.is_dir() {
                     folders.push(entry.path());
                 } else if let Some(name) = entry.file_name().to_str().and_then(module_name) {
@@ -85,18 +85,18 @@ impl ModuleTree {
         Ok(Self { root: root.to_owned(), paths, builtin })
     }
 
-    /// The directory.
+    /// Returns the directory.
     pub fn root(&self) -> &Path {
         &self.root
     }
 
-    /// Whether the kernel has it, as a module or built in.
+    /// Returns whether the kernel has the module, loadable or built in.
     pub fn has(&self, name: &str) -> bool {
         let name = canonical(name);
         self.paths.contains_key(&name) || self.builtin.contains(&name)
     }
 
-    /// The modules with all they need, in an order in which they can be loaded. What is built in is left out.
+    /// Returns the modules and all their dependencies in loading order. Built-in ones are left out.
     pub(crate) fn closure(&self, names: &[&str], watch: &Watch) -> Result<Vec<Module>, GuestError> {
         let mut order = Vec::new();
         let mut seen = BTreeSet::new();
@@ -133,7 +133,7 @@ impl ModuleTree {
     }
 }
 
-/// A module's object file; what is compressed is decompressed by the host's tools.
+/// Reads a module's object file. The host's tools decompress it if needed.
 fn read(path: &Path, watch: &Watch) -> Result<Vec<u8>, GuestError> {
     let program = match path.extension().and_then(|extension| extension.to_str()) {
         Some("xz") => "xz",
@@ -161,7 +161,8 @@ fn read_file(path: &Path) -> Result<Vec<u8>, GuestError> {
     std::fs::read(path).doing(|| path.display().to_string())
 }
 
-/// `.modinfo` is a run of strings that end with NUL, one of them `depends=a,b`.
+/// Returns the dependencies from `.modinfo`, a sequence of NUL-terminated strings, one of them
+/// `depends=a,b`.
 fn depends(object: &[u8]) -> Vec<String> {
     const KEY: &[u8] = b"\0depends=";
     let Some(place) = object.windows(KEY.len()).position(|window| window == KEY) else { return Vec::new() };

@@ -1,6 +1,7 @@
-//! Running the host's tools: stopped by the watch, ended with us, their output kept for the error.
+//! Runs the host's tools. A cancelled watch stops them, they end with this process, and their
+//! output is kept for the error.
 //!
-//! UNSAFETY: what a child does between fork and exec is unsafe by its interface; here it is two system calls.
+//! UNSAFETY: code between fork and exec is unsafe by its interface; here it makes two system calls.
 #![allow(unsafe_code, reason = "a child asks the kernel to be ended with its parent")]
 
 use std::{
@@ -24,20 +25,21 @@ use crate::{
     watch::{LOOK, Watch},
 };
 
-/// How much of a tool's output is kept for its error, in bytes.
+/// The part of a tool's output that its error keeps, in bytes.
 const KEEP: usize = 4096;
 /// The longest line that is passed on in one piece, in bytes.
 const MAX_LINE: u64 = 64 * 1024;
 
-/// Makes the command's process one that ends when the calling thread does, in a process group of its own.
+/// Puts the command's process into a process group of its own and lets it end when the calling
+/// thread ends.
 ///
-/// It is the *thread* that counts: it must outlive the child.
+/// The *thread* counts, so it must outlive the child.
 pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
     command.process_group(0);
     let parent = getpid();
     let ask = move || {
         prctl::set_pdeathsig(Signal::SIGKILL)?;
-        // Whose parent ended before that is never told.
+        // If the parent ended before the request, the signal never comes.
         if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
     };
 
@@ -45,7 +47,8 @@ pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
     unsafe { command.pre_exec(ask) }
 }
 
-/// Runs a tool to its end and gives the lines of its standard output, each of which `line` has seen before.
+/// Runs a tool to its end and returns the lines of its standard output. `line` is called with each
+/// as it arrives.
 pub(crate) fn run(
     what: &str,
     command: &mut Command,
@@ -75,7 +78,7 @@ pub(crate) fn run(
     Err(GuestError::Tool { what: what.to_owned(), status, output: end_of(said) })
 }
 
-/// The same for a tool whose output nobody looks at while it runs.
+/// Runs a tool without looking at its output before its end.
 pub(crate) fn run_quietly(
     what: &str,
     command: &mut Command,
@@ -91,7 +94,7 @@ fn wait(what: &str, child: &mut Child, watch: &Watch) -> Result<std::process::Ex
         }
 
         if watch.is_cancelled() {
-            // The whole group: a tool's own children hold the pipes.
+            // The whole group is ended, as the tool's own children hold the pipes.
             let _ = killpg(Pid::from_raw(child.id() as i32), Signal::SIGKILL);
             let _ = child.wait();
             return Err(GuestError::Cancelled);

@@ -1,11 +1,11 @@
-//! A guest boots, runs commands, and says how they ended.
+//! A guest boots, runs commands and reports their exit statuses.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::{path::Path, sync::Arc, time::Duration};
 
 use nicforge_guest::{Guest, GuestConfig, Job, Provision, Watch};
 
-/// Nothing takes longer, also on a machine that has much else to do.
+/// Deadline of each step, generous enough for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
 #[test]
@@ -23,7 +23,7 @@ fn a_guest_runs_commands_and_gives_their_statuses() {
     let output = guest.run(Job::program(["lspci", "-nn", "-s", "00:00.0"]), LIMIT).unwrap();
     assert!(output.stdout.contains("Host bridge"), "{output:?}");
 
-    // The last of a long output comes too, however slowly it is taken.
+    // The end of a long output arrives too, however slowly the callback takes it.
     let slow = Job::shell("seq 1 15000").on_line(Arc::new(|_, line| {
         if line.ends_with("00") {
             std::thread::sleep(Duration::from_millis(10));
@@ -33,14 +33,14 @@ fn a_guest_runs_commands_and_gives_their_statuses() {
     let output = guest.run(slow, LIMIT).unwrap();
     assert_eq!((output.status, output.truncated, output.stdout.lines().count()), (0, false, 15_000));
 
-    // What a program leaves in the background doesn't hold its job up, nor does it die when that ends.
+    // A background process of a job neither delays the job's end nor dies with it.
     let output = guest.run("(sleep 30; echo late; touch /tmp/lives) & echo -n begun", LIMIT).unwrap();
     assert_eq!((output.status, output.stdout.as_str()), (0, "begun\n"));
 
     let output = guest.run("until [ -e /tmp/lives ]; do sleep 1; done", LIMIT).unwrap();
     assert_eq!(output.status, 0);
 
-    // A program's Ctrl-C is as everywhere.
+    // SIGINT ends a program with the usual status.
     let output = guest.run("sh -c 'kill -INT $$; echo lives'", LIMIT).unwrap();
     assert_eq!((output.status, output.stdout.as_str()), (130, ""));
 
