@@ -1,5 +1,5 @@
-//! Runs test bodies inside a guest: `guest_bodies DOOR MACHINE [PART OF A NAME]`. A line a body; the exit status says whether all
-//! of them held.
+//! Runs test bodies inside a guest: `guest_bodies DOOR MACHINE [PART OF A NAME]`. It prints one
+//! line for each body. The exit status tells whether all of them passed.
 
 use std::{
     io::Write,

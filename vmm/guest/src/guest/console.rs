@@ -1,4 +1,4 @@
-//! What a guest can write as much of as it likes, its console and QEMU's trace, in a file that can't grow beyond a limit.
+//! Logs of unlimited guest output (its console and QEMU's trace) in files of limited size.
 
 use std::{
     fs::File,
@@ -6,10 +6,10 @@ use std::{
     thread::JoinHandle,
 };
 
-/// When the file has so many bytes, it begins anew: what a guest said last is what matters.
+/// Size in bytes at which the file begins anew; the latest output is the useful one.
 const LIMIT: usize = 4 << 20;
 
-/// Writes what comes to the file until the guest is gone.
+/// Writes the output to the file until the guest is gone.
 pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name("guest-log".into()).spawn(move || {
         let mut buffer = vec![0; 16 << 10];
@@ -23,7 +23,7 @@ pub(crate) fn keep(mut line: impl Read + Send + 'static, mut file: File) -> io::
                         written = 0;
                     }
                     written += length;
-                    // The guest goes on whether there is room for its words or not.
+                    // A full disk must not stop the guest.
                     let _ = file.write_all(&buffer[..length]);
                 }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
