@@ -305,7 +305,7 @@ fn hostile(rig: &GuestRig, time: Duration, seed: u64) {
 
         for _ in 0..256 {
             let bar = random.below(6) as u8;
-            // Pages that only the device writes are skipped, since a store into one would end QEMU.
+            // Read-only BARs are among them. A store that reached one would end QEMU.
             let Ok(bar) = device.bar(bar) else { continue };
 
             // Offsets near the ends of pages and of BARs are the likeliest boundaries of the

@@ -1,4 +1,4 @@
-//! DMA engine.
+//! Test bodies of the DMA engine.
 
 use std::cell::RefCell;
 
@@ -13,10 +13,10 @@ use proptest::{prelude::*, test_runner::TestRunner};
 use super::until;
 use crate::backing::{Rig, soon};
 
-/// The piece that the engine moves at once.
+/// The number of bytes that the engine moves at once.
 const PIECE: usize = 65536;
 const GOOD: Outcome = Outcome { done: 1, errors: 0 };
-/// Where no buffer lies: the driver hands out addresses from 1 MiB to 512 GiB.
+/// An address without a buffer: the driver allocates addresses from 1 MiB to 512 GiB.
 const NOWHERE: u64 = 1 << 40;
 /// Offset of the command register in configuration space, and its value with memory decoding, but without DMA.
 const COMMAND: u64 = 4;
@@ -34,7 +34,7 @@ fn buffer(device: &Device, len: usize, private: bool) -> DmaBuffer {
     if private { device.private_dma_buffer(len) } else { device.dma_buffer(len, HugePages::Never) }.unwrap()
 }
 
-/// Bytes that differ from their neighbours and from those a page or a piece further.
+/// Returns bytes that differ from their neighbours and from those one page or one piece further.
 fn pattern(len: usize, seed: u8) -> Vec<u8> {
     (0..len).map(|at| (at ^ (at >> 8) ^ (at >> 16)) as u8 ^ seed).collect()
 }
@@ -45,7 +45,7 @@ fn read(buffer: &DmaBuffer, offset: u64, len: usize) -> Vec<u8> {
     data
 }
 
-/// Copies `len` bytes between two offsets, and checks them and what lies around them.
+/// Copies `len` bytes between two offsets, and checks them and the bytes around them.
 fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offsets: (u64, u64), len: usize) {
     let (source, destination) = offsets;
     let data = pattern(len, len as u8);
@@ -65,7 +65,7 @@ fn copy_and_check(engine: &mut DmaEngine, from: &DmaBuffer, to: &DmaBuffer, offs
     assert!(before.iter().chain(after).all(|byte| *byte == 0), "bytes around {len} were written");
 }
 
-/// Lengths around everything that is a boundary.
+/// Lengths around every boundary.
 const LENGTHS: [usize; 14] =
     [0, 1, 3, 63, 64, 4095, 4096, 4097, PIECE - 1, PIECE, PIECE + 1, 3 * PIECE + 5, 1_048_575, 1_048_576];
 
@@ -81,27 +81,27 @@ fn copies(rig: &dyn Rig, private_source: bool, private_destination: bool) {
     }
 }
 
-/// Memory that the device maps: every length, unaligned.
+/// Copies every length, unaligned, in memory that the device maps.
 pub fn copies_within_mapped_memory(rig: &dyn Rig) {
     copies(rig, false, false);
 }
 
-/// Memory that the device reads by messages.
+/// Copies from memory that the device reads by messages.
 pub fn copies_from_private_memory(rig: &dyn Rig) {
     copies(rig, true, false);
 }
 
-/// Memory that the device writes by messages; the interrupt comes behind the data.
+/// Copies to memory that the device writes by messages. The interrupt comes behind the data.
 pub fn copies_to_private_memory(rig: &dyn Rig) {
     copies(rig, false, true);
 }
 
-/// Both by messages.
+/// Copies where both sides are accessed by messages.
 pub fn copies_within_private_memory(rig: &dyn Rig) {
     copies(rig, true, true);
 }
 
-/// A piece over the border of two buffers that lie side by side, of the same and of different kinds.
+/// Copies across the border of two adjacent buffers, of the same and of different kinds.
 pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     for (left, right) in [(false, false), (true, true), (false, true), (true, false)] {
@@ -124,7 +124,7 @@ pub fn copies_across_buffers_side_by_side(rig: &dyn Rig) {
     }
 }
 
-/// The driver may look at the mirror instead of waiting for the interrupt, which does not disturb a later wait.
+/// The driver may poll the mirror instead of waiting for the interrupt. A later wait still works.
 pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 8192, false);
@@ -138,7 +138,7 @@ pub fn the_end_can_be_polled_for(rig: &dyn Rig) {
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
 }
 
-/// The longest list, with pieces that depend on each other: they are copied in order.
+/// The longest list, whose pieces depend on each other, is copied in order.
 pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 64 * (MAX_DESCRIPTORS as usize + 1), false);
@@ -155,7 +155,8 @@ pub fn a_list_of_all_descriptors_is_copied_in_order(rig: &dyn Rig) {
     assert_eq!(read(&memory, u64::from(MAX_DESCRIPTORS) * 64, 64), pattern(64, 7));
 }
 
-/// More writes by message than may be under way at a time: the engine finds the core busy and tries again.
+/// More writes by message than may be in flight at a time: the engine finds the core busy and
+/// retries.
 pub fn more_pieces_than_messages_under_way_are_all_copied(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let count = u64::from(MAX_DESCRIPTORS);
@@ -164,7 +165,7 @@ pub fn more_pieces_than_messages_under_way_are_all_copied(rig: &dyn Rig) {
     let data = pattern(16 * count as usize, 3);
 
     from.write(0, &data).unwrap();
-    // In reverse, so that a piece that was skipped or copied twice does not go unnoticed.
+    // In reverse order, so that a piece that was skipped or copied twice is noticed.
     let list: Vec<_> =
         (0..count).map(|n| piece(from.iova() + 16 * n, to.iova() + 16 * (count - 1 - n), 16)).collect();
 
@@ -192,42 +193,42 @@ fn expect_failure(rig: &dyn Rig, errors: u32, bad: impl FnOnce(&Device, u64) -> 
     assert_eq!(engine.copy(&list[..1], soon()).unwrap(), GOOD);
 }
 
-/// One byte more than a descriptor may copy.
+/// A descriptor's length exceeds the maximum by one byte.
 pub fn a_descriptor_that_is_too_long_is_refused(rig: &dyn Rig) {
     expect_failure(rig, STATUS_BAD_DESCRIPTOR, |_, at| piece(at, at, MAX_LENGTH + 1));
 }
 
-/// A reserved field that is not zero.
+/// A descriptor's reserved field is not zero.
 pub fn a_descriptor_with_reserved_bits_is_refused(rig: &dyn Rig) {
     expect_failure(rig, STATUS_BAD_DESCRIPTOR, |_, at| Descriptor { reserved: 1, ..piece(at, at, 1) });
 }
 
-/// Nothing is mapped where it reads.
+/// The source address is not mapped.
 pub fn an_unmapped_source_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(NOWHERE, at, 1));
 }
 
-/// Nothing is mapped where it writes.
+/// The destination address is not mapped.
 pub fn an_unmapped_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, NOWHERE, 1));
 }
 
-/// The last byte is not mapped any more.
+/// The source's last byte is not mapped.
 pub fn a_source_that_leaves_its_buffer_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at + 12288 - 10, at + 8192, 11));
 }
 
-/// Addresses that wrap around.
+/// The source's addresses wrap around.
 pub fn a_source_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(u64::MAX - 5, at + 8192, 100));
 }
 
-/// Addresses that wrap around.
+/// The destination's addresses wrap around.
 pub fn a_destination_that_wraps_ends_the_list_with_an_error(rig: &dyn Rig) {
     expect_failure(rig, STATUS_DMA_ERROR, |_, at| piece(at, u64::MAX - 5, 100));
 }
 
-/// Addresses that wrap around behind a first part that is mapped: nothing is copied.
+/// The destination's addresses wrap around behind a first part that is mapped: no byte is copied.
 pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let source = buffer(&device, 2 * PIECE, false);
@@ -250,7 +251,7 @@ pub fn a_destination_that_wraps_behind_its_buffer_is_not_begun(rig: &dyn Rig) {
     assert!(begun.iter().all(|byte| *byte == 0));
 }
 
-/// Memory that the device may only read.
+/// The device may only read the destination.
 pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     let mut kept = None;
     expect_failure(rig, STATUS_DMA_ERROR, |device, at| {
@@ -260,7 +261,7 @@ pub fn a_read_only_destination_ends_the_list_with_an_error(rig: &dyn Rig) {
     });
 }
 
-/// A list where nothing is mapped, and one that wraps around the end of the address space.
+/// The list is at an unmapped address, or wraps around the end of the address space.
 pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
@@ -274,14 +275,14 @@ pub fn an_unmapped_or_wrapping_list_ends_with_an_error(rig: &dyn Rig) {
     }
 }
 
-/// Counts and list addresses that make no sense.
+/// Invalid counts and list addresses are refused.
 pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let registers = device.bar(0).unwrap();
     let memory = buffer(&device, 4096, false);
     let list = registers.read64(REG_LIST).unwrap();
 
-    // Not with the error of the start before.
+    // The previous start's error must not be reported again.
     assert_eq!(engine.copy(&[piece(NOWHERE, memory.iova(), 1)], soon()).unwrap().errors, STATUS_DMA_ERROR);
     assert_eq!(engine.copy(&[], soon()).unwrap().errors, STATUS_BAD_START);
 
@@ -306,7 +307,7 @@ pub fn a_bad_start_is_refused(rig: &dyn Rig) {
     assert_eq!(engine.copy(&[piece(memory.iova(), memory.iova(), 1)], soon()).unwrap(), GOOD);
 }
 
-/// A start behind another start in the same ring: the first goes on, the second is refused.
+/// A start behind another start in the same ring: the first continues, the second is refused.
 pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 1 << 20, true);
@@ -320,7 +321,7 @@ pub fn a_start_while_busy_is_refused_and_disturbs_nothing(rig: &dyn Rig) {
     registers.posted_write(REG_START, &1u32.to_le_bytes()).unwrap();
     until(&device, || mirror.read64(MIRROR_ENDED) == Ok(2));
 
-    // By messages: the trapped read comes behind them.
+    // The memory is written by messages, and the trapped read is answered behind them.
     assert_eq!(registers.read32(REG_STATUS).unwrap(), STATUS_BAD_START);
     assert_eq!(registers.read32(REG_DONE).unwrap(), 1);
 
@@ -345,7 +346,7 @@ pub fn a_function_without_bus_mastering_reaches_nothing(rig: &dyn Rig) {
     assert_eq!(engine.copy(&list, soon()).unwrap(), GOOD);
 }
 
-/// A vector that nobody bound leaves its pending bit, and the mirror tells the end all the same.
+/// An unbound vector sets its pending bit, and the mirror shows the end all the same.
 pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
     let device = rig.open("dma0", "user0");
     let registers = device.bar(0).unwrap();
@@ -357,7 +358,7 @@ pub fn an_unbound_vector_leaves_its_pending_bit(rig: &dyn Rig) {
     assert_eq!(registers.read64(PENDING).unwrap(), 1 << VECTOR_ERROR);
 }
 
-/// The same address means other memory for another client.
+/// The same address refers to different memory for another client.
 pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
     let (first_device, mut first) = open(rig, "user0");
     let (second_device, mut second) = open(rig, "user1");
@@ -378,7 +379,7 @@ pub fn clients_have_address_spaces_of_their_own(rig: &dyn Rig) {
     assert_eq!((read(&mine, 4096, 100), read(&yours, 4096, 100)), (vec![1; 100], vec![2; 100]));
 }
 
-/// Memory that was given back is not reached any more.
+/// Released memory can't be reached any more.
 pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 4096, false);
@@ -398,7 +399,7 @@ pub fn dropped_memory_is_out_of_reach(rig: &dyn Rig) {
     assert_eq!(copy, [0; 100]);
 }
 
-/// A reset while messages are on the way: they come to nothing, and the next list is copied.
+/// A reset while messages are in flight discards them, and the next list is copied.
 pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
     let (device, mut engine) = open(rig, "user0");
     let memory = buffer(&device, 1 << 20, true);
@@ -422,7 +423,8 @@ pub fn a_reset_ends_a_list_and_the_next_one_is_copied(rig: &dyn Rig) {
 /// Bytes in each of the two buffers of [`any_list_does_what_copies_in_order_do`].
 const ARENA: usize = 3 * PIECE;
 
-/// Any list within a mapped and a private buffer does what the same copies in a byte array do.
+/// Any list over a mapped and a private buffer has the same effect as the same copies in a byte
+/// array.
 pub fn any_list_does_what_copies_in_order_do(rig: &dyn Rig) {
     let (device, engine) = open(rig, "user0");
     let engine = RefCell::new(engine);

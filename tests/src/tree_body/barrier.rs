@@ -13,7 +13,7 @@ use nicforge_hwi::{
 use super::{Core, NODES, settle};
 use crate::backing::Rig;
 
-/// A register of the unit.
+/// Returns the offset of a channel's register in the unit.
 fn register(register: u64, channel: u64) -> u64 {
     gi::BASE + register + 16 * channel
 }
@@ -31,7 +31,7 @@ fn disarm(core: &Core, channel: u64) {
     core.write(register(gi::STICKY, channel), 0);
 }
 
-/// Whether a channel shows `flag`, by the mirror.
+/// Returns whether the mirror shows `flag` for a channel.
 fn shows(core: &Core, flag: u32, channel: u64) -> bool {
     core.word(mirror::GLOBAL_INT) & (flag >> channel) != 0
 }
@@ -40,7 +40,8 @@ fn done(core: &Core, channel: u64) -> bool {
     shows(core, gi::STICKY_INT, channel)
 }
 
-/// A barrier completes when the last compute node has entered, for all at once, and again the next time.
+/// A barrier completes on all nodes at once when the last compute node has entered, and again the
+/// next time.
 pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     let nodes = &nodes[1..];
@@ -64,7 +65,8 @@ pub fn a_barrier_completes_with_the_last_node(rig: &dyn Rig) {
     }
 }
 
-/// All nodes, each in a thread of its own, pass a thousand barriers by posted writes; nobody leaves one before all have entered.
+/// All nodes pass a thousand barriers by posted writes, each in its own thread. No node leaves a
+/// barrier before all have entered it.
 pub fn a_thousand_barriers_let_nobody_through_early(rig: &dyn Rig) {
     const ROUNDS: u32 = 1000;
 
@@ -119,7 +121,7 @@ pub fn an_early_node_waits_for_the_slow(rig: &dyn Rig) {
     nodes[1..].iter().for_each(|node| node.until(|| done(node, 0)));
 }
 
-/// An I/O node holds up a barrier only when it takes part.
+/// An I/O node holds up a barrier only when it participates.
 pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes.iter().for_each(|node| arm(node, 0, true));
@@ -134,7 +136,7 @@ pub fn an_io_node_takes_part_when_it_says_so(rig: &dyn Rig) {
     nodes.iter().for_each(|node| node.until(|| done(node, 0)));
 }
 
-/// A node whose last core died in a barrier holds it up until its next core enters.
+/// A node whose last core died in a barrier holds it up until the node's next core enters.
 pub fn a_dead_node_has_not_entered(rig: &dyn Rig) {
     let nodes = Core::of_all(rig);
     nodes[1..].iter().for_each(|node| arm(node, 0, true));
@@ -187,7 +189,7 @@ pub fn a_direct_channel_shows_the_or_of_all_levels(rig: &dyn Rig) {
     all(false);
 }
 
-/// Cores cannot use the system's channels, the admin can.
+/// Cores cannot use the privileged channels, the admin can.
 pub fn a_core_cannot_use_the_systems_channels(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");

@@ -1,4 +1,4 @@
-//! A node whose software stores and writes anything anywhere: the others go on.
+//! A node whose software makes arbitrary stores and writes does not harm the other nodes.
 
 use nicforge_driver::WriteMode;
 use nicforge_hwi::{
@@ -17,7 +17,7 @@ use crate::backing::Rig;
 /// BAR of the posted-write ring.
 const BAR_RING: u8 = 1;
 
-/// What hostile software may do.
+/// An action of hostile software.
 #[derive(Clone, Debug)]
 enum Action {
     /// Store a word anywhere in the windows.
@@ -30,7 +30,7 @@ enum Action {
         word: u64,
         value: u64,
     },
-    /// Make a send slot valid, or nearly.
+    /// Make a send slot valid, or nearly valid.
     Slot {
         slot: u64,
         number: u32,
@@ -38,7 +38,7 @@ enum Action {
     },
     /// Store a read pointer.
     ReadPointer(u32),
-    /// Take or free any lock box for anybody.
+    /// Take or free any lock box, as any owner.
     Lock {
         number: u64,
         value: u32,
@@ -74,7 +74,7 @@ fn action() -> impl Strategy<Value = Action> {
     ]
 }
 
-/// The cases share a machine, so that a failed one cannot be tried again in parts.
+/// Returns a runner without shrinking, as the cases share a machine.
 fn runner() -> TestRunner {
     let config = ProptestConfig::with_cases(64);
     TestRunner::new(ProptestConfig { failure_persistence: None, max_shrink_iters: 0, ..config })
@@ -93,7 +93,7 @@ fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
         Action::Lock { number, value } => {
             window.store_u32_release(window::LOCK + number * window::LOCK_STRIDE, value).unwrap();
         }
-        // What lies across a border is refused.
+        // An access that crosses a boundary is refused.
         Action::Read { offset, width } => drop(backing.read(0, offset, &mut vec![0; width])),
         Action::Write { offset, data } => drop(backing.write(0, offset, &data, WriteMode::Confirmed)),
         Action::Settle => settle(rig),
@@ -102,8 +102,8 @@ fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
     core.doorbell.after_store().unwrap();
 }
 
-/// Software on two cores of a node between others does anything: the system channel goes on as if nothing were, through that
-/// node too; and after the operator's resets the user channel is as new.
+/// Software on two cores of an inner node acts arbitrarily. The system channel works throughout,
+/// through that node too. After the operator's resets the user channel is in its initial state.
 pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
     let admins: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "admin")).into();
     let users: Vec<_> = ["io0", "cn2", "cn3"].map(|node| Core::open(rig, node, "core0")).into();
@@ -151,7 +151,8 @@ pub fn a_hostile_node_breaks_no_other(rig: &dyn Rig) {
     outcome.unwrap();
 }
 
-/// Software that stores anything outside the send slots disturbs not even what passes through its node on its own channel.
+/// Software that makes arbitrary stores outside the send slots does not disturb packets that pass
+/// through its node on its own channel.
 pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
     let [io, hostile, cn2, cn3] = Core::of(rig, ["io0", "cn0", "cn2", "cn3"]);
     let ring = hostile.device.bar(BAR_RING).unwrap().window(0, 4096).unwrap();
@@ -178,7 +179,7 @@ pub fn a_node_that_sends_nothing_disturbs_nobody(rig: &dyn Rig) {
     assert_eq!(hostile.word(mirror::RECV_TAIL), 0);
 }
 
-/// Packets that a node sends without end to one that does not read them hold up that channel only, and only until the
+/// A flood of packets to a node that does not read blocks that channel only, and only until the
 /// receiver is reset.
 pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
     let [io, flooder, cn3] = Core::of(rig, ["io0", "cn2", "cn3"]);
@@ -192,7 +193,7 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
     rig.reset("io0");
     io.device.reset().unwrap();
 
-    // Both senders' rests come, in any order, and then nothing more.
+    // The remaining packets of both senders arrive in any order, and then no more.
     io.until(|| {
         io.try_receive();
         io.presence(3, 0) == 2 && cn3.word(mirror::SEND_HEAD) == held
@@ -206,7 +207,7 @@ pub fn a_flood_ends_with_a_reset_of_its_target(rig: &dyn Rig) {
     transfer(&cn3, &io, &numbered(0, 500, 50));
 }
 
-/// A client cannot write what the NIC shows it: mapped for reading only.
+/// A client maps the mirror read-only and cannot write it.
 pub fn the_mirror_cannot_be_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     io.send(to(1), &payload(1));

@@ -1,4 +1,5 @@
-//! Interrupts: which conditions raise them, for whom, and when not.
+//! Interrupts: the conditions that raise them, their receivers, and the conditions that do not
+//! raise them.
 
 use std::thread;
 
@@ -14,7 +15,8 @@ use nicforge_hwi::{
 use super::{Core, irq_to, payload, settle, to};
 use crate::backing::{Rig, soon};
 
-/// An irq-marked packet interrupts who enabled the vector before, once a packet; a data packet nobody.
+/// An irq-marked packet interrupts each core that enabled the vector before, once for each packet.
+/// A data packet interrupts none.
 pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -33,7 +35,8 @@ pub fn an_irq_packet_interrupts_who_enabled_it_before(rig: &dyn Rig) {
     assert_eq!(interrupt.take(), 0);
 }
 
-/// Enabling while an irq-marked packet waits interrupts, also if it is not the first in the queue.
+/// Enabling the vector while an irq-marked packet waits interrupts, also if it is not the first in
+/// the queue.
 pub fn enabling_while_an_irq_packet_waits_interrupts(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -51,7 +54,8 @@ pub fn enabling_while_an_irq_packet_waits_interrupts(rig: &dyn Rig) {
     node.receive_numbers(0, 3);
 }
 
-/// A packet that was read before its interrupt was handled leaves a spurious interrupt and no second one.
+/// A packet that was read before its interrupt was handled leaves one spurious interrupt and no
+/// second one.
 pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -59,7 +63,7 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     io.send(irq_to(3), &payload(0));
     node.receive_numbers(0, 1);
 
-    // The interrupt came, and finds nothing.
+    // The interrupt fired, and there is no packet.
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
     assert!(node.try_receive().is_none());
 
@@ -71,8 +75,8 @@ pub fn a_packet_read_before_its_interrupt_leaves_no_second_one(rig: &dyn Rig) {
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// A second irq-marked packet that is not the first in the queue interrupts too, and one of them that stays makes enabling
-/// interrupt again.
+/// A second irq-marked packet behind another one interrupts too. While one of them stays in the
+/// queue, enabling interrupts again.
 pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -96,7 +100,7 @@ pub fn a_second_irq_packet_interrupts_again(rig: &dyn Rig) {
     assert_eq!(interrupt.take(), 0);
 }
 
-/// A vector that is not enabled stays silent whatever happens, and its condition can still be read.
+/// A disabled vector never fires, and its condition can still be read.
 pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupts: Vec<_> =
@@ -119,7 +123,8 @@ pub fn a_disabled_vector_stays_silent(rig: &dyn Rig) {
     );
 }
 
-/// Each core of a node has an enable of its own: those who enabled a vector get it, the others do not.
+/// Each core of a node has its own enable register. Cores that enabled a vector get it, the others
+/// do not.
 pub fn each_core_enables_for_itself(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let second = Core::open(rig, "cn0", "core1");
@@ -141,7 +146,8 @@ pub fn each_core_enables_for_itself(rig: &dyn Rig) {
     assert_eq!(second.read(REG_INT_ENABLE), 1 << vector::ERROR);
 }
 
-/// A posted write of the enable register does what a trapped one does, in order with the read pointer stored before it.
+/// A posted write of the enable register has the effect of a trapped one, in order with the read
+/// pointer stored before it.
 pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -163,7 +169,8 @@ pub fn a_posted_enable_looks_at_the_read_pointer_afresh(rig: &dyn Rig) {
     }
 }
 
-/// A thread that sleeps in the dummy read is woken by the packet, and one for which nothing comes by its deadline.
+/// A packet wakes a thread that sleeps in the dummy read. Without a packet the deadline ends the
+/// sleep.
 pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn3"]);
     let interrupt = node.device.interrupt(vector::RECV_IRQ.into()).unwrap();
@@ -189,7 +196,8 @@ pub fn a_sleeping_reader_is_woken(rig: &dyn Rig) {
     });
 }
 
-/// An error interrupts when its bit is set, not again while it stays set, and again after it was read.
+/// An error interrupts when its bit is set, not again while it stays set, and again after it was
+/// read.
 pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
@@ -209,7 +217,7 @@ pub fn an_error_interrupts_once_until_it_was_read(rig: &dyn Rig) {
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// An exception that the admin has disabled sets its bit and raises nothing.
+/// An exception that the admin has disabled sets its bit and raises no interrupt.
 pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
@@ -229,7 +237,7 @@ pub fn a_disabled_exception_raises_nothing(rig: &dyn Rig) {
     assert_eq!(interrupt.wait(soon(), None).unwrap(), 1);
 }
 
-/// A watermark that the admin has disabled raises nothing, though it shows.
+/// A watermark that the admin has disabled raises no interrupt, though its bit is set.
 pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
@@ -245,13 +253,13 @@ pub fn a_disabled_watermark_raises_nothing(rig: &dyn Rig) {
     assert_eq!((interrupt.take(), node.read(REG_INT_STATUS) & 1 << vector::WATERMARK), (0, 0));
 }
 
-/// The receive watermark interrupts when it is passed, once, and again when it is passed again.
+/// The receive watermark interrupts once each time it is passed.
 pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
 
-    // More than 4 of 8 packets.
+    // The watermark is passed with more than 4 of 8 packets.
     admin.write(dcr(GLOB_VCFG1), 4 << vcfg::RWM_SHIFT);
     node.enable(&[vector::WATERMARK]);
     settle(rig);
@@ -281,13 +289,13 @@ pub fn the_receive_watermark_interrupts_when_it_is_passed(rig: &dyn Rig) {
     }
 }
 
-/// The send watermark interrupts when a full FIFO has drained that far.
+/// The send watermark interrupts when a full FIFO has drained to it.
 pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn2"]);
     let admin = Core::open(rig, "cn2", "admin");
     let interrupt = node.device.interrupt(vector::WATERMARK.into()).unwrap();
 
-    // 2 of 8 packets or fewer; the receive watermark is out of the way.
+    // The watermark is reached with 2 of 8 packets or fewer; the receive watermark is disabled.
     admin.write(dcr(GLOB_VCFG1), 2 << vcfg::IWM_SHIFT);
     admin.write(dcr(REC_PRXEN), 0);
     admin.write(dcr(INJ_PIXEN), pix::WM1 | pix::ENABLE);
@@ -307,7 +315,7 @@ pub fn the_send_watermark_interrupts_when_the_fifo_has_drained(rig: &dyn Rig) {
     io.receive_numbers(6, sent - 6);
 }
 
-/// The channels' watermarks and errors interrupt the clients of their own channel only.
+/// A channel's watermarks and errors interrupt only clients of that channel.
 pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     let [core, io] = Core::of(rig, ["cn2", "io0"]);
     let (admin, io_admin) = (Core::open(rig, "cn2", "admin"), Core::open(rig, "io0", "admin"));
@@ -340,7 +348,8 @@ pub fn a_channel_interrupts_its_own_clients_only(rig: &dyn Rig) {
     assert!(of_admin.iter().all(|interrupt| interrupt.take() == 0));
 }
 
-/// A change of the presence table interrupts who enabled it, and one before it was enabled does when it is, once.
+/// A change of the presence table interrupts the cores that enabled the vector. A change before
+/// that interrupts once when it is enabled.
 pub fn a_presence_change_interrupts(rig: &dyn Rig) {
     let [node] = Core::of(rig, ["cn2"]);
     let interrupt = node.device.interrupt(vector::PRESENCE.into()).unwrap();
@@ -369,7 +378,8 @@ pub fn a_presence_change_interrupts(rig: &dyn Rig) {
     assert_eq!(interrupt.take(), 0);
 }
 
-/// A global interrupt interrupts the cores that enabled it when it fires, and those who enable it while it holds.
+/// A global interrupt interrupts the cores that enabled the vector when it fires, and those that
+/// enable it while it holds.
 pub fn a_global_interrupt_interrupts(rig: &dyn Rig) {
     let [node, other] = Core::of(rig, ["cn2", "cn0"]);
     let interrupt = node.device.interrupt(vector::GLOBAL_INT.into()).unwrap();

@@ -41,7 +41,7 @@ fn until_waiting(core: &Core, count: u32) {
     core.until(|| status::headers(core.read(port::SX)) == count);
 }
 
-/// What is pushed in quads is popped in quads.
+/// A packet pushed in quads is popped in quads.
 pub fn a_pushed_packet_is_popped(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn2", "cn1"]);
 
@@ -72,7 +72,7 @@ pub fn two_halves_make_a_quad(rig: &dyn Rig) {
     assert_eq!((from.errors(), target.errors()), ((0, 0), (0, 0)));
 }
 
-/// Halves that two cores of a node push in turn make a quad each.
+/// Interleaved halves of two cores of a node make one quad for each core.
 pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
     let [first, target] = Core::of(rig, ["cn0", "io0"]);
     let second = Core::open(rig, "cn0", "core1");
@@ -92,7 +92,7 @@ pub fn halves_of_two_cores_stay_apart(rig: &dyn Rig) {
     assert_eq!(first.errors(), (0, 0));
 }
 
-/// Halves out of turn are alignment errors.
+/// Halves in the wrong order are alignment errors.
 pub fn halves_out_of_turn_are_alignment_errors(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
 
@@ -107,7 +107,8 @@ pub fn halves_out_of_turn_are_alignment_errors(rig: &dyn Rig) {
     assert_eq!(core.errors(), (prx::ALIGN0, 0));
 }
 
-/// A quad of which a core reads the lower half only is lost to it, and the error is that of its own processor port.
+/// If a core reads only the lower half of a quad, the upper half is lost. The error bit is that of
+/// the core's processor port.
 pub fn an_upper_half_that_is_not_read_is_lost_and_noted(rig: &dyn Rig) {
     let [io, first] = Core::of(rig, ["io0", "cn0"]);
     let third = Core::open(rig, "cn0", "core2");
@@ -125,7 +126,7 @@ pub fn an_upper_half_that_is_not_read_is_lost_and_noted(rig: &dyn Rig) {
     }
 }
 
-/// The header may come before, between, or after the quads.
+/// The header may be pushed before, between, or after the quads.
 pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
     for place in [0, 1, 7, QUADS] {
@@ -144,7 +145,7 @@ pub fn the_header_may_come_at_any_time(rig: &dyn Rig) {
     }
 }
 
-/// Headers and quads of several packets may be pushed and popped on their own.
+/// Headers and quads of several packets may be pushed and popped independently.
 pub fn headers_and_quads_are_queues_of_their_own(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
 
@@ -163,7 +164,7 @@ pub fn headers_and_quads_are_queues_of_their_own(rig: &dyn Rig) {
     assert_eq!(target.read(port::SX), 0);
 }
 
-/// A packet that lacks a quad stays, shows in the status, and goes when it is complete.
+/// A packet that lacks a quad waits, is visible in the status, and leaves when it is complete.
 pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
     let [from, target] = Core::of(rig, ["cn0", "io0"]);
     push_header(&from, to(0));
@@ -180,7 +181,8 @@ pub fn a_partial_packet_waits_for_its_last_quad(rig: &dyn Rig) {
     assert_eq!(from.read(port::SX), 0);
 }
 
-/// Accesses of a wrong width or alignment read as ones, write nothing, and set the bit of the core's processor port.
+/// Accesses of a wrong width or alignment read all ones, write nothing, and set the bit of the
+/// core's processor port.
 pub fn bad_widths_and_alignments_set_the_bit_of_the_processor_port(rig: &dyn Rig) {
     let cores: Vec<_> = (0..CORES).map(|core| Core::open(rig, "cn0", &format!("core{core}"))).collect();
     let read_bits = [prx::ALIGN0, prx::ALIGN0, prx::ALIGN1, prx::ALIGN1];
@@ -205,7 +207,7 @@ pub fn bad_widths_and_alignments_set_the_bit_of_the_processor_port(rig: &dyn Rig
     }
 }
 
-/// Addresses without a register, or that go the other way, are address errors.
+/// Accesses to an address without a register, or in the wrong direction, are address errors.
 pub fn addresses_without_a_register_are_address_errors(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     for offset in [port::DR, port::SX, port::SIZE, dcr(0x7f), REG_INT_STATUS, REGISTERS - 4] {
@@ -219,7 +221,8 @@ pub fn addresses_without_a_register_are_address_errors(rig: &dyn Rig) {
     }
 }
 
-/// Reads of an empty FIFO are under-runs: ones, the error bit, and the error interrupt.
+/// Reads of an empty FIFO are underruns: they return all ones, and set the error bit and the error
+/// interrupt.
 pub fn reading_an_empty_fifo_is_an_under_run(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let interrupt = core.device.interrupt(vector::ERROR.into()).unwrap();
@@ -234,7 +237,7 @@ pub fn reading_an_empty_fifo_is_an_under_run(rig: &dyn Rig) {
     assert_eq!(core.errors(), (0, 0));
 }
 
-/// Writes to a full FIFO are overflows, and what was written is all that is lost.
+/// Writes to a full FIFO are overflows. Only the written data are lost.
 pub fn writing_a_full_fifo_loses_what_was_written(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let interrupt = node.device.interrupt(vector::ERROR.into()).unwrap();
@@ -257,11 +260,11 @@ pub fn writing_a_full_fifo_loses_what_was_written(rig: &dyn Rig) {
     assert_eq!(node.errors(), (0, 0));
 }
 
-/// Packets of port and slots leave in the order they were given, also out of a FIFO that is blocked.
+/// Packets of port and slots leave in the order they were given, also from a FIFO that was blocked.
 pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
 
-    // More than the link and the other FIFO take.
+    // More packets than the link and the other FIFO hold.
     for number in 0..8 + 4 + 7 {
         if number % 3 == 0 {
             push(&node, to(0), &payload(number));
@@ -276,7 +279,7 @@ pub fn port_and_slots_send_into_one_queue(rig: &dyn Rig) {
     io.receive_numbers(0, 8 + 4 + 7);
 }
 
-/// Port and slots take packets out of one queue.
+/// Port and slots take packets from one queue.
 pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     for number in 0..40 {
@@ -293,7 +296,8 @@ pub fn port_and_slots_receive_from_one_queue(rig: &dyn Rig) {
     assert_eq!(io.errors(), (0, 0));
 }
 
-/// Status word, the other channel's view of it, the mirror and the slots say the same at every fill level.
+/// The status word, the other channel's view of it, the mirror and the slots agree at every fill
+/// level.
 pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let (io_admin, node_admin) = (Core::open(rig, "io0", "admin"), Core::open(rig, "cn0", "admin"));
@@ -321,7 +325,8 @@ pub fn status_word_and_mirror_agree(rig: &dyn Rig) {
     check(20);
 }
 
-/// What the port has popped of packets that are not read to their end is out of the FIFO for every reader of its status.
+/// The status leaves out quads that the port has popped of a packet, even if it is not read to its
+/// end, for every reader.
 pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -351,7 +356,8 @@ pub fn the_status_leaves_out_what_the_port_has_popped(rig: &dyn Rig) {
     shows(0, 0);
 }
 
-/// The error word of the mirror shows what the registers show; reading these clears it. Another channel's errors stay.
+/// The mirror's error word shows the exception registers, and reading these clears it. Another
+/// channel's errors stay.
 pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -370,7 +376,8 @@ pub fn the_error_word_shows_the_exception_registers(rig: &dyn Rig) {
     assert_eq!(admin.errors(), (prx::HFU0, 0));
 }
 
-/// A core reads the control registers, and its writes are ignored and noted; the admin's count.
+/// A core can read the control registers. Its writes are ignored and noted, the admin's have
+/// effect.
 pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
     let [core] = Core::of(rig, ["cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -391,7 +398,7 @@ pub fn a_core_cannot_write_control_registers(rig: &dyn Rig) {
     assert_eq!((core.errors(), admin.errors()), ((0, 0), (0, 0)));
 }
 
-/// Manual mode stops the router, and what stands still goes on afterwards.
+/// Manual mode stops the router, and waiting packets continue afterwards.
 pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -409,7 +416,8 @@ pub fn a_node_in_manual_mode_stands_still(rig: &dyn Rig) {
     io.receive_numbers(0, 8);
 }
 
-/// The soft reset empties FIFOs and port and clears errors; routes and watermarks stay, and packets go as before.
+/// The soft reset empties FIFOs and port and clears errors. Routes and watermarks stay, and packets
+/// pass as before.
 pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     let [io, node] = Core::of(rig, ["io0", "cn0"]);
     let admin = Core::open(rig, "cn0", "admin");
@@ -437,7 +445,7 @@ pub fn a_soft_reset_empties_the_node(rig: &dyn Rig) {
     assert_eq!((node.read(port::SX), node.waiting(), node.errors()), (0, 0, (0, 0)));
 
     kept.iter().for_each(|&(number, value)| assert_eq!(admin.read(dcr(number)), value));
-    // What was under way beyond the node arrives, and behind it the news.
+    // Packets in flight beyond the node arrive, and behind them the presence report.
     io.receive_numbers(0, 8 + 4);
     settle(rig);
 
