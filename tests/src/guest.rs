@@ -125,8 +125,8 @@ pub fn run(guest: &Guest, script: &str) -> Output {
 /// When the line fails before the guest's end.
 pub fn operate(served: &Served, line: &UnixStream) {
     let mut base = HashMap::new();
-    // The held admin attachments keep the nodes alive between bodies, so their FIFOs keep the last
-    // body's packets.
+    // The guest keeps its attachments between bodies, so FIFOs keep the last body's packets. The
+    // admin attachments reset the nodes before each body.
     let nodes: Vec<_> = served.functions().filter_map(|name| served.try_open(name, "admin").ok()).collect();
     let nodes: Vec<_> =
         nodes.into_iter().filter(|admin| admin.identity().device == pci::DEVICE_TREE).collect();

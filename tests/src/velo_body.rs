@@ -1,9 +1,12 @@
 //! Test bodies of VELO: processes on the VPIDs of two cards, through the library.
 //!
-//! Each body gets a machine of its own ([`machine`]) behind some door: cards `ex0` and `ex1` with VPIDs `vpid0` to `vpid3`.
+//! Each body gets a machine of its own ([`machine`]) behind some door: cards `ex0` and `ex1` with
+//! VPIDs `vpid0` to `vpid3`.
 //!
-//! - here: messages, order, tags, waits; `flow.rs`: receivers that do not read; `hostile.rs`: software that does anything; `torn.rs`: messages that are
-//!   torn on their way to the card.
+//! - this file: messages, order, tags, waits
+//! - `flow.rs`: receivers that do not read
+//! - `hostile.rs`: hostile software
+//! - `torn.rs`: messages that reach the card in pieces
 
 pub mod flow;
 pub mod hostile;
@@ -36,7 +39,8 @@ use crate::backing::{LIMIT, Rig, soon};
 /// VPIDs of each card.
 const VPIDS: u16 = 4;
 
-/// Two cards that are linked; `watchdog_ms` is for sends that wait in a card, 0 for never.
+/// Returns two linked cards. `watchdog_ms` is the limit for sends that wait in a card; 0 means
+/// none.
 pub fn machine(watchdog_ms: u64) -> Machine {
     let text =
         format!("name = \"velo\"\n[[extoll]]\nmesh = 2\nvpids = {VPIDS}\nwatchdog_ms = {watchdog_ms}\n");
@@ -56,12 +60,12 @@ fn port(rig: &dyn Rig, address: Address) -> Port {
     port_with(rig, address, Config::default())
 }
 
-/// Bytes that differ from message to message and from place to place.
+/// Returns bytes that depend on message and position.
 fn pattern(seed: u64, bytes: usize) -> Vec<u8> {
     (0..bytes as u64).map(|index| (seed.wrapping_mul(31) ^ index.wrapping_mul(7)) as u8).collect()
 }
 
-/// Steps the machine and lets ports answer each other until `condition` holds.
+/// Steps the machine and lets ports make progress until `condition` holds.
 fn until(what: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&mut Port]) -> bool) {
     let deadline = soon();
     let mut relax = Relax::new();
@@ -75,7 +79,7 @@ fn until(what: &str, ports: &mut [&mut Port], mut condition: impl FnMut(&mut [&m
     }
 }
 
-/// A link from one port to another, with credit.
+/// Connects one port to another and waits for credit.
 fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     let address = to.address();
     let link = from.connect(address, soon(), None).unwrap();
@@ -83,7 +87,7 @@ fn link(from: &mut Port, to: &mut Port) -> PeerLink {
     link
 }
 
-/// Every length, tag and neighbour: messages come whole, in order, with who sent them.
+/// Messages of every length and tag, to either card, arrive whole and in order with their sender.
 pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 1));
     for target in [at(1, 2), at(0, 3)] {
@@ -114,7 +118,7 @@ pub fn messages_of_every_length_and_tag_arrive_in_order(rig: &dyn Rig) {
     assert_eq!(sender.check(), Ok(()));
 }
 
-/// A port is its own neighbour.
+/// A port can send to itself.
 pub fn a_port_sends_to_itself(rig: &dyn Rig) {
     let mut port = port(rig, at(0, 0));
     let link = port.connect(at(0, 0), soon(), None).unwrap();
@@ -126,7 +130,8 @@ pub fn a_port_sends_to_itself(rig: &dyn Rig) {
     }
 }
 
-/// Two threads, each sending as fast as it can and receiving: nothing is lost, doubled or out of order, and no card waits.
+/// Two threads each send as fast as they can and receive. No message is lost, duplicated or
+/// reordered, and no card waits.
 pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 20_000;
 
@@ -162,7 +167,7 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
             }
         }
 
-        // The other one may still wait for credit.
+        // The other end may still wait for credit.
         go_on.fetch_add(1, Ordering::SeqCst);
         until("the other end", &mut [&mut port], |_| go_on.load(Ordering::SeqCst) == 2);
 
@@ -182,7 +187,7 @@ pub fn both_directions_at_once_keep_their_order(rig: &dyn Rig) {
     });
 }
 
-/// What can't be sent is refused, and nothing goes out.
+/// Invalid messages are refused, and none is sent.
 pub fn impossible_messages_are_refused(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let mut receiver = port(rig, at(1, 0));
@@ -210,7 +215,8 @@ pub fn impossible_messages_are_refused(rig: &dyn Rig) {
     assert_eq!(receiver.poll().unwrap(), None);
 }
 
-/// Who waits for one tag or sender gets those; the others come later, in order.
+/// A receiver that filters by tag or sender gets matching messages. The others come later, in
+/// order.
 pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
     let keeps_few = Config { kept: Some(8), ..Config::default() };
     let (mut one, mut two) = (port(rig, at(0, 0)), port(rig, at(0, 1)));
@@ -238,7 +244,7 @@ pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
         assert_eq!(receiver.poll().unwrap().map(|message| message.quadword(0)), Some(number));
     }
 
-    // No more than it was told to keep; and what is kept is not lost.
+    // The number of kept messages is limited, and kept ones are not lost.
     for number in 0..9_u64 {
         one.send(from_one, 1, &number.to_le_bytes(), soon(), None).unwrap();
     }
@@ -251,7 +257,7 @@ pub fn messages_of_other_tags_are_kept_in_order(rig: &dyn Rig) {
     }
 }
 
-/// Every wait ends by its deadline and its token.
+/// Every wait ends at its deadline and by its token.
 pub fn waits_end(rig: &dyn Rig) {
     for waiting in [Waiting::Polling, Waiting::Interrupt] {
         let mut receiver = port_with(rig, at(1, 0), Config { waiting, ..Config::default() });
@@ -281,7 +287,7 @@ pub fn waits_end(rig: &dyn Rig) {
     }
 }
 
-/// A port that waits by interrupts gets its messages, one by one, with pauses in which it sleeps.
+/// A port that waits by interrupt gets its messages one by one, with pauses in which it sleeps.
 pub fn interrupts_wake_who_waits(rig: &dyn Rig) {
     let config = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), config);
@@ -307,7 +313,8 @@ pub fn interrupts_wake_who_waits(rig: &dyn Rig) {
     });
 }
 
-/// Who closes its port ends the calls of those that wait for it and send to it; what it had sent still comes; its successor sees nothing old.
+/// Closing a port ends the calls that wait for it or send to it. Messages it had sent still arrive;
+/// its successor sees no old ones.
 pub fn a_peer_that_goes_is_an_error_and_its_successor_is_new(rig: &dyn Rig) {
     let mut stays = port(rig, at(0, 0));
     let mut goes = port(rig, at(1, 0));
@@ -336,7 +343,8 @@ pub fn a_peer_that_goes_is_an_error_and_its_successor_is_new(rig: &dyn Rig) {
     assert_eq!(next.recv(Filter::ANY, soon(), None).unwrap().bytes(), [5; 8]);
 }
 
-/// A port whose device is taken away says so, on every call; its neighbour is told that it is gone.
+/// A port whose device is taken away returns an error from every call. Its neighbour gets an error
+/// that the peer is gone.
 pub fn an_evicted_port_says_so(rig: &dyn Rig) {
     let (mut evicted, mut other) = (port(rig, at(0, 0)), port(rig, at(1, 0)));
     let to = link(&mut evicted, &mut other);
@@ -353,7 +361,7 @@ pub fn an_evicted_port_says_so(rig: &dyn Rig) {
     assert_eq!(other.send_nb(back, 0, &[0; 8]), Err(Error::PeerGone { address: at(0, 0) }));
 }
 
-/// A port can be opened again on the same device; nothing old is in it.
+/// A port can be opened again on the same device, without old messages.
 pub fn a_port_is_opened_again(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let device = rig.open("ex1", "vpid0");
@@ -371,7 +379,8 @@ pub fn a_port_is_opened_again(rig: &dyn Rig) {
     }
 }
 
-/// A device that is reset takes its port with it: waits say so, others see it go, and it is opened again.
+/// A reset of the device invalidates its port: waits return an error, peers see the port disappear,
+/// and it can be reopened.
 pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
     let mut stays = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
@@ -382,7 +391,7 @@ pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
     until("the message", &mut [&mut here], |ports| ports[0].kept() > 0);
     device.reset().unwrap();
 
-    // What had come is there still.
+    // Messages that had arrived can still be received.
     assert_eq!(here.recv(Filter::ANY, soon(), None).unwrap().bytes(), [7; 8]);
     assert_eq!(here.recv(Filter::ANY, soon(), None), Err(Error::Reset));
     assert_eq!(here.connect(at(1, 3), soon(), None), Err(Error::Reset));
@@ -398,7 +407,8 @@ pub fn a_reset_asks_to_open_again(rig: &dyn Rig) {
     assert_eq!(here.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
 }
 
-/// A VPID that the admin resets: waits say so, and the port that was there does not take the next one along when it is dropped late.
+/// The admin resets a VPID: waits return an error. Dropping the old port late does not affect its
+/// successor.
 pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
     let mut stays = port(rig, at(1, 0));
     let device = rig.open("ex0", "vpid0");
@@ -417,7 +427,8 @@ pub fn a_reset_by_the_admin_asks_to_open_again(rig: &dyn Rig) {
     assert_eq!(new.recv(Filter::tag(2), soon(), None).unwrap().bytes(), [9; 8]);
 }
 
-/// Messages that wait in a card behind others, while whom they are for goes and somebody else comes: that one does not get them.
+/// Messages wait in a card while their receiver is replaced by a new one. The new one does not get
+/// them.
 pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
     const LATE: u64 = 3;
 
@@ -425,7 +436,7 @@ pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
     let mut first = port(rig, at(1, 0));
     let to = link(&mut sender, &mut first);
 
-    // Who promises more than it has makes the sender's card wait.
+    // A receiver that grants more credit than it has makes the sender's card wait.
     let uncounted = Config { flow_control: false, slots: Some(64), ..Config::default() };
     let mut liar = port_with(rig, at(1, 1), uncounted);
     let to_liar = sender.connect(at(1, 1), soon(), None).unwrap();
@@ -463,14 +474,15 @@ pub fn a_successor_gets_nothing_of_its_predecessor(rig: &dyn Rig) {
         ports[1].statistics().dropped == LATE
     });
 
-    // Who connects is heard.
+    // A sender that connects anew is received.
     let to = link(&mut sender, &mut second);
     sender.send(to, 0, &[5; 8], soon(), None).unwrap();
 
     assert_eq!(second.recv(Filter::ANY, soon(), None).unwrap().bytes(), [5; 8]);
 }
 
-/// Links that corrupt many of their packets, so that they are sent again: nothing is lost, doubled, or out of order.
+/// Links corrupt many packets, which are then retransmitted. No message is lost, duplicated or
+/// reordered.
 pub fn link_errors_are_repaired(rig: &dyn Rig) {
     const MESSAGES: u64 = 5_000;
 
@@ -515,7 +527,7 @@ pub fn link_errors_are_repaired(rig: &dyn Rig) {
     assert!(given.recv().unwrap() > MESSAGES / 8);
 }
 
-/// What a receiver got, for the bodies that count.
+/// Takes all messages of a receiver, for the bodies that count.
 fn drain(port: &mut Port) -> Vec<Message> {
     let mut messages = Vec::new();
     while let Some(message) = port.poll().unwrap() {

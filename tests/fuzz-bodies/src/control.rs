@@ -1,5 +1,5 @@
-//! The control socket: any bytes are answered, by one JSON value, and the next request is answered too. What a server
-//! answers may be anything for who asks.
+//! Requests to the control socket. Any request gets one JSON value as its answer, and the next
+//! request is answered too. The client parses any answer of a server.
 
 use std::{
     io::Read, net::Shutdown, os::unix::net::UnixStream, path::PathBuf, sync::OnceLock, time::Duration,
@@ -10,12 +10,12 @@ use tempfile::TempDir;
 
 use crate::{input::Input, messages::write_all};
 
-/// The longest request that is read, and so the longest of which the answer certainly arrives.
+/// The longest request that the server reads completely, so that its answer certainly arrives.
 const LONGEST: usize = 4096;
-/// Longer than any answer takes.
+/// Time limit of an answer.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     if let Ok(response) = serde_json::from_slice::<Response>(data) {
         let again = serde_json::to_vec(&response).unwrap();
@@ -27,12 +27,12 @@ pub fn body(data: &[u8]) {
     let good = matches!(serde_json::from_slice(line), Ok(Request::Reset { node }) if node == "cn0");
     let answer = ask(&request);
 
-    // Lines behind the first are no part of the request, unless they came with the same piece.
+    // Lines behind the first are not part of the request, unless they came with the same piece.
     assert!(!good || request.len() > line.len() || matches!(answer, Response::Done));
     assert!(matches!(ask(b"{\"reset\":{\"node\":\"cn0\"}}\n"), Response::Done));
 }
 
-/// Any bytes, or a request with any pieces.
+/// Returns any bytes, or a request assembled from any pieces.
 fn request(input: &mut Input<'_>) -> Vec<u8> {
     let mut request = Vec::new();
     let pieces = [
@@ -71,16 +71,16 @@ fn ask(request: &[u8]) -> Response {
     stream.set_write_timeout(Some(LIMIT)).unwrap();
     write_all(&mut stream, request);
 
-    // The server may have hung up already.
+    // The server may have closed the connection already.
     let _ = stream.shutdown(Shutdown::Write);
     let mut answer = Vec::new();
 
-    // It closes with bytes unread when there are more behind the line.
+    // The server closes with bytes unread when there are more behind the line.
     let _ = stream.read_to_end(&mut answer);
     serde_json::from_slice(&answer).expect("an answer")
 }
 
-/// One server for all inputs.
+/// Returns the server, which all inputs share.
 fn server() -> &'static (PathBuf, ControlServer, TempDir) {
     static SERVER: OnceLock<(PathBuf, ControlServer, TempDir)> = OnceLock::new();
 

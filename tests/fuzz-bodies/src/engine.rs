@@ -1,5 +1,6 @@
-//! vfio-user messages to a served machine: a client sends messages of every type with any payload and descriptors to the
-//! engine, which carries them out on real devices. Its neighbour goes on, and the next client of its attachment is served.
+//! vfio-user messages to a served machine. A client sends messages of every type with any payload
+//! and descriptors to the engine, which carries them out on real devices. The client's neighbour
+//! continues, and the attachment's next client is served.
 
 use std::{
     io::{ErrorKind, Read, Write},
@@ -25,16 +26,16 @@ use crate::{
     world::{self, ENGINE, FIFO, SEND},
 };
 
-/// Messages in one input at most.
+/// Maximum number of messages in one input.
 const MOST: usize = 48;
-/// Longer than anything takes that must come true.
+/// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a stalled access or an unanswered DMA message is waited for.
+/// Time to wait for a stalled access or an unanswered DMA message.
 const SHORT: Duration = Duration::from_millis(10);
-/// Names the request by which a client finds out that all before it was served.
+/// Id of the request whose answer shows that all earlier ones were served.
 const MARKER: u16 = 0xffff;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let function = input.pick(&[ENGINE, FIFO, SEND, FunctionId(1)]);
@@ -89,7 +90,7 @@ fn attack(path: &Path, input: &mut Input<'_>) {
     }
 
     if input.flag() {
-        // The function may start DMA.
+        // Enables bus mastering, so that the function can start DMA.
         post(&mut stream, 7, 4, &6_u16.to_le_bytes());
     }
 
@@ -111,7 +112,7 @@ fn attack(path: &Path, input: &mut Input<'_>) {
     let _ = is_served(&mut stream);
 }
 
-/// A write that is not answered.
+/// Sends a write that asks for no reply.
 fn post(stream: &mut UnixStream, region: u32, offset: u64, data: &[u8]) {
     let head =
         [&offset.to_le_bytes()[..], &region.to_le_bytes(), &(data.len() as u32).to_le_bytes()].concat();
@@ -119,14 +120,15 @@ fn post(stream: &mut UnixStream, region: u32, offset: u64, data: &[u8]) {
     let _ = stream.write_all(&[&header.to_bytes()[..], &head, data].concat());
 }
 
-/// Whether the server takes all of it. A server that does not is one that has hung up, or that waits for this client to
-/// read, which ends it here.
+/// Sends a message and returns whether the server took all of it. If not, the server has closed the
+/// connection, or waits for this client to read, which ends the input.
 fn deliver(stream: &mut UnixStream, message: Message) -> bool {
     let sent = send(stream, &message.bytes, &message.fds);
     sent == message.bytes.len()
 }
 
-/// Sends one more request and waits for its answer. False when the server has hung up.
+/// Sends one more request and waits for its answer. Returns false when the server has closed the
+/// connection.
 fn is_served(stream: &mut UnixStream) -> bool {
     let argsz = [16_u8, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0];
     let header = Header::request(MARKER, Command::DeviceGetInfo, argsz.len(), false);
@@ -157,7 +159,7 @@ fn is_served(stream: &mut UnixStream) -> bool {
     }
 }
 
-/// The neighbour's device does what it should.
+/// Checks that the neighbour's device works.
 fn goes_on(client: &Client, value: u32) {
     let mut seen = [0; 4];
     client.region_write(0, slot_fifo::REG_HOLD, &value.to_le_bytes(), false).unwrap();
@@ -165,7 +167,7 @@ fn goes_on(client: &Client, value: u32) {
     assert_eq!(u32::from_le_bytes(seen), value);
 }
 
-/// The next client, once the server has noticed that the last one is gone.
+/// Connects the next client, once the server has noticed that the last one is gone.
 fn connect_after(path: &Path) -> Client {
     let started = Instant::now();
     loop {
@@ -177,7 +179,7 @@ fn connect_after(path: &Path) -> Client {
     }
 }
 
-/// A path for the sockets of all inputs, one after the other.
+/// Returns a path for the sockets, which the inputs use one after the other.
 fn socket(name: &str) -> PathBuf {
     static FOLDER: OnceLock<TempDir> = OnceLock::new();
     FOLDER.get_or_init(|| tempfile::tempdir().unwrap()).path().join(name)

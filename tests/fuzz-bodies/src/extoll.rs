@@ -1,6 +1,9 @@
-//! An EXTOLL card against software that writes anything to the pages of its VPID: registers, commands of the address translation, RMA descriptors, pieces of
-//! messages, records in its ring and pointers behind it; that maps and unmaps memory, is reset and ends in the middle. Memory that nobody has
-//! registered stays as it is, what others send each other comes all, once and in order, and with the software gone RMA does what it should.
+//! An EXTOLL card against hostile software on one of its VPIDs.
+//!
+//! The software writes arbitrary registers, commands of the address translation, RMA descriptors,
+//! pieces of messages, records in its ring and pointers behind it. It maps and unmaps memory, is
+//! reset, and ends at any point. Checked: unregistered memory does not change, messages between
+//! others arrive all, once and in order, and RMA works after the software is gone.
 
 use std::{sync::Arc, time::Duration};
 
@@ -19,15 +22,15 @@ use zerocopy::IntoBytes;
 
 use crate::{input::Input, world};
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 150;
-/// Longer than anything takes that must come true.
+/// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long a write of the hostile software may wait.
+/// Time limit of a write of the hostile software.
 const SHORT: Duration = Duration::from_millis(5);
-/// Registered memory, of which the hostile software may know.
+/// Bytes of registered memory, which the hostile software may know.
 const SHARED: usize = 1 << 16;
-/// Memory that nobody has registered.
+/// Bytes of unregistered memory.
 const PRIVATE: usize = 1 << 13;
 const UNTOUCHED: u8 = 0xc5;
 /// VPIDs of each card. The last one of node 0 is the hostile software's.
@@ -38,7 +41,7 @@ fn open(machine: &Arc<LocalMachine>, node: u32, vpid: u16, options: OpenOptions)
     Device::open(backing, options).unwrap()
 }
 
-/// The body.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let times = "watchdog_ms = 1\nrma_watchdog_ms = 50\n";
@@ -80,7 +83,7 @@ pub fn body(data: &[u8]) {
     }
 }
 
-/// A VPID that keeps to the rules.
+/// A well-behaved VPID.
 struct Side {
     port: Port,
     region: Region,
@@ -91,7 +94,7 @@ struct Side {
 impl Side {
     fn new(machine: &Arc<LocalMachine>, node: u32) -> Self {
         let device = open(machine, node, 0, OpenOptions::default());
-        // What can't be named lies on both sides of what can.
+        // Unregistered memory lies on both sides of the registered memory.
         let private = device.dma_buffer(PRIVATE, HugePages::Never).unwrap();
         private.write(0, &[UNTOUCHED; PRIVATE]).unwrap();
 
@@ -102,13 +105,13 @@ impl Side {
         Self { port, region, shared, private }
     }
 
-    /// Takes what it was told. The hostile software may tell it of puts.
+    /// Takes all notifications. The hostile software may cause some by puts.
     fn take(&mut self) {
         while self.notification().is_some() {}
     }
 
     fn notification(&mut self) -> Option<Notification> {
-        // Of lost ones there is an error, once.
+        // Lost notifications are reported once, as an error.
         let found = self.port.probe().ok().flatten();
         if found.is_some() {
             self.port.free().unwrap();
@@ -116,7 +119,7 @@ impl Side {
         found
     }
 
-    /// Waits for what this side is told of its own commands, or of its friend's.
+    /// Waits for a notification of this side's commands, or of its partner's.
     fn told(&mut self, role: Role, other: u32) -> Notification {
         let deadline = Deadline::after(LIMIT);
         loop {
@@ -135,7 +138,7 @@ impl Side {
     }
 }
 
-/// A put and a get from one side to the other.
+/// Checks a put and a get from one side to the other.
 fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
     sides.iter_mut().for_each(Side::take);
     let target = sides[here].to(&sides[there]);
@@ -164,7 +167,7 @@ fn transfer(sides: &mut [Side; 2], here: usize, there: usize) {
     }
 }
 
-/// Messages from a process of node 1, where nobody is hostile, to one of node 0.
+/// Messages from a process of node 1, which has no hostile process, to one of node 0.
 struct Talk {
     from: velo::Port,
     to: velo::Port,
@@ -194,7 +197,7 @@ impl Talk {
             }
         }
 
-        // Neither has connected to the hostile one: nothing of it is for them.
+        // Neither port has connected to the hostile one, so none of its messages are for them.
         assert_eq!(self.from.poll().unwrap(), None);
 
         while let Some(message) = self.to.poll().unwrap() {
@@ -221,12 +224,13 @@ struct Hostile {
     device: Device,
     poster: Poster,
     buffers: Vec<DmaBuffer>,
-    /// Registered memory: its own, and that of the others.
+    /// Registered memory: its own, and the others'.
     regions: Vec<u64>,
 }
 
 impl Hostile {
-    /// Ready to use VELO and RMA as it should, so that what follows gets further, or with nothing.
+    /// Creates the software. If `ready`, VELO and RMA are set up correctly first, so that its
+    /// actions get further.
     fn new(machine: &Arc<LocalMachine>, known: [u64; 2], ready: bool) -> Self {
         let options = OpenOptions { timeout: SHORT, ..OpenOptions::default() };
         let device = open(machine, 0, VPIDS - 1, options);
@@ -321,7 +325,7 @@ impl Hostile {
         }
     }
 
-    /// In the ring or trapped, as it comes. What can't be is refused.
+    /// Writes through the ring or trapped. Invalid writes are refused.
     fn write(&mut self, input: &mut Input<'_>, bar: u8, offset: u64, data: &[u8]) {
         if input.below(4) > 0 {
             let _ = self.poster.try_post(bar, offset, data);
@@ -341,7 +345,7 @@ impl Hostile {
         }
     }
 
-    /// An address in its own memory, of a region, or any number.
+    /// Returns an address in its own memory, one of a region, or any number.
     fn value(&self, input: &mut Input<'_>) -> u64 {
         match input.below(4) {
             0 => match self.buffers.len() {
@@ -356,7 +360,7 @@ impl Hostile {
         }
     }
 
-    /// A network logical address: of a region, mostly.
+    /// Returns a network logical address, usually of a region.
     fn region(&self, input: &mut Input<'_>) -> u64 {
         let region = if input.below(8) > 0 {
             self.regions[input.below(self.regions.len() as u32) as usize]
@@ -366,7 +370,7 @@ impl Hostile {
         region + u64::from(input.u16()) * u64::from(input.flag())
     }
 
-    /// A receive ring or a queue as it should be, on or off.
+    /// Sets up a receive ring or a queue correctly, and enables or disables it.
     fn enable(&mut self, input: &mut Input<'_>) {
         let [base, size, enable] = if input.flag() {
             [reg::VELO_RING_BASE, reg::VELO_RING_SLOTS, reg::VELO_RING_ENABLE]
@@ -419,7 +423,7 @@ impl Hostile {
 
         let (what, notify) = (input.pick(&[1, 2, 3, 1, 2, 3, 0, 4]), input.u8() & 7);
         let (source, destination) = if input.below(4) > 0 {
-            // Between its own memory and the target's, as it should be.
+            // A correct transfer between its own memory and the target's.
             let [own, others] = [self.regions[self.regions.len() - 1], self.regions[node as usize % 2]]
                 .map(|region| region + u64::from(input.below(4096)));
             if what == command::GET { (others, own) } else { (own, others) }

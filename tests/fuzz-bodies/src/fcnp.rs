@@ -1,6 +1,8 @@
-//! FCNP against a peer on the tree that sends anything: control packets of all kinds in the name of any core, data that
-//! nobody asked for, answers that are wrong, too early or too many, and that dies in the middle. Each call ends in time; with
-//! the next process that keeps to the protocol messages pass again.
+//! FCNP against a hostile peer on the tree.
+//!
+//! The peer sends control packets of all kinds in the name of any core, unrequested data, and
+//! wrong, early or surplus answers. It dies at any point. Each call ends in time, and after the
+//! next process follows the protocol, messages pass again.
 
 use std::{
     sync::{
@@ -23,16 +25,17 @@ use zerocopy::IntoBytes;
 
 use crate::{input::Input, world};
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 40;
-/// Longer than anything takes that must come true.
+/// Time limit of operations that must succeed.
 const LIMIT: Duration = Duration::from_secs(60);
-/// How long calls go on that a hostile peer answers or not.
+/// Time limit of calls that depend on the hostile peer's answers.
 const SHORT: Duration = Duration::from_millis(2);
 /// The longest message.
 const LONGEST: u32 = 4000;
-/// The compute core that nobody speaks in the name of. A control packet names its core itself, as on the machine, so FCNP can't
-/// tell a forged one that arrives behind the core's own reset from the core's.
+/// The compute core whose name no hostile process uses. A control packet names its core itself, as
+/// on the machine. FCNP therefore can't tell a forged packet that arrives behind the core's own
+/// reset from a true one.
 const HONEST_NODE: u32 = 2;
 const HONEST_CORE: u16 = 1;
 
@@ -52,7 +55,7 @@ fn short() -> Deadline {
     Deadline::after(SHORT)
 }
 
-/// A compute node against an I/O node that keeps to the protocol.
+/// Runs a hostile compute node against an I/O node that follows the protocol.
 pub fn io(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = machine(&mut input);
@@ -60,7 +63,7 @@ pub fn io(data: &[u8]) {
     let mut hostile = Hostile::new(open(&machine, 1, 0));
 
     if input.below(4) > 0 {
-        // It makes itself known as it should, so that what follows gets further.
+        // The hostile core announces itself correctly, so that later packets get further.
         hostile.send_reset(&mut input, true);
     }
 
@@ -96,7 +99,8 @@ pub fn io(data: &[u8]) {
     messages_pass(&io, &core);
 }
 
-/// An I/O node, and perhaps a core of the same node, against a compute core that keeps to the protocol.
+/// Runs a hostile I/O node, and perhaps a core of the same node, against a compute core that
+/// follows the protocol.
 pub fn compute(data: &[u8]) {
     let mut input = Input::new(data);
     let machine = machine(&mut input);
@@ -115,7 +119,7 @@ pub fn compute(data: &[u8]) {
         for call in calls {
             let Some(core) = &core else { break };
             let length = usize::from(call) * 16;
-            // Whatever comes of it, it ends in time.
+            // Any result is right, as long as the call ends in time.
             if call & 1 == 0 {
                 let _ = core.write_until(&vec![call; length], short(), None);
             } else {
@@ -132,13 +136,13 @@ pub fn compute(data: &[u8]) {
     messages_pass(&io, &core);
 }
 
-/// The core that keeps to the protocol, [`HONEST_NODE`] and [`HONEST_CORE`].
+/// Opens the core that follows the protocol, [`HONEST_NODE`] and [`HONEST_CORE`].
 fn honest(machine: &Arc<LocalMachine>) -> ComputeCore {
     ComputeCore::open(open(machine, HONEST_NODE, HONEST_CORE), config()).unwrap()
 }
 
-/// The next I/O process. News of it stands behind what the last one sent, and what that sent to a core is taken by the core's
-/// calls only: a core that is there makes some meanwhile.
+/// Opens the next I/O process. The report of its presence is behind the last one's packets. Only a
+/// core's calls take packets for that core, so an open core makes some meanwhile.
 fn open_beside(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNode {
     let opened = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -158,7 +162,7 @@ fn open_beside(machine: &Arc<LocalMachine>, core: Option<&ComputeCore>) -> IoNod
     })
 }
 
-/// What the I/O node says until the compute core has done its calls.
+/// Plays the hostile I/O node until the compute core has finished its calls.
 fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &AtomicBool) {
     let mut input = Input::new(script);
     while !stop.load(Ordering::Acquire) {
@@ -171,7 +175,8 @@ fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &At
         if let Some(vandal) = &vandal
             && !input.is_empty()
         {
-            // The memory that the cores of a node share is theirs to spoil, but nobody may panic of it.
+            // The cores of a node may corrupt the memory they share, but no process may panic
+            // because of it.
             let word = u64::from(input.below((window::SRAM_SIZE / 4) as u32)).min(input.number());
             vandal.channel.shared().store_u32_release(4 * word, input.number32()).unwrap();
         }
@@ -182,7 +187,7 @@ fn serve(mut hostile: Hostile, vandal: Option<Hostile>, script: &[u8], stop: &At
     }
 }
 
-/// Messages of one packet and of many, both ways.
+/// Checks messages of one packet and of many, both ways.
 fn messages_pass(io: &IoNode, core: &ComputeCore) {
     for size in [100, 3000] {
         std::thread::scope(|scope| {
@@ -195,7 +200,7 @@ fn messages_pass(io: &IoNode, core: &ComputeCore) {
             let sent: Vec<_> = (0..size).map(|index| index as u8).collect();
             let mut received = vec![0; size];
 
-            // A call that was cut short, and each direction, may be told once of the process that is gone.
+            // Each direction, and a call that was cut short, may report the lost process once.
             let count = core.write(&sent).or_else(|_| core.write(&sent)).unwrap();
             let back = core.read(&mut received).or_else(|_| core.read(&mut received)).unwrap();
 
@@ -211,7 +216,7 @@ fn rank(input: &mut Input<'_>) -> u32 {
     if input.below(8) > 0 { 0 } else { input.number32() }
 }
 
-/// A core that uses the packet layer as it likes.
+/// A core that uses the packet layer arbitrarily.
 struct Hostile {
     channel: TreeChannel,
 }
@@ -237,7 +242,7 @@ impl Hostile {
 
     fn send(&self, header: Header, payload: &[u8; PAYLOAD]) {
         let Some(held) = self.channel.send_lock().try_lock(self.channel.owner()) else { return };
-        // A full FIFO loses it, which is as good as anything else.
+        // A packet lost in a full FIFO is an acceptable case.
         let _ = self.channel.send_batch(held).unwrap().try_send(header, payload).unwrap();
     }
 
@@ -292,7 +297,7 @@ impl Hostile {
         self.send_control(&Control::new(Kind::Reset, name, size).with_head(head.as_bytes()));
     }
 
-    /// Something unasked.
+    /// Sends an unrequested packet.
     fn speak(&mut self, input: &mut Input<'_>) {
         match input.below(8) {
             0 | 1 => self.send_reset(input, false),
@@ -316,13 +321,13 @@ impl Hostile {
                     self.send(Header::point_to_point(0, self.peer(), false), &[6; PAYLOAD]);
                 }
             }
-            // Other targets too. A combining packet whose partners never send theirs would block the channel until the
-            // operator's reset, as on the machine; the body of packets has those.
+            // Other targets too. A combining packet without its partners' would block the channel
+            // until the operator's reset, as on the machine. The body of packets covers those.
             _ => self.send(Header::point_to_point(0, input.number32(), input.flag()), &[7; PAYLOAD]),
         }
     }
 
-    /// An answer to a packet of a compute core: the right one, more often than not.
+    /// Answers a packet of a compute core, usually correctly.
     fn answer(&mut self, (header, payload): (Header, [u8; PAYLOAD]), input: &mut Input<'_>) {
         let Ok(control) = Control::decode(&payload) else { return };
         if !header.irq() {
@@ -348,7 +353,7 @@ impl Hostile {
 
         self.send_control(&answer);
         if control.kind == Kind::Read {
-            // Its data, or some of them, or more.
+            // Sends its data, or a part, or more.
             let packets = (answer.size.min(LONGEST) as usize).div_ceil(PAYLOAD);
             let packets = if input.below(4) > 0 { packets } else { input.below(20) as usize };
             for _ in 0..packets.min(16) {

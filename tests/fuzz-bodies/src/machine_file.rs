@@ -1,5 +1,5 @@
-//! Machine files: any text, and TOML of the right shape with any values. What is accepted is a machine that is built within
-//! the limits and works; everything else is an error of one line.
+//! Machine files: any text, and TOML of the right shape with any values. An accepted file builds a
+//! machine within the limits that works. A refused one is an error of one line.
 
 use std::fmt::Write;
 
@@ -11,10 +11,10 @@ use nicforge_machine::{
 
 use crate::input::Input;
 
-/// Compute nodes of a machine that is built in each case; of those that are larger, one in 16 is.
+/// Compute nodes of a machine that is always built. Of larger ones, one in 16 is built.
 const SMALL: u32 = 64;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let text = match input.below(4) {
@@ -55,7 +55,7 @@ pub fn body(data: &[u8]) {
     machine.detach(node.function, attachment, nicforge_core::device::Ended::Closed).unwrap();
 }
 
-/// Tables and fields that exist, and some that do not, with values of all kinds.
+/// Returns existing tables and fields, and some unknown ones, with values of all kinds.
 fn shaped(input: &mut Input<'_>) -> String {
     let mut text = String::new();
     if input.below(16) > 0 {

@@ -1,6 +1,9 @@
-//! The matching library against a rank that sends anything: messages that are too short, too many, out of turn or about requests of others, memory that
-//! it does not have, and that ends in the middle. What two other ranks send each other comes as it was sent, once and in order, and no more of the liar's
-//! is kept than its window allows.
+//! The matching library against a hostile rank.
+//!
+//! The rank sends messages that are too short, too many, out of order or about other ranks'
+//! requests, and names memory that it does not have. It ends at any point. Checked: messages
+//! between two other ranks arrive unchanged, once and in order. The hostile rank's messages use no
+//! more memory than its window allows.
 
 #![allow(unsafe_code, reason = "the liar registers memory by its address")]
 
@@ -16,20 +19,20 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::input::Input;
 
-/// Things done in one input at most.
+/// Maximum number of actions in one input.
 const MOST: usize = 200;
-/// Turns after which what must come true has not.
+/// Number of turns within which a required event must happen.
 const TURNS: usize = 100_000;
-/// The liar's memory that others get from.
+/// Bytes of the hostile rank's memory that others get from.
 const ROOM: usize = 10_000;
-/// The context that the honest ranks talk in. The liar uses it too.
+/// The context of the well-behaved ranks. The hostile one uses it too.
 const CONTEXT: u32 = 1;
 
 const VICTIM: u32 = 0;
 const FRIEND: u32 = 1;
 const LIAR: u32 = 2;
 
-/// The body.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let config = Config {
@@ -45,7 +48,7 @@ pub fn body(data: &[u8]) {
         credits: input.pick(&[64, 1, 1000]),
         gets: input.pick(&[8, 1]),
         regions: input.pick(&[1024, 2]),
-        // Who shares one ring with a liar is held up by it, as long as that lives.
+        // A rank that shares one ring with the hostile rank is blocked by it while it lives.
         one_ring: false,
         seed: u64::from(input.u8()),
     };
@@ -74,7 +77,7 @@ pub fn body(data: &[u8]) {
     world.finish();
 }
 
-/// A message between the honest ranks, and who waits for it.
+/// A message between the well-behaved ranks, and its requests.
 struct Talk {
     from: usize,
     send: Request,
@@ -88,7 +91,7 @@ struct World {
     liar: Liar,
     talks: VecDeque<Talk>,
     next: u64,
-    /// What the victim has asked of the liar, or of anybody.
+    /// The victim's requests to the hostile rank, or to any rank.
     requests: Vec<Request>,
     claimed: Vec<Message>,
     fabric: Fabric,
@@ -119,7 +122,7 @@ impl World {
         assert!(received.buffer.as_slice() == talk.data, "the message came as it was sent");
         assert_eq!(received.envelope.peer, from as u32);
 
-        // Its sender may have to be told.
+        // The sender may need a notification.
         let send = talk.send;
         let sent = (0..TURNS).find_map(|_| {
             self.ranks[to].progress().unwrap();
@@ -132,7 +135,7 @@ impl World {
         self.talks.pop_front();
     }
 
-    /// A message from one honest rank to the other.
+    /// Starts a message from one well-behaved rank to the other.
     fn talk(&mut self, input: &mut Input<'_>) {
         let from = usize::from(input.flag());
         let length = input.pick(&[0, 8, 100, 3000, 9000]);
@@ -141,7 +144,7 @@ impl World {
 
     fn say(&mut self, from: usize, length: usize, mode: Mode) {
         let to = 1 - from;
-        // The tag is the same for all: they match in the order in which they were sent.
+        // All messages have the same tag, so they match in the order of their sends.
         let tag = 7;
         let data: Vec<u8> =
             (0..length as u64).map(|index| (index ^ self.next.wrapping_mul(31)) as u8).collect();
@@ -164,7 +167,7 @@ impl World {
         self.liar.learnt.push(request.to_bits());
     }
 
-    /// A selector that takes nothing of the honest ones.
+    /// Returns a selector that matches no message of the well-behaved ranks.
     fn selector(input: &mut Input<'_>) -> Selector {
         let (context, tag) = (input.pick(&[0, 2]), input.below(4).into());
         match input.below(4) {
@@ -189,11 +192,11 @@ impl World {
         self.claimed.extend(claimed.map(|(message, _)| message));
     }
 
-    /// Receives, discards, cancels or takes something.
+    /// Receives, discards, cancels or takes a request or message.
     fn end_something(&mut self, input: &mut Input<'_>) {
         let victim = &mut self.ranks[0];
         match input.below(4) {
-            // A claimed message of a rank that is gone may be gone too.
+            // A claimed message of a lost rank may be lost too.
             0 => drop(self.claimed.pop().map(|message| victim.discard(message))),
             1 => {
                 let received =
@@ -208,7 +211,7 @@ impl World {
         }
     }
 
-    /// With the liar gone, everything comes to an end.
+    /// With the hostile rank gone, all requests complete.
     fn finish(mut self) {
         self.fabric.kill(LIAR);
         for from in [0, 1] {
@@ -225,7 +228,7 @@ impl World {
             let victim = &mut self.ranks[0];
             self.requests.retain(|request| match victim.test(*request).unwrap() {
                 Some(_) => false,
-                // A receive from anybody stays.
+                // A receive from any source stays.
                 None => !victim.cancel(*request).unwrap() || victim.test(*request).unwrap().is_none(),
             });
 
@@ -242,12 +245,12 @@ impl World {
 /// A rank without an endpoint.
 struct Liar {
     port: FabricPort,
-    /// Its memory for others, and where it gets to.
+    /// Its memory for others, and the destination of its gets.
     source: Region,
     destination: Region,
     /// Numbers of requests and keys that it has seen.
     learnt: Vec<u64>,
-    /// Behind the port, which must not have it any more when it is freed.
+    /// Freed after the port, which must not use it any more.
     _memory: Box<[u8]>,
 }
 
@@ -257,7 +260,7 @@ impl Liar {
         let (source, destination) = memory.split_at_mut(ROOM);
         let mut register = |part: &mut [u8], access| {
             let memory = Memory { start: NonNull::from(&mut *part).cast(), length: part.len() };
-            // SAFETY: the memory is looked at by nobody else, and freed behind the port.
+            // SAFETY: no other code uses the memory, and it is freed after the port.
             (0..TURNS).find_map(|_| unsafe { port.register(memory, access) }.unwrap()).unwrap()
         };
 
@@ -328,7 +331,7 @@ impl Liar {
         }
     }
 
-    /// An eager message as it should be, as far as there is room for it.
+    /// Sends a correct eager message, as far as there is room for it.
     fn say_whole(&mut self, to: u32, input: &mut Input<'_>) {
         let size = input.pick(&[0, 8, 100, 2048]);
         let most = self.port.max_message_bytes();
@@ -343,7 +346,7 @@ impl Liar {
         }
     }
 
-    /// Takes what has come, answers some of it, and gets something.
+    /// Takes arrived messages, answers some of them, and starts a get.
     fn listen(&mut self, input: &mut Input<'_>) {
         let mut answers = Vec::new();
         let learnt = &mut self.learnt;

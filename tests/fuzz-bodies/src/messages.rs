@@ -1,5 +1,5 @@
-//! vfio-user messages to a server: a stream of any bytes, and messages of every type whose framing is right, with any
-//! payload, any descriptors, cut anywhere.
+//! vfio-user messages to a server: a stream of any bytes, and correctly framed messages of every
+//! type with any payload and any descriptors, split anywhere.
 
 use std::{
     collections::VecDeque,
@@ -26,18 +26,18 @@ use nix::sys::{
 
 use crate::input::Input;
 
-/// Messages in one input at most.
+/// Maximum number of messages in one input.
 const MOST: usize = 64;
 /// Bytes of the device's regions.
 const REGION: u64 = 65536;
-/// More than the longest DMA operation, in bytes.
+/// Exceeds the longest DMA operation, in bytes.
 const LONGEST_DMA: usize = 3000;
-/// Turns in which a server must come to the end of what it was sent.
+/// Number of turns within which a server must finish its input.
 const MANY_TURNS: usize = 100_000;
 /// Interrupts of each type.
 const INTERRUPTS: u32 = 64;
 
-/// A message, and what goes with it.
+/// A message with its descriptors.
 pub struct Message {
     /// Header and payload.
     pub bytes: Vec<u8>,
@@ -45,7 +45,7 @@ pub struct Message {
     pub fds: Vec<OwnedFd>,
 }
 
-/// Any bytes to a server, which has agreed on the version before or not.
+/// Sends any bytes to a server, before or after the version is agreed on.
 pub fn stream(data: &[u8]) {
     let mut input = Input::new(data);
     let mut peer = Peer::new(ServerConfig::default(), &mut input);
@@ -57,7 +57,7 @@ pub fn stream(data: &[u8]) {
         let (most, repaired) = (1 + usize::from(input.u8()), input.below(4) > 0);
         let mut bytes = input.bytes(most).to_vec();
         if repaired && let Some(header) = Header::parse(&bytes) {
-            // As it is, the stream would end at nearly every first header.
+            // With arbitrary headers, the stream would end at nearly every first one.
             let size = bytes.len() as u32;
             bytes[..HEADER_SIZE]
                 .copy_from_slice(&Header { size, flags: header.flags & !0xe, ..header }.to_bytes());
@@ -70,7 +70,7 @@ pub fn stream(data: &[u8]) {
     }
 }
 
-/// Messages of every type.
+/// Sends messages of every type.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let config = ServerConfig {
@@ -101,8 +101,8 @@ pub fn body(data: &[u8]) {
         let cut = if input.flag() { usize::MAX } else { 1 + input.below(64) as usize };
         let turn = peer.turn(cut);
 
-        // Before the version is agreed on everything else ends the connection; from then on no message with a good
-        // framing does.
+        // Until the version is agreed on, any other message ends the connection. From then on no
+        // correctly framed message does.
         assert!(turn.is_ok() || !agreed, "{turn:?}");
 
         if turn.is_err() {
@@ -115,7 +115,7 @@ pub fn body(data: &[u8]) {
     }
 }
 
-/// A version, usually an acceptable one.
+/// Returns a version message, usually an acceptable one.
 fn version(input: &mut Input<'_>) -> Message {
     let json = match input.below(8) {
         0..=2 => String::new(),
@@ -143,7 +143,7 @@ fn version(input: &mut Input<'_>) -> Message {
     request(Command::Version, &payload, input.below(8) == 0)
 }
 
-/// A message of any type whose framing is right.
+/// Returns a correctly framed message of any type.
 pub fn message(input: &mut Input<'_>) -> Message {
     let command = Command::from_number(match input.below(8) {
         0 => input.u16(),
@@ -168,7 +168,7 @@ pub fn message(input: &mut Input<'_>) -> Message {
             ..Header::reply(input.below(4) as u16, command, payload.len())
         },
         2 | 3 => Header::request(input.u16(), command, payload.len(), true),
-        // Bits without a meaning are ignored.
+        // Reserved bits are ignored.
         4 => Header {
             flags: input.u32() & !0xf,
             ..Header::request(input.u16(), command, payload.len(), false)
@@ -193,7 +193,7 @@ fn longs(longs: &[u64]) -> Vec<u8> {
     longs.iter().flat_map(|long| long.to_le_bytes()).collect()
 }
 
-/// An address or a size: pages mostly.
+/// Returns an address or a size, usually of whole pages.
 fn pages(input: &mut Input<'_>) -> u64 {
     if input.below(4) > 0 { u64::from(input.below(8)) * 4096 } else { input.number() }
 }
@@ -280,7 +280,7 @@ fn access(input: &mut Input<'_>) -> (Vec<u8>, u32) {
     ([longs(&[offset(input)]), words(&[region(input), count])].concat(), count)
 }
 
-/// Descriptors that fit, do not fit, or are too many.
+/// Returns a right or wrong number of descriptors, of right or wrong kinds.
 fn descriptors(command: Command, input: &mut Input<'_>) -> Vec<OwnedFd> {
     let count = match (command, input.below(8)) {
         (Command::DmaMap, 0..=4) => 1,
@@ -306,7 +306,8 @@ fn file(size: u64) -> OwnedFd {
     fd
 }
 
-/// Sends as much as the socket takes, with descriptors on the first byte. Gives the number of bytes.
+/// Sends as many bytes as the socket takes, with descriptors on the first byte. Returns the number
+/// of bytes.
 pub fn send(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) -> usize {
     let raw: Vec<_> = fds.iter().map(AsRawFd::as_raw_fd).collect();
     let rights = [ControlMessage::ScmRights(&raw)];
@@ -322,7 +323,7 @@ struct Peer {
     server: ServerConnection,
     device: Device,
     waiting: VecDeque<Message>,
-    /// Messages queued, and those that were our server's requests' answers.
+    /// Number of queued messages, including answers to the server's requests.
     queued: u64,
     /// Whether the client reads what the server sends.
     reads: bool,
@@ -354,9 +355,9 @@ impl Peer {
         self.waiting.push_back(message);
     }
 
-    /// The device reaches for the client's memory.
+    /// Lets the device access the client's memory.
     fn ask(&mut self, input: &mut Input<'_>) {
-        // To a client that takes a byte at a time each byte is a message.
+        // For a client with a transfer size of one byte, each byte is a message.
         let (address, length, token) =
             (pages(input), input.number() as usize % LONGEST_DMA, self.device.asked);
         let outstanding = self.server.dma_outstanding();
@@ -371,7 +372,7 @@ impl Peer {
         self.device.asked += u64::from(outcome.is_ok());
     }
 
-    /// Sends what waits, in pieces of at most `cut` bytes, with the server running in between.
+    /// Sends queued messages in pieces of at most `cut` bytes, and runs the server in between.
     fn turn(&mut self, cut: usize) -> Result<(), nicforge_vfio_user::ConnectionError> {
         for _ in 0..MANY_TURNS {
             let Some(message) = self.waiting.front_mut() else { break };
@@ -389,7 +390,7 @@ impl Peer {
 
             self.serve()?;
             if sent == 0 && !self.reads {
-                // Both sides wait for the other to read. The client gives in.
+                // Both sides wait for the other to read, so the client begins to.
                 self.reads = true;
             }
         }
@@ -397,7 +398,7 @@ impl Peer {
         self.serve()
     }
 
-    /// The server does what it can.
+    /// Runs the server until it has no more work.
     fn serve(&mut self) -> Result<(), nicforge_vfio_user::ConnectionError> {
         for _ in 0..MANY_TURNS {
             let progress = self.server.on_readable(&mut self.device)?;
@@ -414,7 +415,7 @@ impl Peer {
         panic!("the server does not come to an end");
     }
 
-    /// Ends what the device deferred, after an attempt that must fail.
+    /// Completes the deferred request, after an attempt with a wrong token that must fail.
     fn complete(&mut self) {
         let Some(token) = self.server.deferred() else { return };
         let stranger = self.server.complete(token ^ 1, Ok(()));
@@ -429,7 +430,7 @@ impl Peer {
         }
     }
 
-    /// The client takes what the server sent, and answers requests in some way.
+    /// Takes the server's messages, and answers its requests in some way.
     fn read(&mut self) {
         loop {
             let Ok(message) = self.reader.next_message() else { panic!("the server's framing is bad") };
@@ -464,7 +465,7 @@ impl Peer {
         }
     }
 
-    /// All that was sent is served in the end, and counted.
+    /// Checks that all sent messages are served in the end, and counted.
     fn finish(&mut self) {
         self.reads = true;
         for _ in 0..MANY_TURNS {
@@ -479,7 +480,7 @@ impl Peer {
         assert_eq!(self.device.answered, self.device.asked, "each operation ends once");
         assert_eq!(self.server.counters().messages, self.queued);
 
-        // A connection that a client closes between two messages has come to its end in order.
+        // A connection that is closed between two messages ends in order.
         self.socket.shutdown(std::net::Shutdown::Both).unwrap();
         let ends = (0..4).any(|_| matches!(self.server.on_readable(&mut self.device), Ok(Progress::Closed)));
 
@@ -490,7 +491,7 @@ impl Peer {
 /// A device of 64 KiB that defers some requests.
 #[derive(Default)]
 struct Device {
-    /// Whether deferred requests are given up for a reset.
+    /// Whether deferred requests are aborted for a reset.
     gives_up: bool,
     /// Which requests are deferred.
     defers: u8,
@@ -599,7 +600,7 @@ impl Handler for Device {
     }
 }
 
-/// Writes all, unless the other side has gone or takes nothing more.
+/// Writes all bytes, unless the other side is gone or takes no more.
 pub fn write_all(socket: &mut UnixStream, mut bytes: &[u8]) {
     while !bytes.is_empty() {
         match socket.write(bytes) {

@@ -1,5 +1,6 @@
-//! A device that says anything of itself: the driver library opens a server whose regions, files, configuration space,
-//! registers and interrupts are any. It opens it or refuses it, and whatever it then does with it ends.
+//! A device with an arbitrary description. The driver library opens a server whose regions, files,
+//! configuration space, registers and interrupts are arbitrary. It opens or refuses it, and every
+//! later operation ends.
 
 use std::{
     os::{
@@ -36,12 +37,12 @@ use crate::{
     world::{FIFO, World},
 };
 
-/// How long a call may take; that of a generation that is never shown is waited for.
+/// Time limit of a call. The wait for a generation that never appears takes this long.
 const SHORT: Duration = Duration::from_millis(5);
 /// Bytes of configuration space.
 const CONFIG: usize = 4096;
 
-/// See the module.
+/// Runs one input; see the module.
 pub fn body(data: &[u8]) {
     let mut input = Input::new(data);
     let device = Liar::new(&mut input);
@@ -55,7 +56,7 @@ pub fn body(data: &[u8]) {
         let server = scope.spawn(move || serve(&listener, device, stop));
         let options = OpenOptions { timeout: SHORT, socket_spin: Duration::ZERO, ..OpenOptions::default() };
         if let Ok(device) = Device::open_vfio_user(&folder.0, options) {
-            // Each may fail, as it likes.
+            // Each operation may fail.
             let _ = work(&device, &mut input);
         }
         stop.store(true, Ordering::Release);
@@ -123,7 +124,7 @@ fn serve(listener: &UnixListener, mut device: Liar, stop: &AtomicBool) {
     }
 }
 
-/// Where the server listens, for one input after the other.
+/// Returns the server's path, which the inputs use one after the other.
 fn folder() -> &'static (PathBuf, TempDir) {
     static FOLDER: OnceLock<(PathBuf, TempDir)> = OnceLock::new();
     FOLDER.get_or_init(|| {
@@ -132,7 +133,7 @@ fn folder() -> &'static (PathBuf, TempDir) {
     })
 }
 
-/// A slot FIFO's description, with lies in it.
+/// A slot FIFO's description with false values.
 struct Liar {
     config: Vec<u8>,
     regions: Vec<Told>,
@@ -147,7 +148,7 @@ impl Liar {
     fn new(input: &mut Input<'_>) -> Self {
         let (mut config, mut regions) = truth().told();
         for _ in 0..input.below(6) {
-            // Most of what is read is in the first 256 bytes.
+            // Most fields that the library reads are in the first 256 bytes.
             let at = input.below(256) as usize;
             config[at] = input.u8();
         }
@@ -187,7 +188,7 @@ impl Liar {
     }
 }
 
-/// What region infos have, but for the file, and how long that is.
+/// A region's information without its file, and the file's length.
 type Told = (RegionInfo, Option<u64>);
 
 fn copy(info: &RegionInfo) -> RegionInfo {
@@ -218,13 +219,13 @@ fn lie((info, file): &mut Told, input: &mut Input<'_>) {
     }
 }
 
-/// What a slot FIFO says of itself.
+/// Returns the true description of a slot FIFO.
 fn truth() -> &'static Truth {
     static TRUTH: OnceLock<Truth> = OnceLock::new();
     TRUTH.get_or_init(Truth::of_a_slot_fifo)
 }
 
-/// Configuration space, and the regions.
+/// Configuration space and regions.
 struct Truth {
     config: Vec<u8>,
     regions: Vec<Told>,
@@ -318,7 +319,7 @@ impl Handler for Liar {
     }
 }
 
-/// A file of that length that starts like a mirror.
+/// Returns a file of that length that begins with `start`.
 fn memory(length: u64, start: &[u8]) -> Result<OwnedFd, Errno> {
     let fd = memfd_create(c"liar", MFdFlags::MFD_CLOEXEC)?;
     nix::sys::uio::pwrite(&fd, start, 0)?;

@@ -1,4 +1,4 @@
-//! Each body with inputs from a fixed seed, and with the inputs that once found something.
+//! Runs each body with inputs from a fixed seed, and with the inputs that once found a defect.
 #![allow(clippy::unwrap_used, reason = "tests")]
 
 use std::path::Path;

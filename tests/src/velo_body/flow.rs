@@ -1,8 +1,8 @@
-//! Receivers that do not read.
+//! Flow control with receivers that do not read.
 
 use super::*;
 
-/// Without credits of connections.
+/// A configuration without connection credits.
 const UNCOUNTED: Config = Config {
     slots: Some(64),
     flow_control: false,
@@ -13,7 +13,8 @@ const UNCOUNTED: Config = Config {
     sleep: Duration::from_millis(20),
 };
 
-/// The credits of a connection stop its sender, and nothing else; no card ever waits.
+/// Connection credits stop the sender of a receiver that does not read. Other connections are not
+/// affected, and no card waits.
 pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port(rig, at(0, 0));
     let (mut deaf, mut awake) = (port(rig, at(1, 0)), port(rig, at(1, 1)));
@@ -31,7 +32,7 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     let short = Deadline::after(Duration::from_millis(20));
     assert!(matches!(sender.send(to_deaf, 0, &[7; 8], short, None), Err(Error::Timeout { .. })));
 
-    // Through the same port, to somebody else, as often as one likes.
+    // Any number of messages to another receiver passes through the same port.
     for number in 0..1000_u64 {
         let mut relax = Relax::new();
         while sender.send_nb(to_awake, 0, &number.to_le_bytes()) == Err(Error::WouldBlock) {
@@ -41,13 +42,13 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
         assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
 
-    // What it answers others still goes out: its own credits are not in its way.
+    // The unread port can still send to others: its own credits do not limit it.
     let from_deaf = link(&mut deaf, &mut awake);
     deaf.send(from_deaf, 0, &[8; 8], soon(), None).unwrap();
 
     assert_eq!(awake.recv(Filter::ANY, soon(), None).unwrap().from, at(1, 0));
 
-    // It reads, and all goes on.
+    // The receiver reads, and the connection continues.
     let mut got = 0;
     until("all that was sent", &mut [&mut deaf, &mut sender], |ports| {
         got += drain(ports[0]).len() as u32;
@@ -59,7 +60,8 @@ pub fn credits_stop_the_sender_of_one_that_does_not_read(rig: &dyn Rig) {
     assert_eq!(sender.check(), Ok(()));
 }
 
-/// A port that promises all it has refuses the next connection by name, until one that has a promise closes.
+/// A port that has granted all its credits refuses the next connection with a specific error, until
+/// a connection closes.
 pub fn promises_end_and_come_back(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
@@ -85,7 +87,7 @@ pub fn promises_end_and_come_back(rig: &dyn Rig) {
         }
     });
 
-    // One that dies gives it back too.
+    // A sender that dies returns its credits too.
     drop(two);
     let mut three = port(rig, at(0, 2));
     until("room", &mut [&mut three, &mut receiver, &mut one], |ports| {
@@ -96,7 +98,8 @@ pub fn promises_end_and_come_back(rig: &dyn Rig) {
     });
 }
 
-/// A connection that ends takes its promise along only as far as its messages were taken: nobody fills the ring, or what is kept, by connecting again.
+/// The credits of a closed connection return only as its messages are taken. Reconnecting can't
+/// fill the ring or the kept messages.
 pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
     let small = Config { slots: Some(64), window: 64, ..Config::default() };
     let mut receiver = port_with(rig, at(1, 0), small);
@@ -128,7 +131,8 @@ pub fn what_nobody_has_taken_is_not_promised_again(rig: &dyn Rig) {
     });
 }
 
-/// Credit that comes behind more messages than are kept can't be read before some of them are taken: a send that waits for it says so.
+/// A credit return behind more messages than are kept can't be read before some are taken. A send
+/// that waits for it reports that.
 pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) {
     let mut few = port_with(rig, at(0, 0), Config { kept: Some(4), ..Config::default() });
     let mut other = port(rig, at(1, 0));
@@ -145,7 +149,7 @@ pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) 
         few.send(to, 0, &number.to_le_bytes(), soon(), None).unwrap();
     }
 
-    // It gives them back, behind its own messages.
+    // The other port returns the credits, behind its own messages.
     for number in 0..u64::from(promised) {
         assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().quadword(0), number);
     }
@@ -161,8 +165,9 @@ pub fn a_send_says_that_what_it_waits_for_is_behind_what_is_kept(rig: &dyn Rig) 
     assert_eq!(other.recv(Filter::ANY, soon(), None).unwrap().bytes(), [9; 8]);
 }
 
-/// Without credits of connections a card waits for the ring of one that does not read; the watchdog ends that with an error, other
-/// senders go on, and whoever is stalled can still give its own slots back.
+/// Without connection credits a card waits for the ring of a receiver that does not read, and the
+/// watchdog ends that with an error. Other senders continue, and a stalled sender can still return
+/// its own slots.
 pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let mut sender = port_with(rig, at(0, 0), UNCOUNTED);
     let deaf = port_with(rig, at(1, 0), UNCOUNTED);
@@ -180,7 +185,8 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     let mut error = Ok(());
     let (mut there, mut back) = (0, 0);
     until("the watchdog", &mut [&mut sender, &mut neighbour, &mut awake], |ports| {
-        // Flows beside it, also to the stalled process, which reads: its card sends its slots back.
+        // Traffic beside the stall, also to the stalled process, which reads: its card returns its
+        // slots.
         there += drain(ports[2]).len();
         back += drain(ports[0]).len();
         let _ = ports[1].send_nb(to_awake, 0, &[2; 8]);
@@ -205,7 +211,8 @@ pub fn the_watchdog_reports_a_receiver_that_does_not_read(rig: &dyn Rig) {
     drop(deaf);
 }
 
-/// A call that waits for a message ends by its deadline, also while the ring does not move, or has no room left.
+/// A call that waits for a message ends at its deadline, also while the ring does not move or is
+/// full.
 pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
     let waiting = Config { waiting: Waiting::Interrupt, poll_phase: Duration::ZERO, ..UNCOUNTED };
     let mut sender = port_with(rig, at(0, 0), waiting);
@@ -221,7 +228,7 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
         assert!(sent > 64, "{sent}");
 
         let waited = sender.recv(Filter::ANY, Deadline::after(Duration::from_millis(10)), None);
-        // The watchdog may have ended the one in front before.
+        // The watchdog may have ended the stalled send first.
         assert!(matches!(waited, Err(Error::Timeout { .. } | Error::Device { .. })), "{waited:?}");
 
         awake.send(to_sender, 5, &[5; 8], soon(), None).unwrap();
@@ -234,6 +241,6 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
 
         assert_eq!((message.from, message.tag), (at(1, 1), 5));
     }
-    // What is left in the ring is for nobody, and keeps nobody.
+    // Messages left in the ring have no receiver, and block no other.
     drop(deaf);
 }

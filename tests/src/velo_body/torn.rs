@@ -1,7 +1,8 @@
 //! Messages that are torn on their way to the card.
 //!
-//! The ports here are on devices without a posted-write ring, so that a message is stored, and a `Torn` backing does with the stores what a
-//! processor's write-combining buffers do: they leave in pieces, in another order, or not at all.
+//! The ports here are on devices without a posted-write ring, so messages are stored directly. A
+//! `Torn` backing treats these stores as a processor's write-combining buffers do: they leave in
+//! pieces, reordered, or not at all.
 
 use std::{
     os::fd::BorrowedFd,
@@ -25,7 +26,7 @@ use nicforge_velo::{Config, DeviceError, Error, Filter, Port};
 use super::{at, drain, link, pattern, port, until};
 use crate::backing::{Rig, soon};
 
-/// How often a message is torn.
+/// The frequency of torn messages.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum How {
     Never = 0,
@@ -33,10 +34,10 @@ enum How {
     Always = 2,
 }
 
-/// A device whose stores to the send aperture are torn, and that has no posted-write ring.
+/// A device without a posted-write ring, whose stores to the send aperture are torn.
 struct Torn {
     inner: Arc<dyn Backing>,
-    /// Where configuration space says how many rings there are.
+    /// Offset of the number of rings in configuration space.
     ring_count: u64,
     how: AtomicU64,
     random: AtomicU64,
@@ -65,13 +66,14 @@ impl Torn {
         self.how.store(how as u64, Ordering::SeqCst);
     }
 
-    /// Another number each time.
+    /// Returns the next pseudo-random number.
     fn random(&self) -> u64 {
         let next = |state: u64| Some(state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1));
         self.random.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next).unwrap() >> 33
     }
 
-    /// The pieces of a message in which it leaves the processor: where each begins, and its bytes.
+    /// Splits a message into the pieces in which it leaves the processor: each with its offset and
+    /// bytes.
     fn pieces<'a>(&self, data: &'a [u8]) -> Vec<(usize, &'a [u8])> {
         let (front, back) = data.split_at(data.len() / 16 * 8);
         let quadwords = || data.chunks(8).enumerate().map(|(index, piece)| (index * 8, piece));
@@ -82,7 +84,7 @@ impl Torn {
         };
 
         match choice {
-            // What has one quadword can't be torn.
+            // A message of one quadword can't be torn.
             0 => vec![(0, data)],
             _ if front.is_empty() => vec![(0, data)],
             1 => vec![(0, front), (front.len(), back)],
@@ -179,7 +181,7 @@ impl Backing for Torn {
     }
 }
 
-/// A port whose messages are torn, and what tears them.
+/// Opens a port whose messages are torn, and returns it with its backing.
 fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
     let torn = Torn::new(rig.open(&format!("ex{node}"), "vpid0").backing().clone(), how);
     let options = OpenOptions { heartbeat: None, ..OpenOptions::default() };
@@ -188,7 +190,8 @@ fn torn_port(rig: &dyn Rig, node: u32, how: How) -> (Port, Arc<Torn>) {
     (Port::open(device, Config::default()).unwrap(), torn)
 }
 
-/// Messages that are torn more often than not arrive whole, in order, and once; both ways, beside a port whose messages are not.
+/// Messages that are usually torn arrive whole, in order, and once. This holds both ways, beside a
+/// port whose messages are intact.
 pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     const MESSAGES: u64 = 1500;
 
@@ -247,7 +250,7 @@ pub fn torn_messages_arrive_once_and_in_order(rig: &dyn Rig) {
     assert_eq!(replayed[2], 0);
 }
 
-/// A message that never gets there whole is an error and was not sent; the next one is, once.
+/// A message that never arrives whole is an error and was not sent. The next one is sent once.
 pub fn a_message_that_is_torn_each_time_is_an_error(rig: &dyn Rig) {
     let (mut here, torn) = torn_port(rig, 0, How::Never);
     let mut there = port(rig, at(1, 0));

@@ -1,6 +1,7 @@
 //! The generated C headers: the hardware interface for C drivers, and the user libraries' C API.
 //!
-//! The first is written by [`hwi`], because its constants live in modules and C has none; the second by cbindgen.
+//! [`hwi`] writes the first, because its constants are in modules, which C does not have. cbindgen
+//! writes the second.
 
 mod hwi;
 
@@ -8,13 +9,13 @@ use std::path::{Path, PathBuf};
 
 use crate::steps::Failed;
 
-/// A generated file and what it should hold.
+/// A generated file and its expected content.
 struct Generated {
     path: PathBuf,
     text: String,
 }
 
-/// Write all headers.
+/// Writes all headers.
 pub(crate) fn write(root: &Path) -> Result<(), Failed> {
     for header in generate(root)? {
         std::fs::write(&header.path, header.text)
@@ -24,7 +25,7 @@ pub(crate) fn write(root: &Path) -> Result<(), Failed> {
     Ok(())
 }
 
-/// Compare all headers with what they should be.
+/// Compares all headers with their expected content.
 pub(crate) fn check(root: &Path) -> Result<(), Failed> {
     for header in generate(root)? {
         if std::fs::read_to_string(&header.path).ok().as_deref() != Some(&header.text) {
@@ -52,13 +53,13 @@ fn generate(root: &Path) -> Result<Vec<Generated>, Failed> {
     ])
 }
 
-/// The header of a library's C API.
+/// Generates the header of a library's C API.
 fn library(root: &Path, room: &str, header: &str) -> Result<Generated, Failed> {
     let room = root.join(room);
     let config = cbindgen::Config::from_file(room.join("cbindgen.toml")).map_err(Failed::new)?;
     let folder = room.join("src");
 
-    // The crate's root first: declarations are in the order of the sources.
+    // The crate's root comes first, since declarations are in the order of the sources.
     let mut sources = vec![folder.join("lib.rs")];
     let entries =
         std::fs::read_dir(&folder).map_err(|error| Failed::new(format!("{}: {error}", folder.display())))?;

@@ -1,4 +1,4 @@
-//! Steps: a line that says what is done, a command, and how long it took.
+//! Steps of a task: each prints a line, runs a command, and reports its duration.
 
 use std::{
     fmt,

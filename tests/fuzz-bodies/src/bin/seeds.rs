@@ -1,5 +1,5 @@
-//! Writes the first inputs of each body's test as a corpus: `seeds FOLDER COUNT`. A fuzzer that starts with them need not
-//! find out first that an input of several hundred bytes gets further than one of four.
+//! Writes the first inputs of each body's test as a corpus: `seeds FOLDER COUNT`. A fuzzer that
+//! starts from them need not first discover that long inputs get further than short ones.
 #![allow(clippy::expect_used, reason = "a tool of tests")]
 
 use std::{fs, path::Path};

@@ -1,8 +1,11 @@
-//! `nicforge_hwi.h` from the sources of the crate `nicforge-hwi`.
+//! Generates `nicforge_hwi.h` from the sources of the crate `nicforge-hwi`.
 //!
-//! Every public constant becomes a macro named after its modules (`tree::window::SEND` is `NICFORGE_TREE_WINDOW_SEND`) and the type
-//! that it belongs to (`extoll_rma::Command::RESERVED` is `NICFORGE_EXTOLL_RMA_COMMAND_RESERVED`), every public `#[repr(C)]` struct a
-//! struct. What can't be said in C is an error, not left out.
+//! Every public constant becomes a macro that is named after its modules and the type it belongs
+//! to:
+//! - `tree::window::SEND` is `NICFORGE_TREE_WINDOW_SEND`;
+//! - `extoll_rma::Command::RESERVED` is `NICFORGE_EXTOLL_RMA_COMMAND_RESERVED`.
+//!
+//! Every public `#[repr(C)]` struct becomes a struct. An item that C can't express is an error.
 
 use std::{fmt::Write, path::Path};
 
@@ -43,10 +46,11 @@ pub(crate) fn generate(folder: &Path) -> Result<String, Failed> {
     Ok(text)
 }
 
-/// A module whose C side is written by hand, as Linux does with what its calls take, and compared by a test of `hwi`.
+/// A module whose C header is hand-written, as Linux does for its ioctls. A test of `hwi` compares
+/// it.
 const BY_HAND: &str = "shim";
 
-/// The modules that lib.rs declares, in its order.
+/// Returns the modules that lib.rs declares, in its order.
 fn modules(folder: &Path) -> Result<Vec<String>, Failed> {
     let path = folder.join("lib.rs");
     let source = std::fs::read_to_string(&path)
@@ -71,7 +75,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
             Item::Const(constant) if matches!(constant.vis, Visibility::Public(_)) => {
                 self::constant(text, scope, scope, &constant.ident, &constant.expr, &constant.attrs)?;
             }
-            // What a trait asks for is the trait's.
+            // A trait's constants are the trait's.
             Item::Impl(implementation) if implementation.trait_.is_none() => {
                 let Type::Path(of) = &*implementation.self_ty else { continue };
                 let mut inner = scope.to_vec();
@@ -124,7 +128,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
     Ok(())
 }
 
-/// A macro in `scope`, for an expression that is in `module`.
+/// Writes a macro in `scope` for an expression that is in `module`.
 fn constant(
     text: &mut String,
     scope: &[String],
@@ -157,7 +161,7 @@ fn is_repr_c(structure: &syn::ItemStruct) -> bool {
         })
 }
 
-/// The first sentence or line of the documentation.
+/// Writes the first sentence or line of the documentation as a comment.
 fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
     let mut lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
         syn::Meta::NameValue(value) if value.path.is_ident("doc") => match &value.value {
@@ -197,7 +201,7 @@ fn comment(text: &mut String, indent: &str, attributes: &[syn::Attribute]) {
     }
 }
 
-/// Words in lines that stay within the kernel's 80 columns.
+/// Wraps text to the kernel's 80 columns.
 fn wrapped(text: &str) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     for word in text.split_whitespace() {
@@ -260,7 +264,7 @@ fn expression(expression: &Expr, scope: &[String]) -> Result<String, String> {
             let left = self::expression(&binary.left, scope)?;
             let right = self::expression(&binary.right, scope)?;
 
-            // Shifts of more than 31 bits need a wide left side.
+            // A shift by more than 31 bits needs a 64-bit left operand.
             let left = if operator == "<<" { format!("{left}ULL") } else { left };
             Ok(format!("({left} {operator} {right})"))
         }
