@@ -1,4 +1,5 @@
-//! The tests that the book's chapter on vfio-user names exist, and each row of its tables names one.
+//! Checks that the tests named in the book's chapter on vfio-user exist, and that each row of its
+//! tables names one.
 #![allow(clippy::unwrap_used, reason = "all of this file is tests")]
 
 use std::{collections::BTreeSet, fs, path::Path};
@@ -7,10 +8,10 @@ use std::{collections::BTreeSet, fs, path::Path};
 const FOLDERS: [&str; 4] = ["device-model", "tests", "userlib", "vmm"];
 /// The column that names tests.
 const COLUMN: &str = "test";
-/// A name in the text of that many words is a test's too.
+/// A name of at least this many words in the text is a test's name too.
 const WORDS: usize = 5;
 
-/// The names of all functions in the sources below `folder`.
+/// Collects the names of all functions in the sources below `folder`.
 fn functions(folder: &Path, found: &mut BTreeSet<String>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -27,7 +28,7 @@ fn functions(folder: &Path, found: &mut BTreeSet<String>) {
     }
 }
 
-/// What stands between backticks.
+/// Returns the texts between backticks.
 fn quoted(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }
@@ -40,10 +41,10 @@ fn is_snake_case(name: &str) -> bool {
     name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_')
 }
 
-/// What is wrong with a page.
+/// Returns the mistakes of a page.
 fn complaints(page: &str, known: &BTreeSet<String>) -> Vec<String> {
     let mut wrong = Vec::new();
-    // Of the table that the line is in: which column names tests, if one does.
+    // The column of the current table that names tests, if there is one.
     let mut column = None;
     let mut in_table = false;
 

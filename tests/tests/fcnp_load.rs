@@ -1,5 +1,5 @@
-//! FCNP opened many times over, and on all nodes of a full pset at once. These tests look at the whole process, so that they run
-//! one after another.
+//! FCNP opened many times, and on all nodes of a full pset at once. These tests examine the whole
+//! process, so they run one after another.
 
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
@@ -34,7 +34,7 @@ fn compute_core(rig: &dyn Rig, node: usize) -> ComputeCore {
     ComputeCore::open(rig.open(&format!("cn{node}"), "core0"), config()).unwrap()
 }
 
-/// What this process holds, server and all.
+/// The resources of this process, server included.
 #[derive(Debug)]
 struct Held {
     descriptors: usize,
@@ -56,7 +56,8 @@ impl Held {
         }
     }
 
-    /// A server closes and unmaps what its last clients had a moment after they left.
+    /// Returns whether resources are back near `before`. A server closes and unmaps its last
+    /// clients' resources shortly after they disconnect.
     fn is_about(&self, before: &Self) -> bool {
         self.descriptors <= before.descriptors
             && self.mappings <= before.mappings + 8
@@ -104,7 +105,7 @@ fn a_thousand_opens_over_sockets_leave_nothing() {
     }
 }
 
-/// Every compute node of a full pset exchanges messages with the I/O node, all at once.
+/// All compute nodes of a full pset exchange messages with the I/O node at once.
 #[test]
 fn sixty_four_nodes_exchange_messages_at_once() {
     const NODES: usize = 64;

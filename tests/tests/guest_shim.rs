@@ -1,7 +1,8 @@
-//! The kernel module `kmod-shim` in guests: each of its promises, checked by a C program that uses its header and nothing else.
+//! The kernel module `kmod-shim` in guests: a C program that uses only its header checks each of
+//! its guarantees.
 //!
-//! The checks are in `tests/guest/shim`; this file makes what happens around them: guests with and without an IOMMU, functions
-//! that are unplugged, a driver that is taken away, a server that dies.
+//! The checks are in `tests/guest/shim`. This file provides their environment: guests with and
+//! without an IOMMU, functions that are unplugged, a driver that is unbound, a server that dies.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "a test fails by panicking")]
 
 use std::{
@@ -16,10 +17,10 @@ use nicforge_tests::{
     guest, proof_body,
 };
 
-/// Nothing takes longer, also on a machine that has much else to do.
+/// Time limit of each step, generous enough for a loaded machine.
 const LIMIT: Duration = Duration::from_secs(300);
 
-/// The checks that want the slot FIFO.
+/// The checks that need the slot FIFO.
 const FIFO: [&str; 12] = [
     "open-twice",
     "registers",
@@ -35,13 +36,13 @@ const FIFO: [&str; 12] = [
     "module-in-use",
 ];
 
-/// The checks that want the DMA engine.
+/// The checks that need the DMA engine.
 const ENGINE: [&str; 4] = ["coherent", "pinned", "untouched", "quota"];
 
 /// A guest with proof devices that the shim drives.
 struct Rig {
     guest: Guest,
-    /// What is behind the functions.
+    /// The server of the functions.
     _served: Served,
     failures: Vec<String>,
 }
@@ -72,24 +73,24 @@ impl Rig {
         let rig = Self { guest, _served: served, failures: Vec::new() };
         rig.shell("mount -t debugfs none /sys/kernel/debug");
 
-        // Below what the quota's check asks for.
+        // A quota below the size that the quota's check requests.
         rig.shell("echo 256 > /sys/module/nicforge_shim/parameters/dma_quota_mb");
         rig
     }
 
-    /// Runs a script that must do well; what it says.
+    /// Runs a script that must succeed, and returns its output.
     fn shell(&self, script: &str) -> String {
         let output = self.guest.run(script, LIMIT).unwrap_or_else(|error| panic!("{error}"));
         assert_eq!(output.status, 0, "{script}: {output:?}");
         output.stdout.trim().to_owned()
     }
 
-    /// The PCI address of a function that was there from the start.
+    /// Returns the PCI address of a function that was present at the start.
     fn address(&self, function: &str) -> String {
         self.shell(&format!("echo $NICFORGE_DEVICES | tr , '\\n' | sed -n 's/^{function}=//p'"))
     }
 
-    /// Its device file. A function that was bound anew may have another one.
+    /// Returns the function's device file. After a new bind the file may be another one.
     fn file(&self, address: &str) -> String {
         format!("/dev/{}", self.shell(&format!("ls /sys/bus/pci/devices/{address}/nicforge")))
     }
@@ -106,11 +107,11 @@ impl Rig {
         self.note(check, &output);
     }
 
-    /// Starts a check that says when it waits for its function's end.
+    /// Starts a check and returns when it reports that it waits for its function's end.
     fn start(&self, check: &str, file: &str) -> Running {
         let (sender, lines) = mpsc::channel();
         let sink = Arc::new(move |_, line: &str| {
-            // A check that fails later has nobody who listens.
+            // If the check fails later, the receiver is gone already.
             let _ = sender.send(line.to_owned());
         });
         let job = Job::shell(format!("shim-checks {check} {file}")).on_line(sink);
@@ -122,7 +123,7 @@ impl Rig {
         running
     }
 
-    /// Takes the function away while a check has it open.
+    /// Removes the function while a check has it open.
     fn check_while(&mut self, check: &str, file: &str, take_away: impl FnOnce(&Self)) {
         let running = self.start(check, file);
         take_away(self);
@@ -130,7 +131,7 @@ impl Rig {
         self.note(check, &output);
     }
 
-    /// What the checks and the kernel have to complain of.
+    /// Fails if a check failed, or if the kernel reported a problem.
     fn finish(mut self) {
         let log = self.shell("dmesg");
         for line in log.lines() {
@@ -151,7 +152,7 @@ fn the_shim_does_what_its_header_says() {
     let (fifo, engine) = (rig.address("fifo0.user0"), rig.address("dma0.user0"));
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
 
-    // By its aliases, udev finds the module for the functions.
+    // udev finds the module for the functions by its aliases.
     rig.shell(&format!(
         "modalias=$(cat /sys/bus/pci/devices/{fifo}/modalias)
         for alias in $(modinfo -F alias /nicforge/shim.ko); do
@@ -197,7 +198,7 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
     let mut rig = Rig::boot("shim-gone", |config| config);
     let fifo = rig.address("fifo0.user0");
 
-    // Linux lets it go, as it does when it is unplugged, and finds it again.
+    // Linux removes the function as if unplugged, and finds it again.
     let file = rig.file(&fifo);
     rig.check_while("end", &file, |rig| {
         rig.shell(&format!("echo 1 > /sys/bus/pci/devices/{fifo}/remove"));
@@ -207,7 +208,7 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
     let file = rig.file(&fifo);
     rig.check("read", &file);
 
-    // The driver lets it go.
+    // The driver unbinds it.
     rig.check_while("end", &file, |rig| {
         rig.shell(&format!("echo {fifo} > /sys/bus/pci/drivers/nicforge-shim/unbind"));
     });
@@ -216,12 +217,13 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
     let file = rig.file(&fifo);
     rig.check("read", &file);
 
-    // The module goes when nobody has a function open, and comes again.
+    // The module can be unloaded when no process has a function open, and loaded again.
     rig.shell("rmmod nicforge_shim && insmod /nicforge/shim.ko");
     let file = rig.file(&fifo);
     rig.check("read", &file);
 
-    // Its link fails and nobody tells Linux: the port in front of it decodes neither its registers nor its bus any more.
+    // The link fails without a notification to Linux: the port in front of the function stops
+    // decoding its registers and its bus.
     let (hot, port) = (rig.address("fifo0.user1"), "/sys/bus/pci/devices/0000:00:05.0/config");
     rig.check_while("answers-no-more", &rig.file(&hot), |rig| {
         for (bytes, offset) in [("\\000\\000", 4), ("\\377\\377", 25)] {
@@ -233,7 +235,7 @@ fn a_function_that_goes_while_it_is_open_fails_cleanly() {
     rig.finish();
 }
 
-/// How often functions and the module come and go under those who use them.
+/// Number of times that functions and the module are removed while processes use them.
 const ROUNDS: u32 = 15;
 
 #[test]
@@ -258,7 +260,7 @@ fn functions_and_the_module_go_while_two_processors_open_them() {
         ));
     });
 
-    // Nobody keeps it, and it works.
+    // No process holds the module, and it works.
     rig.shell("rmmod nicforge_shim && insmod /nicforge/shim.ko");
     let (fifo_file, engine_file) = (rig.file(&fifo), rig.file(&engine));
 

@@ -1,8 +1,12 @@
-//! The messages of the reference implementation's sample client at our server, in its order and with its sizes.
+//! The messages of the reference implementation's sample client at nicforge's server, in its order
+//! and with its sizes.
 //!
-//! That client is blocking and strict. It reads the header of a reply by itself, takes descriptors only where it expects
-//! some, and gives up over a reply of another size than it made room for. It proposes no second socket, keeps its memory
-//! in a file on a disk, and serves DMA requests on the first socket while it waits for nothing else.
+//! That client is blocking and strict:
+//! - It reads the header of a reply separately.
+//! - It accepts descriptors only where it expects some.
+//! - It fails on a reply of another size than it has room for.
+//! - It proposes no second socket, and keeps its memory in a file on a disk.
+//! - It serves DMA requests on the first socket while it waits for no reply.
 
 use std::{
     fs::File,
@@ -34,14 +38,14 @@ use vfio_bindings::bindings::vfio::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DA
 use crate::common::{eventfd, in_time, signals, wait_readable};
 
 const PAGE: u64 = 0x1000;
-/// Most data in a message to the client. It is low, so that transfers are cut.
+/// Maximum data in a message to the client. It is low, so that transfers are split.
 const TRANSFER: u64 = 1024;
-/// Descriptors that the client takes in one message.
+/// Number of descriptors that the client accepts in one message.
 const CLIENT_FDS: usize = 32;
 
 struct Reference {
     stream: UnixStream,
-    /// Its memory: address and offset in the file are the same.
+    /// Its memory: address and offset in the file are equal.
     file: File,
 }
 
@@ -65,7 +69,8 @@ impl Reference {
         assert_eq!(sent, Ok(header.len() + payload.len()));
     }
 
-    /// Receives a header alone. A descriptor that comes along ends the client, which has no room for one.
+    /// Receives only a header. A descriptor with it would end the client, which has no room for
+    /// one.
     fn header(&self) -> Header {
         let mut bytes = [0; HEADER_SIZE];
         let mut parts = [IoSliceMut::new(&mut bytes)];
@@ -93,7 +98,7 @@ impl Reference {
         payload
     }
 
-    /// Sends a request and receives its reply without descriptors. A refusal must be a header alone.
+    /// Sends a request and receives its reply without descriptors. A refusal must be only a header.
     fn ask(
         &self,
         id: u16,
@@ -114,7 +119,7 @@ impl Reference {
         Ok(self.body(&header))
     }
 
-    /// As [`Self::ask`], for a reply of so many bytes and no descriptors.
+    /// As [`Self::ask`], for a reply of `length` bytes without descriptors.
     fn get(&self, id: u16, command: Command, payload: &[u8], length: usize) -> Vec<u8> {
         let reply = self.ask(id, command, payload, &[]).unwrap();
         assert_eq!(reply.len(), length);
@@ -149,7 +154,7 @@ impl Reference {
         assert_eq!(reply, access);
     }
 
-    /// Maps so many pages of its file, a message and a descriptor each.
+    /// Maps the first pages of its file, with one message and descriptor for each.
     fn map_pages(&self, pages: u64) {
         self.file.set_len(pages * PAGE).unwrap();
         for page in 0..pages {
@@ -167,7 +172,7 @@ impl Reference {
         assert_eq!(self.ask(0x1bae, Command::DeviceSetIrqs, &set, &[fd.as_fd()]), Ok(Vec::new()));
     }
 
-    /// Serves the server's next request, and gives what it was and about how many bytes.
+    /// Serves the server's next request and returns its command and number of bytes.
     fn serve_dma(&self) -> (Command, u64) {
         let header = self.header();
         let payload = self.body(&header);
@@ -220,7 +225,7 @@ fn the_references_client_is_told_of_the_device_and_maps_its_regions() {
 
         let mut mapped = 0;
         for index in 0..PCI_NUM_REGIONS {
-            // First without room for anything but the structure, and for no descriptor.
+            // The first request has room only for the structure, and for no descriptor.
             let short = client.get(0xabcd, Command::DeviceGetRegionInfo, &region_info(index, 32), 32);
             let (first, argsz) = parse_region_info(&short).unwrap();
 
@@ -274,7 +279,8 @@ fn the_references_client_sets_up_memory_and_interrupts_and_gets_no_dirty_pages()
 
         client.bind(0, &eventfd());
 
-        // Start of DMA logging: the client ends here, since this server keeps no dirty pages.
+        // The client requests the start of DMA logging and ends here, since this server does not
+        // track dirty pages.
         let start = [[24, 6 | 1 << 17].map(u32::to_le_bytes).concat(), vec![0; 16]].concat();
 
         assert_eq!(client.ask(0, Command::DeviceFeature, &start, &[]), Err(Errno::EINVAL));
@@ -282,7 +288,7 @@ fn the_references_client_sets_up_memory_and_interrupts_and_gets_no_dirty_pages()
     });
 }
 
-/// The file is on a disk, so that the server does not map it, and sends its requests between the replies.
+/// The file is on a disk, so the server does not map it. It sends its requests between the replies.
 #[test]
 fn the_references_client_serves_dma_to_its_file_by_messages_of_its_size() {
     in_time(|| {

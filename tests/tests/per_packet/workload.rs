@@ -15,17 +15,17 @@ use nicforge_tests::{
     tree_body::machine,
 };
 
-/// Packets, or posted writes, that go by between the marks.
+/// Number of packets, or posted writes, between the marks.
 pub(crate) const PACKETS: usize = 100_000;
-/// Those that go before, after which everything is as large as it gets.
+/// Number of packets before, after which all buffers have reached their final size.
 const WARM_UP: usize = 10_000;
-/// Bytes of a message: 256 packets' worth.
+/// Bytes of a message: the payload of 256 packets.
 const MESSAGE: usize = 65_536;
-/// Threads that call the library, each of which passes both marks.
+/// Threads that call the library. Each passes both marks.
 pub(crate) const CALLERS: u64 = 2;
 /// Packets in a batch.
 const BATCH: usize = 8;
-/// Longer than anything takes here, traced or not.
+/// Time limit of every wait, with or without a tracer.
 const LIMIT: Duration = Duration::from_secs(120);
 
 /// How the machine is reached.
@@ -35,7 +35,7 @@ pub(crate) enum Door {
     InProcess,
 }
 
-/// What goes by.
+/// The kind of traffic.
 #[derive(Clone, Copy)]
 pub(crate) enum Stream {
     /// Packets of the packet layer.
@@ -46,17 +46,18 @@ pub(crate) enum Stream {
     Posted,
 }
 
-/// The begin and the end of what is counted, on each caller's thread.
+/// Begin and end of the counted part, on each caller's thread.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
     Begin,
     End,
 }
 
-/// Runs a stream. Each caller's thread calls `mark` before and after what is counted; both begin together.
+/// Runs a stream. Each caller's thread calls `mark` before and after the counted part; both begin
+/// together.
 pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
     let machine: Machine = machine(1, 8);
-    // Kept hot, so that what is counted is the work and not the sleep.
+    // The engine never sleeps, so that work is counted and not sleeping.
     let rig: Box<dyn Rig> = match door {
         Door::Served(event_loop) => Box::new(Served::with_config(
             machine,
@@ -77,7 +78,7 @@ pub(crate) fn run(door: Door, stream: Stream, mark: &(dyn Fn(Mark) + Sync)) {
         mark(Mark::Begin);
         work();
         mark(Mark::End);
-        // Nobody tears anything down while the other still counts.
+        // Neither caller tears down its side while the other still counts.
         together.wait();
     };
 
@@ -130,7 +131,7 @@ fn receive(channel: &TreeChannel, packets: usize) {
     }
 }
 
-/// A turn of a waiting loop, if nothing moved.
+/// Relaxes in a waiting loop if no packet moved.
 fn turn(channel: &TreeChannel, moved: usize, deadline: Deadline, relax: &mut nicforge_driver::Relax) {
     if moved > 0 {
         relax.reset();
@@ -172,7 +173,7 @@ fn posted(devices: [Device; 2], counted: &Counted<'_>) {
                 let poster = std::cell::RefCell::new(poster);
                 let post = |count: usize| {
                     for number in 0..count as u32 {
-                        // Enables an interrupt or disables it.
+                        // The write enables or disables an interrupt.
                         let bits = (number & 1).to_le_bytes();
                         poster.borrow_mut().post(0, REG_INT_ENABLE, &bits).unwrap();
                     }
@@ -184,7 +185,7 @@ fn posted(devices: [Device; 2], counted: &Counted<'_>) {
     });
 }
 
-/// A thread that a tracer tells apart.
+/// Spawns a thread with a name, by which the tracer identifies it.
 fn named<'scope>(
     scope: &'scope std::thread::Scope<'scope, '_>,
     name: &str,

@@ -1,4 +1,4 @@
-//! `DMA_MAP`, `DMA_UNMAP`, and a device that really reads and writes the crate's memory.
+//! `DMA_MAP`, `DMA_UNMAP`, and a device that reads and writes the crate's memory.
 
 use std::os::fd::AsRawFd;
 
@@ -14,7 +14,7 @@ use super::{attachment, connect, enable, proof, read32, write32};
 use crate::common::{eventfd, in_time, signals};
 
 const PAGE: u64 = 0x1000;
-/// Where the list is for the device, and in the file.
+/// The list's address for the device, and its offset in the file.
 const LIST: (u64, u64) = (0x10_0000, 2 * PAGE);
 const SOURCE: (u64, u64) = (0x10_1000, 3 * PAGE);
 const DESTINATION: (u64, u64) = (0x70_0000, 0);
@@ -78,7 +78,7 @@ fn the_device_copies_within_memory_that_the_crate_mapped() {
         let attachment = attachment(&served, "dma0", "user0");
         assert_eq!(attachment.client.unwrap().ranges, 2);
 
-        // By the mapping alone: the crate could not answer a message.
+        // The device used the mapping alone: the crate could not answer a message.
         assert_eq!(attachment.server.dma_messages, 0);
     });
 }
@@ -100,8 +100,8 @@ fn memory_that_the_crate_unmapped_is_out_of_reach() {
     });
 }
 
-/// The overlap is refused with `EEXIST`. The crate does not look at the error of a reply and says that all is well; what was
-/// mapped before is what counts.
+/// The overlap is refused with `EEXIST`. The crate does not examine the error of a reply and
+/// reports success. The earlier mapping stays in effect.
 #[test]
 fn a_refused_map_looks_well_to_the_crate_and_changes_nothing() {
     in_time(|| {

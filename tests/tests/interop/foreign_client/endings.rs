@@ -1,4 +1,4 @@
-//! Resets, and clients that come and go.
+//! Resets, and clients that connect and disconnect.
 
 use nicforge_hwi::proof::slot_fifo::*;
 use nicforge_tests::backing::Rig;
@@ -39,7 +39,8 @@ fn a_client_of_the_crate_that_goes_frees_its_attachment() {
     });
 }
 
-/// The crate's client, ours, and the crate's again at one attachment: each finds it as it was in the beginning.
+/// The crate's client, nicforge's, and the crate's again use one attachment in turn. Each finds it
+/// in its initial state.
 #[test]
 fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
     in_time(|| {
@@ -63,7 +64,7 @@ fn clients_of_both_kinds_follow_each_other_and_find_a_fresh_attachment() {
         assert_eq!(read::<9>(&mut last, 1, WIN_SEND + 8), [0; 9]);
         assert_eq!(attachment(&served, "fifo0", "user0").server.clients, 3);
 
-        // The first one's memory is its own still.
+        // The first client's memory is still its own.
         let mut kept = [0; 9];
         windows.read(WIN_SEND + 8, &mut kept).unwrap();
 

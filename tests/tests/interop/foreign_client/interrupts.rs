@@ -33,12 +33,12 @@ fn bind<const N: usize>(client: &mut Client, index: u32) -> [EventFd; N] {
     fds
 }
 
-/// Makes the slot FIFO interrupt by its error vector, and by INTx.
+/// Makes the slot FIFO raise its error vector, and INTx.
 fn underrun(client: &mut Client) {
     read::<8>(client, 0, REG_PORT);
 }
 
-/// Takes the errors back.
+/// Clears the errors.
 fn clear(client: &mut Client) {
     let errors = read32(client, 0, REG_ERROR);
     write32(client, 0, REG_ERROR, errors);
@@ -82,7 +82,7 @@ fn msix_vectors_of_the_crate_fire_one_by_one() {
     });
 }
 
-/// A packet that asks for an interrupt goes from one node to another, both of them the crate's.
+/// A packet that requests an interrupt goes from one node to another, both of them the crate's.
 #[test]
 fn a_tree_packet_between_two_clients_of_the_crate_interrupts() {
     in_time(|| {
@@ -122,7 +122,7 @@ fn intx_of_the_crate_masks_itself_until_it_is_unmasked() {
         underrun(&mut client);
         assert_eq!(signals(&line), 1);
 
-        // It goes down and up again while it is masked.
+        // The line is deasserted and asserted again while it is masked.
         clear(&mut client);
         underrun(&mut client);
 
@@ -239,7 +239,7 @@ fn an_evicted_client_of_the_crate_is_told_by_the_request_interrupt() {
     });
 }
 
-/// VFIO's own drivers do not offer it either. The crate does not look at the refusal.
+/// VFIO's own drivers do not support it either. The crate does not examine the refusal.
 #[test]
 fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
     in_time(|| {
@@ -258,7 +258,7 @@ fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
         assert_eq!(signals(&line), 1);
         assert!(is_quiet(&masked));
 
-        // Our own client says what it was.
+        // nicforge's own client reports the refusal.
         let ours = nicforge_vfio_user::Client::connect(served.socket("fifo0", "user1"), LIMIT).unwrap();
         let fds = [Some(masked.as_fd())];
         let refused = ours.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Mask, IrqPayload::EventFd(&fds));
@@ -267,7 +267,8 @@ fn an_eventfd_for_masking_is_refused_and_none_is_signalled() {
     });
 }
 
-/// The crate sends no data behind `DATA_BOOL`, which is refused, and does not look at the refusal.
+/// The crate sends no data behind `DATA_BOOL`. That is refused, and it does not examine the
+/// refusal.
 #[test]
 fn the_crate_cannot_say_which_interrupts_by_bools() {
     in_time(|| {

@@ -13,7 +13,7 @@ use nicforge_vfio_user::{PCI_CONFIG_REGION, REGION_FLAG_CAPS, REGION_FLAG_MMAP, 
 use super::{connect, map, proof, pset, read, read32, wake, write32};
 use crate::common::{in_time, until};
 
-/// Flags, size, offset in the file, areas, and whether there is a descriptor.
+/// A region's flags, size, offset in the file, areas, and whether there is a descriptor.
 type Told = (u32, u64, Option<u64>, Vec<(u64, u64)>);
 
 fn told_to_the_crate(served: &Served, function: &str, attachment: &str) -> Vec<Told> {
@@ -45,7 +45,8 @@ fn told_to_us(served: &Served, function: &str, attachment: &str) -> Vec<Told> {
     regions.into_iter().map(region).collect()
 }
 
-/// Every region of every kind of device reaches the crate's client as it reaches ours, with sparse areas and descriptor.
+/// The crate's client gets the same information about every region of every kind of device as
+/// nicforge's, with sparse areas and descriptor.
 #[test]
 fn the_crate_is_told_of_every_region_what_our_client_is() {
     in_time(|| {
@@ -72,7 +73,8 @@ fn the_crate_is_told_of_every_region_what_our_client_is() {
     });
 }
 
-/// The descriptor is the region's file itself: what one side stores the other loads, without a message.
+/// The descriptor is that of the region's file: stores of one side are visible to the other without
+/// a message.
 #[test]
 fn a_region_that_the_crate_maps_carries_stores_both_ways() {
     in_time(|| {
@@ -94,7 +96,7 @@ fn a_region_that_the_crate_maps_carries_stores_both_ways() {
     });
 }
 
-/// Trapped accesses and the mapping are two ways to the same bytes.
+/// Trapped accesses and the mapping reach the same bytes.
 #[test]
 fn a_mapped_region_is_the_one_that_messages_reach() {
     in_time(|| {
@@ -113,7 +115,7 @@ fn a_mapped_region_is_the_one_that_messages_reach() {
     });
 }
 
-/// What a client may only read the kernel lets it only read.
+/// The kernel enforces that a read-only region is mapped only for reading.
 #[test]
 fn a_region_without_the_write_flag_cannot_be_mapped_for_writing() {
     in_time(|| {
@@ -135,7 +137,7 @@ fn accesses_of_the_crate_have_every_width() {
         let served = proof();
         let mut client = connect(&served, "fifo0", "user0");
 
-        // Behind what the device looks at.
+        // The offset is behind the part that the device reads.
         let free = WIN_HEAD + 0x100;
 
         for len in [1, 2, 3, 4, 8, 16, 2048] {
@@ -146,7 +148,7 @@ fn accesses_of_the_crate_have_every_width() {
             assert_eq!(back, data);
         }
 
-        // Registers keep the width that they have.
+        // Registers keep their own width.
         write32(&mut client, 0, REG_HOLD, 1);
         assert_eq!(read32(&mut client, 0, REG_HOLD), 1);
 
@@ -178,7 +180,7 @@ fn the_crate_reads_and_writes_configuration_space() {
             }
             client.region_write(config, 4, &6_u16.to_le_bytes()).unwrap();
             assert_eq!(u16::from_le_bytes(read(&mut client, config, 4)), 6);
-            // Identity is not to be written.
+            // The identity is read-only.
             client.region_write(config, 0, &[0; 4]).unwrap();
             assert_eq!(read::<4>(&mut client, config, 0), header[..4]);
         }

@@ -1,4 +1,4 @@
-//! The driver library at the crate's server: a plain PCI function, without anything of nicforge's.
+//! The driver library at the crate's server: a plain PCI function, without nicforge's extensions.
 
 use nicforge_driver::{Device, Error, GoneCause, HugePages, OpenOptions};
 use nicforge_tests::backing::soon;
@@ -28,7 +28,7 @@ fn the_driver_opens_a_device_of_the_crates_server() {
         assert_eq!(sizes, [REGISTERS, MEMORY, UNDIVIDED, LARGE]);
         assert!(matches!(device.bar(4), Err(Error::NoSuch { .. })));
 
-        // Memory decoding and bus mastering.
+        // Memory decoding and bus mastering are enabled.
         let mut command = [0; 2];
         device.backing().read(nicforge_driver::REGION_CONFIG, 4, &mut command).unwrap();
 
@@ -53,7 +53,7 @@ fn the_driver_reads_and_writes_bars_of_the_crates_server() {
         assert_eq!(registers.read8(reg::SCRATCH + 15).unwrap(), 0x80);
         assert_eq!(registers.read16(reg::SCRATCH + 14).unwrap(), 0x8000);
 
-        // Posted writes are trapped ones where there is no ring.
+        // Without a ring, posted writes are trapped ones.
         registers.posted_write(reg::SCRATCH, &7_u32.to_le_bytes()).unwrap();
         registers.flush().unwrap();
 
@@ -84,7 +84,7 @@ fn the_driver_maps_the_areas_that_the_crates_server_gives_and_traps_the_rest() {
         assert_eq!(rig.seen.memory.whole().load_u32_acquire(FILE_OFFSET + 0x10), Ok(0xabcd));
         assert_eq!(bar.read32(0x10).unwrap(), 0xabcd);
 
-        // Said to be mappable, and without a descriptor.
+        // The region has the mappable flag, but no descriptor.
         let undivided = device.bar(2).unwrap();
         assert!(undivided.window(0, UNDIVIDED).is_err());
 
@@ -144,7 +144,7 @@ fn the_crates_device_copies_within_the_drivers_buffers() {
         assert!(copied[8..5008] == [0x5a; 5000]);
         assert_eq!((&copied[..8], &copied[5008..]), (&[0; 8][..], &[0; 8][..]));
 
-        // A buffer that is dropped is unmapped.
+        // A dropped buffer is unmapped.
         let iova = target.iova();
         drop(target);
 

@@ -43,7 +43,7 @@ fn interrupt_types_of_the_crates_server_are_understood() {
     });
 }
 
-/// The crate's server takes one descriptor in a message, so that four vectors are four messages.
+/// The crate's server accepts one descriptor in each message, so four vectors need four messages.
 #[test]
 fn eventfds_go_to_the_crate_one_by_one_and_fire() {
     in_time(|| {
@@ -110,7 +110,7 @@ fn intx_of_the_crates_server_is_masked_and_unmasked() {
         write(&client, reg::LINE, 1);
         assert_eq!(signals(&line), 1);
 
-        // It masked itself, and is asserted still.
+        // The line masked itself and is still asserted.
         client.set_irqs(PCI_INTX_IRQ, 0, IrqAction::Unmask, one).unwrap();
         assert_eq!(signals(&line), 1);
 

@@ -19,7 +19,7 @@ fn range(flags: u32, address: u64, offset: u64) -> DmaMap {
     DmaMap { flags, offset, address, size: PAGE }
 }
 
-/// Copies `len` bytes from [`SOURCE`] to [`TARGET`], and gives whether that went well.
+/// Copies `len` bytes from [`SOURCE`] to [`TARGET`] and returns whether that succeeded.
 fn copy(client: &Client, len: u32) -> bool {
     let done = eventfd();
     let payload = [Some(done.as_fd())];
@@ -83,7 +83,7 @@ fn memory_that_we_unmapped_is_out_of_the_crates_reach() {
     });
 }
 
-/// "All" is VFIO's flag, bit 1. The crate hands it on; the name that it has for that bit is another.
+/// "All" is VFIO's flag, bit 1. The crate passes it on, although it has another name for that bit.
 #[test]
 fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
     in_time(|| {
@@ -101,7 +101,8 @@ fn unmap_all_reaches_the_crates_device_as_vfios_bit() {
     });
 }
 
-/// The crate hands it to the device without a descriptor, and has no messages by which the device could reach it.
+/// The crate passes the range to the device without a descriptor, and has no messages by which the
+/// device could reach it.
 #[test]
 fn memory_without_a_descriptor_is_nothing_that_the_crates_device_can_reach() {
     in_time(|| {

@@ -1,4 +1,4 @@
-//! `VERSION`, `DEVICE_GET_INFO`, and clients that come and go.
+//! `VERSION`, `DEVICE_GET_INFO`, and clients that connect and disconnect.
 
 use std::{sync::atomic::Ordering, time::Duration};
 
@@ -11,8 +11,8 @@ use nicforge_vfio_user::{
 use super::{card::reg, rig::Rig};
 use crate::common::{in_time, until, version_exchange};
 
-/// The crate answers with its own capabilities, whatever was named: one of them is of an older draft, and is passed over here.
-/// What it does not name has the specification's default.
+/// The crate always answers with its own capabilities. One of them is of an older draft and is
+/// ignored here. Those it does not name have the specification's defaults.
 #[test]
 fn our_version_is_answered_with_the_crates_own_capabilities() {
     in_time(|| {
@@ -59,7 +59,7 @@ fn device_info_of_the_crates_server_has_what_the_card_has() {
     });
 }
 
-/// The next client finds the device as the last one left it, which is what the specification wants.
+/// The next client finds the device as the last one left it, as the specification requires.
 #[test]
 fn one_client_of_ours_after_another_is_served_by_the_crate() {
     in_time(|| {
@@ -75,7 +75,7 @@ fn one_client_of_ours_after_another_is_served_by_the_crate() {
     });
 }
 
-/// The crate accepts one client at a time. Another one is not refused; it is not answered.
+/// The crate accepts one client at a time. It does not refuse another one, but does not answer it.
 #[test]
 fn a_second_client_at_the_crates_server_gives_up_by_its_deadline() {
     in_time(|| {

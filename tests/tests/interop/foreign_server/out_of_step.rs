@@ -1,6 +1,8 @@
-//! Requests that the crate's server refuses before it has read their data. It takes the data for the next message then, so that
-//! what a client sends behind it may be taken apart. Our driver sends neither of them: it knows how many regions there are, and
-//! names interrupts by descriptors and ranges.
+//! Requests that the crate's server refuses before it has read their data.
+//!
+//! It then takes the data for the next message, so later messages may be split wrongly. nicforge's
+//! driver sends neither request: it knows the number of regions, and names interrupts by
+//! descriptors and ranges.
 
 use std::{
     io::{Read, Write},
@@ -17,8 +19,8 @@ use vfio_bindings::bindings::vfio::{VFIO_IRQ_SET_ACTION_TRIGGER, VFIO_IRQ_SET_DA
 use super::rig::Rig;
 use crate::common::in_time;
 
-/// Sends a request that ends with four bytes which, as a header, would be message 1 of no known command, and gives the errors of
-/// its reply and of the reply to the four bytes.
+/// Sends a request that ends with four bytes which, as a header, would be message 1 of an unknown
+/// command. Returns the errors of its reply and of the reply to the four bytes.
 fn answers(command: Command, payload: &[u8]) -> [Errno; 2] {
     let rig = Rig::start();
     let mut stream = UnixStream::connect(&rig.path).unwrap();

@@ -50,8 +50,8 @@ fn region_infos_of_the_crates_server_are_understood() {
     });
 }
 
-/// The crate sends a region's descriptor together with sparse areas only. Without it the region is trapped here, whatever its flag
-/// says.
+/// The crate sends a region's descriptor only together with sparse areas. Without a descriptor the
+/// client traps the region, despite its flag.
 #[test]
 fn a_mappable_region_without_areas_comes_without_its_descriptor_and_is_trapped() {
     in_time(|| {
@@ -151,7 +151,7 @@ fn configuration_space_of_the_crates_server_is_read_and_written() {
 
 const CONFIG_SIZE: usize = CONFIG as usize;
 
-/// The crate names a number for what it checks itself, and none for what the device refuses.
+/// The crate returns an error number for its own checks, and none for the device's refusals.
 #[test]
 fn what_the_crates_server_refuses_is_an_error_and_the_client_goes_on() {
     in_time(|| {
@@ -182,7 +182,8 @@ fn what_the_crates_server_refuses_is_an_error_and_the_client_goes_on() {
     });
 }
 
-/// The crate answers a posted write that fails, though no reply was asked for. It is dropped here.
+/// The crate answers a failed posted write, though no reply was requested. The client drops the
+/// answer.
 #[test]
 fn a_posted_write_that_the_crate_refuses_is_answered_and_the_answer_dropped() {
     in_time(|| {

@@ -18,13 +18,13 @@ use vfio_user::{IrqInfo, Server, ServerRegion, SparseArea};
 
 use super::card::{AREAS, CONFIG, Card, FILE_OFFSET, LARGE, MEMORY, REGISTERS, Seen, UNDIVIDED, VECTORS};
 
-/// A card that is served to one client after another, until this is dropped. Clients have to be gone by then: the server notices
-/// that it should end between two of them.
+/// A card that is served to one client after another, until this is dropped. All clients must be
+/// gone by then, since the server checks for its end only between two of them.
 pub(super) struct Rig {
     pub(super) seen: Arc<Seen>,
     pub(super) path: PathBuf,
     pub(super) directory: TempDir,
-    /// Clients that have come and gone.
+    /// Number of clients that have disconnected.
     pub(super) served: Arc<AtomicU32>,
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
@@ -45,7 +45,7 @@ impl Rig {
         let (stopped, count) = (stop.clone(), served.clone());
         let thread = std::thread::spawn(move || {
             while !stopped.load(Ordering::SeqCst) {
-                // An error is the end of one client only: it went away before its answer, for instance.
+                // An error ends one client only: for instance, it disconnected before its answer.
                 let _ = server.run(&mut card);
                 count.fetch_add(1, Ordering::SeqCst);
             }
@@ -62,7 +62,7 @@ impl Rig {
 impl Drop for Rig {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::SeqCst);
-        // It waits for somebody to come. Nobody listens where the card has left.
+        // The server waits for a connection. Where the card has left, no server listens.
         drop(UnixStream::connect(&self.path));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
