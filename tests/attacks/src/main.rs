@@ -1,4 +1,4 @@
-//! The program of the attacks: the load test, and what it starts as processes of their own.
+//! The program of the attacks: the load test, and the processes that it starts.
 
 use std::{io, path::PathBuf, process::ExitCode, time::Duration};
 
@@ -64,7 +64,7 @@ struct Load {
     /// Leave times out of the verdict.
     #[arg(long)]
     untimed: bool,
-    /// A JSON object a line instead of a table.
+    /// Print one JSON object for each attack instead of a table.
     #[arg(long)]
     json: bool,
     /// The polite tenant is a program in a guest.
@@ -214,7 +214,7 @@ fn run_load(load: &Load) -> Result<ExitCode, Failed> {
     Ok(if is_held { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// Runs one attack, and says so before and after. One that fails is a row, too.
+/// Runs one attack, and prints lines before and after. A failed one is a row, too.
 fn run_attack(load: &Load, setting: &Setting, attack: &Attack, signals: &Signals) -> Result<Row, Failed> {
     eprint!("{:<20} {:<9} ", attack.name, setting.event_loop);
     let limits = Limits { times: !load.untimed };
@@ -245,7 +245,7 @@ fn find(name: &str) -> Result<&'static Attack, Failed> {
     })
 }
 
-/// Ctrl-C and SIGTERM, taken when it suits, so that everything that was started is ended first.
+/// Ctrl-C and SIGTERM, polled between steps, so that all started processes are ended first.
 struct Signals(SignalFd);
 
 impl Signals {
@@ -257,7 +257,7 @@ impl Signals {
         Ok(Self(SignalFd::with_flags(&set, SfdFlags::SFD_NONBLOCK | SfdFlags::SFD_CLOEXEC)?))
     }
 
-    /// Whether one came, now or before.
+    /// Returns whether a signal has arrived.
     fn came(&self) -> bool {
         use std::os::fd::AsFd;
         let mut fds = [PollFd::new(self.0.as_fd(), PollFlags::POLLIN)];

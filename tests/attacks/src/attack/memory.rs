@@ -1,4 +1,4 @@
-//! Memory that is dear to map, to touch, or to take away.
+//! Attacks by memory that is expensive to map, to access, or to remove.
 
 use std::{
     fs::File,
@@ -19,14 +19,15 @@ use crate::{
     files,
 };
 
-/// Where the attackers' memory is for DMA.
+/// DMA address of the attackers' memory.
 const BASE: u64 = 0x1_0000_0000;
 /// A huge page.
 const GIGABYTE: u64 = 1 << 30;
 
-/// Maps files without pages and has the card write all of them: the server, which touches the pages, is charged for them.
+/// Maps files without pages and has the card write to all of them. The server accesses the pages
+/// and is charged for them.
 ///
-/// A mended server has a quota of mapped bytes that fits a machine; the cgroup that it runs in bounds the rest.
+/// A correct server has a quota of mapped bytes that fits a machine; its cgroup bounds the rest.
 pub(super) fn sparse(arena: &Arena) -> Round {
     let size = arena.size().pick(64 << 20, 2 << 30);
     arena.repeat(|| {
@@ -36,9 +37,10 @@ pub(super) fn sparse(arena: &Arena) -> Round {
     })
 }
 
-/// Takes pages out of a file while the card writes to them: each access of the server faults.
+/// Removes pages from a file while the card writes to them, so that each access of the server
+/// faults.
 ///
-/// A mended server copies in pieces within its budget in time.
+/// A correct server copies in pieces within its time budget.
 pub(super) fn punched(arena: &Arena) -> Round {
     let size = arena.size().pick(64 << 20, 256 << 20);
     let file = files::populated(size)?;
@@ -47,7 +49,7 @@ pub(super) fn punched(arena: &Arena) -> Round {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             while !is_over.load(Ordering::Relaxed) && files::punch(&file, 0, size).is_ok() {
-                // The next holes have pages in them again.
+                // The next holes are in allocated pages again.
                 if files::populate(&file, size / 2).is_err() {
                     return;
                 }
@@ -67,7 +69,7 @@ pub(super) fn punched(arena: &Arena) -> Round {
 
 /// Has the card write the first byte of a huge page: the kernel zeroes all of it in that access.
 ///
-/// A mended server is given no huge pages of a gigabyte, or refuses them.
+/// A correct server has no huge pages of a gigabyte available, or refuses them.
 pub(super) fn huge(arena: &Arena) -> Round {
     let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_HUGETLB | MFdFlags::MFD_HUGE_1GB;
     arena.repeat(|| {
@@ -91,10 +93,10 @@ pub(super) fn huge(arena: &Arena) -> Round {
     })
 }
 
-/// Maps a large file, has the card touch a part of it, and unmaps it, on all sockets of a card at once: these calls hold the
-/// lock of the server's address space, and its page faults wait for that.
+/// Maps a large file, has the card access a part of it, and unmaps it, on all sockets of a card at
+/// once. These calls hold the lock of the server's address space, for which its page faults wait.
 ///
-/// A mended server's pauses stay within its budget.
+/// A correct server's pauses stay within its budget.
 pub(super) fn remapped(arena: &Arena) -> Round {
     let size: u64 = arena.size().pick(64 << 20, 2 << 30);
     let file = files::populated(size)?;
@@ -111,7 +113,7 @@ pub(super) fn remapped(arena: &Arena) -> Round {
     Ok(())
 }
 
-/// The loop of [`remapped`] on one socket.
+/// Runs the loop of [`remapped`] on one socket.
 fn remap(arena: &Arena, name: &str, file: &File, size: u64) -> Round {
     arena.repeat(|| {
         let mut copier = Copier::open(&arena.socket(name))?;
