@@ -35,7 +35,8 @@ enum Task {
     List,
     /// Be one attacker; the load test starts it.
     One(One),
-    /// Be the server of the file system of process PID, whose device is the standard input; an attacker starts it.
+    /// Serve the file system of process PID, whose device is the standard input; an attacker starts
+    /// it.
     FileSystem {
         #[arg(value_name = "PID")]
         process: u32,

@@ -18,10 +18,12 @@ const PIECE: usize = 65536;
 const GOOD: Outcome = Outcome { done: 1, errors: 0 };
 /// An address without a buffer: the driver allocates addresses from 1 MiB to 512 GiB.
 const NOWHERE: u64 = 1 << 40;
-/// Offset of the command register in configuration space, and its value with memory decoding, but without DMA.
+/// Offset of the command register in configuration space, and its value with memory decoding but
+/// without DMA.
 const COMMAND: u64 = 4;
 const MEMORY_ONLY: u16 = 0x0002;
-/// Offset of the MSI-X pending bits in BAR 0: behind 4 KiB of registers, the control page, and the table.
+/// Offset of the MSI-X pending bits in BAR 0: behind 4 KiB of registers, the control page, and the
+/// table.
 const PENDING: u64 = 0x3000;
 
 fn open(rig: &dyn Rig, user: &str) -> (Device, DmaEngine) {

@@ -258,7 +258,8 @@ pub fn the_receive_interrupt_is_enough_to_receive_by(rig: &dyn Rig) {
     }
 }
 
-/// INTx is a level: it fires once and masks itself, and fires again when it is unmasked while still asserted.
+/// INTx is a level: it fires once and masks itself, and fires again when it is unmasked while still
+/// asserted.
 pub fn intx_fires_again_until_the_error_is_cleared(rig: &dyn Rig) {
     let (device, fifo) = open(rig, "user0");
     let line = device.intx().unwrap();

@@ -24,15 +24,17 @@
 //!
 //! The environment of a command in the guest:
 //!
-//! | variable | |
+//! | variable | content |
 //! | --- | --- |
 //! | `NICFORGE_NODE` | the guest's name |
-//! | `NICFORGE_DEVICES` | each function with its PCI address: `io0.core0=0000:00:03.0,io0.core1=0000:00:04.0` |
-//! | `NICFORGE_SOCKET` | how a program opens the user functions, separated by `:`; empty without a driver |
+//! | `NICFORGE_DEVICES` | each function with its PCI address, separated by `,` |
+//! | `NICFORGE_SOCKET` | addresses of the user functions for programs, separated by `:` |
 //!
-//! `NICFORGE_SOCKET` is, for example, `shim:/dev/nicforge0` or `vfio:0000:00:03.0`. The caller can
-//! add variables. `PATH` contains busybox and `lspci`. The caller's programs are in `/root`, the
-//! working directory is `/`, and `/share` is the shared directory.
+//! `NICFORGE_DEVICES` is, for example, `io0.core0=0000:00:03.0,io0.core1=0000:00:04.0`.
+//! `NICFORGE_SOCKET` is, for example, `shim:/dev/nicforge0` or `vfio:0000:00:03.0`. It is empty
+//! without a driver. The caller can add variables. `PATH` contains busybox and `lspci`. The
+//! caller's programs are in `/root`, the working directory is `/`, and `/share` is the shared
+//! directory.
 
 mod accel;
 mod apt;

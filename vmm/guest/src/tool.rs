@@ -43,7 +43,8 @@ pub(crate) fn end_with_us(command: &mut Command) -> &mut Command {
         if getppid() == parent { Ok(()) } else { Err(Errno::ESRCH.into()) }
     };
 
-    // SAFETY: the closure makes two system calls, which are async-signal-safe, and allocates nothing.
+    // SAFETY: the closure makes two system calls, which are async-signal-safe, and allocates no
+    // memory.
     unsafe { command.pre_exec(ask) }
 }
 

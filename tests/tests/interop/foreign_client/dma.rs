@@ -19,7 +19,8 @@ const LIST: (u64, u64) = (0x10_0000, 2 * PAGE);
 const SOURCE: (u64, u64) = (0x10_1000, 3 * PAGE);
 const DESTINATION: (u64, u64) = (0x70_0000, 0);
 
-/// A client of the DMA engine with two ranges of one file mapped, and eventfds for the end of a list and for errors.
+/// A client of the DMA engine that has mapped two ranges of one file. It has eventfds for the end
+/// of a list and for errors.
 struct Engine {
     client: Client,
     memory: SharedMemory,

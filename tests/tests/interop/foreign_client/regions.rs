@@ -1,4 +1,5 @@
-//! `DEVICE_GET_REGION_INFO`, `REGION_READ`, `REGION_WRITE`, configuration space, and mapped regions.
+//! `DEVICE_GET_REGION_INFO`, `REGION_READ`, `REGION_WRITE`, configuration space, and mapped
+//! regions.
 
 use std::os::fd::AsFd;
 

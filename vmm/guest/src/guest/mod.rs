@@ -401,7 +401,8 @@ impl Running {
     /// Waits for the job's end.
     ///
     /// # Errors
-    /// [`GuestError::Timeout`] (the job is killed then), [`GuestError::Ended`], [`GuestError::Restarted`].
+    /// [`GuestError::Timeout`] (the job is killed then), [`GuestError::Ended`],
+    /// [`GuestError::Restarted`].
     pub fn wait(&self, limit: Duration) -> Result<Output, GuestError> {
         match self.wait_for(limit)? {
             Some(output) => Ok(output),
