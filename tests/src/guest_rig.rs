@@ -1,8 +1,8 @@
 //! The doors of a program in a guest: its kernel's VFIO, and the shim.
 //!
-//! The machine is served outside the guest. Operations that bodies ask an operator for by name go
-//! there over a serial line, one line for each request and one for each answer ([`crate::guest`] is
-//! the other end). Bodies that pass code to the operator cannot run here.
+//! The machine is served outside the guest. When a body needs an operation by the operator, the rig
+//! sends its name over a serial line, to [`crate::guest`]. Each request and each answer is one
+//! line. Bodies that pass code to the operator cannot run here.
 
 use std::{
     collections::HashMap,

@@ -141,8 +141,8 @@ pub fn an_immediate_put_wakes_who_sleeps(rig: &dyn Rig) {
     ));
 }
 
-/// Threads that sleep in two libraries on one VPID are each woken by their own interrupt. A missed
-/// one would exceed the test's deadline.
+/// Threads that sleep in two libraries on one VPID are each woken by their own interrupt. A sleep
+/// has no other end within the test's deadline.
 pub fn sleepers_of_two_libraries_do_not_disturb_each_other(rig: &dyn Rig) {
     const NEVER: Duration = Duration::from_secs(3600);
     const ROUNDS: u64 = 120;

@@ -1,6 +1,9 @@
-//! Each attack at small scale, against a served machine in both event loops. The tests assert that
-//! the polite tenant continues with correct data, that the next client is served, and that the
-//! server ends in time with the attacker still present.
+//! Each attack at small scale, against a served machine in both event loops.
+//!
+//! The tests assert:
+//! - the polite tenant continues with correct data;
+//! - the next client is served;
+//! - the server ends in time with the attacker still present.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, reason = "these are tests")]
 
 use std::{

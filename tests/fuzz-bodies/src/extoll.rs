@@ -270,12 +270,15 @@ impl Hostile {
 
     fn act(&mut self, input: &mut Input<'_>) {
         match input.below(16) {
+            // Registers
             0..=2 => {
                 let (offset, value) = (Self::register(input), self.value(input));
                 self.write(input, 0, offset, &value.to_le_bytes());
             }
             3 => self.enable(input),
             4..=5 => self.translate(input),
+
+            // RMA commands, sometimes of a wrong length
             6..=8 => {
                 let command = self.command(input);
                 let length = if input.below(8) > 0 { COMMAND_BYTES } else { input.below(40) as usize };
@@ -283,6 +286,8 @@ impl Hostile {
                 bytes.resize(length, 0);
                 self.write(input, 0, reg::RMA_COMMAND, &bytes);
             }
+
+            // VELO messages, sometimes at a wrong position
             9..=10 => {
                 let (node, vpid) = (input.below(3), input.below(u32::from(VPIDS) + 1) as u16);
                 let quadwords = 1 + input.below(8) as usize;
@@ -294,6 +299,8 @@ impl Hostile {
                 message[..given.len()].copy_from_slice(given);
                 self.write(input, BAR_VELO, offset, &message);
             }
+
+            // Words of the ring and the pointers behind it
             11 => {
                 let words = (u64::from(RING_CELLS) * CELL as u64 + window::SIZE) / 8;
                 let word = match input.below(4) {
@@ -305,6 +312,8 @@ impl Hostile {
                 self.device.bar(1).unwrap().write64(8 * word, input.number()).unwrap();
                 self.device.doorbell().after_store().unwrap();
             }
+
+            // Mapped memory
             12 if self.buffers.len() < 4 => {
                 let length = input.pick(&[4096, 8192, 1 << 16, 1 << 21]);
                 self.buffers.push(self.device.dma_buffer(length, HugePages::Never).unwrap());
@@ -313,6 +322,8 @@ impl Hostile {
                 let index = input.below(self.buffers.len() as u32) as usize;
                 drop(self.buffers.swap_remove(index));
             }
+
+            // Resets and reads
             14 if input.below(8) == 0 => drop(self.device.reset()),
             _ => {
                 let mut data = vec![0; input.pick(&[8, 8, 8, 4, 1, 16, 64])];

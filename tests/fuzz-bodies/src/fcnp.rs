@@ -300,6 +300,7 @@ impl Hostile {
     /// Sends an unrequested packet.
     fn speak(&mut self, input: &mut Input<'_>) {
         match input.below(8) {
+            // Control packets
             0 | 1 => self.send_reset(input, false),
             2..=4 => {
                 let kind = input.pick(&[Kind::Read, Kind::Write]);
@@ -310,6 +311,8 @@ impl Hostile {
                 let head = input.bytes(HEAD.min(8));
                 self.send_control(&Control::new(kind, self.any_name(input), size).with_head(head));
             }
+
+            // Arbitrary packets, and data
             5 => {
                 let mut payload = [0; PAYLOAD];
                 let given = input.bytes(24);
@@ -321,6 +324,7 @@ impl Hostile {
                     self.send(Header::point_to_point(0, self.peer(), false), &[6; PAYLOAD]);
                 }
             }
+
             // Other targets too. A combining packet without its partners' would block the channel
             // until the operator's reset, as on the machine. The body of packets covers those.
             _ => self.send(Header::point_to_point(0, input.number32(), input.flag()), &[7; PAYLOAD]),

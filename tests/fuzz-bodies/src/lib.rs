@@ -1,8 +1,8 @@
 //! The bodies of the fuzz targets, which accept any bytes and must return.
 //!
-//! A body turns its bytes into actions of an untrusted party (messages, register accesses, records
-//! in a ring, packets, a machine file) and applies them to the real code. It then asserts what must
-//! hold after any actions:
+//! A body turns its bytes into actions of an untrusted party and applies them to the real code.
+//! Such actions are messages, register accesses, records in a ring, packets, or a machine file. The
+//! body then asserts what must hold after any actions:
 //! - no code panics;
 //! - counters are consistent, and bounded quantities stay in their bounds;
 //! - other clients continue;

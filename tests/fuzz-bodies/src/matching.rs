@@ -1,9 +1,10 @@
 //! The matching library against a hostile rank.
 //!
 //! The rank sends messages that are too short, too many, out of order or about other ranks'
-//! requests, and names memory that it does not have. It ends at any point. Checked: messages
-//! between two other ranks arrive unchanged, once and in order. The hostile rank's messages use no
-//! more memory than its window allows.
+//! requests. It names memory that it does not have, and ends at any point.
+//!
+//! Checked: messages between two other ranks arrive unchanged, once and in order. The hostile
+//! rank's messages use no more memory than its window allows.
 
 #![allow(unsafe_code, reason = "the liar registers memory by its address")]
 

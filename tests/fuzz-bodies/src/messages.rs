@@ -204,6 +204,7 @@ fn argsz(input: &mut Input<'_>, right: u32) -> u32 {
 
 fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
     match command {
+        // Memory
         Command::DmaMap => {
             let head = words(&[argsz(input, 32), input.pick(&[3, 1, 2, 0, 4, u32::MAX])]);
             [head, longs(&[pages(input), pages(input), pages(input)])].concat()
@@ -212,6 +213,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
             let head = words(&[argsz(input, 24), input.pick(&[0, 0, 2, 1])]);
             [head, longs(&[pages(input), pages(input)])].concat()
         }
+
+        // Descriptions of the device
         Command::DeviceGetInfo => words(&[argsz(input, 16), 0, 0, 0]),
         Command::DeviceGetRegionInfo => {
             let head = [argsz(input, 4096), 0, region(input), 0];
@@ -220,6 +223,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
         Command::DeviceGetIrqInfo | Command::DeviceGetRegionIoFds => {
             words(&[argsz(input, 16), 0, input.pick(&[0, 1, 2, 3, 4, 5, u32::MAX]), 0])
         }
+
+        // Interrupts, with any subset of flags
         Command::DeviceSetIrqs => {
             let flags = input.pick(&[1, 2, 4]) | input.pick(&[8, 16, 32, 0, 24]);
             let count = if input.below(4) > 0 { input.below(8) } else { input.number32() };
@@ -228,6 +233,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
             let data = if flags & 2 != 0 { input.bytes(count.min(300) as usize) } else { &[] };
             [&head, data].concat()
         }
+
+        // Regions, with right or wrong counts
         Command::RegionRead => access(input).0,
         Command::RegionWrite => {
             let (head, count) = access(input);
@@ -247,6 +254,8 @@ fn payload(command: Command, input: &mut Input<'_>) -> Vec<u8> {
             }
             payload
         }
+
+        // Commands of the server, and others
         Command::DmaRead | Command::DmaWrite => {
             let count = input.pick(&[8, 0, 4096, u64::MAX]);
             [longs(&[pages(input), count]), input.bytes(8).to_vec()].concat()
@@ -357,7 +366,8 @@ impl Peer {
 
     /// Lets the device access the client's memory.
     fn ask(&mut self, input: &mut Input<'_>) {
-        // For a client with a transfer size of one byte, each byte is a message.
+        // The length is limited, since a client with a transfer size of one byte gets a message
+        // for each byte.
         let (address, length, token) =
             (pages(input), input.number() as usize % LONGEST_DMA, self.device.asked);
         let outstanding = self.server.dma_outstanding();

@@ -212,7 +212,7 @@ impl World {
                 let result = data.as_ref().map(Vec::as_slice).map_err(|error| *error);
                 let _ = self.machine.dma_read_done(function, attachment, id, result);
 
-                // A wrong token is an answer that came already.
+                // A second answer to the same message must be refused.
                 let _ = self.machine.dma_read_done(function, attachment, id, result);
             }
             (Outgoing::DmaWrite { id, function, attachment, .. }, answer) => {

@@ -93,6 +93,7 @@ fn perform(rig: &dyn Rig, core: &Core, ring: &Window, action: Action) {
         Action::Lock { number, value } => {
             window.store_u32_release(window::LOCK + number * window::LOCK_STRIDE, value).unwrap();
         }
+
         // An access that crosses a boundary is refused.
         Action::Read { offset, width } => drop(backing.read(0, offset, &mut vec![0; width])),
         Action::Write { offset, data } => drop(backing.write(0, offset, &data, WriteMode::Confirmed)),

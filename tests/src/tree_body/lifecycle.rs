@@ -70,7 +70,6 @@ pub fn the_news_of_a_death_comes_behind_what_was_sent(rig: &dyn Rig) {
     settle(rig);
 
     let mut received = 0;
-
     io.until(|| {
         // The presence is read before the FIFO.
         let dead = io.presence(3, 0) == 2;

@@ -241,6 +241,7 @@ pub fn a_wait_ends_while_the_card_waits_for_a_receiver(rig: &dyn Rig) {
 
         assert_eq!((message.from, message.tag), (at(1, 1), 5));
     }
+
     // Messages left in the ring have no receiver, and block no other.
     drop(deaf);
 }

@@ -222,6 +222,7 @@ fn all_needed(module: &Module, modules: &[Module]) -> Vec<String> {
         if name == module.name || all.contains(&name) {
             continue;
         }
+
         // A built-in dependency is not among the modules.
         if let Some(needed) = modules.iter().find(|other| other.name == name) {
             open.extend(needed.depends.iter().cloned());

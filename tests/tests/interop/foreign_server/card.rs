@@ -161,6 +161,7 @@ impl Card {
                 self.part(0, reg::COPIED, 4).unwrap().copy_from_slice(&status);
                 self.signal(VFIO_PCI_MSIX_IRQ_INDEX, 0);
             }
+
             // The crate's loop ends only with its connection. Unwinding drops its stream, without a
             // message on the terminal.
             reg::LEAVE => resume_unwind(Box::new("the card leaves")),

@@ -75,6 +75,7 @@ fn items(text: &mut String, scope: &[String], items: &[Item]) -> Result<(), Fail
             Item::Const(constant) if matches!(constant.vis, Visibility::Public(_)) => {
                 self::constant(text, scope, scope, &constant.ident, &constant.expr, &constant.attrs)?;
             }
+
             // A trait's constants are the trait's.
             Item::Impl(implementation) if implementation.trait_.is_none() => {
                 let Type::Path(of) = &*implementation.self_ty else { continue };

@@ -34,8 +34,8 @@ pub enum Stream {
 
 /// Callback for each line of a job as it arrives.
 ///
-/// It runs on the channel's thread. While it blocks, no other line of the guest is read, but a job
-/// can be waited for with a limit and killed, and the guest can be ended. The last call may still
+/// It runs on the channel's thread. While it blocks, no other line of the guest is read. A job can
+/// still be waited for with a limit and killed, and the guest can be ended. The last call may still
 /// run when the guest is gone.
 pub type LineSink = Arc<dyn Fn(Stream, &str) + Send + Sync>;
 

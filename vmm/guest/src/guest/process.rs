@@ -1,5 +1,5 @@
-//! QEMU's process. A thread of its own starts it and waits for it, because a child that ends with
-//! its parent ends with the *thread* that started it.
+//! QEMU's process, which a thread of its own starts and waits for. The reason: a child that ends
+//! with its parent ends with the *thread* that started it.
 
 use std::{
     io,
