@@ -152,7 +152,7 @@ fn level_bits(request: &Request, first: u32) -> Outcome<u32> {
 
 // ANCHOR: edges
 /// The card reports that an input changed and not which one, so its driver notifies all listeners.
-/// This test therefore listens to one line.
+/// To learn which one, a program listens to a single line.
 fn watched(path: &Path, line: Offset) -> Outcome<Request> {
     let request = Request::builder()
         .on_chip(path)
