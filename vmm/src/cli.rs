@@ -3,7 +3,7 @@
 use std::{path::PathBuf, time::Duration};
 
 use clap::{Args, Parser, Subcommand};
-use nicforge_engine::EventLoopKind;
+use nicforge_engine::{EngineConfig, EventLoopKind, Quotas};
 
 use crate::{
     access::Word,
@@ -53,6 +53,25 @@ pub struct ServeOptions {
     /// How the engine waits for sockets.
     #[arg(long, value_enum, value_name = "KIND", default_value_t = EventLoop::Auto)]
     pub event_loop: EventLoop,
+    /// GiB of files that each client may have mapped for DMA: a guest's memory is one such file.
+    #[arg(long, value_name = "GIB", default_value_t = MAPPED_GIB, value_parser = clap::value_parser!(u64).range(1..=1 << 20))]
+    pub mapped_limit: u64,
+}
+
+/// The usual limit of a client's mapped files, in GiB.
+const MAPPED_GIB: u64 = 8;
+
+impl ServeOptions {
+    /// Returns options with the usual limits, with sockets in `dir` or in the default place.
+    pub fn new(dir: Option<PathBuf>, event_loop: EventLoop) -> Self {
+        Self { dir, event_loop, mapped_limit: MAPPED_GIB }
+    }
+
+    /// Returns the engine's configuration.
+    pub(crate) fn engine(&self) -> EngineConfig {
+        let quotas = Quotas { mapped_bytes: self.mapped_limit << 30, ..Quotas::default() };
+        EngineConfig { event_loop: self.event_loop.into(), quotas, ..EngineConfig::default() }
+    }
 }
 
 /// The engine's event loop.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use nicforge_core::machine::Machine;
-use nicforge_engine::{Engine, EngineConfig, EngineHandle, Stop};
+use nicforge_engine::{Engine, EngineHandle, Stop};
 use nicforge_machine::{
     build::{Built, Node, NodeAttachment, build},
     description::Description,
@@ -138,7 +138,7 @@ impl Served {
         }
 
         descriptors::raise();
-        let config = EngineConfig { event_loop: options.event_loop.into(), ..EngineConfig::default() };
+        let config = options.engine();
         let mut engine = Engine::new(machine, config).doing(|| "the engine".into())?;
         let stop = Stop::new().doing(|| "the engine".into())?;
         let handle = engine.handle();
@@ -366,7 +366,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let text = "name = \"m\"\n[[function]]\nname = \"fifo0\"\nkind = \"slot-fifo\"\n";
         let description = Description::parse(text, "a test's machine").unwrap();
-        let options = ServeOptions { dir: Some(folder.path().join("m")), event_loop: EventLoop::Auto };
+        let options = ServeOptions::new(Some(folder.path().join("m")), EventLoop::Auto);
         let served = Served::start_description(&description, &options).unwrap();
         assert!(folder.path().join("m/fifo0.user0").exists());
         let (held, is_held) = mpsc::channel();

@@ -151,7 +151,7 @@ impl Attachment {
     }
 
     /// Sets up the state of a new tenant. The caller has put its windows in `memories`.
-    pub(crate) fn occupy(&mut self, spec: &FunctionSpec) -> Result<(), MachineError> {
+    pub(crate) fn set_up_tenant(&mut self, spec: &FunctionSpec) -> Result<(), MachineError> {
         let mut rings = Vec::new();
         let mut words = None;
         if let Some(ring_spec) = spec.rings {
@@ -191,7 +191,7 @@ impl Attachment {
     }
 
     /// Drops the tenant and all its state.
-    pub(crate) fn vacate(&mut self, spec: &FunctionSpec) {
+    pub(crate) fn drop_tenant(&mut self, spec: &FunctionSpec) {
         self.tenant = None;
         self.dma = DmaMap::new(DMA_QUOTA);
         self.interrupts.reset();
@@ -310,7 +310,7 @@ impl Attachment {
 
 /// Creates the memory of a BAR that has areas, or returns `None` for a BAR whose accesses are all
 /// trapped.
-pub(crate) fn memory_for(name: &str, bar: &BarSpec) -> Result<Option<SharedMemory>, MemoryError> {
+pub(crate) fn create_memory(name: &str, bar: &BarSpec) -> Result<Option<SharedMemory>, MemoryError> {
     let Some(area) = bar.areas.first() else { return Ok(None) };
 
     // The file's size is sealed at creation. Only the device's description bounds it, and no client

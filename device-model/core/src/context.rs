@@ -69,11 +69,11 @@ impl Outgoing {
 pub(crate) struct Completion {
     pub(crate) who: AttachmentId,
     pub(crate) token: DmaToken,
-    pub(crate) result: Result<Filled, DmaError>,
+    pub(crate) result: Result<FilledBuffer, DmaError>,
 }
 
 /// Data in a buffer of the pool.
-pub(crate) struct Filled {
+pub(crate) struct FilledBuffer {
     pub(crate) buffer: Box<[u8]>,
     pub(crate) length: usize,
 }
@@ -151,7 +151,7 @@ impl Shared {
 
     /// Drops the unsent messages and undelivered results of `who`, or of every attachment of the
     /// function.
-    pub(crate) fn forget(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
+    pub(crate) fn drop_pending(&mut self, function: &mut FunctionState, who: Option<AttachmentId>) {
         let id = function.id;
         self.outgoing.retain(|message| {
             let (owner, attachment) = message.owner();
@@ -237,7 +237,7 @@ impl FunctionState {
     }
 
     /// Queues the result of a DMA read for the device.
-    pub(crate) fn complete(&mut self, completion: Completion) {
+    pub(crate) fn queue_result(&mut self, completion: Completion) {
         if let Some(attachment) = self.attachments.get_mut(usize::from(completion.who.0)) {
             attachment.waiting_reads += 1;
         }
@@ -355,7 +355,7 @@ impl Context<'_> {
             if self.function.completions.len() >= MAX_REMOTE {
                 return Err(Busy);
             }
-            self.function.complete(Completion { who, token, result: Err(DmaError::Gone) });
+            self.function.queue_result(Completion { who, token, result: Err(DmaError::Gone) });
             return Ok(());
         };
 
@@ -364,14 +364,14 @@ impl Context<'_> {
             return Err(Busy);
         }
 
-        let result = match check(attachment, iova, length, false) {
-            Ok(Reach::Local) => {
+        let result = match check_dma(attachment, iova, length, false) {
+            Ok(DmaPath::Local) => {
                 let mut buffer = self.shared.take_buffer().ok_or(Busy)?;
                 self.shared.touched += length;
                 match attachment.dma.read_local(iova, &mut buffer[..length]) {
                     Ok(()) => {
                         attachment.counters.dma_read_bytes += length as u64;
-                        Ok(Filled { buffer, length })
+                        Ok(FilledBuffer { buffer, length })
                     }
                     Err(error) => {
                         self.shared.return_buffer(buffer);
@@ -379,7 +379,7 @@ impl Context<'_> {
                     }
                 }
             }
-            Ok(Reach::Remote) => {
+            Ok(DmaPath::Remote) => {
                 let Some(tenant) = attachment.tenant.as_mut() else { return Err(Busy) };
                 let id = self.shared.next_id;
                 self.shared.next_id += 1;
@@ -397,7 +397,7 @@ impl Context<'_> {
             attachment.count_dma_error(error);
         }
 
-        self.function.complete(Completion { who, token, result });
+        self.function.queue_result(Completion { who, token, result });
         self.shared.trace(self.function.id, who, Event::DmaRead { iova, length });
 
         Ok(())
@@ -411,12 +411,12 @@ impl Context<'_> {
     /// and the device should set its error bit.
     pub fn dma_write(&mut self, who: AttachmentId, iova: u64, data: &[u8]) -> Result<(), DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
-        let result = match check(attachment, iova, data.len(), true) {
-            Ok(Reach::Local) => {
+        let result = match check_dma(attachment, iova, data.len(), true) {
+            Ok(DmaPath::Local) => {
                 self.shared.touched += data.len();
                 attachment.dma.write_local(iova, data)
             }
-            Ok(Reach::Remote) => {
+            Ok(DmaPath::Remote) => {
                 let tenant = attachment.tenant.as_mut().ok_or(DmaError::Gone)?;
                 // A held interrupt is delivered once no write is in flight. New writes would delay
                 // it without end.
@@ -466,7 +466,7 @@ impl Context<'_> {
         write: bool,
     ) -> Result<DmaLease, DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
-        may_start(attachment)?;
+        check_may_start(attachment)?;
         attachment.dma.lease(iova, length, write)
     }
 
@@ -484,7 +484,7 @@ impl Context<'_> {
         term: &Term,
     ) -> Result<DmaPiece, DmaError> {
         let attachment = self.function.attachments.get_mut(usize::from(who.0)).ok_or(DmaError::Gone)?;
-        may_start(attachment)?;
+        check_may_start(attachment)?;
         attachment.dma.piece(iova, length, term)
     }
 
@@ -496,7 +496,7 @@ impl Context<'_> {
     /// [`DmaError::Gone`], [`DmaError::NotBusMaster`], and those of [`crate::dma::DmaMap::count`].
     pub fn dma_mappings(&self, who: AttachmentId, iova: u64, length: u64) -> Result<usize, DmaError> {
         let attachment = self.attachment(who).ok_or(DmaError::Gone)?;
-        may_start(attachment)?;
+        check_may_start(attachment)?;
         attachment.dma.count(iova, length)
     }
 
@@ -506,13 +506,13 @@ impl Context<'_> {
 }
 
 /// The way to a range of client memory: a mapping of this process, or messages.
-enum Reach {
+enum DmaPath {
     Local,
     Remote,
 }
 
 /// Checks that the attachment has a client and that its function may start DMA.
-fn may_start(attachment: &Attachment) -> Result<(), DmaError> {
+fn check_may_start(attachment: &Attachment) -> Result<(), DmaError> {
     if attachment.tenant.is_none() {
         return Err(DmaError::Gone);
     }
@@ -523,10 +523,10 @@ fn may_start(attachment: &Attachment) -> Result<(), DmaError> {
 }
 
 /// Checks that DMA of `length` bytes at `iova` is allowed, and returns the way to the memory.
-fn check(attachment: &Attachment, iova: u64, length: usize, write: bool) -> Result<Reach, DmaError> {
-    may_start(attachment)?;
+fn check_dma(attachment: &Attachment, iova: u64, length: usize, write: bool) -> Result<DmaPath, DmaError> {
+    check_may_start(attachment)?;
     if length > MAX_DMA {
         return Err(DmaError::TooLong { length });
     }
-    Ok(if attachment.dma.is_local(iova, length, write)? { Reach::Local } else { Reach::Remote })
+    Ok(if attachment.dma.is_local(iova, length, write)? { DmaPath::Local } else { DmaPath::Remote })
 }

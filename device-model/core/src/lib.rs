@@ -11,7 +11,6 @@
 //!   ([`machine::Outgoing`]), the time of the next step.
 //! - **Dependencies**: `hwi` for layouts, `shm` for shared memory. The crate opens no socket,
 //!   starts no thread and reads no clock.
-//! memory. No sockets, no threads, no clocks.
 
 pub mod attachment;
 pub mod context;

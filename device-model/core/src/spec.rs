@@ -266,8 +266,8 @@ impl FunctionSpec {
             if msix.vectors == 0 || msix.vectors > 2048 {
                 return Err(SpecError::Vectors { vectors: msix.vectors });
             }
-            self.trapped(msix.bar, msix.table.into(), u64::from(msix.vectors) * 16)?;
-            self.trapped(msix.bar, msix.pba.into(), u64::from(msix.vectors).div_ceil(64) * 8)?;
+            self.check_trapped(msix.bar, msix.table.into(), u64::from(msix.vectors) * 16)?;
+            self.check_trapped(msix.bar, msix.pba.into(), u64::from(msix.vectors).div_ceil(64) * 8)?;
         }
 
         if let Some(rings) = self.rings {
@@ -281,18 +281,18 @@ impl FunctionSpec {
 
             let bytes = u64::from(rings.count) * u64::from(rings.cells) * posted::CELL as u64;
             if bytes > 0 {
-                self.area(rings.bar, rings.offset.into(), bytes, AreaKind::Mapped)?;
+                self.check_area(rings.bar, rings.offset.into(), bytes, AreaKind::Mapped)?;
             }
 
-            self.area(rings.mirror_bar, 0, attachment::mirror::SIZE, AreaKind::Mirrored)?;
-            self.trapped(rings.control_bar, rings.control_offset.into(), attachment::control::SIZE)?;
+            self.check_area(rings.mirror_bar, 0, attachment::mirror::SIZE, AreaKind::Mirrored)?;
+            self.check_trapped(rings.control_bar, rings.control_offset.into(), attachment::control::SIZE)?;
         }
 
-        self.disjoint()
+        self.check_disjoint()
     }
 
     /// Checks that the core's tables and pages do not overlap.
-    fn disjoint(&self) -> Result<(), SpecError> {
+    fn check_disjoint(&self) -> Result<(), SpecError> {
         let control = self
             .rings
             .map(|rings| (rings.control_bar, u64::from(rings.control_offset), attachment::control::SIZE));
@@ -304,10 +304,10 @@ impl FunctionSpec {
             )
         });
 
-        let places = [control, msix.map(|(table, _)| table), msix.map(|(_, pba)| pba)];
-        for (index, place) in places.iter().enumerate() {
-            for other in &places[index + 1..] {
-                if let (&Some((bar, offset, length)), &Some((other_bar, start, size))) = (place, other)
+        let ranges = [control, msix.map(|(table, _)| table), msix.map(|(_, pba)| pba)];
+        for (index, range) in ranges.iter().enumerate() {
+            for other in &ranges[index + 1..] {
+                if let (&Some((bar, offset, length)), &Some((other_bar, start, size))) = (range, other)
                     && bar == other_bar
                     && offset < start + size
                     && start < offset + length
@@ -364,7 +364,7 @@ impl FunctionSpec {
     }
 
     /// Checks that a range is page-aligned, lies in a memory BAR, and is trapped.
-    fn trapped(&self, bar: u8, offset: u64, length: u64) -> Result<(), SpecError> {
+    fn check_trapped(&self, bar: u8, offset: u64, length: u64) -> Result<(), SpecError> {
         let free = self.bar(bar).is_some_and(|spec| {
             offset.is_multiple_of(4096)
                 && spec.kind != BarKind::Io
@@ -380,7 +380,7 @@ impl FunctionSpec {
 
     /// Checks that a range is page-aligned and lies in one area of `kind` that each attachment
     /// owns.
-    fn area(&self, bar: u8, offset: u64, length: u64, kind: AreaKind) -> Result<(), SpecError> {
+    fn check_area(&self, bar: u8, offset: u64, length: u64, kind: AreaKind) -> Result<(), SpecError> {
         let inside = self.bar(bar).is_some_and(|spec| {
             offset.is_multiple_of(4096)
                 && spec.scope == Scope::Attachment

@@ -30,7 +30,7 @@ fn attach_gives_each_client_zeroed_memory_of_its_own() {
 }
 
 #[test]
-fn next_tenant_does_not_see_what_the_last_one_keeps() {
+fn next_tenant_does_not_see_memory_that_the_last_one_keeps() {
     let (mut machine, _) = attached();
     let kept = memory(&machine, A, 1);
     kept.write(WINDOWS, b"old").unwrap();
@@ -46,7 +46,7 @@ fn next_tenant_does_not_see_what_the_last_one_keeps() {
 }
 
 #[test]
-fn nobody_attached_means_no_memory_and_no_access() {
+fn without_a_client_there_is_no_memory_and_no_access() {
     let (mut machine, _) = attached();
 
     machine.detach(F, A, Ended::Closed).unwrap();
@@ -67,7 +67,7 @@ fn second_client_is_refused_while_the_first_stays() {
 }
 
 #[test]
-fn what_does_not_exist_is_refused() {
+fn missing_functions_and_attachments_are_refused() {
     let (mut machine, _) = attached();
     let (no_function, no_attachment) = (FunctionId(7), AttachmentId(9));
 
@@ -85,7 +85,7 @@ fn what_does_not_exist_is_refused() {
 }
 
 #[test]
-fn group_memory_is_shared_by_the_group_and_by_nobody_else() {
+fn group_memory_is_shared_within_the_group_only() {
     let (mut machine, _) = machine();
     for who in [A, B, C] {
         attach(&mut machine, who);
@@ -140,7 +140,7 @@ fn mirror_file_cannot_be_mapped_for_writing() {
 }
 
 #[test]
-fn detach_carries_out_what_was_posted_then_tells_the_device() {
+fn detach_carries_out_posted_records_then_calls_the_device() {
     let (mut machine, probe) = attached();
     Ring::new(&machine, F, A).push_number(7);
 
@@ -315,7 +315,7 @@ fn read_mirror_generation(machine: &Machine, who: AttachmentId) -> u32 {
 }
 
 #[test]
-fn reset_takes_back_the_mark_of_death() {
+fn reset_clears_the_dead_flag() {
     let (mut machine, _) = attached();
     machine.mark_dead(F, A).unwrap();
     let marked = mirror_word(&memory(&machine, A, 2), mirror::FLAGS);
@@ -330,12 +330,12 @@ fn next_tenant_gets_no_message_mapping_or_interrupt_of_the_last_one() {
     let (mut machine, probe) = attached();
     map_remote(&mut machine, A, 0x1000, 0x1000);
     let sink = bind(&mut machine, A, nicforge_core::interrupt::MSIX, 0);
-    probe.tell(|context| context.dma_write(A, 0x1000, b"secret").unwrap());
+    probe.queue_action(|context| context.dma_write(A, 0x1000, b"secret").unwrap());
     machine.step(Nanos(0), 64);
 
     machine.detach(F, A, Ended::Closed).unwrap();
     attach(&mut machine, A);
-    probe.tell(|context| {
+    probe.queue_action(|context| {
         context.interrupt(A, 0);
         assert!(matches!(context.dma_write(A, 0x1000, b"x"), Err(DmaError::Unmapped { .. })));
     });

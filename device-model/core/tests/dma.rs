@@ -23,7 +23,7 @@ fn in_step<R: Send + 'static>(
 ) -> R {
     let result = Arc::new(Mutex::new(None));
     let slot = result.clone();
-    probe.tell(move |context| *slot.lock().unwrap() = Some(action(context)));
+    probe.queue_action(move |context| *slot.lock().unwrap() = Some(action(context)));
     machine.wake(F);
     machine.step(Nanos(0), 64);
     let mut result = result.lock().unwrap();
@@ -65,7 +65,7 @@ fn data_of_a_read_comes_after_the_call_that_started_it() {
 fn read_that_a_trapped_write_started_ends_in_the_next_step() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
-    probe.tell(|context| context.dma_read(A, 0x1000, 4, DmaToken(1)).unwrap());
+    probe.queue_action(|context| context.dma_read(A, 0x1000, 4, DmaToken(1)).unwrap());
 
     write(&mut machine, A, 0, 0x10, &[1]);
     let before = probe.done();
@@ -198,7 +198,7 @@ fn remote_memory_is_reached_by_messages() {
 fn machine_asks_to_be_stepped_while_messages_wait() {
     let (mut machine, probe) = attached();
     map_remote(&mut machine, A, 0x1000, 0x1000);
-    probe.tell(|context| context.dma_write(A, 0x1000, &[1]).unwrap());
+    probe.queue_action(|context| context.dma_write(A, 0x1000, &[1]).unwrap());
 
     let with_message = machine.step(Nanos(0), 64);
     outgoing(&mut machine);
@@ -246,7 +246,7 @@ fn bad_answers_become_errors_of_the_device() {
 }
 
 #[test]
-fn answers_that_nobody_waits_for_are_ignored() {
+fn answers_without_a_request_are_ignored() {
     let (mut machine, probe) = attached();
     attach(&mut machine, B);
     map_remote(&mut machine, A, 0x1000, 0x1000);
@@ -297,7 +297,7 @@ fn reads_of_one_attachment_are_bounded_and_the_bound_gives_way_again() {
 fn reads_are_handed_over_within_the_budget_of_a_step() {
     let (mut machine, probe) = attached();
     map_local(&mut machine, A, 0x1000, 0x1000);
-    probe.tell(|context| {
+    probe.queue_action(|context| {
         for token in 0..20 {
             context.dma_read(A, 0x1000, 4, DmaToken(token)).unwrap();
         }
@@ -319,8 +319,8 @@ fn reads_that_fail_are_bounded_too() {
     let mut failed = 0;
     for _ in 0..100 {
         // There is no step in between, as when a client only sends trapped writes.
-        probe.tell(|context| while context.dma_read(A, 0, 4, DmaToken(0)).is_ok() {});
-        probe.tell(|context| while context.dma_read(AttachmentId(99), 0, 4, DmaToken(0)).is_ok() {});
+        probe.queue_action(|context| while context.dma_read(A, 0, 4, DmaToken(0)).is_ok() {});
+        probe.queue_action(|context| while context.dma_read(AttachmentId(99), 0, 4, DmaToken(0)).is_ok() {});
         write(&mut machine, A, 0, 0, &[1]);
     }
 
@@ -388,7 +388,7 @@ fn resets_do_not_use_up_the_room_for_reads() {
     map_local(&mut machine, A, 0x1000, 0x1000);
     for round in 0..50 {
         // At the reset the data has arrived, but the device has not received it.
-        probe.tell(|context| while context.dma_read(A, 0x1000, 4, DmaToken(0)).is_ok() {});
+        probe.queue_action(|context| while context.dma_read(A, 0x1000, 4, DmaToken(0)).is_ok() {});
         write(&mut machine, A, 0, 0, &[1]);
         match round % 3 {
             0 => machine.reset_attachment(F, A).unwrap(),

@@ -17,7 +17,7 @@ use nicforge_core::{
 
 /// Runs an action with the device's context in a step.
 fn act(machine: &mut Machine, probe: &Probe, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
-    probe.tell(action);
+    probe.queue_action(action);
     machine.wake(F);
     machine.step(Nanos(0), 64);
 }
@@ -320,7 +320,7 @@ fn msix_control(machine: &mut Machine) -> u64 {
 }
 
 #[test]
-fn reset_takes_the_line_back_and_keeps_what_is_bound() {
+fn reset_deasserts_the_line_and_keeps_bindings() {
     let (mut machine, probe) = attached();
     let (intx, vector) = (bind(&mut machine, A, INTX, 0), bind(&mut machine, A, MSIX, 0));
     act(&mut machine, &probe, |context| context.set_intx(A, true));

@@ -27,7 +27,7 @@ const NUMBERS: u64 = 0x10;
 type Who = (FunctionId, AttachmentId);
 
 #[derive(Clone, Debug)]
-enum Doing {
+enum Operation {
     Attach,
     Detach(Ended),
     Reset,
@@ -38,7 +38,7 @@ enum Doing {
     Read(u32, u64, usize),
     Write(u64),
     Stall,
-    GoOn,
+    Resume,
     StartReads(u8, u64),
     StartWrites(u8),
     Interrupt(u16),
@@ -49,31 +49,31 @@ enum Doing {
     WakeAt(u64),
 }
 
-fn doing() -> impl Strategy<Value = Doing> {
+fn operation() -> impl Strategy<Value = Operation> {
     let region = prop_oneof![0..6u32, Just(region::CONFIG), any::<u32>()];
     let offset = prop_oneof![0..0x4100u64, 0..0x2_0100u64, any::<u64>()];
     let iova = prop_oneof![Just(LOCAL), Just(REMOTE), Just(REMOTE - 4), Just(0u64)];
 
     prop_oneof![
-        3 => Just(Doing::Attach),
-        1 => prop_oneof![Just(Ended::Closed), Just(Ended::Evicted)].prop_map(Doing::Detach),
-        1 => Just(Doing::Reset),
-        1 => Just(Doing::ResetFunction),
-        1 => Just(Doing::ResetRing),
-        6 => (1..70u8).prop_map(Doing::Push),
-        2 => (1..8u8, prop_oneof![0x1000..0x1100u32, any::<u32>()]).prop_map(|(bar, at)| Doing::PushElsewhere(bar, at)),
-        3 => (region, offset, 0..100usize).prop_map(|(region, offset, length)| Doing::Read(region, offset, length)),
-        3 => (0x20..0xf00u64).prop_map(Doing::Write),
-        2 => Just(Doing::Stall),
-        2 => Just(Doing::GoOn),
-        3 => (1..50u8, iova).prop_map(|(count, iova)| Doing::StartReads(count, iova)),
-        2 => (1..50u8).prop_map(Doing::StartWrites),
-        2 => (0..6u16).prop_map(Doing::Interrupt),
-        3 => (0..8u8, 0..4u8).prop_map(|(count, kind)| Doing::Answer(count, kind)),
-        1 => Just(Doing::Wake),
-        8 => (0..200_000u64, 0..70u32).prop_map(|(later, budget)| Doing::Step(later, budget)),
-        1 => Just(Doing::Rescan),
-        1 => (0..1_000_000u64).prop_map(Doing::WakeAt),
+        3 => Just(Operation::Attach),
+        1 => prop_oneof![Just(Ended::Closed), Just(Ended::Evicted)].prop_map(Operation::Detach),
+        1 => Just(Operation::Reset),
+        1 => Just(Operation::ResetFunction),
+        1 => Just(Operation::ResetRing),
+        6 => (1..70u8).prop_map(Operation::Push),
+        2 => (1..8u8, prop_oneof![0x1000..0x1100u32, any::<u32>()]).prop_map(|(bar, at)| Operation::PushElsewhere(bar, at)),
+        3 => (region, offset, 0..100usize).prop_map(|(region, offset, length)| Operation::Read(region, offset, length)),
+        3 => (0x20..0xf00u64).prop_map(Operation::Write),
+        2 => Just(Operation::Stall),
+        2 => Just(Operation::Resume),
+        3 => (1..50u8, iova).prop_map(|(count, iova)| Operation::StartReads(count, iova)),
+        2 => (1..50u8).prop_map(Operation::StartWrites),
+        2 => (0..6u16).prop_map(Operation::Interrupt),
+        3 => (0..8u8, 0..4u8).prop_map(|(count, kind)| Operation::Answer(count, kind)),
+        1 => Just(Operation::Wake),
+        8 => (0..200_000u64, 0..70u32).prop_map(|(later, budget)| Operation::Step(later, budget)),
+        1 => Just(Operation::Rescan),
+        1 => (0..1_000_000u64).prop_map(Operation::WakeAt),
     ]
 }
 
@@ -183,7 +183,7 @@ impl World {
         let (first, list) = (self.next_token, started.clone());
         self.next_token += u64::from(count);
         let tokens = first..self.next_token;
-        self.probe(who).tell(move |context| {
+        self.probe(who).queue_action(move |context| {
             let accepted = tokens.filter(|&token| context.dma_read(who.1, iova, 8, DmaToken(token)).is_ok());
             list.lock().unwrap().extend(accepted);
         });
@@ -232,36 +232,36 @@ impl World {
         }
     }
 
-    fn run(&mut self, who: Who, doing: Doing) {
+    fn run(&mut self, who: Who, operation: Operation) {
         let (function, attachment) = who;
         let here = self.clients.contains_key(&who);
-        match doing {
-            Doing::Attach => self.attach(who),
-            Doing::Detach(why) => {
+        match operation {
+            Operation::Attach => self.attach(who),
+            Operation::Detach(why) => {
                 assert_eq!(self.machine.detach(function, attachment, why).is_ok(), here);
                 // The records of the ring were carried out, unless one stalled.
                 self.check();
                 self.clients.remove(&who);
             }
-            Doing::Reset => {
+            Operation::Reset => {
                 assert_eq!(self.machine.reset_attachment(function, attachment).is_ok(), here);
                 self.check();
                 self.forget(who, false);
             }
-            Doing::ResetFunction => {
+            Operation::ResetFunction => {
                 self.machine.reset_function(function).unwrap();
                 self.check();
                 for attachment in 0..ATTACHMENTS {
                     self.forget((function, AttachmentId(attachment)), false);
                 }
             }
-            Doing::ResetRing if here => {
+            Operation::ResetRing if here => {
                 let at = CONTROL + control::RING_RESET;
                 let _ = self.machine.write(function, attachment, 0, at, &[0; 4]).unwrap();
                 self.check();
                 self.forget(who, true);
             }
-            Doing::Push(count) => {
+            Operation::Push(count) => {
                 let Some(client) = self.clients.get_mut(&who) else { return };
                 for _ in 0..count {
                     let number = self.next_number;
@@ -271,43 +271,43 @@ impl World {
                     }
                 }
             }
-            Doing::PushElsewhere(bar, offset) => {
+            Operation::PushElsewhere(bar, offset) => {
                 if let Some(client) = self.clients.get_mut(&who) {
                     let _ = client.ring.push(bar & 7, offset, &[0; 9]);
                 }
             }
-            Doing::Read(region, offset, length) => {
+            Operation::Read(region, offset, length) => {
                 let result = self.machine.read(function, attachment, region, offset, &mut vec![0; length]);
                 assert!(here || result.is_err());
             }
-            Doing::Write(offset) if here => {
+            Operation::Write(offset) if here => {
                 let _ = self.machine.write(function, attachment, 0, offset, &[0; 8]).unwrap();
             }
-            Doing::Stall => self.probe(who).script().stalled.push(attachment),
-            Doing::GoOn => self.probe(who).script().stalled.clear(),
-            Doing::StartReads(count, iova) if here => self.start_reads(who, count, iova),
-            Doing::StartWrites(count) if here => {
-                self.probe(who).tell(move |context| {
+            Operation::Stall => self.probe(who).script().stalled.push(attachment),
+            Operation::Resume => self.probe(who).script().stalled.clear(),
+            Operation::StartReads(count, iova) if here => self.start_reads(who, count, iova),
+            Operation::StartWrites(count) if here => {
+                self.probe(who).queue_action(move |context| {
                     for _ in 0..count {
                         let _ = context.dma_write(attachment, REMOTE, &[1; 8]);
                     }
                 });
                 self.act(who);
             }
-            Doing::Interrupt(vector) if here => {
-                self.probe(who).tell(move |context| context.interrupt(attachment, vector));
+            Operation::Interrupt(vector) if here => {
+                self.probe(who).queue_action(move |context| context.interrupt(attachment, vector));
                 self.act(who);
             }
-            Doing::Answer(count, kind) => self.answer(count, kind),
-            Doing::Wake => self.machine.wake(function),
-            Doing::Step(later, budget) => {
+            Operation::Answer(count, kind) => self.answer(count, kind),
+            Operation::Wake => self.machine.wake(function),
+            Operation::Step(later, budget) => {
                 self.now += later;
                 self.machine.step(Nanos(self.now), budget);
             }
-            Doing::Rescan => self.machine.rescan(),
-            Doing::WakeAt(later) if here => {
+            Operation::Rescan => self.machine.rescan(),
+            Operation::WakeAt(later) if here => {
                 let time = Nanos(self.now + later);
-                self.probe(who).tell(move |context| context.wake_at(time));
+                self.probe(who).queue_action(move |context| context.wake_at(time));
                 self.act(who);
             }
             _ => {}
@@ -344,15 +344,15 @@ proptest! {
 
     #[test]
     fn nothing_posted_is_lost_doubled_or_reordered_and_every_read_ends_once(
-        sequence in prop::collection::vec((0..FUNCTIONS, 0..ATTACHMENTS, doing()), 1..250)
+        sequence in prop::collection::vec((0..FUNCTIONS, 0..ATTACHMENTS, operation()), 1..250)
     ) {
         let mut world = World::new();
         for attachment in 0..ATTACHMENTS {
             world.attach((F, AttachmentId(attachment)));
         }
 
-        for (function, attachment, doing) in sequence {
-            world.run((FunctionId(function), AttachmentId(attachment)), doing);
+        for (function, attachment, operation) in sequence {
+            world.run((FunctionId(function), AttachmentId(attachment)), operation);
             let under_way = world.clients.values().map(|client| client.reads.len()).max().unwrap_or(0);
             prop_assert!(under_way <= MAX_REMOTE);
         }

@@ -234,7 +234,7 @@ fn each_record_that_stalls_is_counted_once() {
 }
 
 #[test]
-fn ring_reset_drops_what_is_stalled_and_state_tells_where_to_go_on() {
+fn ring_reset_drops_a_stalled_record_and_state_shows_the_next_cell() {
     let (mut machine, probe) = attached();
     let mut ring = Ring::new(&machine, F, A);
     for number in 0..5 {

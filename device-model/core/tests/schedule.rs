@@ -67,7 +67,7 @@ fn wake_after_a_long_rest_keeps_the_function_hot_for_a_while() {
 }
 
 #[test]
-fn cold_function_is_not_looked_at_until_it_is_woken() {
+fn cold_function_is_not_polled_until_it_is_woken() {
     let (mut machine, probe) = attached();
     let mut ring = Ring::new(&machine, F, A);
     let now = go_cold(&mut machine, 0);
@@ -84,7 +84,7 @@ fn cold_function_is_not_looked_at_until_it_is_woken() {
 }
 
 #[test]
-fn rescan_finds_what_was_posted_without_a_wake() {
+fn rescan_finds_records_posted_without_a_wake() {
     let (mut machine, probe) = attached();
     let mut ring = Ring::new(&machine, F, A);
     let now = go_cold(&mut machine, 0);
@@ -106,7 +106,7 @@ fn last_look_finds_a_record_that_came_after_the_last_turn() {
 
     // The action runs in the turn that finds no work. Its record is thus in the ring before the
     // last look.
-    probe.tell(move |_| ring.push_number(1));
+    probe.queue_action(move |_| ring.push_number(1));
 
     let next = machine.step(Nanos(1_000_000), 64);
 
@@ -132,7 +132,7 @@ fn sleeping_is_set_for_every_client_of_a_function_and_cleared_for_all() {
 }
 
 #[test]
-fn newcomer_to_a_cold_function_is_looked_at() {
+fn new_client_of_a_cold_function_is_polled() {
     let (mut machine, probe) = attached();
     let now = go_cold(&mut machine, 0);
 
@@ -145,9 +145,9 @@ fn newcomer_to_a_cold_function_is_looked_at() {
 }
 
 #[test]
-fn earliest_wish_wakes_the_function_once() {
+fn earliest_timer_wakes_the_function_once() {
     let (mut machine, probe) = attached();
-    probe.tell(|context| {
+    probe.queue_action(|context| {
         context.wake_at(Nanos(9_000_000));
         context.wake_at(Nanos(5_000_000));
         context.wake_at(Nanos(7_000_000));
@@ -170,10 +170,10 @@ fn earliest_wish_wakes_the_function_once() {
 }
 
 #[test]
-fn earliest_wish_of_several_calls_counts() {
+fn earliest_timer_of_several_calls_counts() {
     let (mut machine, probe) = attached();
     for time in [7_000_000, 5_000_000, 9_000_000] {
-        probe.tell(move |context| context.wake_at(Nanos(time)));
+        probe.queue_action(move |context| context.wake_at(Nanos(time)));
         settle(&mut machine, 0);
     }
 
@@ -187,10 +187,10 @@ fn earliest_wish_of_several_calls_counts() {
 }
 
 #[test]
-fn wish_made_while_a_record_is_carried_out_counts() {
+fn timer_set_while_a_record_is_carried_out_counts() {
     let (mut machine, probe) = attached();
     Ring::new(&machine, F, A).push_number(1);
-    probe.tell(|context| context.wake_at(Nanos(5_000_000)));
+    probe.queue_action(|context| context.wake_at(Nanos(5_000_000)));
 
     read::<4>(&mut machine, A, 0, CONTROL + GENERATION);
     go_cold(&mut machine, 0);
@@ -199,7 +199,7 @@ fn wish_made_while_a_record_is_carried_out_counts() {
 }
 
 #[test]
-fn wishes_come_true_however_many_there_were() {
+fn timers_fire_however_many_there_were() {
     let mut machine = Machine::new();
     let (first, probe) = add(&mut machine, "first", spec());
     let (second, other) = add(&mut machine, "second", spec());
@@ -207,17 +207,17 @@ fn wishes_come_true_however_many_there_were() {
         machine.attach(function, A).unwrap();
     }
 
-    other.tell(|context| context.wake_at(Nanos(50_000_000)));
+    other.queue_action(|context| context.wake_at(Nanos(50_000_000)));
     for round in 0..1000 {
         // Each of these times adds an entry to the heap.
-        probe.tell(move |context| context.wake_at(Nanos(90_000_000 - round)));
+        probe.queue_action(move |context| context.wake_at(Nanos(90_000_000 - round)));
         machine.step(Nanos(round), 64);
-        probe.tell(move |context| context.wake_at(Nanos(round)));
+        probe.queue_action(move |context| context.wake_at(Nanos(round)));
         machine.wake(first);
         machine.step(Nanos(round), 64);
     }
 
-    probe.tell(|context| context.wake_at(Nanos(40_000_000)));
+    probe.queue_action(|context| context.wake_at(Nanos(40_000_000)));
     machine.wake(first);
     settle(&mut machine, 1000);
 
@@ -313,7 +313,7 @@ fn records_taken_before_a_stall_count_as_work() {
     ring.push_number(1);
     ring.push_number(2);
     let inner = probe.clone();
-    probe.tell(move |_| inner.script().stalled.push(A));
+    probe.queue_action(move |_| inner.script().stalled.push(A));
 
     let next = machine.step(Nanos(0), 64);
 
@@ -337,7 +337,7 @@ impl Events {
 }
 
 #[test]
-fn trace_shows_what_happens_at_the_boundary() {
+fn trace_shows_events_at_the_boundary() {
     let (mut machine, probe) = machine();
     let events = Events::default();
     machine.set_trace(Some(Box::new(events.clone())));
@@ -347,7 +347,7 @@ fn trace_shows_what_happens_at_the_boundary() {
     read::<4>(&mut machine, A, 0, 0x10);
     write(&mut machine, A, 0, 0x14, &[1; 2]);
     Ring::new(&machine, F, A).push_number(1);
-    probe.tell(|context| {
+    probe.queue_action(|context| {
         context.dma_read(A, 0x1000, 4, DmaToken(0)).unwrap();
         context.dma_write(A, 0x1004, &[1]).unwrap();
         context.interrupt(A, 1);
@@ -386,7 +386,7 @@ fn trace_shows_a_stall_once_and_nothing_of_dma_that_was_not_started() {
     let events = Events::default();
     machine.set_trace(Some(Box::new(events.clone())));
     probe.script().stalled.push(A);
-    probe.tell(|context| while context.dma_write(A, 0x1000, &[1]).is_ok() {});
+    probe.queue_action(|context| while context.dma_write(A, 0x1000, &[1]).is_ok() {});
 
     for _ in 0..10 {
         machine.step(Nanos(0), 64);

@@ -45,7 +45,7 @@ fn has_fast_strings() -> bool {
     static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
 
     #[cold]
-    fn ask() -> u8 {
+    fn query_cpuid() -> u8 {
         use core::arch::x86_64::{__cpuid, __cpuid_count};
         #[allow(unused_unsafe, reason = "newer compilers know that every x86-64 CPU has the instruction")]
         // SAFETY: every x86-64 CPU has the instruction. Leaf 7 is read only if leaf 0 says that it
@@ -65,7 +65,7 @@ fn has_fast_strings() -> bool {
 
     let known = ANSWER.load(Ordering::Relaxed);
 
-    (if known == UNKNOWN { ask() } else { known }) == YES
+    (if known == UNKNOWN { query_cpuid() } else { known }) == YES
 }
 
 /// One of the three directions of a copy. The loops below are generic over them.

@@ -99,7 +99,7 @@ impl Mapping {
 
     /// Maps the file to `[offset, offset + len)` of the range. `file_offset` is the offset in the
     /// file of the start of the range.
-    fn place(
+    fn map_file_at(
         &mut self,
         fd: BorrowedFd<'_>,
         file_offset: u64,
@@ -148,7 +148,7 @@ const UNMAP_PIECE: usize = 32 << 20;
 impl Mapping {
     /// Removes the pages from the address space piece by piece, so that [`munmap`] has no work
     /// left.
-    fn empty(&self) {
+    fn remove_pages(&self) {
         let pieces = (0..self.mapped).step_by(UNMAP_PIECE);
         for start in pieces.filter(|_| self.mapped > UNMAP_PIECE) {
             let len = UNMAP_PIECE.min(self.mapped - start);
@@ -170,7 +170,7 @@ impl Drop for Mapping {
         // The range must leave the table before the kernel can give its addresses to another
         // mapping.
         self.guard = None;
-        self.empty();
+        self.remove_pages();
         // SAFETY: `mmap` returned this range to this value alone, and every holder of an address in
         // it held this value.
         let unmapped = unsafe { munmap(self.address.cast(), self.mapped) };
@@ -242,8 +242,7 @@ impl SharedMemory {
         ftruncate(&fd, size).map_err(|errno| MemoryError::Resize { len: rounded as u64, errno })?;
         let mut mapping = Mapping::new(fd.as_fd(), 0, rounded, page, Access::ReadWrite)?;
 
-        // The seals come after the mapping, because `F_SEAL_FUTURE_WRITE` would also refuse this
-        // one.
+        // `F_SEAL_FUTURE_WRITE` would refuse this mapping too, so the seals come after it.
         let seals = seals | SealFlag::F_SEAL_SHRINK | SealFlag::F_SEAL_GROW | SealFlag::F_SEAL_SEAL;
         fcntl(&fd, FcntlArg::F_ADD_SEALS(seals)).map_err(|errno| MemoryError::Seal { errno })?;
         mapping.fd = Some(fd);
@@ -324,7 +323,7 @@ impl SharedMemory {
         sigbus::install_sigbus_guard()?;
         let mut mapping = Mapping::reserve(len, page_size(), access)?;
         for &(offset, bytes) in areas {
-            mapping.place(fd, file_offset, offset, bytes)?;
+            mapping.map_file_at(fd, file_offset, offset, bytes)?;
         }
 
         mapping.guard = Some(Guard::new(mapping.address, mapping.mapped, access)?);
@@ -368,8 +367,7 @@ impl SharedMemory {
         SharedMemory { all: unsafe { Window::from_raw(address, len, Arc::new(mapping)) } }
     }
 
-    /// Returns the size in bytes: the requested length, rounded up to whole pages by the `create`
-    /// functions.
+    /// Returns the size in bytes, which the `create` functions round up to whole pages.
     #[allow(clippy::len_without_is_empty, reason = "a mapping is never empty")]
     pub fn len(&self) -> usize {
         self.all.len() as usize
@@ -380,8 +378,7 @@ impl SharedMemory {
         self.all.mapping().access
     }
 
-    /// Returns the file's descriptor, to be sent to a peer. It exists for memory that was created
-    /// here or mapped with [`SharedMemory::map`].
+    /// Returns the file's descriptor, for sending to a peer. Guarded mappings keep none.
     pub fn fd(&self) -> Option<BorrowedFd<'_>> {
         self.all.mapping().fd.as_ref().map(OwnedFd::as_fd)
     }
@@ -395,8 +392,7 @@ impl SharedMemory {
     /// Returns whether an access has met the end of the file since it was mapped. Only guarded
     /// mappings detect this.
     ///
-    /// The memory is private to this process afterwards. It holds zeros and later writes of this
-    /// process.
+    /// Afterwards the memory is private to this process: zeros, and its own later writes.
     pub fn faulted(&self) -> bool {
         self.all.faulted()
     }

@@ -28,7 +28,7 @@ const CHUNKS: usize = 64;
 const CHUNK: usize = 1024;
 
 /// One guarded range, protected by a sequence lock: `version` is odd during a write.
-struct Slot {
+struct GuardSlot {
     version: AtomicU64,
     start: AtomicUsize,
     /// Length in bytes, or 0 if the slot is free.
@@ -37,9 +37,9 @@ struct Slot {
     faulted: AtomicBool,
 }
 
-impl Slot {
+impl GuardSlot {
     const fn new() -> Self {
-        Slot {
+        GuardSlot {
             version: AtomicU64::new(0),
             start: AtomicUsize::new(0),
             len: AtomicUsize::new(0),
@@ -76,7 +76,7 @@ impl Slot {
     }
 }
 
-type Chunk = [Slot; CHUNK];
+type Chunk = [GuardSlot; CHUNK];
 
 /// Chunks of slots, allocated when they are first needed and kept for good.
 static TABLE: [AtomicPtr<Chunk>; CHUNKS] = [const { AtomicPtr::new(ptr::null_mut()) }; CHUNKS];
@@ -90,7 +90,7 @@ static INSTALLED: Mutex<bool> = Mutex::new(false);
 
 struct Free {
     chunks: usize,
-    slots: Vec<&'static Slot>,
+    slots: Vec<&'static GuardSlot>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -99,7 +99,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// A mapping's slot in the table. It is dropped before the mapping is unmapped.
 pub(crate) struct Guard {
-    slot: &'static Slot,
+    slot: &'static GuardSlot,
 }
 
 impl Guard {
@@ -123,19 +123,19 @@ impl Drop for Guard {
     }
 }
 
-fn take_slot() -> Result<&'static Slot, GuardError> {
+fn take_slot() -> Result<&'static GuardSlot, GuardError> {
     let mut free = lock(&FREE);
     if let Some(slot) = free.slots.pop() {
         return Ok(slot);
     }
 
-    let Some(place) = TABLE.get(free.chunks) else {
+    let Some(entry) = TABLE.get(free.chunks) else {
         return Err(GuardError::TableFull { limit: MAX_GUARDED_RANGES });
     };
 
-    let chunk: &'static mut Chunk = Box::leak(Box::new([const { Slot::new() }; CHUNK]));
+    let chunk: &'static mut Chunk = Box::leak(Box::new([const { GuardSlot::new() }; CHUNK]));
     let chunk: &'static Chunk = chunk;
-    place.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
+    entry.store(ptr::from_ref(chunk).cast_mut(), Ordering::Release);
     free.chunks += 1;
     free.slots.extend(chunk.iter().rev());
 
@@ -210,7 +210,7 @@ extern "C" fn on_sigbus(signal: c_int, info: *mut libc::siginfo_t, context: *mut
         }
     }
 
-    pass_on(signal, code, info, context);
+    call_previous(signal, code, info, context);
     Errno::set_raw(errno);
 }
 
@@ -249,7 +249,7 @@ fn replace_range(address: usize) -> bool {
 }
 
 /// Passes the signal to the previous handler.
-fn pass_on(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
+fn call_previous(signal: c_int, code: c_int, info: *mut libc::siginfo_t, context: *mut c_void) {
     let previous = PREVIOUS.get();
     let handler = previous.map_or(libc::SIG_DFL, |action| action.sa_sigaction);
     if handler == libc::SIG_IGN && code <= 0 {

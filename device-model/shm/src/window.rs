@@ -96,7 +96,7 @@ impl Window {
         &self.mapping
     }
 
-    pub(crate) fn keep(&self) -> Arc<Mapping> {
+    pub(crate) fn mapping_handle(&self) -> Arc<Mapping> {
         self.mapping.clone()
     }
 
@@ -174,7 +174,7 @@ impl Window {
     pub fn u32(&self, offset: u64) -> Result<SharedU32, MemoryError> {
         let word = self.aligned(offset, 4)?;
         // SAFETY: in bounds and aligned by the check.
-        Ok(unsafe { SharedU32::from_raw(word.cast(), self.keep()) })
+        Ok(unsafe { SharedU32::from_raw(word.cast(), self.mapping_handle()) })
     }
 
     /// Returns the 64-bit word at `offset`, aligned to 8 bytes in memory.
@@ -184,7 +184,7 @@ impl Window {
     pub fn u64(&self, offset: u64) -> Result<SharedU64, MemoryError> {
         let word = self.aligned(offset, 8)?;
         // SAFETY: in bounds and aligned by the check.
-        Ok(unsafe { SharedU64::from_raw(word.cast(), self.keep()) })
+        Ok(unsafe { SharedU64::from_raw(word.cast(), self.mapping_handle()) })
     }
 
     /// Copies from the window, at any alignment. The copy is not atomic.

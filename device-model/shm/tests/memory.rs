@@ -121,7 +121,7 @@ fn map_of_less_than_a_page_ends_where_it_was_asked_to() {
 }
 
 #[test]
-fn map_guarded_refuses_what_is_not_shared_memory() {
+fn map_guarded_refuses_files_that_are_not_shared_memory() {
     let (reader, _writer) = pipe().unwrap();
     let executable = std::fs::File::open(std::env::current_exe().unwrap()).unwrap();
     let from_pipe = SharedMemory::map_guarded(reader.as_fd(), 0, PAGE, Access::ReadOnly);

@@ -124,7 +124,7 @@ fn place_has_passed_when_all_before_it_is_consumed() {
 }
 
 #[test]
-fn count_from_beyond_what_was_pushed_frees_nothing() {
+fn count_beyond_the_pushed_cells_frees_nothing() {
     let (_memory, mut producer, _consumer) = ends();
     fill(&mut producer, 0);
     // The producer is at 64. A count of 65 or more claims cells that were never written.

@@ -89,7 +89,7 @@ pub fn run(
     }
 
     let result = contest.finish()?;
-    Ok(judge(row(setting, attack, &result), &result, limits))
+    Ok(judge(row(setting, attack, &result), attack, &result, limits))
 }
 
 fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
@@ -117,7 +117,7 @@ fn row(setting: &Setting, attack: &Attack, result: &contest::Outcome) -> Row {
 }
 
 /// Notes which limits were missed.
-fn judge(mut row: Row, result: &contest::Outcome, limits: Limits) -> Row {
+fn judge(mut row: Row, attack: &Attack, result: &contest::Outcome, limits: Limits) -> Row {
     if row.not_run.is_some() {
         return row;
     }
@@ -136,8 +136,10 @@ fn judge(mut row: Row, result: &contest::Outcome, limits: Limits) -> Row {
 
     let in_time = |end: Option<Duration>| end.is_some_and(|end| !limits.times || end <= END_LIMIT);
     miss(!in_time(result.end.sockets), "sockets left");
-    miss(!in_time(result.end.process), "no end");
-    miss(result.end.process.is_some() && !result.end.well, "bad end");
+    if !attack.kernel_keeps_process {
+        miss(!in_time(result.end.process), "no end");
+        miss(result.end.process.is_some() && !result.end.well, "bad end");
+    }
 
     row
 }

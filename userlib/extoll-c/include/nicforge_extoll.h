@@ -1,8 +1,8 @@
 /*
  * The EXTOLL card: VELO and RMA of one VPID.
  *
- * Link with -lnicforge_extoll_c instead of the libraries of nicforge_velo.h and nicforge_rma.h: it has all their calls. A port is used by one thread at
- * a time.
+ * Link with -lnicforge_extoll_c instead of the libraries of nicforge_velo.h and nicforge_rma.h: it has
+ * all their calls. A port is used by one thread at a time.
  */
 
 #ifndef NICFORGE_EXTOLL_H
@@ -28,22 +28,23 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Text of the calling thread's last error, of any call of this library; empty when there was none. Valid until its next error.
+ Returns the text of the calling thread's last error in any call of this library; an empty text
+ without one. It is valid until the thread's next error.
  */
 const char *nicforge_extoll_last_error(void);
 
 /*
- Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable NICFORGE_SOCKET when that is NULL.
- Gives 0 and the handle in `*extoll`, or a negative error number.
+ Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or, when that is NULL, the
+ first one in the environment variable NICFORGE_SOCKET. Returns 0 and stores the handle in
+ `*extoll`, or returns a negative error number.
 
  # Safety
  `socket` is NULL or valid; `extoll` is valid.
  */
-int32_t nicforge_extoll_open(const char *socket,
-                             struct nicforge_extoll **extoll);
+int32_t nicforge_extoll_open(const char *socket, struct nicforge_extoll **extoll);
 
 /*
- Closes it. Ports that were opened on it keep the device until they are closed. NULL is allowed.
+ Closes the VPID. Ports opened on it keep the device until they are closed. NULL is allowed.
 
  # Safety
  `extoll` is NULL or a handle that is not used any more.
@@ -51,24 +52,22 @@ int32_t nicforge_extoll_open(const char *socket,
 void nicforge_extoll_close(struct nicforge_extoll *extoll);
 
 /*
- As velo_open, on a VPID that is open already. VELO can be open once on it: -EBUSY otherwise. It may be used by another thread than RMA.
+ As velo_open, on an opened VPID. A VPID has at most one VELO port: a second call returns -EBUSY.
+ Another thread may use the VPID's RMA.
 
  # Safety
  `extoll` is a handle; `options` is NULL or valid; `port` is valid.
  */
-int32_t velo_open_on(const struct nicforge_extoll *extoll,
-                     const velo_options *options,
-                     velo_port **port);
+int32_t velo_open_on(const struct nicforge_extoll *extoll, const velo_options *options, velo_port **port);
 
 /*
- As rma_open, on a VPID that is open already. RMA can be open once on it: an error otherwise. It may be used by another thread than VELO.
+ As rma_open, on an opened VPID. A VPID has at most one RMA port: a second call returns an error.
+ Another thread may use the VPID's VELO.
 
  # Safety
  `extoll` is a handle; `options` is NULL or valid; `port` is valid.
  */
-int32_t rma_open_on(const struct nicforge_extoll *extoll,
-                    const rma_options *options,
-                    rma_port **port);
+int32_t rma_open_on(const struct nicforge_extoll *extoll, const rma_options *options, rma_port **port);
 
 #ifdef __cplusplus
 }  // extern "C"

@@ -89,7 +89,7 @@ mod tests {
     const SIZE: usize = 1 << 20;
 
     #[test]
-    fn parts_do_not_overlap_and_all_comes_back() {
+    fn parts_do_not_overlap_and_all_can_be_released() {
         let mut arena = Arena::new(SIZE);
 
         let mut state = 1_u64;
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn more_than_there_is_is_not_given() {
+    fn a_part_beyond_the_arena_is_refused() {
         let mut arena = Arena::new(8192);
 
         assert_eq!(arena.take(8193), None);

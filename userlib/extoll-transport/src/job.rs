@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_and_addresses_belong_together() {
+    fn ranks_and_addresses_map_to_each_other() {
         let job = Job::of_nodes(3, 2);
         assert_eq!((job.size(), job.most_of_a_node()), (6, 2));
 

@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_and_tag_comes_back() {
+    fn every_length_and_tag_survives_padding() {
         let data: Vec<u8> = (100..).take(MAX_MESSAGE).collect();
         for tag in 1..=TAGS {
             for length in 0..=MAX_MESSAGE {
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_frames_is_refused() {
+    fn invalid_frames_are_refused() {
         assert_eq!(unframe(0, &[1; 8]), None);
         assert_eq!(unframe(15, &[1; 8]), None);
         assert_eq!(unframe(9, &[0; 8]), None);

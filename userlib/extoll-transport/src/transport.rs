@@ -448,7 +448,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_rank_is_promised_its_window_as_long_as_the_ring_can_be_long_enough() {
+    fn every_rank_is_granted_its_window_while_the_ring_can_be_long_enough() {
         for (nodes, vpids, each) in [(2, 4, 1), (8, 8, 8), (8, 16, 1), (1, 256, 256)] {
             let (slots, window) = ring(nodes, vpids, each, 64);
             assert!(slots.is_power_of_two() && slots <= MAX_SLOTS);

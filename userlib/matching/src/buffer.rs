@@ -141,7 +141,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_vector_comes_back() {
+    fn a_vector_is_returned() {
         let mut vector = Vec::with_capacity(16);
         vector.extend_from_slice(b"abc");
         let mut buffer = Buffer::from(vector);

@@ -96,7 +96,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn data_come_back_and_blocks_are_used_again() {
+    fn data_is_read_back_and_blocks_are_reused() {
         let mut store = Store::new();
         let data: Vec<u8> = (0..1000_u32).map(|number| number as u8).collect();
         for _ in 0..3 {

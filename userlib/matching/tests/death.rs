@@ -156,12 +156,12 @@ fn an_endpoint_dropped_in_the_middle_takes_its_memory_back() {
 }
 
 /// Returns a rank whose endpoint follows the protocol, and the port of one that can send anything.
-fn with_liar() -> (Endpoint<FabricPort>, FabricPort) {
+fn with_rogue_peer() -> (Endpoint<FabricPort>, FabricPort) {
     let terms = Terms { message_bytes: 128, credits: 100_000, ..Terms::default() };
     let (_, mut ports) = Fabric::new(2, terms);
-    let liar = ports.pop().unwrap();
+    let rogue = ports.pop().unwrap();
 
-    (Endpoint::new(ports.pop().unwrap(), Config::default()).unwrap(), liar)
+    (Endpoint::new(ports.pop().unwrap(), Config::default()).unwrap(), rogue)
 }
 
 fn first(size: u32) -> Vec<u8> {
@@ -191,7 +191,7 @@ fn a_rank_that_breaks_the_protocol_is_treated_as_dead() {
 
     let long = [first(4), vec![0; 5]].concat();
 
-    let lies: Vec<Vec<(u8, Vec<u8>)>> = vec![
+    let violations: Vec<Vec<(u8, Vec<u8>)>> = vec![
         vec![(0, vec![])],
         vec![(6, vec![1])],
         vec![(wire::FIRST, vec![0; 15])],
@@ -213,12 +213,12 @@ fn a_rank_that_breaks_the_protocol_is_treated_as_dead() {
         vec![(wire::GRANT, vec![0; 7])],
     ];
 
-    for lie in lies {
-        let (mut endpoint, mut liar) = with_liar();
+    for violation in violations {
+        let (mut endpoint, mut rogue) = with_rogue_peer();
         let receive = endpoint.irecv(Selector::exact(1, 9, 9), vec![], 0).unwrap();
 
-        for (kind, message) in &lie {
-            assert_eq!(liar.try_send(0, *kind, message), Ok(true));
+        for (kind, message) in &violation {
+            assert_eq!(rogue.try_send(0, *kind, message), Ok(true));
         }
 
         for _ in 0..5 {
@@ -226,10 +226,10 @@ fn a_rank_that_breaks_the_protocol_is_treated_as_dead() {
         }
 
         let result = endpoint.test(receive).unwrap().expect("it fails").result;
-        assert!(matches!(result, Err(Error::BadPeer { peer: 1, .. })), "{result:?} after {lie:?}");
+        assert!(matches!(result, Err(Error::BadPeer { peer: 1, .. })), "{result:?} after {violation:?}");
 
         // The endpoint ignores the peer from now on.
-        liar.try_send(0, wire::FIRST, &first(0)).unwrap();
+        rogue.try_send(0, wire::FIRST, &first(0)).unwrap();
         endpoint.progress().unwrap();
         assert_eq!(endpoint.probe(&Selector::any(0)), None);
     }
@@ -238,10 +238,10 @@ fn a_rank_that_breaks_the_protocol_is_treated_as_dead() {
 #[test]
 fn a_message_to_fetch_from_memory_that_is_not_there_fails() {
     for posted_first in [true, false] {
-        let (mut endpoint, mut liar) = with_liar();
+        let (mut endpoint, mut rogue) = with_rogue_peer();
         let early = posted_first.then(|| endpoint.irecv(Selector::any(0), vec![0; 100], 0).unwrap());
 
-        liar.try_send(0, wire::REQUEST, &request(100)).unwrap();
+        rogue.try_send(0, wire::REQUEST, &request(100)).unwrap();
         endpoint.progress().unwrap();
 
         let receive = early.unwrap_or_else(|| endpoint.irecv(Selector::any(0), vec![0; 100], 0).unwrap());
@@ -260,7 +260,7 @@ fn a_message_to_fetch_from_memory_that_is_not_there_fails() {
             nicforge_matching::Taken::Yes
         };
 
-        liar.poll(10, &mut sink).unwrap();
+        rogue.poll(10, &mut sink).unwrap();
 
         let answer = Finish { request: 3.into(), status: wire::NOT_FETCHED.into(), reserved: 0.into() };
         assert_eq!(answers, [(wire::FINISH, answer.as_bytes().to_vec())]);
@@ -268,14 +268,14 @@ fn a_message_to_fetch_from_memory_that_is_not_there_fails() {
 }
 
 #[test]
-fn a_sender_whose_message_could_not_be_fetched_is_told() {
-    let (mut endpoint, mut liar) = with_liar();
+fn a_sender_whose_message_could_not_be_fetched_sees_an_error() {
+    let (mut endpoint, mut rogue) = with_rogue_peer();
     let send = endpoint.isend(Envelope::new(1, 0, 0), Mode::Synchronous, vec![0; 10], 0).unwrap();
 
     let status = wire::NOT_FETCHED.into();
     let answer = Finish { request: send.to_bits().into(), status, reserved: 0.into() };
 
-    liar.try_send(0, wire::FINISH, answer.as_bytes()).unwrap();
+    rogue.try_send(0, wire::FINISH, answer.as_bytes()).unwrap();
     endpoint.progress().unwrap();
     assert_eq!(endpoint.test(send).unwrap().unwrap().result, Err(Error::NotFetched { peer: 1 }));
 }
@@ -283,14 +283,14 @@ fn a_sender_whose_message_could_not_be_fetched_is_told() {
 /// A peer never takes an acknowledgement, and requests without end. After a window of
 /// acknowledgements its messages stay in the transport.
 #[test]
-fn answers_that_nobody_takes_are_bounded() {
-    let (mut endpoint, mut liar) = with_liar_of(1);
+fn acknowledgements_that_a_peer_never_takes_are_bounded() {
+    let (mut endpoint, mut rogue) = with_rogue_peer_of(1);
     for _ in 0..2000 {
         endpoint.irecv(Selector::any(0), vec![], 0).unwrap();
     }
 
     for _ in 0..2000 {
-        liar.try_send(0, wire::REQUEST, &request(0)).unwrap();
+        rogue.try_send(0, wire::REQUEST, &request(0)).unwrap();
         endpoint.progress().unwrap();
     }
 
@@ -300,11 +300,11 @@ fn answers_that_nobody_takes_are_bounded() {
     assert!(endpoint.statistics().refused > 0);
 }
 
-fn with_liar_of(credits: usize) -> (Endpoint<FabricPort>, FabricPort) {
+fn with_rogue_peer_of(credits: usize) -> (Endpoint<FabricPort>, FabricPort) {
     let (_, mut ports) = Fabric::new(2, Terms { credits, ..Terms::default() });
-    let liar = ports.pop().unwrap();
+    let rogue = ports.pop().unwrap();
 
-    (Endpoint::new(ports.pop().unwrap(), Config::default()).unwrap(), liar)
+    (Endpoint::new(ports.pop().unwrap(), Config::default()).unwrap(), rogue)
 }
 
 proptest! {
@@ -316,7 +316,7 @@ proptest! {
         messages in prop::collection::vec((0..7_u8, prop::collection::vec(prop::sample::select(vec![0, 1, 2, 3, 48, 255_u8]), 0..70)), 0..80),
         receives in prop::collection::vec(0..100_usize, 0..10),
     ) {
-        let (mut endpoint, mut liar) = with_liar();
+        let (mut endpoint, mut rogue) = with_rogue_peer();
         for capacity in &receives {
             endpoint.irecv(Selector::any(0), vec![0; *capacity], 0).unwrap();
         }
@@ -324,11 +324,11 @@ proptest! {
         let send = endpoint.isend(Envelope::new(1, 0, 0), Mode::Standard, vec![0; 5000], 0).unwrap();
 
         for (kind, message) in &messages {
-            liar.try_send(0, *kind, message).unwrap();
+            rogue.try_send(0, *kind, message).unwrap();
             endpoint.progress().unwrap();
         }
 
-        drop(liar);
+        drop(rogue);
         for _ in 0..20 {
             endpoint.progress().unwrap();
         }

@@ -46,7 +46,7 @@ fn a_flood_waits_at_its_sender_and_nothing_is_lost() {
 /// With one receive ring for all senders, a flood that stayed in the ring would block the other
 /// messages for ever.
 #[test]
-fn a_flood_of_one_rank_does_not_hold_up_another() {
+fn a_flood_of_one_rank_does_not_block_another() {
     let mut world = World::new(3, Terms { one_ring: true, credits: 8, ..Terms::default() }, CONFIG);
 
     for number in 0..200 {
@@ -114,7 +114,7 @@ fn a_sender_that_exceeds_the_window_is_held_by_the_transport() {
 }
 
 #[test]
-fn messages_to_the_rank_itself_beyond_the_window_wait_where_they_are() {
+fn messages_to_the_rank_itself_beyond_the_window_stay_in_their_buffers() {
     let mut world = World::new(1, Terms::default(), CONFIG);
     let sends: Vec<_> = (0..100).map(|number| world.send(0, 0, number, &pattern(number, 500))).collect();
 
@@ -164,7 +164,7 @@ fn progress_is_bounded() {
 /// A send that waits for the window blocks those behind it, which may need less of the window.
 /// Cancelling it unblocks them.
 #[test]
-fn a_cancelled_send_does_not_hold_up_those_behind_it() {
+fn a_cancelled_send_does_not_block_those_behind_it() {
     let mut world = World::pair();
     let units = Config::default().window / wire::UNIT;
 

@@ -236,7 +236,7 @@ mod tests {
     use crate::drive;
 
     #[test]
-    fn all_messages_of_all_pairs_come() {
+    fn all_messages_of_all_pairs_arrive() {
         for bytes in [0, 1, 8, 2048, 4096] {
             let (_fabric, ports) = Fabric::new(4, memory::Terms { seed: 1, ..memory::Terms::default() });
             let mut endpoints: Vec<_> =
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_not_sent_is_noticed() {
+    fn corrupted_messages_are_detected() {
         let mut data = [0; 4];
         stamp(&mut data, 7);
         assert!(check(&data, 7).is_ok() && check(&data[..1], 7).is_ok() && check(&[], 7).is_ok());

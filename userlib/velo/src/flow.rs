@@ -142,7 +142,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_messages_come_back_as_they_were() {
+    fn control_messages_survive_encoding() {
         let messages = [
             Control::Connect { own: 3, target: 9, window: 64 },
             Control::Credit { addressee: 255, messages: u32::MAX },

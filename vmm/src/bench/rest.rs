@@ -29,8 +29,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     );
     let description = Description::parse(&text, "the bench's machine")
         .map_err(|error| Failure::usage(error.to_string()))?;
-    let served =
-        Served::start_description(&description, &ServeOptions { dir: None, event_loop: run.event_loop })?;
+    let served = Served::start_description(&description, &ServeOptions::new(None, run.event_loop))?;
     // The engine cools down from its start.
     std::thread::sleep(Duration::from_millis(500));
     let (cpu, start) = (cpu_time()?, Instant::now());

@@ -147,7 +147,7 @@ pub(super) fn run(run: &Run<'_>) -> Result<Outcome, Failure> {
     let text = format!("name = \"bench-rma-{}\"\n[[extoll]]\nmesh = 2\n", std::process::id());
     let description = Description::parse(&text, "the bench's machine")
         .map_err(|error| Failure::usage(error.to_string()))?;
-    let options = ServeOptions { dir: None, event_loop: run.event_loop };
+    let options = ServeOptions::new(None, run.event_loop);
     let served = placement.within("engine", || Served::start_description(&description, &options))?;
     let result = placement.within("application", || measure(run, &served, &placement, rounds, bytes));
     served.stop()?;

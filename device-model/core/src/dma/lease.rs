@@ -236,7 +236,7 @@ impl DmaLease {
         length: u64,
     ) -> Result<(), LeaseError> {
         // Nothing is copied if a part would miss the target.
-        target.check(target_offset, length)?;
+        target.check_range(target_offset, length)?;
 
         let mut to = target_offset;
 
@@ -275,7 +275,7 @@ impl DmaLease {
 
     /// Checks that a range lies in the lease.
     #[inline]
-    fn check(&self, offset: u64, length: u64) -> Result<(), MemoryError> {
+    fn check_range(&self, offset: u64, length: u64) -> Result<(), MemoryError> {
         let size = self.len();
         let inside = offset <= size && length <= size - offset;
         if inside { Ok(()) } else { Err(MemoryError::OutOfBounds { offset, len: length, size }) }
@@ -293,7 +293,7 @@ impl DmaLease {
     where
         LeaseError: From<E>,
     {
-        self.check(offset, length)?;
+        self.check_range(offset, length)?;
         let mut done = 0;
         while done < length {
             let at = offset + done;

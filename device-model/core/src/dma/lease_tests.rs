@@ -229,7 +229,7 @@ const ROW: u64 = 16;
 
 /// Mapping of one address.
 #[derive(Clone, Copy, Debug, PartialEq)]
-struct Place {
+struct AddressMapping {
     mapping: u64,
     permission: DmaPermission,
     /// Offset in the file, or `None` if only messages reach the address.
@@ -245,7 +245,7 @@ struct ModelLease {
 
 /// The reference map: the mapping of each address.
 struct Model {
-    addresses: Vec<Option<Place>>,
+    addresses: Vec<Option<AddressMapping>>,
     file: Vec<u8>,
     leases: Vec<ModelLease>,
     next: u64,
@@ -263,7 +263,8 @@ impl Model {
 
         self.next += 1;
         for (offset, address) in range.iter_mut().enumerate() {
-            *address = Some(Place { mapping: self.next, permission, byte: byte.map(|byte| byte + offset) });
+            *address =
+                Some(AddressMapping { mapping: self.next, permission, byte: byte.map(|byte| byte + offset) });
         }
 
         true
@@ -272,7 +273,7 @@ impl Model {
     /// Ends the mapping that holds an address.
     fn unmap(&mut self, iova: u64) -> Option<(u64, u64)> {
         let gone = self.addresses[iova as usize]?.mapping;
-        let its = |place: &Option<Place>| place.is_some_and(|place| place.mapping == gone);
+        let its = |place: &Option<AddressMapping>| place.is_some_and(|place| place.mapping == gone);
         let first = self.addresses.iter().position(its)?;
         let length = self.addresses.iter().filter(|place| its(place)).count();
         self.addresses[first..first + length].fill(None);
@@ -318,7 +319,7 @@ enum Step {
     Unmap {
         iova: u64,
     },
-    TakeBack,
+    Revoke,
     Lease {
         iova: u64,
         length: u64,
@@ -361,7 +362,7 @@ fn step() -> impl Strategy<Value = Step> {
             .prop_map(|(iova, lengths, permission)| Step::Row { iova, lengths, permission }),
         1 => (iova.clone(), 1..32_u64).prop_map(|(iova, length)| Step::Remote { iova, length }),
         4 => iova.clone().prop_map(|iova| Step::Unmap { iova }),
-        1 => Just(Step::TakeBack),
+        1 => Just(Step::Revoke),
         12 => (iova, 0..200_u64, any::<bool>())
             .prop_map(|(iova, length, write)| Step::Lease { iova, length, write }),
         8 => (any_lease(), 0..200_u64, prop::collection::vec(any::<u8>(), 0..80))
@@ -379,7 +380,7 @@ fn step() -> impl Strategy<Value = Step> {
 const FILE: u64 = 1 << 20;
 
 /// The map under test and the reference.
-struct Both {
+struct Harness {
     map: DmaMap,
     memory: SharedMemory,
     leases: Vec<DmaLease>,
@@ -389,7 +390,7 @@ struct Both {
     used: u64,
 }
 
-impl Both {
+impl Harness {
     fn new() -> Self {
         let model = Model {
             addresses: vec![None; ADDRESSES as usize],
@@ -434,7 +435,7 @@ impl Both {
                 Some((first, length)) => self.map.unmap(first, length).unwrap(),
                 None => prop_assert!(self.map.unmap(iova, 1).is_err()),
             },
-            Step::TakeBack => {
+            Step::Revoke => {
                 self.map.revoke_leases();
                 self.model.leases.iter_mut().for_each(|lease| lease.good = false);
             }
@@ -506,12 +507,12 @@ impl Both {
 proptest! {
     #[test]
     fn leases_behave_like_a_list_of_bytes(steps in prop::collection::vec(step(), 1..120)) {
-        let mut both = Both::new();
+        let mut harness = Harness::new();
         for step in steps {
-            both.step(step)?;
+            harness.step(step)?;
         }
         let mut file = vec![0; FILE as usize];
-        both.memory.read(0, &mut file).unwrap();
-        prop_assert!(file == both.model.file);
+        harness.memory.read(0, &mut file).unwrap();
+        prop_assert!(file == harness.model.file);
     }
 }

@@ -42,7 +42,7 @@ fn starts(map: &DmaMap) -> Vec<u64> {
 }
 
 #[test]
-fn map_that_overlaps_is_refused_and_names_what_is_in_the_way() {
+fn overlapping_map_is_refused_and_names_the_existing_mapping() {
     let (mut map, _memory) = mapped();
 
     let in_the_way = Err(DmaMapError::Overlap { iova: 0x3000, length: PAGE });
@@ -125,7 +125,7 @@ fn unmap_that_would_cut_a_mapping_is_refused_and_removes_nothing() {
 }
 
 #[test]
-fn unmap_of_what_was_never_mapped_finds_nothing() {
+fn unmap_of_an_unmapped_range_finds_nothing() {
     let (mut map, _memory) = mapped();
 
     assert_eq!(map.unmap(0x4000, PAGE), Err(DmaMapError::NotFound { iova: 0x4000, length: PAGE }));
@@ -135,7 +135,7 @@ fn unmap_of_what_was_never_mapped_finds_nothing() {
 }
 
 #[test]
-fn unmap_lets_go_of_the_memory() {
+fn unmap_releases_the_memory() {
     let (mut map, memory) = mapped();
     map.write_local(0x1000, b"before").unwrap();
 

@@ -240,8 +240,8 @@ impl Fabric {
         let (forward, out) = self.add_path((from, a.1), (to, b), &spec);
         let (_, back) = self.add_path((to, b.1), (from, a), &spec);
         let channels = spec.credits.len() as u8;
-        self.plug(from, a.1, PortLink { out, inward: back, channels, up: true });
-        self.plug(to, b.1, PortLink { out: back, inward: out, channels, up: true });
+        self.record_link(from, a.1, PortLink { out, inward: back, channels, up: true });
+        self.record_link(to, b.1, PortLink { out: back, inward: out, channels, up: true });
         self.wake(from);
         self.wake(to);
 
@@ -249,7 +249,7 @@ impl Fabric {
     }
 
     /// Records a link at a port of a node.
-    fn plug(&mut self, node: u32, port: u8, end: PortLink) {
+    fn record_link(&mut self, node: u32, port: u8, end: PortLink) {
         let node = &mut self.nodes[node as usize];
         node.plugged |= 1 << (port % MAX_PORTS);
         let ends = &mut node.ends;
@@ -465,7 +465,7 @@ impl Fabric {
 
     /// Carries out `event` now if it is due, and schedules it otherwise.
     #[inline]
-    fn at(&mut self, now: Nanos, due: Nanos, event: Event) {
+    fn carry_out_at(&mut self, now: Nanos, due: Nanos, event: Event) {
         if due <= now {
             self.carry_out(due, event);
         } else {
@@ -501,10 +501,10 @@ impl Fabric {
         let line = &mut self.wires[usize::from(wire)];
         line.high -= u32::from(entry.high & bit != 0);
         line.high += u32::from(level);
-        set(&mut entry.high, bit, level);
-        set(&mut entry.fired_and, bit, level && fire == Some(Combine::And));
-        set(&mut entry.fired_or, bit, level && fire == Some(Combine::Or));
-        self.wire_changed(wire, now);
+        set_bit(&mut entry.high, bit, level);
+        set_bit(&mut entry.fired_and, bit, level && fire == Some(Combine::And));
+        set_bit(&mut entry.fired_or, bit, level && fire == Some(Combine::Or));
+        self.schedule_wire_change(wire, now);
     }
 
     /// Makes a node a member of a wire, which drives it low at first, or ends its membership.
@@ -514,18 +514,18 @@ impl Fabric {
         let entry = &mut self.nodes[node as usize];
         let line = &mut self.wires[usize::from(wire)];
         if (entry.member & bit != 0) != member {
-            set(&mut entry.member, bit, member);
+            set_bit(&mut entry.member, bit, member);
             if member {
                 line.members.push(node);
             } else {
                 line.members.retain(|&other| other != node);
             }
-            self.wire_changed(wire, now);
+            self.schedule_wire_change(wire, now);
         }
     }
 
     /// Schedules a change of a wire's levels for its members.
-    fn wire_changed(&mut self, wire: u8, now: Nanos) {
+    fn schedule_wire_change(&mut self, wire: u8, now: Nanos) {
         self.wire_changes += 1;
         let line = &mut self.wires[usize::from(wire)];
         let driven = line.driven();
@@ -534,7 +534,7 @@ impl Fabric {
             line.later = Some((seen_at, driven));
         } else if driven != (line.shown.and, line.shown.or) {
             line.coming = Some(driven);
-            self.at(now, seen_at, Event::Wire { wire });
+            self.carry_out_at(now, seen_at, Event::Wire { wire });
         }
     }
 
@@ -555,9 +555,9 @@ impl Fabric {
             if falls {
                 fell = true;
                 line.high -= u32::from(entry.high & bit != 0);
-                set(&mut entry.high, bit, false);
-                set(&mut entry.fired_and, bit, false);
-                set(&mut entry.fired_or, bit, false);
+                set_bit(&mut entry.high, bit, false);
+                set_bit(&mut entry.fired_and, bit, false);
+                set_bit(&mut entry.fired_or, bit, false);
             }
             entry.wake(member, &mut self.woken);
         }
@@ -573,12 +573,12 @@ impl Fabric {
             && levels != (line.shown.and, line.shown.or)
         {
             line.coming = Some(levels);
-            self.at(due, at, Event::Wire { wire });
+            self.carry_out_at(due, at, Event::Wire { wire });
         }
     }
 }
 
-fn set(word: &mut u8, bit: u8, on: bool) {
+fn set_bit(word: &mut u8, bit: u8, on: bool) {
     if on {
         *word |= bit;
     } else {

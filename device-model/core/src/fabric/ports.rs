@@ -138,7 +138,7 @@ impl<'a> Ports<'a> {
     }
 
     /// Returns the way out of a port on a virtual channel, for sending several packets at once.
-    /// Returns `None` if the lane is not instant or takes no packets. The caller must then use
+    /// Returns `None` if packets take time there, or none can be sent. The caller must then use
     /// [`Ports::send`].
     #[inline]
     pub fn run(&mut self, port: u8, channel: usize) -> Option<Run<'_>> {
@@ -235,7 +235,7 @@ impl<'a> Ports<'a> {
 
         arrival = arrival.max(lane.last_arrival);
         lane.push(arrival, packet);
-        fabric.at(self.now, arrival, Event::Arrival { lane: index as u32 });
+        fabric.carry_out_at(self.now, arrival, Event::Arrival { lane: index as u32 });
     }
 
     /// Returns the statistics of a virtual channel out of a port, which include the link errors.
@@ -266,7 +266,7 @@ impl<'a> Ports<'a> {
         let lane = &mut self.fabric.lanes[index];
         let packet = lane.pop_arrived(&mut self.fabric.nodes)?;
         let back = self.now.after(lane.delay);
-        self.fabric.at(self.now, back, Event::Credit { lane: index as u32 });
+        self.fabric.carry_out_at(self.now, back, Event::Credit { lane: index as u32 });
         Some(packet)
     }
 

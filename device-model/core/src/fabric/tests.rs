@@ -162,7 +162,7 @@ fn a_row_of_packets_arrives_together_and_gives_its_credits_back_together() {
 }
 
 #[test]
-fn packets_that_are_forwarded_in_a_row_leave_behind_what_goes_elsewhere() {
+fn forwarding_in_a_row_ends_at_a_packet_that_goes_elsewhere() {
     for spec in [LinkSpec::default(), LinkSpec { bits_per_second: 1_000_000_000, ..LinkSpec::default() }] {
         let (mut fabric, onward) = row(&spec);
         for number in [1, 1, 2] {
@@ -213,7 +213,7 @@ fn packets_that_are_taken_in_a_row_end_with_the_one_that_is_refused() {
 }
 
 #[test]
-fn a_function_that_is_looked_at_anyway_is_named_again_only_when_it_may_rest() {
+fn a_polled_function_is_woken_again_only_after_polling_ends() {
     let (mut fabric, _) = pair(LinkSpec::default());
     let named = |fabric: &mut Fabric| {
         let mut named = Vec::new();
@@ -296,7 +296,7 @@ fn framing_counts_for_the_bandwidth_and_fractions_of_a_nanosecond_add_up() {
 }
 
 #[test]
-fn credits_bound_what_is_under_way_and_come_back_after_the_delay() {
+fn credits_bound_packets_in_flight_and_return_after_the_delay() {
     let (mut fabric, link) = pair(LinkSpec { delay: 10, bits_per_second: 0, credits: vec![2, 1] });
 
     assert!(send(&mut fabric, 0, 0, 1) && send(&mut fabric, 0, 0, 2));
@@ -431,7 +431,7 @@ fn packets_of_an_old_size_make_room_when_they_come_back() {
 }
 
 #[test]
-fn links_that_make_no_sense_are_refused() {
+fn invalid_links_are_refused() {
     let (mut fabric, _) = pair(LinkSpec::default());
     let with = |credits: Vec<u32>| LinkSpec { credits, ..LinkSpec::default() };
 
@@ -516,7 +516,7 @@ fn members_see_a_wire_after_its_delay() {
 }
 
 #[test]
-fn who_leaves_a_wire_is_not_waited_for() {
+fn a_barrier_does_not_wait_for_a_former_member() {
     let mut fabric = members(2);
     fabric.ports(A, Nanos(0)).fire_wire(0, Combine::And);
 
@@ -556,7 +556,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(128))]
 
     #[test]
-    fn whatever_happens_packets_keep_their_order_and_number(
+    fn packets_keep_their_order_and_number_under_random_operations(
         actions in actions(),
         delay in prop_oneof![Just(0u64), 1u64..500],
         rate in prop_oneof![Just(0u64), Just(1_000_000_000u64), Just(6_800_000_000)],

@@ -105,7 +105,7 @@ fn raise_of_an_unbound_vector_is_pending() {
 }
 
 #[test]
-fn raise_of_a_vector_that_is_not_there_is_spurious() {
+fn raise_of_a_missing_vector_is_spurious() {
     let (mut interrupts, log) = bound();
 
     let raised = [interrupts.raise_msix(VECTORS), interrupts.raise_msix(u16::MAX)];
@@ -150,7 +150,7 @@ fn bind_past_the_end_is_refused_and_binds_nothing() {
 }
 
 #[test]
-fn requests_that_make_no_sense_are_refused() {
+fn invalid_requests_are_refused() {
     let (mut interrupts, log) = bound();
 
     let range = |index, start, count, available| Err(IrqError::Range { index, start, count, available });
@@ -275,7 +275,7 @@ fn trigger_signals_the_selected_sinks_and_passes_over_the_unbound() {
 }
 
 #[test]
-fn a_request_reaches_who_listens() {
+fn a_request_reaches_its_bound_sink() {
     let (mut interrupts, log) = bound();
     let unheard = interrupts.raise_request();
 
@@ -348,7 +348,7 @@ fn held_vector_raised_again_after_a_release_is_held_again() {
 }
 
 #[test]
-fn clear_drops_what_is_held_and_asserted_and_keeps_bindings_and_masks() {
+fn clear_drops_held_and_asserted_interrupts_and_keeps_bindings_and_masks() {
     let (mut interrupts, log) = bound();
     interrupts.set_intx(true);
     interrupts.hold();
@@ -366,7 +366,7 @@ fn clear_drops_what_is_held_and_asserted_and_keeps_bindings_and_masks() {
 }
 
 #[test]
-fn reset_unbinds_everything_and_lets_go_of_the_sinks() {
+fn reset_unbinds_everything_and_releases_the_sinks() {
     let (mut interrupts, log) = bound();
     interrupts.bind(ERROR, 0, log.sinks([50])).unwrap();
     interrupts.bind(REQUEST, 0, log.sinks([60])).unwrap();

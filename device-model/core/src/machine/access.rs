@@ -85,7 +85,7 @@ impl Machine {
         data: &mut [u8],
     ) -> Result<Access, AccessError> {
         self.tenant(function, who)?;
-        self.check(function, region_index, offset, data.len())?;
+        self.check_range(function, region_index, offset, data.len())?;
         if data.is_empty() {
             return Ok(Access::Done);
         }
@@ -156,7 +156,7 @@ impl Machine {
                 Ok(take)
             }
             BarSpace::Device => {
-                let take = if length <= MAX_READ { length } else { natural(at.offset).min(length) };
+                let take = if length <= MAX_READ { length } else { natural_width(at.offset).min(length) };
                 self.call(function, |device, context| device.read(context, who, at, &mut data[..take]));
                 Ok(take)
             }
@@ -178,7 +178,7 @@ impl Machine {
         data: &[u8],
     ) -> Result<Access, AccessError> {
         self.tenant(function, who)?;
-        self.check(function, region_index, offset, data.len())?;
+        self.check_range(function, region_index, offset, data.len())?;
         if data.is_empty() {
             return Ok(Access::Done);
         }
@@ -298,7 +298,7 @@ impl Machine {
     }
 
     /// Checks that a range lies in a region.
-    fn check(
+    fn check_range(
         &mut self,
         function: FunctionId,
         index: u32,
@@ -315,6 +315,6 @@ impl Machine {
 }
 
 /// Returns the widest naturally aligned access at `offset`, at most 8 bytes.
-fn natural(offset: u64) -> usize {
+fn natural_width(offset: u64) -> usize {
     1 << offset.trailing_zeros().min(3)
 }

@@ -110,8 +110,8 @@ impl RegisterRange {
             && at.offset.checked_add(length as u64).is_some_and(|end| end <= self.end)
     }
 
-    /// Returns the same as [`is_device`]. It keeps the whole BAR as the new range, or else the page
-    /// of 4096 bytes, if that holds only registers.
+    /// Does the check of [`is_device`], and caches its answer: the range becomes the whole BAR, or
+    /// else the page of 4096 bytes, if that holds only registers.
     #[cold]
     pub(crate) fn look_up(&mut self, spec: &FunctionSpec, at: Address, length: usize) -> bool {
         let page = Address { bar: at.bar, offset: at.offset & !4095 };

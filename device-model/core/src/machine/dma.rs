@@ -2,7 +2,7 @@
 
 use super::{Machine, MachineError};
 use crate::{
-    context::{Completion, Filled, Outgoing},
+    context::{Completion, FilledBuffer, Outgoing},
     device::{AttachmentId, FunctionId},
     dma::{DmaBacking, DmaError, DmaPermission},
 };
@@ -89,7 +89,7 @@ impl Machine {
 
         let result = match result {
             Ok(data) if data.len() == read.length => {
-                Ok(Filled { buffer: self.shared.buffer_from(data), length: data.len() })
+                Ok(FilledBuffer { buffer: self.shared.buffer_from(data), length: data.len() })
             }
             Ok(data) => Err(DmaError::ShortAnswer { length: data.len(), wanted: read.length }),
             Err(error) => Err(error),
@@ -102,7 +102,7 @@ impl Machine {
         }
 
         let (slot, _) = self.slot(function, who)?;
-        slot.state.complete(Completion { who, token: read.token, result });
+        slot.state.queue_result(Completion { who, token: read.token, result });
         self.wake(function);
 
         Ok(())

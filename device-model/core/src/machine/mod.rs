@@ -42,7 +42,7 @@ pub use self::{
 };
 pub use crate::context::Outgoing;
 use crate::{
-    attachment::{Attachment, memory_for},
+    attachment::{Attachment, create_memory},
     context::{Context, FunctionState, Shared},
     device::{AttachmentId, Device, Ended, FunctionId, Reset},
     dma::DmaMapError,
@@ -68,7 +68,7 @@ pub(crate) enum PollState {
 }
 
 /// A function of the machine: its state, its device, and its place in the schedule.
-struct Slot {
+struct FunctionSlot {
     state: FunctionState,
     device: Box<dyn Device>,
     poll_state: PollState,
@@ -81,12 +81,13 @@ struct Slot {
 
 /// Functions and the fabric between them. The module documentation says how to drive it.
 pub struct Machine {
-    slots: Vec<Slot>,
+    slots: Vec<FunctionSlot>,
     fabric: Fabric,
     shared: Shared,
     /// Functions to run in the next turns.
     hot: VecDeque<FunctionId>,
-    /// Timers of the functions, earliest first. Some entries are stale: see [`Slot::timer`].
+    /// Timers of the functions, earliest first. Some entries are stale: see
+    /// [`FunctionSlot::timer`].
     timers: BinaryHeap<Reverse<(Nanos, FunctionId)>>,
     /// Time without work after which a function goes cold, in nanoseconds.
     cool_after: u64,
@@ -184,7 +185,7 @@ impl Machine {
             wake_at: Nanos::NEVER,
         };
 
-        self.slots.push(Slot {
+        self.slots.push(FunctionSlot {
             state,
             device,
             poll_state: PollState::Cold,
@@ -234,14 +235,16 @@ impl Machine {
             let Some(spec) = spec else { continue };
             *memory = match (&neighbour, spec.scope) {
                 (Some(theirs), Scope::Group) => theirs[bar].clone(),
-                _ => memory_for(&memory_name(&state.name, &state.spec.attachments[index].name, bar), spec)?,
+                _ => {
+                    create_memory(&memory_name(&state.name, &state.spec.attachments[index].name, bar), spec)?
+                }
             };
         }
 
         let attachment = &mut state.attachments[index];
         attachment.memories = memories;
-        if let Err(error) = attachment.occupy(&state.spec) {
-            attachment.vacate(&state.spec);
+        if let Err(error) = attachment.set_up_tenant(&state.spec) {
+            attachment.drop_tenant(&state.spec);
             return Err(error);
         }
 
@@ -272,9 +275,9 @@ impl Machine {
             device.reset(context, Reset::Attachment(who));
         });
 
-        self.forget_dma(function, Some(who));
+        self.drop_pending_dma(function, Some(who));
         let (slot, index) = self.slot(function, who)?;
-        slot.state.attachments[index].vacate(&slot.state.spec);
+        slot.state.attachments[index].drop_tenant(&slot.state.spec);
         slot.state.refresh_clients();
         self.shared.trace(function, who, Event::Detached);
         self.wake(function);
@@ -285,7 +288,7 @@ impl Machine {
     /// Resets an attachment whose client stays.
     pub fn reset_attachment(&mut self, function: FunctionId, who: AttachmentId) -> Result<(), MachineError> {
         self.tenant(function, who)?;
-        self.forget_dma(function, Some(who));
+        self.drop_pending_dma(function, Some(who));
         let (slot, index) = self.slot(function, who)?;
         let zeroed = slot.state.attachments[index].reset(&slot.state.spec);
         self.shared.trace(function, who, Event::Reset);
@@ -304,7 +307,7 @@ impl Machine {
     /// without bus mastering and interrupts.
     pub fn reset_function(&mut self, function: FunctionId) -> Result<(), MachineError> {
         self.slot(function, AttachmentId(0))?;
-        self.forget_dma(function, None);
+        self.drop_pending_dma(function, None);
         let (slot, _) = self.slot(function, AttachmentId(0))?;
         let mut zeroed = Ok(());
         let mut clients = Vec::new();
@@ -394,19 +397,23 @@ impl Machine {
             Context { function: &mut slot.state, shared: &mut self.shared, fabric: &mut self.fabric };
 
         let result = f(slot.device.as_mut(), &mut context);
-        self.arm(function);
+        self.update_timer(function);
         Some(result)
     }
 
     /// Drops unsent DMA messages and undelivered results of `who`, or of the whole function.
-    fn forget_dma(&mut self, function: FunctionId, who: Option<AttachmentId>) {
+    fn drop_pending_dma(&mut self, function: FunctionId, who: Option<AttachmentId>) {
         if let Some(slot) = self.slots.get_mut(function.0 as usize) {
-            self.shared.forget(&mut slot.state, who);
+            self.shared.drop_pending(&mut slot.state, who);
         }
     }
 
     /// Returns a function and the index of an attachment that exists in it.
-    fn slot(&mut self, function: FunctionId, who: AttachmentId) -> Result<(&mut Slot, usize), MachineError> {
+    fn slot(
+        &mut self,
+        function: FunctionId,
+        who: AttachmentId,
+    ) -> Result<(&mut FunctionSlot, usize), MachineError> {
         let missing = MachineError::NoSuchAttachment { function: function.0, attachment: who.0 };
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return Err(missing) };
         let index = usize::from(who.0);

@@ -111,7 +111,7 @@ impl Machine {
             }
         }
 
-        self.arm(function);
+        self.update_timer(function);
 
         Drained { moved: carried_out + malformed > 0, stalled }
     }

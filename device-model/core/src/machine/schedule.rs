@@ -13,7 +13,7 @@
 
 use std::{cmp::Reverse, collections::VecDeque, sync::atomic::Ordering};
 
-use super::{Machine, PollState, Slot};
+use super::{FunctionSlot, Machine, PollState};
 use crate::{
     context::Context,
     device::{AttachmentId, FunctionId, Progress},
@@ -52,7 +52,7 @@ impl Machine {
         self.shared.now = self.shared.now.max(now);
         let now = self.shared.now;
         let budget = budget.max(1);
-        self.beat(now);
+        self.update_heartbeats(now);
 
         while let Some((time, function)) = self.next_timer()
             && time <= now
@@ -118,20 +118,20 @@ impl Machine {
 
     /// Takes over the device's timer request.
     #[inline]
-    pub(super) fn arm(&mut self, function: FunctionId) {
+    pub(super) fn update_timer(&mut self, function: FunctionId) {
         let Some(slot) = self.slots.get_mut(function.0 as usize) else { return };
-        let wish = std::mem::replace(&mut slot.state.wake_at, Nanos::NEVER);
-        if wish < slot.timer {
-            slot.timer = wish;
-            self.add_timer(wish, function);
+        let request = std::mem::replace(&mut slot.state.wake_at, Nanos::NEVER);
+        if request < slot.timer {
+            slot.timer = request;
+            self.add_timer(request, function);
         }
     }
 
-    /// Adds a timer. It is apart from [`Machine::arm`], which every step calls and which rarely
-    /// needs it.
+    /// Adds a timer. It is apart from [`Machine::update_timer`], which every step calls and which
+    /// rarely needs it.
     #[inline(never)]
-    fn add_timer(&mut self, wish: Nanos, function: FunctionId) {
-        self.timers.push(Reverse((wish, function)));
+    fn add_timer(&mut self, request: Nanos, function: FunctionId) {
+        self.timers.push(Reverse((request, function)));
 
         // Stale entries leave when their time comes, or here when there are many of them.
         if self.timers.len() > 2 * self.slots.len() + 64 {
@@ -197,7 +197,7 @@ impl Machine {
     /// there was work.
     #[inline(always)]
     fn run(&mut self, function: FunctionId, budget: u32) -> bool {
-        let handed_over = self.complete(function, budget);
+        let handed_over = self.deliver_results(function, budget);
         let mut busy = handed_over > 0;
         let mut from = (0, 0);
         let mut stalled = false;
@@ -219,12 +219,12 @@ impl Machine {
         busy |= slot.device.step(&mut context, budget) == Progress::Busy;
 
         // Most steps set no timer and finish no DMA.
-        let (wishes, ended) = (slot.state.wake_at < Nanos::NEVER, !slot.state.completions.is_empty());
-        if wishes {
-            self.arm(function);
+        let (requested, ended) = (slot.state.wake_at < Nanos::NEVER, !slot.state.completions.is_empty());
+        if requested {
+            self.update_timer(function);
         }
 
-        busy | (ended && self.complete_some(function, budget - handed_over) > 0)
+        busy | (ended && self.deliver_queued_results(function, budget - handed_over) > 0)
     }
 
     /// Returns the next ring that has records, and advances `from` past it. `from` is an index into
@@ -253,13 +253,13 @@ impl Machine {
     /// Delivers finished DMA reads to the device, at most `most` and within the bytes that a step may
     /// touch. Returns their number.
     #[inline]
-    fn complete(&mut self, function: FunctionId, most: u32) -> u32 {
+    fn deliver_results(&mut self, function: FunctionId, most: u32) -> u32 {
         let any = self.slots.get(function.0 as usize).is_some_and(|slot| !slot.state.completions.is_empty());
-        if any { self.complete_some(function, most) } else { 0 }
+        if any { self.deliver_queued_results(function, most) } else { 0 }
     }
 
-    /// Slow path of [`Machine::complete`]: there are results to deliver.
-    fn complete_some(&mut self, function: FunctionId, most: u32) -> u32 {
+    /// Slow path of [`Machine::deliver_results`]: there are results to deliver.
+    fn deliver_queued_results(&mut self, function: FunctionId, most: u32) -> u32 {
         for done in 0..most {
             if self.shared.touched >= MOST_TOUCHED {
                 return done;
@@ -321,7 +321,7 @@ impl Machine {
     }
 
     /// Advances the heartbeat in every client's mirror when it is due.
-    fn beat(&mut self, now: Nanos) {
+    fn update_heartbeats(&mut self, now: Nanos) {
         if now < self.heartbeat_due {
             return;
         }
@@ -341,7 +341,7 @@ impl Machine {
 /// Makes a function hot: see [`Machine::wake`]. The arguments are parts of the machine, so that the
 /// fabric can stay borrowed.
 #[inline]
-fn wake(slots: &mut [Slot], hot: &mut VecDeque<FunctionId>, function: FunctionId) {
+fn wake(slots: &mut [FunctionSlot], hot: &mut VecDeque<FunctionId>, function: FunctionId) {
     let Some(slot) = slots.get_mut(function.0 as usize) else { return };
     if slot.poll_state == PollState::Cold {
         wake_up(slot);
@@ -356,7 +356,7 @@ fn wake(slots: &mut [Slot], hot: &mut VecDeque<FunctionId>, function: FunctionId
 
 /// Clears the sleeping words of a function's clients.
 #[cold]
-fn wake_up(slot: &Slot) {
+fn wake_up(slot: &FunctionSlot) {
     for attachment in &slot.state.attachments {
         attachment.set_sleeping(false);
     }

@@ -138,7 +138,7 @@ fn extended_capability_list_is_the_serial_number_alone() {
 }
 
 #[test]
-fn attachment_capability_says_what_the_spec_says() {
+fn attachment_capability_matches_the_spec() {
     let spec = nic();
     let rings = spec.rings.unwrap();
     let config = ConfigSpace::new(&spec);
@@ -215,7 +215,7 @@ fn bar_sizing_gives_size_and_kind_of_each_bar() {
 }
 
 #[test]
-fn bar_that_is_not_there_reads_as_zero_whatever_is_written() {
+fn missing_bar_reads_as_zero_after_any_write() {
     let mut config = ConfigSpace::new(&plain());
 
     let sized: Vec<u32> = (0..6).map(|index| size_bar(&mut config, index)).collect();
@@ -329,7 +329,7 @@ fn function_level_reset_bit_in_a_byte_write_takes_effect() {
 }
 
 #[test]
-fn interrupt_controls_that_change_are_told() {
+fn changed_interrupt_controls_are_reported() {
     let mut config = ConfigSpace::new(&nic());
     let msix = capability(&config, 0x11);
 
@@ -445,7 +445,7 @@ fn access_behind_the_table_changes_nothing_and_reads_zeros() {
 }
 
 #[test]
-fn reset_masks_every_vector_and_forgets_what_is_pending() {
+fn reset_masks_every_vector_and_clears_pending_bits() {
     let mut table = MsixTable::new(VECTORS);
     table.write(0, &[0xf4; 80]);
     table.set_pending(2);

@@ -102,7 +102,7 @@ impl Probe {
     }
 
     /// Adds an action for the device's next call.
-    pub fn tell(&self, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
+    pub fn queue_action(&self, action: impl FnOnce(&mut Context<'_>) + Send + 'static) {
         self.script().actions.push_back(Box::new(action));
     }
 

@@ -120,8 +120,8 @@ pub struct Wire {
     pub quadwords: usize,
     /// The purpose of the packet.
     pub kind: Kind,
-    /// The generation of the ring that the packet is about: the target VPID's ring for a message, the
-    /// source VPID's ring for credit and announcements.
+    /// The generation of the ring that the packet is about: the target VPID's ring for a message,
+    /// the source VPID's ring for credit and announcements.
     pub generation: u8,
 }
 

@@ -59,7 +59,7 @@ impl<C: Cells> Consumer<C> {
     /// this returns the same bytes.
     #[inline]
     pub fn peek(&mut self) -> Peek<'_> {
-        if self.taken == 0 && !self.look() {
+        if self.taken == 0 && !self.read_head() {
             return Peek::Empty;
         }
 
@@ -81,7 +81,7 @@ impl<C: Cells> Consumer<C> {
 
     /// Reads the record at the head. Returns false if the ring is empty.
     #[inline]
-    fn look(&mut self) -> bool {
+    fn read_head(&mut self) -> bool {
         let cell = (self.consumed & (self.count - 1)) as usize;
         let header = self.cells.header_acquire(cell);
         if header & PHASE != phase_of(self.consumed, self.count) {
@@ -94,7 +94,7 @@ impl<C: Cells> Consumer<C> {
             self.cells.data_read(cell, &mut self.buffer[0]);
             (self.taken, self.len) = (1, len as u32);
         } else {
-            self.look_further(len);
+            self.read_long_record(len);
         }
 
         true
@@ -102,7 +102,7 @@ impl<C: Cells> Consumer<C> {
 
     /// Reads a record of several cells, or marks the head as malformed.
     #[inline(never)]
-    fn look_further(&mut self, len: usize) {
+    fn read_long_record(&mut self, len: usize) {
         let cells = posted::cells(len);
         if len == 0 || len > MAX_DATA || cells > self.count as usize {
             (self.taken, self.len) = (1, 0);

@@ -117,7 +117,7 @@ pub(super) fn remapped(arena: &Arena) -> Round {
 fn remap(arena: &Arena, name: &str, file: &File, size: u64) -> Round {
     arena.repeat(|| {
         let mut copier = Copier::open(&arena.socket(name))?;
-        for _ in 0..64 {
+        for _ in 0..4 {
             copier.client.map_file(BASE, size, file)?;
             copier.touch(BASE, size / 8)?;
             copier.client.ask(Command::DmaUnmap, &client::unmap(BASE, size))?;

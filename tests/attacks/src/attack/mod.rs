@@ -25,12 +25,15 @@ pub struct Attack {
     pub environment: &'static [(&'static str, &'static str)],
     /// Whether the server's log is a pipe without a reader.
     pub log_is_unread: bool,
+    /// The kernel keeps the server's process while it closes a descriptor of the attacker. Only the
+    /// sockets are then expected to disappear in time.
+    pub kernel_keeps_process: bool,
     /// Runs the attack until the arena's time is up.
     pub run: fn(&Arena) -> Round,
 }
 
 const fn attack(name: &'static str, after: &'static str, run: fn(&Arena) -> Round) -> Attack {
-    Attack { name, after, environment: &[], log_is_unread: false, run }
+    Attack { name, after, environment: &[], log_is_unread: false, kernel_keeps_process: false, run }
 }
 
 /// All attacks.
@@ -38,7 +41,10 @@ pub const ATTACKS: &[Attack] = &[
     attack("close-socket", "the thread that closes descriptors", closing::sockets),
     attack("close-memory", "the thread that closes descriptors", closing::memory),
     attack("unmap-memory", "the thread that unmaps memory", closing::mapped),
-    attack("close-fuse", "the thread that closes descriptors", fuse::files),
+    Attack {
+        kernel_keeps_process: true,
+        ..attack("close-fuse", "the thread that closes descriptors", fuse::files)
+    },
     attack("reset-reconnect", "turns for a client that has gone", reconnect::resets),
     attack("read-reconnect", "turns for a client that has gone", reconnect::reads),
     attack("cut-transfers", "look-ahead behind a deferred request", cut::transfers),

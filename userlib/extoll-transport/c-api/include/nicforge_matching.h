@@ -16,36 +16,36 @@
 #include <stdlib.h>
 
 /*
- For receives: from any rank.
+ In place of a source, for receives: any rank.
  */
 #define MATCHING_ANY_SOURCE -1
 
 /*
- Of a tag to receive, bits that are not compared: all.
+ In place of `ignore`, for receives: any tag.
  */
 #define MATCHING_ANY_TAG 18446744073709551615ull
 
 /*
- A rank.
+ An opened rank.
  */
 typedef struct matching_endpoint matching_endpoint;
 
 /*
- How an endpoint behaves. All zero is the default.
+ Options of an endpoint. All zero is the default.
  */
 typedef struct matching_options {
   /*
-   Bytes of the longest message that is sent eagerly; 0 for 2048.
+   Length in bytes of the longest message that is sent eagerly; 0 for 2048.
    */
   uint32_t eager_threshold;
   /*
-   How long a call may take, in milliseconds; 0 for ever.
+   Time limit of each call in milliseconds; 0 for no limit.
    */
   uint64_t timeout_ms;
 } matching_options;
 
 /*
- A message, as its receiver sees it; of a send, what was sent.
+ Description of a message that was received or sent.
  */
 typedef struct matching_status {
   /*
@@ -61,7 +61,7 @@ typedef struct matching_status {
    */
   uint64_t tag;
   /*
-   Bytes sent, or in the buffer.
+   Bytes sent, or bytes in the buffer.
    */
   uint64_t size;
 } matching_status;
@@ -71,22 +71,23 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Text of the calling thread's last error; empty when there was none. Valid until its next error.
+ Returns the text of the calling thread's last error; an empty text without one. It is valid
+ until the thread's next error.
  */
 const char *matching_last_error(void);
 
 /*
- Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have come. `options` may be NULL. Gives 0 and
- the handle in `*endpoint`, or a negative error number.
+ Opens the rank of this program, which `nicforge run` has started, and waits until all ranks have
+ come. `options` may be NULL. Returns 0 and stores the handle in `*endpoint`, or returns a
+ negative error number.
 
  # Safety
  `options` is NULL or valid; `endpoint` is valid.
  */
-int32_t matching_open(const struct matching_options *options,
-                      struct matching_endpoint **endpoint);
+int32_t matching_open(const struct matching_options *options, struct matching_endpoint **endpoint);
 
 /*
- Closes it: its requests end, and the other ranks see this one gone. NULL is allowed.
+ Closes an endpoint: its requests end, and it is gone for the other ranks. NULL is allowed.
 
  # Safety
  `endpoint` is NULL or a handle that is not used any more.
@@ -94,7 +95,7 @@ int32_t matching_open(const struct matching_options *options,
 void matching_close(struct matching_endpoint *endpoint);
 
 /*
- This rank, from 0; or a negative error number.
+ Returns this rank, from 0, or a negative error number.
 
  # Safety
  `endpoint` is NULL or a handle.
@@ -102,7 +103,7 @@ void matching_close(struct matching_endpoint *endpoint);
 int32_t matching_rank(const struct matching_endpoint *endpoint);
 
 /*
- How many ranks there are; or a negative error number.
+ Returns the number of ranks, or a negative error number.
 
  # Safety
  `endpoint` is NULL or a handle.
@@ -110,11 +111,12 @@ int32_t matching_rank(const struct matching_endpoint *endpoint);
 int32_t matching_size(const struct matching_endpoint *endpoint);
 
 /*
- Starts a send of `size` bytes to rank `to`. Gives 0 and a number for it in `*request`, or a negative error number.
+ Starts a send of `size` bytes to rank `to`. Returns 0 and stores a number for the request in
+ `*request`, or returns a negative error number.
 
  # Safety
- `endpoint` is NULL or a handle. `data` has `size` readable bytes, which nobody writes until the request is complete or the endpoint closed.
- `request` is valid.
+ `endpoint` is NULL or a handle. `data` has `size` readable bytes, which are not written until
+ the request is complete or the endpoint closed. `request` is valid.
  */
 int32_t matching_isend(const struct matching_endpoint *endpoint,
                        uint32_t to,
@@ -125,12 +127,13 @@ int32_t matching_isend(const struct matching_endpoint *endpoint,
                        uint64_t *request);
 
 /*
- Starts a receive of up to `size` bytes from rank `from` or MATCHING_ANY_SOURCE. Bits of the tag that are set in `ignore` are not compared. Gives
- 0 and a number for it in `*request`, or a negative error number.
+ Starts a receive of up to `size` bytes from rank `from` or MATCHING_ANY_SOURCE. Bits of the tag
+ that are set in `ignore` are not compared; MATCHING_ANY_TAG sets all of them. Returns 0 and
+ stores a number for the request in `*request`, or returns a negative error number.
 
  # Safety
- `endpoint` is NULL or a handle. `data` has `size` writable bytes, which nobody else touches until the request is complete or the endpoint closed.
- `request` is valid.
+ `endpoint` is NULL or a handle. `data` has `size` writable bytes, which nothing else accesses
+ until the request is complete or the endpoint closed. `request` is valid.
  */
 int32_t matching_irecv(const struct matching_endpoint *endpoint,
                        int32_t from,
@@ -142,23 +145,28 @@ int32_t matching_irecv(const struct matching_endpoint *endpoint,
                        uint64_t *request);
 
 /*
- Waits until a request is complete. Gives 0, or a negative error number.
+ Waits until a request is complete. Returns 0, or a negative error number.
 
- The request is still outstanding, its buffer in use, and it can be waited for again, after
- - -ETIMEDOUT: it took too long;
+ After these errors the request is still outstanding and its buffer in use. The caller can wait
+ for it again:
+ - -ETIMEDOUT: the time limit has passed;
  - -EINTR: matching_interrupt has ended the wait;
  - -EBUSY: another thread is in a call for this endpoint;
  - -EIO: the endpoint as a whole has failed; buffers stay in use until matching_close.
 
- The request is over, and its buffer free, after
- - -EMSGSIZE: the message was longer than the buffer, which has its beginning;
- - -ECANCELED: matching_cancel has cancelled it;
- - -ECONNRESET: the other rank is gone; -EPROTO: it broke the protocol;
- - -EREMOTEIO: the data of a long message could not be fetched;
+ After these errors the request is over and its buffer free:
+ - -EMSGSIZE: the message was longer than the buffer, which holds the beginning of the message;
+ - -ECANCELED: matching_cancel has cancelled the request;
+ - -ECONNRESET: the other rank is gone;
+ - -EPROTO: the other rank has violated the protocol;
+ - -EREMOTEIO: the data of a rendezvous message could not be fetched;
  - -ENOBUFS: too many messages of this rank to itself wait.
 
- Nothing was looked at after -EFAULT (`endpoint` is NULL) and -EBADF (`request` is no outstanding request of this endpoint). `status` may be NULL; it
- is written when the request is over.
+ These errors leave every request as it is:
+ - -EFAULT: `endpoint` is NULL;
+ - -EBADF: `request` is no outstanding request of this endpoint.
+
+ `status` may be NULL; it is written when the request is over.
 
  # Safety
  `endpoint` is NULL or a handle; `status` is NULL or valid.
@@ -168,8 +176,8 @@ int32_t matching_wait(const struct matching_endpoint *endpoint,
                       struct matching_status *status);
 
 /*
- As matching_wait, without waiting: makes some progress and gives 1 when the request is complete, 0 when it is not; errors are those of
- matching_wait, but for -ETIMEDOUT and -EINTR.
+ As matching_wait, without waiting: makes some progress, and returns 1 when the request is
+ complete, else 0. Errors are those of matching_wait, except -ETIMEDOUT and -EINTR.
 
  # Safety
  As matching_wait.
@@ -179,18 +187,22 @@ int32_t matching_test(const struct matching_endpoint *endpoint,
                       struct matching_status *status);
 
 /*
- Cancels a receive that has no message, or a send of which nothing has left. Gives 1 when it did: the request then completes with -ECANCELED.
+ Cancels a receive that has not matched, or a send of which nothing has left. Returns 1 when it
+ has cancelled the request, which then completes with -ECANCELED; else 0, or a negative error
+ number.
 
  # Safety
  `endpoint` is NULL or a handle.
  */
-int32_t matching_cancel(const struct matching_endpoint *endpoint,
-                        uint64_t request);
+int32_t matching_cancel(const struct matching_endpoint *endpoint, uint64_t request);
 
 /*
- Sends, and waits until the data can be written again: 0, or a negative error number. -ETIMEDOUT, -EINTR: nothing was sent. -EINPROGRESS: it took too long
- or was interrupted as well, but some of it has left; the data stay in use until matching_close. -EBUSY: nothing was started. All others as
- matching_wait has them.
+ Sends, and waits until the data can be written again. Returns 0, or a negative error number:
+ - -ETIMEDOUT, -EINTR: nothing was sent;
+ - -EINPROGRESS: the time limit has passed or the wait was interrupted, but a part has left; the
+   data stays in use until matching_close;
+ - -EBUSY: nothing was started;
+ - all others as for matching_wait.
 
  # Safety
  As matching_isend.
@@ -203,7 +215,8 @@ int32_t matching_send(const struct matching_endpoint *endpoint,
                       size_t size);
 
 /*
- Receives, and waits for it: 0, or a negative error number as matching_wait and matching_send have them. `status` may be NULL.
+ Receives a message, and waits for it. Returns 0, or a negative error number as for matching_wait
+ and matching_send. `status` may be NULL.
 
  # Safety
  As matching_irecv; `status` is NULL or valid.
@@ -218,16 +231,18 @@ int32_t matching_recv(const struct matching_endpoint *endpoint,
                       struct matching_status *status);
 
 /*
- Ends the waits of other threads for this endpoint, and those that follow, with -EINTR (matching_barrier excepted), until it is called with false.
+ Sets or clears interruption. While `on`, present and later waits for this endpoint end with
+ -EINTR, except those of matching_barrier. Any thread may call it. Returns 0, or a negative error
+ number.
 
  # Safety
  `endpoint` is NULL or a handle.
  */
-int32_t matching_interrupt(const struct matching_endpoint *endpoint,
-                           bool on);
+int32_t matching_interrupt(const struct matching_endpoint *endpoint, bool on);
 
 /*
- Makes progress, for programs that do something else for long. Gives 0, or a negative error number.
+ Makes progress. A program that makes no other call for long should call it. Returns 0, or a
+ negative error number.
 
  # Safety
  `endpoint` is NULL or a handle.
@@ -235,7 +250,8 @@ int32_t matching_interrupt(const struct matching_endpoint *endpoint,
 int32_t matching_progress(const struct matching_endpoint *endpoint);
 
 /*
- Returns when all ranks have called it: before they close, for one. Gives 0, or a negative error number.
+ Waits until all ranks have called it, for example before they close. Returns 0, or a negative
+ error number.
 
  # Safety
  `endpoint` is NULL or a handle.

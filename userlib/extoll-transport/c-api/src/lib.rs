@@ -546,7 +546,7 @@ mod tests {
 
     /// A failed request and a failed endpoint have different error numbers.
     #[test]
-    fn numbers_tell_whether_a_request_is_over() {
+    fn error_numbers_show_whether_a_request_is_over() {
         let transport = || Error::Transport(TransportError { what: "it", value: 0 });
         assert_eq!(failure(transport()).errno(), libc::EIO);
         assert_eq!(of_request(transport()).errno(), libc::EREMOTEIO);

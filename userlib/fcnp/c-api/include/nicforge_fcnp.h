@@ -17,34 +17,35 @@
 #include <stdlib.h>
 
 /*
- FCNP on a compute core.
+ An endpoint of FCNP on a compute core.
  */
 typedef struct nicforge_fcnp_compute nicforge_fcnp_compute;
 
 /*
- FCNP on an I/O node.
+ An endpoint of FCNP on an I/O node.
  */
 typedef struct nicforge_fcnp_io nicforge_fcnp_io;
 
 /*
- How an endpoint behaves. All zero is the default.
+ Options of an endpoint. All fields 0 are the defaults.
  */
 typedef struct nicforge_fcnp_options {
   /*
-   I/O node: the daemon thread sleeps until an interrupt when it has polled for a while. Otherwise it polls always.
+   I/O node: the daemon thread polls for a while, then sleeps until an interrupt. Otherwise it
+   polls always.
    */
   bool use_interrupts;
   /*
-   How long it polls before that, in microseconds; 0 for 50.
+   How long the daemon polls before it sleeps, in microseconds; 0 means 50.
    */
   uint64_t poll_us;
   /*
-   How long a call may take, in milliseconds; 0 for ever. On a compute core a call that timed out or was cancelled goes on for up to
-   100 ms more, to take its request back.
+   How long a call may take, in milliseconds; 0 means no limit. On a compute core, a call that
+   timed out or was cancelled continues for up to 100 ms to withdraw its request.
    */
   uint64_t timeout_ms;
   /*
-   How long opening may take, in milliseconds; 0 for 10,000.
+   How long opening may take, in milliseconds; 0 means 10,000.
    */
   uint64_t open_timeout_ms;
 } nicforge_fcnp_options;
@@ -54,14 +55,16 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Text of the calling thread's last error; empty when there was none. Valid until its next error.
+ Returns the text of the calling thread's last error, which is empty when there was none. The
+ text is valid until the thread's next error.
  */
 const char *nicforge_fcnp_last_error(void);
 
 /*
- Opens FCNP on the compute core at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment
- variable NICFORGE_SOCKET when that is NULL. Waits for the I/O node's process. `options` may be NULL. Gives 0 and the handle in `*compute`, or a
- negative error number.
+ Opens FCNP on the compute core at `socket` (a socket's path, vfio:BDF or shim:PATH). NULL means
+ the first address in the environment variable NICFORGE_SOCKET. The call waits for the I/O node's
+ process. `options` may be NULL. Returns 0 and the handle in `*compute`, or a negative error
+ number.
 
  # Safety
  `socket` and `options` are NULL or valid; `compute` is valid.
@@ -71,8 +74,8 @@ int32_t nicforge_fcnp_open_compute(const char *socket,
                                    struct nicforge_fcnp_compute **compute);
 
 /*
- Closes it. No call is on in another thread: end those by nicforge_fcnp_compute_cancel, and wait until they have returned. NULL is
- allowed.
+ Closes the endpoint. No other thread may be in a call: end such calls by
+ nicforge_fcnp_compute_cancel, and wait until they have returned. NULL is allowed.
 
  # Safety
  `compute` is NULL or a handle that is not used any more.
@@ -80,8 +83,9 @@ int32_t nicforge_fcnp_open_compute(const char *socket,
 void nicforge_fcnp_close_compute(struct nicforge_fcnp_compute *compute);
 
 /*
- Sends `size` bytes to the I/O node. Gives the number of bytes that both sides agreed on, or a negative error number:
- -ECONNRESET once in each direction when the process on the I/O node is another one than at the last call.
+ Sends `size` bytes to the I/O node. Returns the number of bytes that both sides agreed on, or a
+ negative error number. It returns -ECONNRESET once in each direction when the process on the I/O
+ node was replaced since the last call.
 
  # Safety
  `compute` is a handle; `ptr` has `size` readable bytes.
@@ -91,18 +95,17 @@ ptrdiff_t nicforge_fcnp_compute_write(const struct nicforge_fcnp_compute *comput
                                       size_t size);
 
 /*
- Receives up to `size` bytes from the I/O node. Gives the number of bytes that both sides agreed on, or a negative error
- number: -ECONNRESET as nicforge_fcnp_compute_write does.
+ Receives up to `size` bytes from the I/O node. Returns the number of bytes that both sides
+ agreed on, or a negative error number. It returns -ECONNRESET as nicforge_fcnp_compute_write
+ does.
 
  # Safety
  `compute` is a handle; `ptr` has `size` writable bytes.
  */
-ptrdiff_t nicforge_fcnp_compute_read(const struct nicforge_fcnp_compute *compute,
-                                     void *ptr,
-                                     size_t size);
+ptrdiff_t nicforge_fcnp_compute_read(const struct nicforge_fcnp_compute *compute, void *ptr, size_t size);
 
 /*
- The core's rank in its pset, by which the I/O node calls it, or a negative error number.
+ Returns the core's rank in its pset, by which the I/O node names it, or a negative error number.
 
  # Safety
  `compute` is a handle.
@@ -110,7 +113,7 @@ ptrdiff_t nicforge_fcnp_compute_read(const struct nicforge_fcnp_compute *compute
 ptrdiff_t nicforge_fcnp_compute_rank(const struct nicforge_fcnp_compute *compute);
 
 /*
- While `on`, calls that are on and later ones end with -ECANCELED. 0, or a negative error number.
+ Ends running and later calls with -ECANCELED while `on`. Returns 0 or a negative error number.
 
  # Safety
  `compute` is a handle.
@@ -118,8 +121,9 @@ ptrdiff_t nicforge_fcnp_compute_rank(const struct nicforge_fcnp_compute *compute
 int32_t nicforge_fcnp_compute_cancel(const struct nicforge_fcnp_compute *compute, bool on);
 
 /*
- Serves FCNP on the I/O node at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable
- NICFORGE_SOCKET when that is NULL. `options` may be NULL. Gives 0 and the handle in `*io`, or a negative error number.
+ Serves FCNP on the I/O node at `socket` (a socket's path, vfio:BDF or shim:PATH). NULL means the
+ first address in the environment variable NICFORGE_SOCKET. `options` may be NULL. Returns 0 and
+ the handle in `*io`, or a negative error number.
 
  # Safety
  `socket` and `options` are NULL or valid; `io` is valid.
@@ -129,7 +133,7 @@ int32_t nicforge_fcnp_open_io(const char *socket,
                               struct nicforge_fcnp_io **io);
 
 /*
- Closes it, as nicforge_fcnp_close_compute does. NULL is allowed.
+ Closes the endpoint, as nicforge_fcnp_close_compute does. NULL is allowed.
 
  # Safety
  `io` is NULL or a handle that is not used any more.
@@ -137,8 +141,8 @@ int32_t nicforge_fcnp_open_io(const char *socket,
 void nicforge_fcnp_close_io(struct nicforge_fcnp_io *io);
 
 /*
- Sends `size` bytes to compute core `core`: 4 times its node's rank in the pset, plus the core of the node. Gives the
- number of bytes that both sides agreed on, or a negative error number.
+ Sends `size` bytes to compute core `core`: 4 times its node's rank in the pset, plus the core of
+ the node. Returns the number of bytes that both sides agreed on, or a negative error number.
 
  # Safety
  `io` is a handle; `ptr` has `size` readable bytes.
@@ -149,19 +153,16 @@ ptrdiff_t nicforge_fcnp_io_write(const struct nicforge_fcnp_io *io,
                                  uint32_t core);
 
 /*
- Receives up to `size` bytes from compute core `core`. Gives the number of bytes that both sides agreed on, or a negative
- error number.
+ Receives up to `size` bytes from compute core `core`. Returns the number of bytes that both
+ sides agreed on, or a negative error number.
 
  # Safety
  `io` is a handle; `ptr` has `size` writable bytes.
  */
-ptrdiff_t nicforge_fcnp_io_read(const struct nicforge_fcnp_io *io,
-                                void *ptr,
-                                size_t size,
-                                uint32_t core);
+ptrdiff_t nicforge_fcnp_io_read(const struct nicforge_fcnp_io *io, void *ptr, size_t size, uint32_t core);
 
 /*
- Compute cores of the pset, or a negative error number.
+ Returns the number of compute cores in the pset, or a negative error number.
 
  # Safety
  `io` is a handle.
@@ -169,7 +170,7 @@ ptrdiff_t nicforge_fcnp_io_read(const struct nicforge_fcnp_io *io,
 ptrdiff_t nicforge_fcnp_io_cores(const struct nicforge_fcnp_io *io);
 
 /*
- While `on`, calls that are on and later ones end with -ECANCELED. 0, or a negative error number.
+ Ends running and later calls with -ECANCELED while `on`. Returns 0 or a negative error number.
 
  # Safety
  `io` is a handle.
@@ -177,17 +178,18 @@ ptrdiff_t nicforge_fcnp_io_cores(const struct nicforge_fcnp_io *io);
 int32_t nicforge_fcnp_io_cancel(const struct nicforge_fcnp_io *io, bool on);
 
 /*
- fcnp_init on a compute node: opens the core that NICFORGE_SOCKET names. Compute cores poll in either case.
+ The paper's fcnp_init on a compute node: opens the core that NICFORGE_SOCKET names. Compute
+ cores poll in either case.
  */
 int32_t nicforge_fcnp_cn_init(bool use_interrupts);
 
 /*
- fcnp_exit on a compute node. Calls that are on end with -ECANCELED.
+ The paper's fcnp_exit on a compute node. Running calls end with -ECANCELED.
  */
 int32_t nicforge_fcnp_cn_exit(void);
 
 /*
- fcnp_write on a compute node.
+ The paper's fcnp_write on a compute node.
 
  # Safety
  `ptr` has `size` readable bytes.
@@ -195,7 +197,7 @@ int32_t nicforge_fcnp_cn_exit(void);
 ptrdiff_t nicforge_fcnp_cn_write(const void *ptr, size_t size);
 
 /*
- fcnp_read on a compute node.
+ The paper's fcnp_read on a compute node.
 
  # Safety
  `ptr` has `size` writable bytes.
@@ -203,17 +205,17 @@ ptrdiff_t nicforge_fcnp_cn_write(const void *ptr, size_t size);
 ptrdiff_t nicforge_fcnp_cn_read(void *ptr, size_t size);
 
 /*
- fcnp_init on an I/O node: serves the one that NICFORGE_SOCKET names.
+ The paper's fcnp_init on an I/O node: serves the node that NICFORGE_SOCKET names.
  */
 int32_t nicforge_fcnp_ion_init(bool use_interrupts);
 
 /*
- fcnp_exit on an I/O node. Calls that are on end with -ECANCELED.
+ The paper's fcnp_exit on an I/O node. Running calls end with -ECANCELED.
  */
 int32_t nicforge_fcnp_ion_exit(void);
 
 /*
- fcnp_write on an I/O node.
+ The paper's fcnp_write on an I/O node.
 
  # Safety
  `ptr` has `size` readable bytes.
@@ -221,7 +223,7 @@ int32_t nicforge_fcnp_ion_exit(void);
 ptrdiff_t nicforge_fcnp_ion_write(const void *ptr, size_t size, uint32_t core);
 
 /*
- fcnp_read on an I/O node.
+ The paper's fcnp_read on an I/O node.
 
  # Safety
  `ptr` has `size` writable bytes.

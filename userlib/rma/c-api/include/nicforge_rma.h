@@ -16,92 +16,96 @@
 #include <stdlib.h>
 
 /*
- Bytes of an immediate put at most.
+ Longest immediate put in bytes.
  */
 #define RMA_MAX_IMMEDIATE 8
 
 /*
- Bytes that one command moves at most; longer transfers are several.
+ Bytes that one command moves at most. Longer transfers take several commands.
  */
 #define RMA_MAX_LENGTH 8388608
 
 /*
- Who is notified: nobody, unless the command fails.
+ Notifies no process, unless the command fails.
  */
 #define RMA_NOTIFY_NONE 0
 
 /*
- Who is notified: who posts the command, when it has ended.
+ Notifies the process that posts the command, when the command has ended.
  */
 #define RMA_NOTIFY_REQUESTER 1
 
 /*
- Who is notified: the target of a get, when its memory has been read.
+ Notifies the target of a get, when its memory has been read.
  */
 #define RMA_NOTIFY_RESPONDER 2
 
 /*
- Who is notified: who has the data then. The target of a put, the requester of a get.
+ Notifies the process that receives the data: the target of a put, the requester of a get.
  */
 #define RMA_NOTIFY_COMPLETER 4
 
 /*
- What a command was: a put.
+ Kind of a command: put.
  */
 #define RMA_PUT 1
 
 /*
- What a command was: a get.
+ Kind of a command: get.
  */
 #define RMA_GET 2
 
 /*
- What a command was: an immediate put.
+ Kind of a command: immediate put.
  */
 #define RMA_IMMEDIATE_PUT 3
 
 /*
- What became of a command: done.
+ Status of a command: carried out.
  */
 #define RMA_DONE 0
 
 /*
- What became of a command: the own address is not registered, or the region ends before it.
+ Status of a command: the requester's own address is not registered, or the region ends before
+ the end of the command.
  */
 #define RMA_LOCAL_ADDRESS 1
 
 /*
- What became of a command: the target's address is not registered, not the target's, or not for this. Nothing was moved.
+ Status of a command: the target's address is not registered, belongs to another VPID, or is not
+ registered for this access. Nothing was moved.
  */
 #define RMA_REMOTE_ADDRESS 2
 
 /*
- What became of a command: nobody has the target VPID.
+ Status of a command: the target VPID has no tenant.
  */
 #define RMA_NO_RECEIVER 3
 
 /*
- What became of a command: memory of one side was withdrawn meanwhile. Some of it may have been moved.
+ Status of a command: memory of one side was withdrawn meanwhile. Some of the data may have been
+ moved.
  */
 #define RMA_WITHDRAWN 4
 
 /*
- What became of a command: it made no sense to the card.
+ Status of a command: the card rejected it as invalid.
  */
 #define RMA_COMMAND 5
 
 /*
- What became of a command: nothing came from its target for longer than the card's watchdog allows. It may be carried out yet, or not.
+ Status of a command: its target sent nothing for longer than the card's watchdog allows. The
+ command may still be carried out, or not.
  */
 #define RMA_TIMED_OUT 6
 
 /*
- What others may do with a region: get from it. Its owner may do both.
+ Access of other processes to a region: they may get from it. The owner may both read and write.
  */
 #define RMA_READ 1
 
 /*
- What others may do with a region: put to it.
+ Access of other processes to a region: they may put to it.
  */
 #define RMA_WRITE 2
 
@@ -121,7 +125,7 @@ typedef struct rma_port rma_port;
 typedef struct rma_region rma_region;
 
 /*
- How a port behaves. All zero is the default.
+ Options of a port. All zero is the default.
  */
 typedef struct rma_options {
   /*
@@ -129,13 +133,13 @@ typedef struct rma_options {
    */
   uint32_t entries;
   /*
-   How long a wait polls before it sleeps, in microseconds; 0 for 50.
+   Time that a call polls before it sleeps, in microseconds; 0 for 50.
    */
   uint32_t poll_us;
 } rma_options;
 
 /*
- Whose memory commands reach. By rma_connect.
+ The other side of commands, from rma_connect.
  */
 typedef struct rma_target {
   /*
@@ -143,7 +147,7 @@ typedef struct rma_target {
    */
   uint32_t node;
   /*
-   The VPID there.
+   The VPID on that node.
    */
   uint16_t vpid;
 } rma_target;
@@ -153,15 +157,15 @@ typedef struct rma_target {
  */
 typedef struct rma_notification {
   /*
-   This port's address in the command. As the requester of an immediate put: the data.
+   This port's address in the command. For the requester of an immediate put, the data instead.
    */
   uint64_t address;
   /*
-   Bytes of the command.
+   Length of the command in bytes.
    */
   uint32_t length;
   /*
-   The other side's node: the target's, for the requester; the requester's, for the others.
+   The other side's node: the target's for the requester, the requester's for the other roles.
    */
   uint32_t node;
   /*
@@ -169,15 +173,16 @@ typedef struct rma_notification {
    */
   uint16_t vpid;
   /*
-   As whom this port is told: RMA_NOTIFY_REQUESTER, RMA_NOTIFY_RESPONDER or RMA_NOTIFY_COMPLETER.
+   This port's part in the command: RMA_NOTIFY_REQUESTER, RMA_NOTIFY_RESPONDER or
+   RMA_NOTIFY_COMPLETER.
    */
   uint8_t role;
   /*
-   What the command was: RMA_PUT, RMA_GET or RMA_IMMEDIATE_PUT.
+   Kind of the command: RMA_PUT, RMA_GET or RMA_IMMEDIATE_PUT.
    */
   uint8_t kind;
   /*
-   What became of it: RMA_DONE, or one of the others.
+   Result of the command: RMA_DONE, or one of the other statuses.
    */
   uint8_t status;
 } rma_notification;
@@ -187,24 +192,24 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Text of the calling thread's last error; empty when there was none. Valid until its next error.
+ Returns the text of the calling thread's last error; an empty text without one. It is valid
+ until the thread's next error.
  */
 const char *rma_last_error(void);
 
 /*
- Opens the VPID whose socket is `socket`, or the first in the environment variable NICFORGE_SOCKET when that is NULL. `options` may be
- NULL. Gives 0 and the handle in `*port`, or a negative error number.
+ Opens the VPID whose socket is `socket`, or, when that is NULL, the first one in the environment
+ variable NICFORGE_SOCKET. `options` may be NULL. Returns 0 and stores the handle in `*port`, or
+ returns a negative error number.
 
  # Safety
  `socket` and `options` are NULL or valid; `port` is valid.
  */
-int32_t rma_open(const char *socket,
-                 const struct rma_options *options,
-                 struct rma_port **port);
+int32_t rma_open(const char *socket, const struct rma_options *options, struct rma_port **port);
 
 /*
- Closes it. A call that is on in another thread must have ended, or end by rma_cancel first. Buffers and regions stay until they are given
- back. NULL is allowed.
+ Closes a port. Calls of other threads must have ended; rma_cancel ends those that wait. Buffers
+ and regions stay until they are released. NULL is allowed.
 
  # Safety
  `port` is NULL or a handle that is not used any more.
@@ -212,7 +217,7 @@ int32_t rma_open(const char *socket,
 void rma_close(struct rma_port *port);
 
 /*
- The card's node id, or a negative error number.
+ Returns the card's node id, or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -220,7 +225,7 @@ void rma_close(struct rma_port *port);
 int32_t rma_node(const struct rma_port *port);
 
 /*
- The VPID, or a negative error number.
+ Returns the VPID, or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -228,20 +233,19 @@ int32_t rma_node(const struct rma_port *port);
 int32_t rma_vpid(const struct rma_port *port);
 
 /*
- Whom to transfer with. Nothing is exchanged: whether somebody is there shows in the commands. 0 and the target in `*target`, or a negative
- error number.
+ Determines the target for a VPID. Nothing is exchanged with it; only a command shows whether the
+ VPID has a tenant. Returns 0 and stores the target in `*target`, or returns a negative error
+ number.
 
  # Safety
  `port` is a handle; `target` is valid.
  */
-int32_t rma_connect(const struct rma_port *port,
-                    uint32_t node,
-                    uint16_t vpid,
-                    struct rma_target *target);
+int32_t rma_connect(const struct rma_port *port, uint32_t node, uint16_t vpid, struct rma_target *target);
 
 /*
- Posts a put: `length` bytes at this port's address `source` to the target's address `destination`. `who` is notified. Gives the number of commands
- that it took, one for each RMA_MAX_LENGTH, each with its notifications, or a negative error number.
+ Posts a put: `length` bytes from this port's address `source` to the target's address
+ `destination`. `who` selects the notifications. Returns the number of commands, one for each
+ RMA_MAX_LENGTH, or a negative error number. Each command has its own notifications.
 
  # Safety
  `port` is a handle.
@@ -254,7 +258,8 @@ int64_t rma_put(const struct rma_port *port,
                 uint32_t who);
 
 /*
- Posts a get: `length` bytes at the target's address `source` to this port's address `destination`. As rma_put.
+ Posts a get: `length` bytes from the target's address `source` to this port's address
+ `destination`. As rma_put otherwise.
 
  # Safety
  `port` is a handle.
@@ -267,8 +272,8 @@ int64_t rma_get(const struct rma_port *port,
                 uint32_t who);
 
 /*
- Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which travel in the command, to the target's address `destination`. 0, or a negative error
- number.
+ Posts an immediate put: 1 to RMA_MAX_IMMEDIATE bytes, which the command itself carries, to the
+ target's address `destination`. Returns 0, or a negative error number.
 
  # Safety
  `port` is a handle; `data` has `size` readable bytes.
@@ -281,7 +286,7 @@ int32_t rma_put_immediate(const struct rma_port *port,
                           uint32_t who);
 
 /*
- Commands that were posted and have not ended, or a negative error number.
+ Returns the number of commands in flight (posted, and not ended), or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -289,38 +294,37 @@ int32_t rma_put_immediate(const struct rma_port *port,
 int64_t rma_under_way(const struct rma_port *port);
 
 /*
- Waits until every command that was posted has ended, well or not, for `timeout_ms` milliseconds or, with 0, for ever. 0, or a negative error
- number: -ETIMEDOUT, -ECANCELED.
+ Waits until every posted command has ended, successfully or not. Waits for at most `timeout_ms`
+ milliseconds; 0 means no limit. Returns 0, or a negative error number: -ETIMEDOUT, -ECANCELED.
 
  # Safety
  `port` is a handle.
  */
-int32_t rma_drain(const struct rma_port *port,
-                  uint64_t timeout_ms);
+int32_t rma_drain(const struct rma_port *port, uint64_t timeout_ms);
 
 /*
- Looks for a notification and leaves it in the queue: 1 and the notification, 0 when there is none, or a negative error number: -EOVERFLOW, once, when
- some were lost because the queue was full, behind those that were not. `notification` may be NULL.
+ Looks for a notification, and leaves it in the queue. Returns 1 and stores the notification, 0
+ without one, or a negative error number. -EOVERFLOW reports once that notifications were lost
+ because the queue was full; those in the queue come first. `notification` may be NULL.
 
  # Safety
  `port` is a handle; `notification` is NULL or valid.
  */
-int32_t rma_probe(const struct rma_port *port,
-                  struct rma_notification *notification);
+int32_t rma_probe(const struct rma_port *port, struct rma_notification *notification);
 
 /*
- Waits for a notification and leaves it in the queue, for `timeout_ms` milliseconds or, with 0, for ever. 0 and the notification, or a negative error
+ Waits for a notification, and leaves it in the queue. Waits for at most `timeout_ms`
+ milliseconds; 0 means no limit. Returns 0 and stores the notification, or a negative error
  number: -ETIMEDOUT, -ECANCELED, and as rma_probe. `notification` may be NULL.
 
  # Safety
  As rma_probe.
  */
-int32_t rma_wait(const struct rma_port *port,
-                 uint64_t timeout_ms,
-                 struct rma_notification *notification);
+int32_t rma_wait(const struct rma_port *port, uint64_t timeout_ms, struct rma_notification *notification);
 
 /*
- Frees the notification that rma_probe or rma_wait has shown, if there is one. 0, or a negative error number.
+ Frees the notification that rma_probe or rma_wait has returned, if there is one. Returns 0, or a
+ negative error number.
 
  # Safety
  `port` is a handle.
@@ -336,7 +340,8 @@ int32_t rma_free(const struct rma_port *port);
 int32_t rma_next(const struct rma_port *port, uint64_t timeout_ms, struct rma_notification *notification);
 
 /*
- While `on`, calls that wait end with -ECANCELED. From any thread. 0, or a negative error number.
+ Sets or clears cancellation: while `on`, calls that wait end with -ECANCELED. Any thread may
+ call it. Returns 0, or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -344,18 +349,17 @@ int32_t rma_next(const struct rma_port *port, uint64_t timeout_ms, struct rma_no
 int32_t rma_cancel(const struct rma_port *port, bool on);
 
 /*
- Memory that the card can reach: `size` bytes rounded up to whole pages of 4096, zeroed. Gives 0 and the handle in `*buffer`, or a
- negative error number.
+ Allocates memory that the card can reach: `size` bytes rounded up to whole pages of 4096,
+ zeroed. Returns 0 and stores the handle in `*buffer`, or returns a negative error number.
 
  # Safety
  `port` is a handle; `buffer` is valid.
  */
-int32_t rma_allocate(const struct rma_port *port,
-                     size_t size,
-                     struct rma_buffer **buffer);
+int32_t rma_allocate(const struct rma_port *port, size_t size, struct rma_buffer **buffer);
 
 /*
- Gives a buffer back. Its regions are of no use any more; commands that use them end with RMA_WITHDRAWN. NULL is allowed.
+ Releases a buffer. Its regions become invalid; commands that use them end with RMA_WITHDRAWN.
+ NULL is allowed.
 
  # Safety
  `buffer` is NULL or a handle; neither it nor its memory is used any more.
@@ -363,7 +367,8 @@ int32_t rma_allocate(const struct rma_port *port,
 void rma_release(struct rma_buffer *buffer);
 
 /*
- Where a buffer's memory is; NULL for a handle that is NULL. Others write to it by puts: read what was put when its notification has come.
+ Returns the address of a buffer's memory; NULL for NULL. Others write to it by puts, so the data
+ of a put is valid after its notification.
 
  # Safety
  `buffer` is NULL or a handle.
@@ -371,7 +376,7 @@ void rma_release(struct rma_buffer *buffer);
 void *rma_buffer_memory(const struct rma_buffer *buffer);
 
 /*
- Bytes of a buffer; 0 for NULL.
+ Returns the length of a buffer in bytes; 0 for NULL.
 
  # Safety
  `buffer` is NULL or a handle.
@@ -379,8 +384,10 @@ void *rma_buffer_memory(const struct rma_buffer *buffer);
 size_t rma_buffer_size(const struct rma_buffer *buffer);
 
 /*
- Registers `length` bytes at `offset` of a buffer of this port, both multiples of 4096. `access` says what others may do: RMA_READ, RMA_WRITE, both or
- neither. Gives 0 and the handle in `*region`, or a negative error number; -ENOMEM when the card refuses, with the reason in the text.
+ Registers `length` bytes at `offset` of a buffer of this port, both multiples of 4096. `access`
+ selects what other processes may do: RMA_READ, RMA_WRITE, both or neither. Returns 0 and stores
+ the handle in `*region`, or returns a negative error number. -ENOMEM means that the card
+ refused; the text has the reason.
 
  # Safety
  `port` and `buffer` are handles; `region` is valid.
@@ -393,8 +400,9 @@ int32_t rma_register(const struct rma_port *port,
                      struct rma_region **region);
 
 /*
- Deregisters a region and gives its handle back, whatever the result: when this returns 0 nothing of it is touched any more. NULL is allowed. A
- negative error number when the card did not know it any more.
+ Deregisters a region, and releases its handle whatever the result. After a result of 0 no card
+ accesses the memory any more. NULL is allowed. Returns a negative error number when the card did
+ not know the region any more.
 
  # Safety
  `region` is NULL or a handle that is not used any more.
@@ -402,7 +410,8 @@ int32_t rma_register(const struct rma_port *port,
 int32_t rma_deregister(struct rma_region *region);
 
 /*
- A region's first network address, which partners are told; 0 for NULL. Those of its other bytes follow.
+ Returns a region's first network address, which the owner passes to its partners; 0 for NULL.
+ The addresses of the other bytes follow.
 
  # Safety
  `region` is NULL or a handle.
@@ -410,18 +419,17 @@ int32_t rma_deregister(struct rma_region *region);
 uint64_t rma_address(const struct rma_region *region);
 
 /*
- Memory that the card can reach: `size` bytes rounded up to whole pages of 4096, zeroed. Gives 0 and the handle in `*buffer`, or a
- negative error number.
+ Allocates memory that the card can reach: `size` bytes rounded up to whole pages of 4096,
+ zeroed. Returns 0 and stores the handle in `*buffer`, or returns a negative error number.
 
  # Safety
  `port` is a handle; `buffer` is valid.
  */
-int32_t rma_allocate(const struct rma_port *port,
-                     size_t size,
-                     struct rma_buffer **buffer);
+int32_t rma_allocate(const struct rma_port *port, size_t size, struct rma_buffer **buffer);
 
 /*
- Gives a buffer back. Its regions are of no use any more; commands that use them end with RMA_WITHDRAWN. NULL is allowed.
+ Releases a buffer. Its regions become invalid; commands that use them end with RMA_WITHDRAWN.
+ NULL is allowed.
 
  # Safety
  `buffer` is NULL or a handle; neither it nor its memory is used any more.
@@ -429,7 +437,8 @@ int32_t rma_allocate(const struct rma_port *port,
 void rma_release(struct rma_buffer *buffer);
 
 /*
- Where a buffer's memory is; NULL for a handle that is NULL. Others write to it by puts: read what was put when its notification has come.
+ Returns the address of a buffer's memory; NULL for NULL. Others write to it by puts, so the data
+ of a put is valid after its notification.
 
  # Safety
  `buffer` is NULL or a handle.
@@ -437,7 +446,7 @@ void rma_release(struct rma_buffer *buffer);
 void *rma_buffer_memory(const struct rma_buffer *buffer);
 
 /*
- Bytes of a buffer; 0 for NULL.
+ Returns the length of a buffer in bytes; 0 for NULL.
 
  # Safety
  `buffer` is NULL or a handle.
@@ -445,8 +454,10 @@ void *rma_buffer_memory(const struct rma_buffer *buffer);
 size_t rma_buffer_size(const struct rma_buffer *buffer);
 
 /*
- Registers `length` bytes at `offset` of a buffer of this port, both multiples of 4096. `access` says what others may do: RMA_READ, RMA_WRITE, both or
- neither. Gives 0 and the handle in `*region`, or a negative error number; -ENOMEM when the card refuses, with the reason in the text.
+ Registers `length` bytes at `offset` of a buffer of this port, both multiples of 4096. `access`
+ selects what other processes may do: RMA_READ, RMA_WRITE, both or neither. Returns 0 and stores
+ the handle in `*region`, or returns a negative error number. -ENOMEM means that the card
+ refused; the text has the reason.
 
  # Safety
  `port` and `buffer` are handles; `region` is valid.
@@ -459,8 +470,9 @@ int32_t rma_register(const struct rma_port *port,
                      struct rma_region **region);
 
 /*
- Deregisters a region and gives its handle back, whatever the result: when this returns 0 nothing of it is touched any more. NULL is allowed. A
- negative error number when the card did not know it any more.
+ Deregisters a region, and releases its handle whatever the result. After a result of 0 no card
+ accesses the memory any more. NULL is allowed. Returns a negative error number when the card did
+ not know the region any more.
 
  # Safety
  `region` is NULL or a handle that is not used any more.
@@ -468,7 +480,8 @@ int32_t rma_register(const struct rma_port *port,
 int32_t rma_deregister(struct rma_region *region);
 
 /*
- A region's first network address, which partners are told; 0 for NULL. Those of its other bytes follow.
+ Returns a region's first network address, which the owner passes to its partners; 0 for NULL.
+ The addresses of the other bytes follow.
 
  # Safety
  `region` is NULL or a handle.

@@ -59,7 +59,7 @@ fn opening_a_socket_that_is_not_there_gives_an_error_and_no_handle() {
 }
 
 #[test]
-fn who_cannot_be_notified_is_an_error() {
+fn unknown_notification_bits_are_an_error() {
     // SAFETY: the bits are checked before the handle is used.
     let result = unsafe { rma_put(ptr::null(), rma_target::default(), 0, 0, 1, 8) };
 
@@ -70,7 +70,7 @@ fn who_cannot_be_notified_is_an_error() {
 }
 
 #[test]
-fn notifications_come_through_as_they_are() {
+fn notifications_are_translated_field_by_field() {
     let notification = Notification {
         role: Role::Completer,
         status: Status::TimedOut,
@@ -95,7 +95,7 @@ fn notifications_come_through_as_they_are() {
 }
 
 #[test]
-fn errors_have_numbers_that_tell_them_apart() {
+fn errors_have_distinct_numbers() {
     let errno = |error| failure(error).errno();
     assert_eq!(errno(Error::Length { length: 0, most: 8 }), libc::EINVAL);
     assert_eq!(errno(Error::Overflow { lost: 1 }), libc::EOVERFLOW);

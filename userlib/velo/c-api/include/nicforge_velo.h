@@ -16,34 +16,36 @@
 #include <stdlib.h>
 
 /*
- Bytes of a message at most, and of every buffer that receives one.
+ Length of the longest message in bytes, and least size of a buffer that receives one.
  */
 #define VELO_MAX_MESSAGE 64
 
 /*
- For the functions that take a tag to receive: any.
+ In place of a tag, for the functions that receive: any tag.
  */
 #define VELO_ANY_TAG -1
 
 /*
- A VPID of a card.
+ An opened VPID of a card.
  */
 typedef struct velo_port velo_port;
 
 /*
- How a port behaves. All zero is the default.
+ Options of a port. All zero is the default.
  */
 typedef struct velo_options {
   /*
-   Without credits of connections: the card makes a sender wait whose receiver does not read. Both ends must agree.
+   Disables the credits of connections. The card then blocks a sender whose receiver does not
+   read. Both ends must agree.
    */
   bool no_flow_control;
   /*
-   Calls that wait sleep until an interrupt when they have polled for a while. Otherwise they poll always.
+   A call that waits polls for a while, then sleeps until an interrupt. Otherwise it only
+   polls.
    */
   bool use_interrupts;
   /*
-   Slots of the receive ring, a power of two; 0 for what suits the network.
+   Slots of the receive ring, a power of two; 0 for a size that suits the network.
    */
   uint32_t slots;
   /*
@@ -51,13 +53,13 @@ typedef struct velo_options {
    */
   uint32_t window;
   /*
-   How long a call may take, in milliseconds; 0 for ever.
+   Time limit of each call in milliseconds; 0 for no limit.
    */
   uint64_t timeout_ms;
 } velo_options;
 
 /*
- A message that was received, without its data.
+ Description of a received message.
  */
 typedef struct velo_message {
   /*
@@ -65,15 +67,15 @@ typedef struct velo_message {
    */
   uint32_t node;
   /*
-   The VPID there.
+   The sender's VPID on that node.
    */
   uint16_t vpid;
   /*
-   Its tag.
+   The tag.
    */
   uint8_t tag;
   /*
-   Its bytes, 8 to 64.
+   Length in bytes, 8 to 64.
    */
   uint8_t size;
 } velo_message;
@@ -83,23 +85,24 @@ extern "C" {
 #endif // __cplusplus
 
 /*
- Text of the calling thread's last error; empty when there was none. Valid until its next error.
+ Returns the text of the calling thread's last error; an empty text without one. It is valid
+ until the thread's next error.
  */
 const char *velo_last_error(void);
 
 /*
- Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or the first in the environment variable
- NICFORGE_SOCKET when that is NULL. `options` may be NULL. Gives 0 and the handle in `*port`, or a negative error number.
+ Opens the VPID at `socket` (a socket's path, vfio:BDF or shim:PATH), or, when that is NULL, the
+ first one in the environment variable NICFORGE_SOCKET. `options` may be NULL. Returns 0 and
+ stores the handle in `*port`, or returns a negative error number.
 
  # Safety
  `socket` and `options` are NULL or valid; `port` is valid.
  */
-int32_t velo_open(const char *socket,
-                  const struct velo_options *options,
-                  struct velo_port **port);
+int32_t velo_open(const char *socket, const struct velo_options *options, struct velo_port **port);
 
 /*
- Closes it. A call that is on in another thread must have ended, or end by velo_cancel first. NULL is allowed.
+ Closes a port. Calls of other threads must have ended; `velo_cancel` ends those that wait. NULL
+ is allowed.
 
  # Safety
  `port` is NULL or a handle that is not used any more.
@@ -107,7 +110,7 @@ int32_t velo_open(const char *socket,
 void velo_close(struct velo_port *port);
 
 /*
- The card's node id, or a negative error number.
+ Returns the card's node id, or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -115,7 +118,7 @@ void velo_close(struct velo_port *port);
 int32_t velo_node(const struct velo_port *port);
 
 /*
- The VPID, or a negative error number.
+ Returns the VPID, or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -123,17 +126,16 @@ int32_t velo_node(const struct velo_port *port);
 int32_t velo_vpid(const struct velo_port *port);
 
 /*
- Connects to a VPID of a node, and waits until somebody has it. Gives the number of the connection, or a negative error number.
+ Connects to a VPID of a node, and waits until it has a tenant. Returns the number of the
+ connection, or a negative error number.
 
  # Safety
  `port` is a handle.
  */
-int32_t velo_connect(const struct velo_port *port,
-                     uint32_t node,
-                     uint16_t vpid);
+int32_t velo_connect(const struct velo_port *port, uint32_t node, uint16_t vpid);
 
 /*
- Nothing more will be sent on a connection. 0, or a negative error number.
+ Closes the sending direction of a connection. Returns 0, or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -141,8 +143,11 @@ int32_t velo_connect(const struct velo_port *port,
 int32_t velo_disconnect(const struct velo_port *port, int32_t connection);
 
 /*
- Sends `size` bytes, a multiple of 8, 64 at most, with a tag of 0 to 14. Waits while the receiver has promised no more. 0, or a negative
- error number; -ECONNRESET when the receiver is gone; -ENOBUFS when as many messages are kept as may be, and the promise may be behind another one: receive some.
+ Sends `size` bytes with a tag of 0 to 14. `size` is a multiple of 8, 8 to 64. Waits while the
+ connection has no credit. Returns 0, or a negative error number:
+ - -ECONNRESET: the receiver is gone;
+ - -ENOBUFS: no more messages can be kept, and the credit may be behind the next one. The caller
+   must receive some.
 
  # Safety
  `port` is a handle; `data` has `size` readable bytes.
@@ -154,7 +159,7 @@ int32_t velo_send(const struct velo_port *port,
                   size_t size);
 
 /*
- As velo_send, without waiting: -EAGAIN when it can't be sent now.
+ As velo_send, without waiting. Returns -EAGAIN when the message can't be sent now.
 
  # Safety
  As velo_send.
@@ -166,19 +171,17 @@ int32_t velo_send_nb(const struct velo_port *port,
                      size_t size);
 
 /*
- Waits for the next message with a tag, or VELO_ANY_TAG. Others that arrive meanwhile are kept. Gives its size, or a negative error number.
- `message` may be NULL.
+ Waits for the next message with a tag, or with any tag for VELO_ANY_TAG. Other messages that
+ arrive meanwhile are kept. Returns the message's size, or a negative error number. `message` may
+ be NULL.
 
  # Safety
  `port` is a handle; `data` has VELO_MAX_MESSAGE writable bytes; `message` is NULL or valid.
  */
-int32_t velo_recv(const struct velo_port *port,
-                  int32_t tag,
-                  void *data,
-                  struct velo_message *message);
+int32_t velo_recv(const struct velo_port *port, int32_t tag, void *data, struct velo_message *message);
 
 /*
- As velo_recv, without waiting: 0 when there is none.
+ As velo_recv, without waiting. Returns 0 when no such message has arrived.
 
  # Safety
  As velo_recv.
@@ -186,7 +189,8 @@ int32_t velo_recv(const struct velo_port *port,
 int32_t velo_poll(const struct velo_port *port, int32_t tag, void *data, struct velo_message *message);
 
 /*
- Answers those that connect, and takes credit that came. For programs that do something else for long. 0, or a negative error number.
+ Handles connects and credit returns of peers. A program that makes no other call for long should
+ call it. Returns 0, or a negative error number.
 
  # Safety
  `port` is a handle.
@@ -194,7 +198,8 @@ int32_t velo_poll(const struct velo_port *port, int32_t tag, void *data, struct 
 int32_t velo_progress(const struct velo_port *port);
 
 /*
- While `on`, calls that wait end with -ECANCELED. From any thread. 0, or a negative error number.
+ Sets or clears cancellation: while `on`, calls that wait end with -ECANCELED. Any thread may
+ call it. Returns 0, or a negative error number.
 
  # Safety
  `port` is a handle.

@@ -137,7 +137,7 @@ fn placement() -> Result<Placement, Failure> {
 
 /// The machine, served.
 fn serve(run: &Run<'_>) -> Result<Served, Failure> {
-    Served::start_description(&description()?, &ServeOptions { dir: None, event_loop: run.event_loop })
+    Served::start_description(&description()?, &ServeOptions::new(None, run.event_loop))
 }
 
 fn rate(turns: &[Turn]) -> f64 {

@@ -50,7 +50,7 @@ pub(super) struct Machine {
 impl Machine {
     /// Serves one, the engine where the placement has it.
     pub(super) fn serve(run: &Run<'_>, fifo_depth: u32, placement: &Placement) -> Result<Self, Failure> {
-        let options = ServeOptions { dir: None, event_loop: run.event_loop };
+        let options = ServeOptions::new(None, run.event_loop);
         let description = description(fifo_depth)?;
         let served = placement.within("engine", || Served::start_description(&description, &options))?;
         Ok(Self { served, fifo_depth })

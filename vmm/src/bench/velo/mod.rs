@@ -159,7 +159,7 @@ fn description() -> Result<Description, Failure> {
 }
 
 fn serve(run: &Run<'_>) -> Result<Served, Failure> {
-    Served::start_description(&description()?, &ServeOptions { dir: None, event_loop: run.event_loop })
+    Served::start_description(&description()?, &ServeOptions::new(None, run.event_loop))
 }
 
 fn rate(turns: &[Turn]) -> f64 {

@@ -5,8 +5,9 @@
 //! the client follow it, so that order is kept. One client's side queue delays no other client.
 //!
 //! A side queue is bounded by [`DEPTH`]. When it is full, packets for the client wait at the front
-//! of shared queues. That time is charged to a [`Budget`] of the client and to one of the card.
-//! When one of them is spent, the oldest packet of the side queue ends as withdrawn and makes room.
+//! of shared queues. That time is charged to a [`Budget`](super::budget::Budget) of the client and
+//! to one of the card. When one of them is spent, the oldest packet of the side queue ends as
+//! withdrawn and makes room.
 //!
 //! A packet in a side queue does not occupy another client's stage. Staged data are copied to the
 //! side queue's own memory, for at most [`COPIES`] packets.
